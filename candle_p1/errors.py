@@ -1,0 +1,91 @@
+"""Errors a user can act on.
+
+Every error this package raises on purpose is a CandleError::
+
+    CandleError                 exit code 2
+    ├── ParameterError          a flag, a key of a parameter file, or a combination of them
+    ├── DataError               a data file: what is wrong, in which file, on which line
+    ├── SetupError              the installation, the launcher or the machine
+    ├── RecordError             a run record that does not fit its schema
+    └── DistributedError        ranks that disagree, or gradients that are not averaged
+
+The message names the file, line or parameter and says what to do. Anything else that escapes is a
+bug, and is shown with its traceback.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+Error = TypeVar("Error", bound="CandleError")
+
+EXIT_CODE = 2
+"""The exit code of a command that ends with a CandleError."""
+
+
+class CandleError(Exception):
+    """An error whose message is meant for the user, without a traceback.
+
+    Attributes:
+        agreed: All ranks raise this same error, so one of them can speak for all.
+    """
+
+    agreed: bool = False
+
+    def on_all_ranks(self: Error) -> Error:
+        """Marks the error as raised by all ranks alike; returns it."""
+        self.agreed = True
+        return self
+
+
+class ParameterError(CandleError):
+    """A parameter that is unknown, malformed, out of range, or at odds with another one."""
+
+
+class DataError(CandleError):
+    """A data file that cannot be used.
+
+    Args:
+        problem: What is wrong, as a clause ("the label is empty").
+        path: The file.
+        line: The line, counted from 1, where one is known.
+        column: The field within the line, counted from 1, where one is known.
+    """
+
+    def __init__(
+        self, problem: str, path: Path | str, line: int | None = None, column: int | None = None
+    ) -> None:
+        self.problem, self.path, self.line, self.column = problem, str(path), line, column
+        where = self.path
+        if line is not None:
+            where += f", line {line}"
+        if column is not None:
+            where += f", column {column}"
+        super().__init__(f"{where}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickle by the four arguments: errors travel between ranks."""
+        return type(self), (self.problem, self.path, self.line, self.column)
+
+
+class SetupError(CandleError):
+    """Something is missing or unfit in the installation, the launcher or the machine."""
+
+
+class RecordError(CandleError):
+    """A run record that cannot be read or does not fit its schema."""
+
+
+class DistributedError(CandleError):
+    """Ranks that disagree where they must not, or gradients that are not averaged."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean 'x'?)" for the nearest known name, or "" when none is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

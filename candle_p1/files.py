@@ -1,0 +1,32 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes `text` (UTF-8) to a temporary file beside `path`, syncs it and renames it to `path`.
+
+    The file at `path` is at every moment the old one or the new one, whole, also after a kill -9.
+
+    Raises:
+        OSError: The directory is missing, full or read-only; `path` is then as it was.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's 0600 would hide results from the group
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise

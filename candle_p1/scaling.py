@@ -1,0 +1,258 @@
+"""How epochs, batch size and learning rate follow the number of ranks.
+
+Pure functions and one frozen result, ScalingPlan. "The paper" is Wu et al., "Performance, Energy,
+and Scalability Analysis and Improvement of Parallel Cancer Deep Learning CANDLE Benchmarks",
+ICPP 2019, section 2.3: P ranks share the epochs (strong scaling) or each train them all (weak
+scaling), the learning rate grows with P, and the batch size with a power of P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil, isqrt, sqrt
+from typing import Any
+
+from candle_p1.errors import ParameterError
+
+EPOCHS_SCALINGS = ("strong", "strong_ceil", "weak", "none")
+BATCH_SCALINGS = ("none", "linear", "sqrt", "cbrt")
+LR_SCALINGS = ("none", "linear", "sqrt")
+DATA_PARALLEL_LEVELS = ("epoch", "batch_step")
+
+
+def comp_epochs(n: int, myrank: int = 0, nprocs: int = 1) -> int:
+    """Returns the epochs of one rank when `nprocs` ranks share `n`: the paper's section 2.3.2.
+
+    Every rank gets ``n // nprocs``; the last one also gets the remainder. Ranks with unequal epochs
+    cannot share collectives, which is why ScalingPlan refuses a remainder.
+    """
+    share, remainder = divmod(n, nprocs)
+    return share + remainder if myrank == nprocs - 1 else share
+
+
+def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
+    """Returns the batch size of each rank: B x P, int(B x P^(1/2)) or int(B x P^(1/3)).
+
+    Computed in integers, so that an exact root stays exact (int(100 x 64^(1/3)) is 400, where
+    floating point gives 399).
+    """
+    if scaling == "none":
+        return batch_size
+    if scaling == "linear":
+        return batch_size * num_ranks
+    if scaling == "sqrt":
+        return isqrt(batch_size**2 * num_ranks)
+    if scaling == "cbrt":
+        return _integer_cube_root(batch_size**3 * num_ranks)
+    raise ParameterError(f"batch_scaling {scaling!r}: choose one of {', '.join(BATCH_SCALINGS)}")
+
+
+def scale_learning_rate(learning_rate: float, num_ranks: int, scaling: str) -> float:
+    """Returns the learning rate for `num_ranks` ranks: LR, LR x P or LR x P^(1/2)."""
+    if scaling == "none":
+        return learning_rate
+    if scaling == "linear":
+        return learning_rate * num_ranks
+    if scaling == "sqrt":
+        return learning_rate * sqrt(num_ranks)
+    raise ParameterError(f"lr_scaling {scaling!r}: choose one of {', '.join(LR_SCALINGS)}")
+
+
+def share_bounds(num_items: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Returns [start, stop) of a rank's contiguous share; shares differ by one item at most."""
+    return rank * num_items // num_ranks, (rank + 1) * num_items // num_ranks
+
+
+def share_epochs(
+    epochs: int, num_ranks: int, scaling: str | None = None, data_parallel: str = "epoch"
+) -> tuple[str, int]:
+    """Returns the scaling of the epochs, resolved, and the epochs each rank trains.
+
+    None is strong, as in the paper, but none for a single epoch, which cannot be shared (P1B3's in
+    the paper), and at the batch-step level, where the shards already divide the work.
+
+    Raises:
+        ParameterError: Strong scaling would give ranks unequal epochs; with the nearest that do.
+    """
+    if scaling is None:
+        scaling = "strong" if data_parallel == "epoch" and epochs > 1 else "none"
+    return scaling, _epochs_per_rank(epochs, num_ranks, scaling)
+
+
+@dataclass(frozen=True)
+class ScalingPlan:
+    """What every rank does; the same on all ranks, so that all take the same number of steps.
+
+    Attributes:
+        num_ranks: P.
+        epochs_scaling: strong, strong_ceil, weak or none, as resolved.
+        batch_scaling: none, linear, sqrt or cbrt.
+        lr_scaling: none, linear or sqrt.
+        data_parallel: epoch (each rank goes through all samples) or batch_step (through its shard).
+        epochs: The epochs asked for.
+        epochs_per_rank: The epochs each rank trains.
+        base_batch_size: The batch size asked for.
+        batch_size: The samples of one step on one rank.
+        global_batch_size: The samples of one step on all ranks.
+        base_learning_rate: The learning rate asked for, or the optimizer's own.
+        learning_rate: The learning rate after the warm-up.
+        warmup_epochs: Epochs in which it rises from the base to the scaled learning rate.
+        samples_per_epoch: The samples one rank sees in an epoch.
+        steps_per_epoch: The steps one rank takes in an epoch.
+    """
+
+    num_ranks: int
+    epochs_scaling: str
+    batch_scaling: str
+    lr_scaling: str
+    data_parallel: str
+    epochs: int
+    epochs_per_rank: int
+    base_batch_size: int
+    batch_size: int
+    global_batch_size: int
+    base_learning_rate: float
+    learning_rate: float
+    warmup_epochs: int
+    samples_per_epoch: int
+    steps_per_epoch: int
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        num_ranks: int,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        num_samples: int,
+        epochs_scaling: str | None = None,
+        batch_scaling: str = "none",
+        lr_scaling: str = "linear",
+        warmup_epochs: int = 0,
+        data_parallel: str = "epoch",
+        max_steps: int = 0,
+    ) -> ScalingPlan:
+        """Works out the plan.
+
+        Args:
+            num_ranks: P.
+            epochs: Epochs asked for, before scaling.
+            batch_size: Samples of one step, before scaling.
+            learning_rate: Learning rate before scaling; the optimizer's own where none is given.
+            num_samples: Samples of the training set.
+            epochs_scaling: One of EPOCHS_SCALINGS, or None; see share_epochs.
+            batch_scaling: One of BATCH_SCALINGS.
+            lr_scaling: One of LR_SCALINGS.
+            warmup_epochs: Epochs of learning-rate warm-up.
+            data_parallel: One of DATA_PARALLEL_LEVELS.
+            max_steps: An upper limit to the steps of an epoch; 0 is none.
+
+        Raises:
+            ParameterError: The ranks would not all take the same number of steps, or a rank would
+                have nothing to do. The message names values that work.
+        """
+        if num_samples < 1:
+            raise ParameterError("there are no training samples")
+        if data_parallel not in DATA_PARALLEL_LEVELS:
+            raise ParameterError(
+                f"data_parallel {data_parallel!r}: choose one of {', '.join(DATA_PARALLEL_LEVELS)}"
+            )
+        epochs_scaling, epochs_per_rank = share_epochs(
+            epochs, num_ranks, epochs_scaling, data_parallel
+        )
+        if warmup_epochs > epochs_per_rank:
+            raise ParameterError(
+                f"warmup_epochs {warmup_epochs} exceeds the {epochs_per_rank} epochs of each rank"
+            )
+        # Shards differ by one sample; every rank uses as many as the smallest shard has.
+        samples = num_samples if data_parallel == "epoch" else num_samples // num_ranks
+        if samples == 0:
+            raise ParameterError(
+                f"data_parallel batch_step needs at least one sample for each of the {num_ranks}"
+                f" ranks; there are {num_samples}"
+            )
+        scaled_batch_size = scale_batch_size(batch_size, num_ranks, batch_scaling)
+        steps = ceil(samples / scaled_batch_size)
+        if 0 < max_steps < steps:
+            steps = max_steps
+            samples = steps * scaled_batch_size
+        return cls(
+            num_ranks=num_ranks,
+            epochs_scaling=epochs_scaling,
+            batch_scaling=batch_scaling,
+            lr_scaling=lr_scaling,
+            data_parallel=data_parallel,
+            epochs=epochs,
+            epochs_per_rank=epochs_per_rank,
+            base_batch_size=batch_size,
+            batch_size=scaled_batch_size,
+            global_batch_size=scaled_batch_size * num_ranks,
+            base_learning_rate=learning_rate,
+            learning_rate=scale_learning_rate(learning_rate, num_ranks, lr_scaling),
+            warmup_epochs=warmup_epochs,
+            samples_per_epoch=samples,
+            steps_per_epoch=steps,
+        )
+
+    def explain(self) -> str:
+        """Returns the plan in a sentence."""
+        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}"
+        epochs = f"{self.epochs_per_rank} epoch{'s' * (self.epochs_per_rank > 1)}"
+        batch = f"batch {self.batch_size}"
+        if self.batch_size != self.base_batch_size:
+            batch += f" ({self.base_batch_size}, {self.batch_scaling})"
+        rate = f"learning rate {self.learning_rate:g}"
+        if self.learning_rate != self.base_learning_rate:
+            rate += f" ({self.base_learning_rate:g}, {self.lr_scaling})"
+        return (
+            f"{epochs} on each of {ranks} ({self.epochs} asked for, scaling"
+            f" {self.epochs_scaling}), {self.steps_per_epoch} steps each, {batch}, {rate}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan as it stands in a run record."""
+        return asdict(self)
+
+
+def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
+    """Returns the learning rate of a step, counted from 0 over all epochs of a rank.
+
+    It rises linearly from the base to the scaled learning rate over the warm-up epochs: Goyal et
+    al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2.2, "gradual warmup".
+    """
+    num_warmup_steps = plan.warmup_epochs * plan.steps_per_epoch
+    if step >= num_warmup_steps:
+        return plan.learning_rate
+    base, target = plan.base_learning_rate, plan.learning_rate
+    return base + (target - base) * step / num_warmup_steps
+
+
+def _epochs_per_rank(epochs: int, num_ranks: int, scaling: str) -> int:
+    if scaling in ("weak", "none"):
+        return epochs
+    if scaling == "strong_ceil":
+        return ceil(epochs / num_ranks)
+    if scaling != "strong":
+        raise ParameterError(
+            f"epochs_scaling {scaling!r}: choose one of {', '.join(EPOCHS_SCALINGS)}"
+        )
+    first, last = comp_epochs(epochs, 0, num_ranks), comp_epochs(epochs, num_ranks - 1, num_ranks)
+    if first == last:
+        return first
+    below, above = epochs // num_ranks * num_ranks, ceil(epochs / num_ranks) * num_ranks
+    nearest = f"--epochs {below} or --epochs {above}" if below else f"--epochs {above}"
+    raise ParameterError(
+        f"{epochs} epochs do not divide among {num_ranks} ranks: comp_epochs gives {first} to most"
+        f" and {last} to the last, and ranks with unequal steps hang. Use {nearest}, or"
+        f" --epochs_scaling strong_ceil to train {above // num_ranks} on each rank"
+    )
+
+
+def _integer_cube_root(n: int) -> int:
+    root = int(n ** (1 / 3))
+    while root**3 > n:
+        root -= 1
+    while (root + 1) ** 3 <= n:
+        root += 1
+    return root
