@@ -1,0 +1,1 @@
+"""Reading, scaling, feeding and making data."""

@@ -1,0 +1,115 @@
+"""Batches for Keras, cut from the matrices in memory; and the order of samples on each rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from candle_p1.scaling import share_bounds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.scaling import ScalingPlan
+
+
+def epoch_order(
+    plan: ScalingPlan, num_samples: int, *, seed: int, epoch: int, rank: int, shuffle: bool = True
+) -> NDArray[np.int64]:
+    """Returns the samples of one epoch of one rank, in order: int64, shape (samples_per_epoch,).
+
+    At the epoch level each rank goes through all samples in an order of its own; at the batch-step
+    level through its own contiguous shard, and the shards are disjoint. The order follows from
+    (seed, epoch, rank) alone.
+    """
+    if plan.data_parallel == "epoch":
+        samples = np.arange(num_samples)
+    else:
+        samples = np.arange(*share_bounds(num_samples, rank, plan.num_ranks))
+    if shuffle:
+        stream = np.random.SeedSequence(seed, spawn_key=(epoch, rank))
+        np.random.default_rng(stream).shuffle(samples)
+    # A shard larger by one leaves out its last sample: another one every epoch, when shuffled.
+    return samples[: plan.samples_per_epoch]
+
+
+class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
+    """The training batches of one rank, epoch after epoch.
+
+    Args:
+        x: Features, shape (samples, …).
+        y: Targets, shape (samples, …).
+        plan: Gives batch size, steps and level of data parallelism.
+        seed: The run's seed.
+        rank: This rank.
+        shuffle: False gives the order of the file.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        plan: ScalingPlan,
+        *,
+        seed: int,
+        rank: int,
+        shuffle: bool,
+    ) -> None:
+        super().__init__()
+        self._x, self._y, self._plan = x, y, plan
+        self._seed, self._rank, self._shuffle = seed, rank, shuffle
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Takes the order of an epoch, counted from 0; to be called before it begins."""
+        self._order = epoch_order(
+            self._plan,
+            len(self._x),
+            seed=self._seed,
+            epoch=epoch,
+            rank=self._rank,
+            shuffle=self._shuffle,
+        )
+
+    def __len__(self) -> int:
+        return self._plan.steps_per_epoch
+
+    def __getitem__(self, step: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        size = self._plan.batch_size
+        samples = self._order[step * size : (step + 1) * size]
+        return self._x[samples], self._y[samples]
+
+
+class EvaluationFeed(keras.utils.PyDataset):  # type: ignore[misc]
+    """One rank's share of the samples, once and in order.
+
+    Args:
+        x: Features, shape (samples, …).
+        y: Targets, shape (samples, …).
+        batch_size: Samples of a step.
+        comm: The ranks that share the samples.
+        max_steps: An upper limit to the steps over all ranks together; 0 is none.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        batch_size: int,
+        comm: Communicator,
+        max_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        num_samples = min(len(x), max_steps * batch_size) if max_steps else len(x)
+        start, stop = share_bounds(num_samples, comm.rank, comm.size)
+        self._x, self._y, self._batch_size = x[start:stop], y[start:stop], batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._x) // self._batch_size)
+
+    def __getitem__(self, step: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        batch = slice(step * self._batch_size, (step + 1) * self._batch_size)
+        return self._x[batch], self._y[batch]

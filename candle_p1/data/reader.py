@@ -1,0 +1,120 @@
+"""A benchmark's files, read by the chosen method, with what the record says of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.data.csv import CsvLayout, read_matrix
+from candle_p1.data.synthetic import data_directory, synthetic_facts
+from candle_p1.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """The files of a run, found before they are read.
+
+    Attributes:
+        paths: By role, such as "train" and "test".
+        synthetic: Whether they were generated.
+        sha256: Of the files' bytes, by role, where it is known already.
+    """
+
+    paths: Mapping[str, Path]
+    synthetic: bool
+    sha256: Mapping[str, str]
+
+    @classmethod
+    def of(cls, paths: Mapping[str, Path]) -> FileSet:
+        """Returns the set of these files, with what a manifest beside them tells."""
+        known = {role: synthetic_facts(path) for role, path in paths.items()}
+        return cls(
+            paths,
+            synthetic=any(facts is not None for facts in known.values()),
+            sha256={role: facts["sha256"] for role, facts in known.items() if facts is not None},
+        )
+
+
+class Reader:
+    """Reads the files of a set and keeps account of it.
+
+    Args:
+        files: The files.
+        method: The loader's name, see candle_p1.data.csv.
+
+    Attributes:
+        load_s: The time each file took, by role.
+    """
+
+    def __init__(self, files: FileSet, method: str) -> None:
+        self.files, self.method = files, method
+        self.load_s: dict[str, float] = {}
+        self._matrices: dict[str, NDArray[np.float32]] = {}
+        self._digests: dict[str, str] = {}
+
+    def read(self, role: str, layout: CsvLayout | None = None) -> NDArray[np.float32]:
+        """Returns the file of a role as a float32 matrix; see read_matrix."""
+        start = time.perf_counter()
+        matrix = read_matrix(self.files.paths[role], self.method, layout)
+        self.load_s[role] = time.perf_counter() - start
+        self._matrices[role] = matrix
+        return matrix
+
+    def digest(self) -> None:
+        """Computes the digests of the matrices as read; to be called before they are scaled."""
+        for role, matrix in self._matrices.items():
+            self._digests[role] = hashlib.sha256(matrix.data).hexdigest()
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Returns, by role, the file's path, bytes and digests, and the matrix's shape.
+
+        Reads the files once more where their digest is not known.
+        """
+        return {
+            role: {
+                "path": str(path),
+                "file_bytes": path.stat().st_size,
+                "sha256": self.files.sha256.get(role) or file_sha256(path),
+                "num_rows": self._matrices[role].shape[0],
+                "num_columns": self._matrices[role].shape[1],
+                "values_sha256": self._digests[role],
+            }
+            for role, path in self.files.paths.items()
+            if role in self._matrices
+        }
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each matrix as read, by role."""
+        return self._digests
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes, remembered by path, size and time of change."""
+    status = path.stat()
+    key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    memory_path = data_directory() / "digests.json"
+    memory: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        memory = json.loads(memory_path.read_text(encoding="utf-8"))
+    if key not in memory:
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            memory[key] = digest.hexdigest()
+        with suppress(OSError):  # a read-only data directory costs the memory, not the run
+            memory_path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(memory_path, json.dumps(memory, indent=1))
+    return memory[key]
