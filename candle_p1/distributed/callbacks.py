@@ -1,0 +1,142 @@
+"""Keras callbacks that keep ranks together. Every rank must use the same ones, in the same order.
+
+Their order matters: EpochMetrics and SharedValidation write into the logs that later callbacks
+(history, CSV) read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from candle_p1.distributed.keras import reduce_metrics
+from candle_p1.errors import DistributedError
+from candle_p1.scaling import warmup_learning_rate
+
+if TYPE_CHECKING:
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.scaling import ScalingPlan
+
+
+def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, float]:
+    """Evaluates a model on the samples of all ranks' feeds together; collective.
+
+    Args:
+        model: A compiled model with the same weights on every rank.
+        feed: This rank's share of the samples; it may be empty.
+        comm: The ranks.
+
+    Returns:
+        Loss and metrics by name, as one process would compute them to float32 rounding.
+    """
+    model.reset_metrics()
+    if len(feed):
+        model.evaluate(feed, verbose=0)
+    return reduce_metrics(model, comm)
+
+
+class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
+    """Puts the training metrics over all ranks' samples, and the learning rate, into the logs."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Replaces this rank's metrics by those of all; collective."""
+        assert logs is not None
+        if self._comm.size > 1:
+            logs.update(reduce_metrics(self.model, self._comm))
+        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+
+
+class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
+    """Validates after every epoch, each rank on its share, and puts val_… into the logs.
+
+    Attributes:
+        seconds: The time each validation took on this rank.
+    """
+
+    def __init__(self, feed: Any, comm: Communicator) -> None:
+        super().__init__()
+        self._feed, self._comm = feed, comm
+        self.seconds: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Validates; collective."""
+        assert logs is not None
+        start = time.perf_counter()
+        metrics = evaluate_shared(self.model, self._feed, self._comm)
+        self.seconds.append(time.perf_counter() - start)
+        logs.update({f"val_{name}": value for name, value in metrics.items()})
+
+
+class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises the learning rate step by step over the plan's warm-up epochs."""
+
+    async_safe = True  # it reads no logs, so Keras need not wait for the step
+
+    def __init__(self, plan: ScalingPlan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._step = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Sets the learning rate of this step."""
+        if self._step <= self._plan.warmup_epochs * self._plan.steps_per_epoch:
+            self.model.optimizer.learning_rate = warmup_learning_rate(self._plan, self._step)
+        self._step += 1
+
+
+class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
+    """Compares the weights of all ranks, bit for bit, after every step. Slow: for debugging."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+        self._epoch = 0
+        self.num_checks = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Notes the epoch, for the message."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Compares; collective.
+
+        Raises:
+            DistributedError: The replicas differ; the same on every rank.
+        """
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            digest.update(keras.ops.convert_to_numpy(weight.value).tobytes())
+        digests = self._comm.allgather(digest.hexdigest())
+        self.num_checks += 1
+        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if different:
+            raise DistributedError(
+                f"replicas differ after step {batch + 1} of epoch {self._epoch + 1}: ranks"
+                f" {', '.join(map(str, different))} do not have the weights of rank 0"
+            ).on_all_ranks()
+
+
+class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends training after the epoch in which a time limit passed, on all ranks together.
+
+    Attributes:
+        reached: Whether it did.
+    """
+
+    def __init__(self, limit_s: float, comm: Communicator) -> None:
+        super().__init__()
+        self._limit_s, self._comm = limit_s, comm
+        self._start = time.perf_counter()
+        self.reached = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Stops where rank 0's clock has passed the limit; collective."""
+        self.reached = self._comm.broadcast(time.perf_counter() - self._start > self._limit_s)
+        self.model.stop_training = self.model.stop_training or self.reached

@@ -1,0 +1,176 @@
+"""What a rank computes on: one GPU per local rank, or a fair share of the node's cores.
+
+Called before the first TensorFlow operation, whose thread pools and GPU list are final.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from candle_p1.environment import available_cores, core_quota
+from candle_p1.errors import ParameterError, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.distributed.comm import Communicator
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a rank computes on.
+
+    Attributes:
+        name: "cpu", or the GPU as the framework names it.
+        threads: CPU threads of one operation.
+        num_cores: Cores this rank may run on.
+        warnings: What is unfit about it, for the user.
+    """
+
+    name: str
+    threads: int
+    num_cores: int
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.name != "cpu"
+
+
+def share_cores(
+    node_cores: Sequence[Sequence[int]], local_rank: int, quota: float = inf
+) -> tuple[int, str | None]:
+    """Returns the threads of a rank, and a warning where ranks must share cores.
+
+    A rank gets the node's cores divided by its ranks, and never more than it is bound to: ranks
+    bound to cores of their own use them all, unbound ranks divide them, and no core runs the
+    threads of two ranks unless there are more ranks than cores.
+
+    Args:
+        node_cores: The cores each rank of the node may run on, by local rank.
+        local_rank: The rank that asks.
+        quota: The number of cores' worth of time that the node may use, as containers limit it.
+    """
+    num_cores = len({core for cores in node_cores for core in cores})
+    num_cores = max(1, int(min(num_cores, quota)))
+    num_ranks = len(node_cores)
+    warning = None
+    if num_ranks > num_cores:
+        warning = (
+            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and say"
+            " little about the machine"
+        )
+    return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
+
+
+_configured: Device | None = None
+
+
+def configure(
+    comm: Communicator, *, gpus: Sequence[int] | None = None, deterministic: bool = True
+) -> Device:
+    """Pins this rank to its GPU, or to its share of the cores; collective, once per process.
+
+    OMP_NUM_THREADS, where it is set, is the number of threads, as in the paper's section 2.3.2;
+    KMP_BLOCKTIME and KMP_AFFINITY are the paper's unless they are set. Later calls in the same
+    process return what the first one set.
+
+    Args:
+        comm: The ranks of the job.
+        gpus: The node's GPUs to use, by index; None is all.
+        deterministic: Make TensorFlow use kernels that repeat bit for bit.
+
+    Raises:
+        ParameterError: `gpus` names one that is not there.
+        SetupError: Keras's backend cannot be imported, or OMP_NUM_THREADS is not a number.
+    """
+    global _configured
+    if _configured is None:
+        _configured = _configure(comm, gpus, deterministic)
+    return _configured
+
+
+def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bool) -> Device:
+    threads, warning = share_cores(_node_cores(comm), comm.local_rank, core_quota())
+    if "OMP_NUM_THREADS" in os.environ:
+        try:
+            threads = int(os.environ["OMP_NUM_THREADS"].split(",")[0])
+        except ValueError as error:
+            raise SetupError(
+                f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']!r} is not a number of threads"
+            ) from error
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    warnings = [warning] if warning else []
+    backend = backend_name()
+    name = "cpu"
+    if backend == "tensorflow":
+        try:
+            name = _configure_tensorflow(comm, gpus, threads, deterministic)
+        except RuntimeError as error:  # its thread pools and devices are final once it has run
+            warnings.append(f"TensorFlow was in use before this run: {error}")
+    elif backend == "jax":
+        name = _first_jax_device()
+    return Device(name, threads, len(available_cores()), warnings)
+
+
+def backend_name() -> str:
+    """Returns the name of Keras's backend.
+
+    Raises:
+        SetupError: It cannot be imported.
+    """
+    try:
+        import keras
+    except ImportError as error:
+        raise SetupError(
+            f"Keras's backend cannot be imported: {error}. Install candle-p1[cpu], candle-p1[gpu]"
+            " or candle-p1[jax], and set KERAS_BACKEND=jax for the last"
+        ) from error
+    return str(keras.backend.backend())
+
+
+def _node_cores(comm: Communicator) -> list[list[int]]:
+    gathered = comm.allgather((comm.node, comm.local_rank, available_cores()))
+    return [cores for node, _, cores in sorted(gathered, key=lambda x: x[:2]) if node == comm.node]
+
+
+def _configure_tensorflow(
+    comm: Communicator, gpus: Sequence[int] | None, threads: int, deterministic: bool
+) -> str:
+    import tensorflow as tf
+
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    found = tf.config.list_physical_devices("GPU")
+    if gpus is not None:
+        if any(index >= len(found) for index in gpus):
+            raise ParameterError(f"gpus {list(gpus)}: this node has {len(found)}, counted from 0")
+        found = [found[index] for index in gpus]
+    if not found:
+        tf.config.set_visible_devices([], "GPU")
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        return "cpu"
+    if 1 < len(found) < comm.local_size:
+        raise SetupError(
+            f"{comm.local_size} ranks on a node of {len(found)} GPUs: start at most one per GPU"
+        )
+    # A launcher that gives each rank its own GPU (jsrun -g1) shows one; else they are all there.
+    mine = found[comm.local_rank % len(found)]
+    tf.config.set_visible_devices(mine, "GPU")
+    tf.config.experimental.set_memory_growth(mine, True)
+    return str(tf.config.experimental.get_device_details(mine).get("device_name", mine.name))
+
+
+def _first_jax_device() -> str:
+    import jax
+
+    device = jax.devices()[0]
+    return "cpu" if device.platform == "cpu" else str(device.device_kind)

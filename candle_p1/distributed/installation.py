@@ -1,0 +1,55 @@
+"""What the installed MPI, Horovod and GPUs are, for the doctor. Nothing is set up or changed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def mpi_library() -> str:
+    """Returns the name and version of the MPI library mpi4py loads.
+
+    Raises:
+        ImportError: mpi4py is not installed.
+        RuntimeError: It finds no MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # asking must not start MPI
+    from mpi4py import MPI
+
+    return str(MPI.Get_library_version().split("\x00")[0].split(",")[0].strip())
+
+
+def horovod_build() -> dict[str, bool]:
+    """Returns what Horovod was built with: mpi, gloo, nccl, cuda, rocm.
+
+    Raises:
+        ImportError: Horovod or TensorFlow is missing, or Horovod was built without TensorFlow.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import horovod.tensorflow as hvd
+
+    return {
+        "mpi": bool(hvd.mpi_built()),
+        "gloo": bool(hvd.gloo_built()),
+        "nccl": bool(hvd.nccl_built()),
+        "cuda": bool(hvd.cuda_built()),
+        "rocm": bool(hvd.rocm_built()),
+    }
+
+
+def visible_gpus() -> list[str]:
+    """Returns the names of the GPUs TensorFlow sees.
+
+    Raises:
+        ImportError: TensorFlow is not installed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    def name(device: Any) -> str:
+        details = tf.config.experimental.get_device_details(device)
+        return str(details.get("device_name", device.name))
+
+    return [name(device) for device in tf.config.list_physical_devices("GPU")]
