@@ -1,0 +1,1 @@
+"""Measuring a run: phases, epochs, what the screen and the logs show."""

@@ -1,0 +1,87 @@
+"""Keras callbacks that measure training and show its progress. They communicate with no one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import keras
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from candle_p1.instrument.screen import Screen
+
+
+class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times the training part of every epoch. Must come first in the list.
+
+    Keras hands the epoch's metrics over only when its last step is done, so the time is complete.
+
+    Attributes:
+        seconds: The time of each epoch on this rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Starts the clock."""
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Stops it."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+class BeforeEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function with the number of each epoch, from 0, before it begins."""
+
+    def __init__(self, call: Callable[[int], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Calls it."""
+        self._call(epoch)
+
+
+class BeforeStep(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function before every step."""
+
+    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Calls it."""
+        self._call()
+
+
+class Progress(keras.callbacks.Callback):  # type: ignore[misc]
+    """Shows steps and epochs on a screen."""
+
+    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
+
+    def __init__(self, screen: Screen, num_epochs: int, num_steps: int) -> None:
+        super().__init__()
+        self._screen, self._num_epochs, self._num_steps = screen, num_epochs, num_steps
+
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+        """Shows the bar."""
+        self._screen.begin_training(self._num_epochs, self._num_steps)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Advances the bar."""
+        self._screen.show_step(batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Shows the epoch's metrics."""
+        self._screen.show_epoch(epoch, logs or {})
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        """Takes the bar away."""
+        self._screen.end_training()

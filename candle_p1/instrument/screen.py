@@ -1,0 +1,189 @@
+"""What rank 0 shows, and where the other ranks' output goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from candle_p1.environment import launcher_variable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+QUIET_S = 30.0
+"""How long a log may be without a line of training."""
+TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
+"""Set to the width of the terminal by a launcher that hands a rank's output on to one."""
+
+
+class Screen:
+    """The terminal, or a log, as rank 0 writes to it; silent on every other rank.
+
+    Epochs show as lines; on a terminal with a bar below them.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        width = os.environ.get(TERMINAL_VARIABLE)
+        # Open MPI gives rank 0 a pseudo-terminal whether or not its own output goes to a terminal.
+        terminal = bool(width) or (launcher_variable() is None and sys.stdout.isatty())
+        self._console = Console(
+            quiet=rank != 0,
+            force_terminal=terminal,
+            width=int(width) if width else None,
+            soft_wrap=not terminal,
+            highlight=False,
+        )
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """Prints a warning."""
+        self._console.print(f"warning: {text}", style="yellow", markup=False)
+
+    @contextmanager
+    def making_data(self) -> Iterator[Any]:
+        """Gives a function (file name, bytes written, bytes expected) that shows a bar."""
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, num_bytes: int, total_bytes: int) -> None:
+            if name not in tasks:
+                if not self._console.is_terminal:
+                    self.say(f"making synthetic {name}, {total_bytes / 2**20:.1f} MiB")
+                tasks[name] = progress.add_task(f"making synthetic {name}", total=total_bytes)
+            progress.update(tasks[name], completed=num_bytes)
+
+        with progress:
+            yield show
+
+    def begin_training(self, num_epochs: int, num_steps: int) -> None:
+        """Shows an empty bar of all steps of all epochs."""
+        self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, 0
+        self._last_line = time.monotonic()
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("training", total=num_epochs * num_steps)
+        self._progress.start()
+
+    def show_step(self, step: int) -> None:
+        """Advances the bar, in a log by a line now and then; `step` counts from 0 in the epoch."""
+        if self._progress is not None and self._console.is_terminal:
+            self._progress.update(self._task, completed=self._epoch * self._num_steps + step)
+        elif time.monotonic() - self._last_line > QUIET_S:
+            self._last_line = time.monotonic()
+            self.say(f"epoch {self._epoch + 1}/{self._num_epochs}  step {step}/{self._num_steps}")
+
+    def show_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Prints the metrics of an epoch, counted from 0."""
+        self._epoch, self._last_line = epoch + 1, time.monotonic()
+        names = sorted(
+            metrics, key=lambda name: (name.startswith("val_"), not name.endswith("loss"))
+        )
+        shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
+        self.say(f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  {shown}")
+
+    def end_training(self) -> None:
+        """Takes the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def show_result(self, record: Mapping[str, Any], path: Path) -> None:
+        """Prints the phases, the quality beside the naive predictor's, and where the record is."""
+        self._console.print(_phase_table(record))
+        for name, figure in record["quality"].items():
+            line = f"test {name} {_number(figure['value'])}"
+            if "naive" in figure:
+                line += f" (naive predictor {_number(figure['naive'])})"
+            self.say(line)
+        longest = max(record["phases"], key=lambda name: record["phases"][name]["mean_s"])
+        share = record["phases"][longest]["mean_s"] / record["total_s"]
+        self.say(f"{share:.0%} of the time went into {longest}")
+        data = "synthetic data" if record["data"]["synthetic"] else "the data given"
+        rate = record["training"].get("samples_per_s")
+        trained = f"trained on {data}" + (f" at {rate:,.1f} samples/s" if rate else "")
+        self.say(trained)
+        self.say(f"record: {path}")
+
+
+def _phase_table(record: Mapping[str, Any]) -> Table:
+    num_ranks = record["num_ranks"]
+    table = Table(
+        title=f"{record['benchmark']} on {num_ranks} rank{'s' * (num_ranks > 1)}: seconds per phase"
+    )
+    table.add_column("phase")
+    for column in ("min", "mean", "max"):
+        table.add_column(column, justify="right")
+    for name, phase in record["phases"].items():
+        _add_phase(table, name, phase, indent=0)
+    table.add_section()
+    table.add_row("total", "", "", f"{record['total_s']:.2f}")
+    return table
+
+
+def _add_phase(table: Table, name: str, phase: Mapping[str, Any], indent: int) -> None:
+    seconds = (f"{phase[key]:.2f}" for key in ("min_s", "mean_s", "max_s"))
+    table.add_row("  " * indent + name, *seconds)
+    for part_name, part in phase.get("parts", {}).items():
+        _add_phase(table, part_name, part, indent + 1)
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4f}"
+
+
+@contextmanager
+def output_to_file(path: Path | None) -> Iterator[None]:
+    """Sends this process's standard output and error, also C++'s, to a file; None: nowhere else."""
+    if path is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in enumerate(saved, start=1):
+            os.dup2(copy, number)
+            os.close(copy)

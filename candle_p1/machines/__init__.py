@@ -1,0 +1,1 @@
+"""Machines and how jobs are launched on them."""
