@@ -1,0 +1,349 @@
+"""What a benchmark is: parameters, data, model. And how one is found by name, path or module.
+
+A benchmark is a folder ``<name>/`` with a module ``<name>.py`` that holds a Benchmark object called
+BENCHMARK, a parameter file ``<name>_default_model.txt`` and a script
+``<name>_baseline_keras2.py``. It may lie anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from candle_p1.data.reader import FileSet
+from candle_p1.data.synthetic import data_directory, ensure
+from candle_p1.errors import DataError, ParameterError, did_you_mean
+from candle_p1.params import (
+    CANDLE_PARAMETERS,
+    RUN_PARAMETERS,
+    SUPERVISOR_PARAMETERS,
+    Declaration,
+    EditableParameters,
+    Parameter,
+    ParameterSet,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from candle_p1.data.reader import Reader
+    from candle_p1.data.synthetic import SyntheticRecipe
+
+SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
+STRICT = ("flag", "config file")
+"""Origins of a file name that must exist."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "batch_normalization",
+        "ckpt_checksum",
+        "ckpt_directory",
+        "ckpt_keep_limit",
+        "ckpt_keep_mode",
+        "ckpt_restart_mode",
+        "ckpt_save_best",
+        "ckpt_save_best_metric",
+        "ckpt_save_interval",
+        "ckpt_save_weights_only",
+        "ckpt_skip_epochs",
+        "data_url",
+        "early_stop",
+        "feature_subsample",
+        "home_dir",
+        "locally_connected",
+        "logfile",
+        "profiling",
+        "save_path",
+        "val_data",
+        "val_split",
+    }
+)
+"""CANDLE's parameters that nothing here reads yet. Setting one is an error, not a silence."""
+
+
+@dataclass
+class Samples:
+    """Features and targets of one set of samples.
+
+    Attributes:
+        x: Shape (samples, …), as the model takes them.
+        y: Shape (samples, …), as the loss takes them.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def first(self, num_samples: int) -> Samples:
+        """Returns views of the first samples; 0 is all."""
+        return Samples(self.x[:num_samples], self.y[:num_samples]) if num_samples else self
+
+
+@dataclass
+class DataSet:
+    """The samples of a run, ready for the model.
+
+    Attributes:
+        train: What it learns from.
+        validation: What it is measured on after every epoch.
+        test: What the trained model is judged on.
+    """
+
+    train: Samples
+    validation: Samples
+    test: Samples
+
+
+class Benchmark(ABC):
+    """One benchmark.
+
+    Attributes:
+        name: Its folder's and module's name.
+        title: What it is, in a few words.
+        parameters: Parameters of its own, and CANDLE's with other defaults.
+        files: The parameter that names each file, by role: {"train": "train_data", …}.
+        recipe: Makes its synthetic data; None if it has none.
+        supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    parameters: ClassVar[Sequence[Parameter]] = ()
+    files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
+    recipe: ClassVar[SyntheticRecipe | None] = None
+    supports: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def load_data(self, reader: Reader, params: ParameterSet) -> Any:
+        """Reads the files with `reader`; returns the values as read. Runs on every rank."""
+
+    @abstractmethod
+    def preprocess(self, raw: Any, params: ParameterSet) -> DataSet:
+        """Makes samples of what `load_data` returned, in place where it can."""
+
+    @abstractmethod
+    def build_model(self, params: ParameterSet, data: DataSet) -> Any:
+        """Returns the ``keras.Model``, not compiled."""
+
+    def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
+        """Returns the test metrics of the best constant predictor, by metric name."""
+        return {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the benchmark lies."""
+        return Path(inspect.getfile(type(self))).resolve().parent
+
+    @property
+    def script(self) -> Path:
+        """What a launcher starts."""
+        return self.folder / f"{self.name}_baseline_keras2.py"
+
+    @property
+    def model_file(self) -> Path:
+        """The benchmark's own parameter file."""
+        return self.folder / f"{self.name}_default_model.txt"
+
+    @property
+    def declaration(self) -> Declaration:
+        """All parameters of the benchmark."""
+        without_effect = [
+            replace(parameter, help=f"{parameter.help}; not supported yet")
+            for parameter in CANDLE_PARAMETERS
+            if parameter.name in WITHOUT_EFFECT - self.supports
+        ]
+        return Declaration(
+            CANDLE_PARAMETERS,
+            without_effect,
+            RUN_PARAMETERS,
+            SUPERVISOR_PARAMETERS,
+            self.parameters,
+            program=self.script.name,
+            description=self.title,
+        )
+
+    def initialize_parameters(
+        self, default_model: str | Path | None = None, argv: Sequence[str] | None = None
+    ) -> EditableParameters:
+        """Returns the parameters as CANDLE drivers expect them: a dictionary to be overlaid.
+
+        Args:
+            default_model: The parameter file; a relative name is looked up in the benchmark's
+                folder. None is ``<name>_default_model.txt``.
+            argv: Flags; None takes the command line's.
+
+        Raises:
+            ParameterError: A file or a flag is wrong.
+        """
+        model_file = self.folder / default_model if default_model else self.model_file
+        argv = sys.argv[1:] if argv is None else argv
+        return self.declaration.parse(argv, model_file).editable()
+
+    def bind(self, parameters: Mapping[str, Any]) -> ParameterSet:
+        """Returns the frozen parameters of a run.
+
+        Files that are named have absolute paths in it; a file name that nothing names is None.
+
+        Raises:
+            ParameterError: One is unknown, unfit, or without effect on this benchmark.
+            DataError: A data file that is named does not exist.
+        """
+        params = self.declaration.bind(parameters)
+        for name in sorted(WITHOUT_EFFECT - self.supports):
+            if self._is_chosen(name, params):
+                raise ParameterError(
+                    f"{name} ({params.origin(name)}) has no effect on {self.name} in this version:"
+                    " leave it out"
+                )
+        named = self._named_files(params)
+        return params.rewrite({name: named.get(name) for name in self.files.values()})
+
+    def locate_files(
+        self, params: ParameterSet, progress: Callable[[str, int, int], None] | None = None
+    ) -> FileSet:
+        """Returns the files of a run, made first where they are synthetic. Called by rank 0 alone.
+
+        Where no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data
+        make`` wrote are known as synthetic by what it wrote beside them.
+
+        Args:
+            params: As `bind` returned them.
+            progress: Called while synthetic data are made.
+
+        Raises:
+            CandleError: The synthetic data cannot be made.
+        """
+        if all(params[name] for name in self.files.values()):
+            return FileSet.of({role: Path(params[name]) for role, name in self.files.items()})
+        assert self.recipe is not None
+        manifest = ensure(self.recipe, params["size"], params["data_seed"], progress)
+        return FileSet.of({r: manifest.directory / self.recipe.roles[r] for r in self.files})
+
+    def _named_files(self, params: ParameterSet) -> dict[str, str]:
+        """Returns the absolute paths of the files the user has named, by parameter; {} if none.
+
+        What the benchmark's own parameter file names is CANDLE's, and nothing on this machine; so
+        is the same name in a driver's copy of the parameters. A relative name is looked up in the
+        working directory, then in the benchmark's folder of the data directory.
+
+        Raises:
+            DataError: A named file does not exist.
+            ParameterError: Some files are named and others are not.
+        """
+        named = {
+            name: params[name]
+            for name in self.files.values()
+            if params[name]
+            and (params.origin(name).kind in STRICT or self._is_chosen(name, params))
+        }
+        missing = [name for name in self.files.values() if name not in named]
+        if missing and (named or self.recipe is None):
+            raise ParameterError(f"{self.name} also needs {', '.join(missing)}: name all files")
+        return {name: str(self._find_file(value)) for name, value in named.items()}
+
+    def _is_chosen(self, name: str, params: ParameterSet) -> bool:
+        """Returns whether a value is other than the benchmark's own file, or the default, has it.
+
+        Where it was written does not tell: a run's ``final_params.txt``, and a driver's copy of
+        the parameters, repeat every value.
+        """
+        return bool(params[name] != self._own_parameters[name])
+
+    @cached_property
+    def _own_parameters(self) -> ParameterSet:
+        return self.declaration.parse([], self.model_file)
+
+    def _find_file(self, name: str) -> Path:
+        candidates = [Path(name).expanduser(), data_directory() / self.name / name]
+        for path in candidates:
+            if path.exists():
+                return path.absolute()
+        looked = " nor ".join(str(path.absolute()) for path in candidates)
+        raise DataError(
+            f"no such file: neither {looked} exists. For synthetic data of the published shape:"
+            f" candle-p1 data make {self.name} --size full --out DIR",
+            name,
+        )
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """Returns a benchmark by its name, the path of its folder, or the name of its module.
+
+    A name is looked up in $CANDLE_BENCHMARKS_PATH (folders separated by ":"), in ``benchmarks/`` of
+    the working directory, and in ``benchmarks/`` beside this package.
+
+    Raises:
+        ParameterError: It is not found, or holds no Benchmark.
+    """
+    if os.sep in name or Path(name).is_dir():
+        folder = Path(name).resolve()
+        if not (folder / f"{folder.name}.py").is_file():
+            raise ParameterError(f"{name} is not a benchmark: it holds no {folder.name}.py")
+        return _benchmark_in(folder)
+    for base in search_path():
+        if (base / name / f"{name}.py").is_file():
+            return _benchmark_in(base / name)
+    if "." in name:
+        try:
+            return _benchmark_of(importlib.import_module(name), name)
+        except ModuleNotFoundError as error:
+            raise ParameterError(f"benchmark {name}: {error}") from error
+    known = list_benchmarks()
+    raise ParameterError(
+        f"there is no benchmark {name!r}{did_you_mean(name, known)}; known here:"
+        f" {', '.join(known) or 'none'}. A folder elsewhere is named by its path, or found through"
+        f" ${SEARCH_PATH_VARIABLE}"
+    )
+
+
+def list_benchmarks() -> list[str]:
+    """Returns the names of the benchmarks on the search path."""
+    folders = {
+        folder.name
+        for base in search_path()
+        if base.is_dir()
+        for folder in base.iterdir()
+        if (folder / f"{folder.name}.py").is_file()
+    }
+    return sorted(folders)
+
+
+def search_path() -> list[Path]:
+    """Returns the folders in which a benchmark is looked up by its name."""
+    named = os.environ.get(SEARCH_PATH_VARIABLE, "")
+    beside_package = Path(__file__).resolve().parent.parent / "benchmarks"
+    listed = [Path(folder) for folder in named.split(os.pathsep) if folder]
+    return [*listed, Path.cwd() / "benchmarks", beside_package]
+
+
+def _benchmark_in(folder: Path) -> Benchmark:
+    with _importable(folder):
+        return _benchmark_of(importlib.import_module(folder.name), str(folder))
+
+
+def _benchmark_of(module: object, name: str) -> Benchmark:
+    benchmark = getattr(module, "BENCHMARK", None)
+    if not isinstance(benchmark, Benchmark):
+        raise ParameterError(f"{name} holds no Benchmark object called BENCHMARK")
+    return benchmark
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Lets the modules of a folder import each other by name, as they do when its script runs."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,42 @@
+"""The command line: ``candle-p1 VERB``. A file per verb; each parses and calls, nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from candle_p1 import __version__
+from candle_p1.errors import EXIT_CODE, CandleError
+
+VERBS = ("run", "data", "doctor")
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"candle_p1.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="candle-p1")
+def cli() -> None:
+    """The CANDLE Pilot1 benchmarks, data-parallel through Horovod."""
+
+
+def main() -> None:
+    """Runs the command line; an error the user can mend ends it with one message and code 2."""
+    try:
+        cli(prog_name="candle-p1")
+    except CandleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CODE)

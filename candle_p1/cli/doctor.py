@@ -1,0 +1,25 @@
+"""candle-p1 doctor: what is installed, what is wrong with it, and the fix."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from candle_p1.doctor import examine
+from candle_p1.instrument.screen import Screen
+
+
+@click.command("doctor")
+def command() -> None:
+    """Examine the installation; ends with code 1 if several ranks could not train."""
+    screen = Screen()
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        screen.say(f"{finding.name:<15} {finding.value}")
+        if finding.problem:
+            screen.warn(f"{finding.problem}. Fix: {finding.fix}")
+    num_problems = sum(finding.problem is not None for finding in findings)
+    screen.say(f"{num_problems or 'no'} problem{'s' * (num_problems != 1)} found")
+    sys.exit(any(finding.fatal for finding in findings))

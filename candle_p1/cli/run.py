@@ -1,0 +1,47 @@
+"""candle-p1 run: starts a benchmark on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import click
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.instrument.screen import TERMINAL_VARIABLE, Screen
+from candle_p1.machines.launchers import Launch, mpirun
+
+
+@click.command("run")
+@click.argument("benchmark")
+@click.option(
+    "--np",
+    "num_ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of ranks.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the command line and start nothing.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
+    """Train BENCHMARK (a name, or a folder's path) on this machine.
+
+    Flags after "--" go to the benchmark: candle-p1 run nt3 --np 2 -- --epochs 16. Its own --help
+    lists them: candle-p1 run nt3 -- --help.
+    """
+    script = [sys.executable, str(find_benchmark(benchmark).script), *flags]
+    launch = mpirun(num_ranks, script) if num_ranks > 1 else Launch(script)
+    screen = Screen()
+    for note in launch.notes:
+        screen.say(f"note: {note}")
+    screen.say("$ " + subprocess.list2cmdline(launch.command))
+    if dry_run:
+        return
+    sys.stdout.flush()
+    environment = dict(os.environ)
+    if sys.stdout.isatty() and num_ranks > 1:  # mpirun hands output on through a pipe
+        environment[TERMINAL_VARIABLE] = str(shutil.get_terminal_size().columns)
+    os.execvpe(launch.command[0], launch.command, environment)

@@ -1,0 +1,200 @@
+"""The life of a run: its directory, its record from "running" to its end, and how it fails.
+
+A run ends in one of four ways, each on record: it finishes (ok); all ranks raise the same error
+(failed: rank 0 writes why); one rank fails or dies by itself (failed: the sentinel writes which and
+ends the others); a signal arrives (interrupted: the sentinel again).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.link import Link, Terminated
+from candle_p1.errors import CandleError, ParameterError
+from candle_p1.instrument.phases import PhaseTimer, summarize_phases
+from candle_p1.instrument.screen import Screen, output_to_file
+from candle_p1.records import RECORD_NAME, SCHEMA_VERSION, utc_now, write_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.params import ParameterSet
+
+DEFAULT_RUN_ID = "RUN000"
+MAX_NUMBERED_RUNS = 1000
+
+
+@dataclass
+class Run:
+    """A run under way.
+
+    Attributes:
+        directory: Where its files go.
+        record: The record so far; complete on rank 0 only.
+        phases: This rank's clock.
+        screen: Silent on all ranks but 0.
+        comm: The ranks.
+        link: To the sentinel.
+        start: When it began, by time.perf_counter, in s.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+    phases: PhaseTimer
+    screen: Screen
+    comm: Communicator
+    link: Link
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def record_path(self) -> Path:
+        """Where the record is."""
+        return self.directory / RECORD_NAME
+
+    def finish(self, rank_facts: dict[str, Any], **parts: Any) -> None:
+        """Gathers what every rank measured and writes the record as ok; collective.
+
+        Args:
+            rank_facts: What the record says of this rank.
+            parts: The sections of the record.
+        """
+        facts = rank_facts | {"peak_rss_bytes": peak_rss_bytes()}
+        gathered = self.comm.allgather((facts, self.phases.seconds))
+        if self.comm.rank != 0:
+            return
+        self.record |= parts
+        self.record |= {
+            "status": "ok",
+            "ended": utc_now(),
+            "ranks": [facts for facts, _ in gathered],
+            "phases": summarize_phases([seconds for _, seconds in gathered]),
+            "total_s": time.perf_counter() - self.start,
+        }
+        write_record(self.record_path, self.record)
+
+
+@contextmanager
+def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterator[Run]:
+    """Opens the run's directory and record, watches over it, and records how it ends; collective.
+
+    Raises:
+        ParameterError: The directory holds the record of another run already.
+    """
+    start = time.perf_counter()
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": "running",
+        "benchmark": name,
+        "started": utc_now(),
+        "command": sys.argv,
+        "num_ranks": comm.size,
+        "num_nodes": comm.num_nodes,
+        "parameters": {
+            key: {"value": value, "origin": str(params.origin(key))}
+            for key, value in params.items()
+        },
+    }
+    # Rank 0 alone touches the file system; the others hear of the outcome.
+    opened = Attempt(lambda: _open_directory(name, params, record) if comm.rank == 0 else None)
+    directory = comm.broadcast(opened.agree(comm))
+    assert directory is not None
+    record_path = directory / RECORD_NAME
+    try:
+        link = Link(comm, record_path)
+    except CandleError as error:
+        if comm.rank == 0:
+            _record_agreed_failure(record_path, record, error, phase=None)
+        raise
+    phases = PhaseTimer(on_enter=link.report_phase)
+    log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
+    try:
+        with output_to_file(log):
+            yield Run(directory, record, phases, Screen(comm.rank), comm, link, start)
+    except CandleError as error:
+        if not error.agreed:
+            link.report_error(str(error))
+        elif comm.rank == 0:
+            phase = "/".join(phases.failed_in) or None
+            _record_agreed_failure(record_path, record, error, phase)
+        raise
+    except (KeyboardInterrupt, Terminated) as interruption:
+        link.report_signal(getattr(interruption, "number", signal.SIGINT))
+        raise
+    except BaseException as error:
+        link.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
+        raise
+    finally:
+        link.close()
+
+
+def describe_rank(comm: Communicator, **facts: Any) -> dict[str, Any]:
+    """Returns what the record says of this rank."""
+    return {
+        "rank": comm.rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "node": comm.node,
+        "local_rank": comm.local_rank,
+        **facts,
+    }
+
+
+def peak_rss_bytes() -> int:
+    """Returns the largest resident memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _open_directory(name: str, params: ParameterSet, record: dict[str, Any]) -> Path:
+    """Makes ``<output_dir>/<experiment_id>/<run_id>``, as CANDLE does; "." is taken as it is.
+
+    Writes the parameters and the record, still "running", into it.
+
+    The default run id, unless a flag gives it, is counted up to the next free one.
+    """
+    output_dir = params["output_dir"] or f"output/{name}"
+    base = Path(output_dir).expanduser().absolute()
+    if output_dir == ".":
+        candidates = [base]
+    elif params["run_id"] == DEFAULT_RUN_ID and params.origin("run_id").kind != "flag":
+        experiment = base / params["experiment_id"]
+        candidates = [experiment / f"RUN{i:03d}" for i in range(MAX_NUMBERED_RUNS)]
+    else:
+        candidates = [base / params["experiment_id"] / params["run_id"]]
+    try:
+        for directory in candidates:
+            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                (directory / RECORD_NAME).open("x").close()  # claimed: two jobs never share one
+            except FileExistsError:
+                continue
+            params.write(directory / "final_params.txt")
+            write_record(directory / RECORD_NAME, record)
+            return directory
+    except OSError as error:
+        raise ParameterError(
+            f"output_dir {output_dir} ({params.origin('output_dir')}): cannot write to"
+            f" {error.filename}: {error.strerror}"
+        ) from error
+    raise ParameterError(
+        f"{candidates[-1]} already holds the record of a run: choose another --run_id,"
+        " --experiment_id or --output_dir"
+    )
+
+
+def _record_agreed_failure(
+    path: Path, record: dict[str, Any], error: CandleError, phase: str | None
+) -> None:
+    failure = {"reason": str(error), "rank": None, "phase": phase}
+    write_record(path, record | {"status": "failed", "ended": utc_now(), "failure": failure})

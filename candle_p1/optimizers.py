@@ -1,0 +1,89 @@
+"""Optimizers by CANDLE's names, with the settings of a parameter set."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.errors import ParameterError, did_you_mean
+
+if TYPE_CHECKING:
+    from candle_p1.params import ParameterSet
+
+
+def default_learning_rate(name: str) -> float:
+    """Returns the learning rate an optimizer has in Keras when none is given.
+
+    Raises:
+        ParameterError: There is no such optimizer.
+    """
+    return float(inspect.signature(_optimizer_class(name)).parameters["learning_rate"].default)
+
+
+def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
+    """Returns a ``keras.optimizers.Optimizer``; with loss scaling where data_type is f16.
+
+    Args:
+        params: Gives optimizer, momentum and data_type.
+        learning_rate: The learning rate, scaled already.
+
+    Raises:
+        ParameterError: There is no such optimizer, or momentum is given to one that has none.
+    """
+    import keras
+
+    optimizer_class = _optimizer_class(params["optimizer"])
+    settings: dict[str, Any] = {"learning_rate": learning_rate}
+    if params["momentum"] is not None:
+        if "momentum" not in inspect.signature(optimizer_class).parameters:
+            raise ParameterError(
+                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} has"
+                " none; leave it out"
+            )
+        settings["momentum"] = params["momentum"]
+    optimizer = optimizer_class(**settings)
+    if params["data_type"] == "f16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def check_names(params: ParameterSet) -> None:
+    """Refuses activations, a loss or a metric that Keras does not have.
+
+    Raises:
+        ParameterError: The first of them.
+    """
+    import keras
+
+    for name, kind in (
+        ("activation", keras.activations),
+        ("out_activation", keras.activations),
+        ("loss", keras.losses),
+        ("metrics", keras.metrics),
+    ):
+        try:
+            kind.get(params[name])
+        except ValueError:
+            known = [each for each in vars(kind) if not each.startswith("_")]
+            raise ParameterError(
+                f"{name} = {params[name]!r} ({params.origin(name)}) is none of Keras's"
+                f"{did_you_mean(params[name], known)}"
+            ) from None
+
+
+def _optimizer_class(name: str) -> Any:
+    import keras
+
+    known = {
+        cls.__name__.lower(): cls
+        for cls in vars(keras.optimizers).values()
+        if inspect.isclass(cls) and issubclass(cls, keras.optimizers.Optimizer)
+    }
+    for special in ("optimizer", "lossscaleoptimizer"):
+        known.pop(special, None)
+    try:
+        return known[name.lower()]
+    except KeyError:
+        raise ParameterError(
+            f"optimizer {name!r} is none of Keras's{did_you_mean(name.lower(), known)}"
+        ) from None

@@ -1,0 +1,385 @@
+"""A run, from parameters to record: the one place where the phases follow each other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from candle_p1 import environment
+from candle_p1.data.reader import Reader
+from candle_p1.distributed import devices
+from candle_p1.distributed import keras as distributed
+from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.link import Terminated
+from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
+from candle_p1.lifecycle import Run, describe_rank, recorded_run
+from candle_p1.optimizers import check_names, default_learning_rate, make_optimizer
+from candle_p1.records import over_ranks
+from candle_p1.scaling import ScalingPlan, share_epochs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from candle_p1.benchmark import Benchmark, DataSet, Samples
+    from candle_p1.data.reader import FileSet
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.devices import Device
+    from candle_p1.params import ParameterSet
+
+
+def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
+    """Trains a benchmark and records the run. Every rank of the job must call it.
+
+    Args:
+        benchmark: What to train.
+        parameters: A ParameterSet, or a dictionary from `Benchmark.initialize_parameters`.
+
+    Returns:
+        The ``keras.callbacks.History``, with the metrics over all ranks; the same on every rank.
+
+    Raises:
+        CandleError: Something a user can mend; the same on every rank unless one rank alone failed.
+    """
+    comm = connect()
+    params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
+    _check_same_parameters(params, comm)
+    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before minutes of loading
+
+    with recorded_run(benchmark.name, params, comm) as this:
+        phases = this.phases
+
+        with phases("startup"):
+            device, exchange = _start(params, this)
+            files = _locate_files(benchmark, params, this)
+        reader = Reader(files, params["loader"])
+
+        def prepare() -> tuple[DataSet, ScalingPlan, Any]:
+            with phases("load"):
+                raw = benchmark.load_data(reader, params)
+            with phases("digest"):
+                reader.digest()
+            with phases("preprocess"):
+                data = _limit(benchmark.preprocess(raw, params), params)
+            with phases("build"):
+                plan = _plan(params, len(data.train), comm)
+                model = _build(benchmark, params, data, plan, device, comm)
+            return data, plan, model
+
+        prepared = Attempt(prepare)
+
+        with phases("broadcast"):
+            with phases("wait"):
+                data, plan, model = prepared.agree(comm)
+                _check_same_data(reader, comm)
+            with phases("transfer"):
+                distributed.broadcast_state(model, comm)
+
+        this.screen.say(plan.explain())
+        with phases("train"):
+            history, training = _train(model, data, plan, params, this)
+
+        with phases("evaluate"):
+            quality = _evaluate(benchmark, model, data, params, comm)
+
+        with phases("report"):
+            load_s = comm.allgather(reader.load_s)
+            files_read = reader.describe() if comm.rank == 0 else {}
+            for role, facts in files_read.items():
+                facts["load"] = over_ranks([seconds[role] for seconds in load_s], "s")
+        this.finish(
+            describe_rank(
+                comm, threads=device.threads, device=device.name, num_cores=device.num_cores
+            ),
+            data={
+                "synthetic": files.synthetic,
+                "loader": params["loader"],
+                "files": files_read,
+                "scaling": params["scaling"],
+                "num_train": len(data.train),
+                "num_validation": len(data.validation),
+                "num_test": len(data.test),
+            },
+            plan=plan.to_dict(),
+            model={
+                "num_parameters": model.count_params(),
+                "optimizer": params["optimizer"],
+                "loss": params["loss"],
+                "data_type": params["data_type"],
+                "jit_compile": bool(model.jit_compile),
+            },
+            distributed=exchange,
+            training=training,
+            quality=quality,
+            energy={"kind": "absent", "reason": "no power source is read"},
+            environment=environment.capture(),
+            warnings=device.warnings,
+        )
+        if comm.rank == 0:
+            this.screen.show_result(this.record, this.record_path)
+    return history
+
+
+def main(benchmark: Benchmark) -> None:
+    """Runs a benchmark from the command line; the body of every benchmark script.
+
+    Exits with 2 after an error the user can mend, which rank 0 prints for all.
+    """
+    try:
+        comm = connect()
+    except CandleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
+    try:
+        # One rank speaks, also for --help, which ends here.
+        quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
+        with quiet:
+            parsed = Attempt(benchmark.initialize_parameters)
+        run(benchmark, parsed.agree(comm))
+    except CandleError as error:
+        if error.agreed:
+            if comm.rank == 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            comm.barrier()  # a launcher ends the job at the first exit: let rank 0 speak before
+            sys.exit(EXIT_CODE)
+        print(f"error: rank {comm.rank}: {error}", file=sys.stderr, flush=True)
+        comm.abort(EXIT_CODE)
+    except Terminated as terminated:
+        sys.exit(128 + terminated.number)
+    except Exception:
+        traceback.print_exc()
+        comm.abort(1)
+
+
+def _check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
+    """Raises, on every rank, if ranks were given different parameters."""
+    everyone = comm.allgather(dict(params))
+    different = sorted(
+        {name for other in everyone for name in other if other[name] != params[name]}
+    )
+    if any(comm.allgather(bool(different))):
+        names = sorted({name for found in comm.allgather(different) for name in found})
+        raise DistributedError(f"ranks have different values of {', '.join(names)}").on_all_ranks()
+
+
+def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
+    return share_epochs(
+        params["epochs"], comm.size, params["epochs_scaling"], params["data_parallel"]
+    )
+
+
+def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
+    """Sets up device, precision and Horovod, and proves that gradients are averaged."""
+    comm = this.comm
+    configure = partial(
+        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
+    )
+    device = Attempt(configure).agree(comm)
+    if params["verbose"]:
+        this.screen.say(params.to_text())
+    for warning in device.warnings:
+        this.screen.warn(warning)
+    import keras
+
+    keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
+    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
+    keras.config.set_dtype_policy(policies[params["data_type"]])
+    exchange = distributed.start_horovod(
+        comm,
+        stall_shutdown_s=params["stall_shutdown_s"],
+        deterministic=params["deterministic"],
+    )
+    plain = partial(make_optimizer, params, learning_rate=0.01)
+    Attempt(plain).agree(comm)
+    Attempt(partial(check_names, params)).agree(comm)
+    distributed.check_averaging(
+        lambda: distributed.distribute_optimizer(plain(), comm), plain, comm
+    )
+    return device, exchange | {"averaging_checked": comm.size > 1}
+
+
+def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
+    def locate() -> FileSet | None:
+        if this.comm.rank != 0:
+            return None
+        with this.screen.making_data() as progress:
+            return benchmark.locate_files(params, progress)
+
+    files = this.comm.broadcast(Attempt(locate).agree(this.comm))
+    assert files is not None
+    if files.synthetic:
+        this.screen.say("the data are synthetic")
+    return files
+
+
+def _limit(data: DataSet, params: ParameterSet) -> DataSet:
+    data.train = data.train.first(params["train_samples"] or 0)
+    data.validation = data.validation.first(params["val_samples"] or 0)
+    return data
+
+
+def _plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
+    learning_rate = params["learning_rate"]
+    if learning_rate is None:
+        learning_rate = default_learning_rate(params["optimizer"])
+    return ScalingPlan.make(
+        num_ranks=comm.size,
+        epochs=params["epochs"],
+        batch_size=params["batch_size"],
+        learning_rate=learning_rate,
+        num_samples=num_samples,
+        epochs_scaling=params["epochs_scaling"],
+        batch_scaling=params["batch_scaling"],
+        lr_scaling=params["lr_scaling"],
+        warmup_epochs=params["warmup_epochs"],
+        data_parallel=params["data_parallel"],
+        max_steps=params["train_steps"] or 0,
+    )
+
+
+def _build(
+    benchmark: Benchmark,
+    params: ParameterSet,
+    data: DataSet,
+    plan: ScalingPlan,
+    device: Device,
+    comm: Communicator,
+) -> Any:
+    """Builds and compiles the model, with the same weights on every rank of the same seed."""
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(params["rng_seed"])
+    model = benchmark.build_model(params, data)
+    distributed.seed_ranks(model, params["rng_seed"], comm.rank)
+    optimizer = make_optimizer(params, plan.learning_rate)
+    # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
+    xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
+    model.compile(
+        optimizer=distributed.distribute_optimizer(optimizer, comm),
+        loss=params["loss"],
+        metrics=[params["metrics"]],
+        jit_compile="auto" if xla else False,
+        auto_scale_loss=False,
+    )
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _check_same_data(reader: Reader, comm: Communicator) -> None:
+    """Raises, on every rank, if ranks have read different values from files of the same name."""
+    digests = comm.allgather(reader.digests)
+    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if different:
+        raise DistributedError(
+            f"ranks {', '.join(map(str, different))} have read other values than rank 0 from"
+            f" {', '.join(str(path) for path in reader.files.paths.values())}: a node has its own,"
+            " different copy"
+        ).on_all_ranks()
+
+
+def _train(
+    model: Any, data: DataSet, plan: ScalingPlan, params: ParameterSet, this: Run
+) -> tuple[Any, dict[str, Any]]:
+    """Trains; returns the history and what the record says of it. Collective."""
+    import keras
+
+    from candle_p1.data.feed import TrainFeed
+    from candle_p1.distributed.callbacks import (
+        EpochMetrics,
+        LearningRateWarmup,
+        ReplicaCheck,
+        SharedValidation,
+        TimeLimit,
+    )
+    from candle_p1.instrument.callbacks import BeforeEpoch, BeforeStep, EpochTimer, Progress
+
+    comm = this.comm
+    if not params["train_bool"]:
+        return keras.callbacks.History(), {"epochs": [], "stopped": "train_bool is False"}
+    feed = TrainFeed(
+        data.train.x,
+        data.train.y,
+        plan,
+        seed=params["rng_seed"],
+        rank=comm.rank,
+        shuffle=params["shuffle"],
+    )
+    timer = EpochTimer()
+    validation = SharedValidation(
+        _evaluation_feed(data.validation, params, params["val_steps"], comm), comm
+    )
+    callbacks = [
+        timer,
+        BeforeEpoch(feed.set_epoch),
+        BeforeStep(this.link.count_step),
+        EpochMetrics(comm),
+        validation,
+    ]
+    if plan.warmup_epochs:
+        callbacks.append(LearningRateWarmup(plan))
+    if params["check_replicas"]:
+        callbacks.append(ReplicaCheck(comm))
+    limit = TimeLimit(params["timeout"], comm) if (params["timeout"] or -1) > 0 else None
+    if limit:
+        callbacks.append(limit)
+    if comm.rank == 0:
+        callbacks.append(keras.callbacks.CSVLogger(this.directory / "history.csv"))
+        callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))
+
+    try:
+        history = model.fit(
+            feed, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks
+        )
+    finally:
+        this.screen.end_training()
+
+    train_s, validation_s = zip(*comm.allgather((timer.seconds, validation.seconds)), strict=True)
+    epochs = [
+        {
+            "epoch": epoch + 1,
+            "train": over_ranks([seconds[epoch] for seconds in train_s], "s"),
+            "validation": over_ranks([seconds[epoch] for seconds in validation_s], "s"),
+            "metrics": {k: _finite(values[epoch]) for k, values in history.history.items()},
+        }
+        for epoch in range(len(history.epoch))
+    ]
+    slowest_s = sum(max(seconds) for seconds in zip(*train_s, strict=True))
+    num_samples = comm.size * plan.samples_per_epoch * len(epochs)
+    training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
+    if limit and limit.reached:
+        training["stopped"] = f"timeout of {params['timeout']} s"
+    return history, training
+
+
+def _evaluate(
+    benchmark: Benchmark, model: Any, data: DataSet, params: ParameterSet, comm: Communicator
+) -> dict[str, dict[str, float | None]]:
+    """Returns the test metrics, computed by all ranks in shares, beside the naive predictor's."""
+    from candle_p1.distributed.callbacks import evaluate_shared
+
+    if not params["eval_bool"]:
+        return {}
+    feed = _evaluation_feed(data.test, params, params["test_steps"], comm)
+    metrics = evaluate_shared(model, feed, comm)
+    naive = benchmark.naive_quality(params, data)
+    return {
+        name: {"value": _finite(value)} | ({"naive": _finite(naive[name])} if name in naive else {})
+        for name, value in metrics.items()
+    }
+
+
+def _evaluation_feed(
+    samples: Samples, params: ParameterSet, max_steps: int | None, comm: Communicator
+) -> Any:
+    from candle_p1.data.feed import EvaluationFeed
+
+    return EvaluationFeed(samples.x, samples.y, params["batch_size"], comm, max_steps or 0)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
