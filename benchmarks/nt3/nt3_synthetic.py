@@ -1,0 +1,118 @@
+"""Synthetic NT3 data: expression profiles of matched normal and tumor samples.
+
+700 patients give a normal and a tumor sample each; 560 of them train and 140 test, so the classes
+are balanced and no patient is on both sides. What is written is log(1 + x) of an expression level,
+between 0 and 18. The level of a gene in a sample is the sum, cut off at these bounds, of
+
+- the gene's baseline;
+- its pathway's activity in the patient, the same in both of his samples, times the gene's loading;
+- in a tumor, the gene's response, if its pathway belongs to the tumor signature, times the sample's
+  purity: half of these pathways are raised and half are lowered;
+- noise of the measurement.
+
+Genes of a pathway are neighbours. The number of pathways in the signature grows as the square root
+of all: slower than the genes, so that most of a large profile has nothing to do with the class, and
+fast enough to stand out of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, format_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+NUM_GENES = {"full": 60_483, "small": 300}
+NUM_PATIENTS = {"train": 560, "test": 140}
+GENES_PER_PATHWAY = 30
+SIGNATURE_PATHWAYS_OF_SMALL = 6
+LARGEST_LEVEL = 18.0
+ROWS_PER_BLOCK = 16
+BYTES_PER_VALUE = 9.24  # of the published files
+
+
+@dataclass(frozen=True)
+class Genes:
+    """What is the same for all samples, per gene; arrays of shape (genes,).
+
+    Attributes:
+        baseline: Level without any activity.
+        pathway: Index of the gene's pathway.
+        loading: Level per unit of the pathway's activity.
+        response: Change of the level in a pure tumor.
+    """
+
+    baseline: Floats
+    pathway: NDArray[np.int64]
+    loading: Floats
+    response: Floats
+
+    @classmethod
+    def draw(cls, num_genes: int, seed: int) -> Genes:
+        """Draws the genes."""
+        random = _random(seed, 0)
+        num_pathways = num_genes // GENES_PER_PATHWAY
+        pathway = np.arange(num_genes) * num_pathways // num_genes
+        times_small = num_genes / NUM_GENES["small"]
+        num_signature = round(SIGNATURE_PATHWAYS_OF_SMALL * np.sqrt(times_small))
+        signature = np.zeros(num_pathways)
+        signature[:num_signature] = np.where(np.arange(num_signature) % 2, 1, -1)
+        random.shuffle(signature)
+        response = signature[pathway] * random.uniform(2.5, 7.5, num_genes)
+        baseline = random.uniform(0, 11.5, num_genes)
+        # A gene that tumors lower is expressed in normal tissue.
+        baseline = np.where(response < 0, np.maximum(baseline, 2) - 0.8 * response, baseline)
+        return cls(baseline, pathway, random.uniform(0.75, 2.25, num_genes), response)
+
+    def sample(self, patient: int, tumor: int, seed: int) -> Floats:
+        """Returns the levels of one sample, shape (genes,)."""
+        activity = _random(seed, 1, patient).normal(size=self.pathway[-1] + 1)
+        random = _random(seed, 2, patient, tumor)
+        purity = np.clip(random.normal(1, 0.15), 0.4, 1.6) if tumor else 0.0
+        level = self.baseline + activity[self.pathway] * self.loading + purity * self.response
+        level += random.normal(0, 1.5, len(level))
+        clipped: Floats = np.clip(level, 0, LARGEST_LEVEL)
+        return clipped
+
+
+class Nt3Recipe(SyntheticRecipe):
+    """NT3's two files: no header, the label first, then the genes."""
+
+    name = "nt3"
+    version = 1
+    roles: ClassVar[Mapping[str, str]] = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
+
+    def files(self, size: str, seed: int) -> list[SyntheticFile]:
+        """Returns the training and the test file."""
+        genes = Genes.draw(NUM_GENES[size], seed)
+        files, first = [], 0
+        for role, name in self.roles.items():
+            patients = range(first, first + NUM_PATIENTS[role])
+            estimate = int(2 * len(patients) * NUM_GENES[size] * BYTES_PER_VALUE)
+            files.append(SyntheticFile(name, estimate, _blocks(genes, patients, seed)))
+            first = patients.stop
+        return files
+
+
+def _blocks(genes: Genes, patients: range, seed: int) -> Iterator[bytes]:
+    """Yields the rows of both samples of the patients, in random order."""
+    rows = [(patient, tumor) for patient in patients for tumor in (0, 1)]
+    rows = [rows[i] for i in _random(seed, 3, patients.start).permutation(len(rows))]
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        block = rows[start : start + ROWS_PER_BLOCK]
+        labels = np.array([tumor for _, tumor in block])
+        yield format_rows(labels, np.stack([genes.sample(*row, seed) for row in block]))
+
+
+def _random(seed: int, *key: int) -> np.random.Generator:
+    """Returns the stream of random numbers for one purpose; streams do not depend on each other."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
