@@ -1,0 +1,39 @@
+"""NT3's script, with a rank that misbehaves in a phase: FAULT is "rank:phase:what".
+
+Every rank notes the phase it enters in a file rank<rank>.phase of the working directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, os.environ["NT3_FOLDER"])
+
+from candle_p1 import train
+from candle_p1.distributed.comm import connect
+from candle_p1.distributed.link import Link
+from nt3 import BENCHMARK
+
+rank = connect().rank
+fault_rank, fault_phase, what = os.environ.get("FAULT", "-1::").split(":")
+report_phase = Link.report_phase
+
+
+def note_phase_and_fail(self, path):
+    report_phase(self, path)
+    phase = "/".join(path)
+    Path(f"rank{rank}.phase").write_text(f"{os.getpid()} {phase}")
+    if rank == int(fault_rank) and phase == fault_phase:
+        if what == "sleep":
+            time.sleep(120)
+        elif what == "raise":
+            raise ValueError("planted")
+        elif what == "exhaust memory":
+            bytearray(2**60)
+
+
+Link.report_phase = note_phase_and_fail
+train.main(BENCHMARK)

@@ -1,0 +1,196 @@
+"""Jobs that end badly: they end soon, not with 0, leave no process, and say what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from candle_p1.records import read_record
+
+SCRIPT = Path(__file__).parent / "faulty_nt3.py"
+LIMIT_S = 30
+"""A job must be gone this long after a rank has failed."""
+START_S = 120
+FLAGS = ["--epochs", "2000", "--epochs_scaling", "weak", "--output_dir", "out"]
+SMALL = ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
+
+
+@pytest.fixture
+def job(mpirun, start, monkeypatch, nt3_script, tmp_path):
+    """Starts the script with a fault; returns the process."""
+
+    def job(fault, *flags, num_ranks=2):
+        monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+        monkeypatch.setenv("FAULT", fault)
+        command = [SCRIPT, *FLAGS, *SMALL, *flags]
+        line = mpirun(num_ranks, *command) if num_ranks > 1 else [sys.executable, *command]
+        return start(line)
+
+    return job
+
+
+def pid_in_phase(directory, rank, phase):
+    """Waits until a rank is in a phase; returns its process id."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            pid, now = (directory / f"rank{rank}.phase").read_text().split()
+        except (FileNotFoundError, ValueError):
+            pid, now = "0", ""
+        if now == phase:
+            return int(pid)
+        time.sleep(0.05)
+    raise AssertionError(f"rank {rank} never came to {phase}")
+
+
+def end_of(process, directory):
+    """Waits until nothing is left of a job; returns (exit code, output, record)."""
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(True))]
+    start = time.monotonic()
+    output, _ = process.communicate(timeout=LIMIT_S)
+    while time.monotonic() - start < LIMIT_S:
+        left = [pid for pid in family if psutil.pid_exists(pid)] + sentinels(directory)
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left, f"still there: {left}\n{output}"
+    print(output)
+    return process.returncode, output, read_record(directory / "out/EXP000/RUN000/run.json")
+
+
+def sentinels(directory):
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "candle_p1.distributed.sentinel" in (line := process.info["cmdline"] or [])
+        and any(str(directory) in word for word in line)
+    ]
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("fault", "phase"),
+    [
+        ("1:load:sleep", "load"),
+        ("0:build:sleep", "broadcast/wait"),  # rank 1 sits in a collective
+        ("-1::", "train"),
+    ],
+)
+def test_kill_9_of_rank_1(job, tmp_path, fault, phase):
+    process = job(fault)
+    victim = pid_in_phase(tmp_path, 1, phase)
+    if phase == "train":
+        time.sleep(2)  # into its steps
+    os.kill(victim, signal.SIGKILL)
+    code, output, record = end_of(process, tmp_path)
+    assert code != 0
+    assert f"rank 1 (host {record['failure']['host']}, pid {victim}) died during {phase}" in output
+    assert record["status"] == "failed"
+    assert record["failure"]["rank"] == 1
+    assert record["failure"]["phase"] == phase
+
+
+@pytest.mark.parallel
+def test_kill_9_of_rank_0(job, tmp_path):
+    process = job("-1::")
+    os.kill(pid_in_phase(tmp_path, 0, "train"), signal.SIGKILL)
+    code, output, record = end_of(process, tmp_path)
+    assert code != 0
+    assert record["failure"]["rank"] == 0
+    assert "rank 0" in output
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(("rank", "what"), [(1, "raise"), (0, "raise"), (1, "exhaust memory")])
+def test_an_exception_on_one_rank(job, tmp_path, rank, what):
+    process = job(f"{rank}:train:{what}")
+    pid_in_phase(tmp_path, rank, "train")
+    code, output, record = end_of(process, tmp_path)
+    assert code != 0
+    assert record["status"] == "failed"
+    assert record["failure"]["rank"] == rank
+    expected = "ValueError: planted" if what == "raise" else "MemoryError"
+    assert f"rank {rank}" in output
+    assert expected in output
+    assert expected in record["failure"]["reason"]
+    assert "Traceback" in record["failure"]["traceback"]
+
+
+@pytest.mark.parallel
+def test_a_stalled_collective_ends_by_itself(job, tmp_path):
+    process = job("1:train:sleep", "--stall_shutdown_s", "4")
+    pid_in_phase(tmp_path, 0, "train")
+    code, output, record = end_of(process, tmp_path)
+    assert code != 0
+    assert "rank 1" in output
+    assert record["status"] == "failed"
+    assert record["failure"]["rank"] == 1
+    assert "stalled during train, at step 0" in record["failure"]["reason"]
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_launcher_is_interrupted(job, tmp_path, number):
+    process = job("-1::")
+    pid_in_phase(tmp_path, 1, "train")
+    process.send_signal(number)
+    code, _, record = end_of(process, tmp_path)
+    assert code != 0
+    assert record["status"] == "interrupted"
+    assert "SIG" in record["failure"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "interrupted"), (signal.SIGKILL, "failed")],
+)
+def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
+    process = job("-1::", num_ranks=1)
+    pid_in_phase(tmp_path, 0, "train")
+    process.send_signal(number)
+    code, _, record = end_of(process, tmp_path)
+    assert code != 0
+    assert record["status"] == status
+    assert record["failure"]["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--train_data", "absent.csv", "absent.csv"),
+        ("--epochs", "15", "--epochs 14 or --epochs 16"),
+        ("--epoch", "16", "did you mean"),
+        ("--optimizer", "sdg", "did you mean 'sgd'"),
+        ("--early_stop", "True", "has no effect on nt3"),
+        ("--activation", "reluu", "did you mean 'relu'"),
+    ],
+)
+@pytest.mark.parallel
+def test_bad_input_is_one_message_and_code_2(mpirun, execute, nt3_script, flag, value, message):
+    flags = ["--test_data", "absent.csv"] if flag == "--train_data" else []
+    code, output = execute(mpirun(2, nt3_script, *flags, "--output_dir", "out", flag, value))
+    print(output)
+    assert code == 2
+    assert output.count("error: ") == 1
+    assert message in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parallel
+def test_bad_data_is_one_message_with_file_and_line(mpirun, execute, nt3_script, tmp_path):
+    (tmp_path / "train.csv").write_text("1,2,3\n0,1,1\n1,x,2\n")
+    (tmp_path / "test.csv").write_text("1,2,3\n0,1,1\n")
+    flags = ["--train_data", "train.csv", "--test_data", "test.csv", "--output_dir", "out"]
+    code, output = execute(mpirun(2, nt3_script, *flags, "--epochs", "2"))
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert f"{tmp_path}/train.csv, line 3, column 2: the field 'x' is not a finite" in output
+    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
+    assert record["status"] == "failed"
+    assert "line 3" in record["failure"]["reason"]

@@ -1,0 +1,277 @@
+"""Gradients, replicas, metrics and states over ranks, against numpy and against one process."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from harness import run_checks
+from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
+
+from candle_p1.data.feed import TrainFeed, epoch_order
+from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate_shared
+from candle_p1.distributed.keras import (
+    average_gradients,
+    broadcast_state,
+    check_averaging,
+    distribute_optimizer,
+    seed_ranks,
+)
+from candle_p1.errors import DistributedError
+from candle_p1.instrument.callbacks import BeforeEpoch
+from candle_p1.scaling import ScalingPlan, share_bounds
+
+NUM_SAMPLES, NUM_FEATURES, BATCH = 48, 30, 4
+
+
+def samples():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(NUM_SAMPLES, NUM_FEATURES, 1)).astype("float32")
+    y = np.eye(2, dtype="float32")[(x[:, :5, 0].sum(axis=1) > 0).astype(int)]
+    return x, y
+
+
+def small_nt3(optimizer, dropout=0.0, seed=7):
+    """A convolutional network of NT3's form."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((NUM_FEATURES, 1)),
+            layers.Conv1D(8, 5, activation="relu"),
+            layers.MaxPooling1D(2),
+            layers.Flatten(),
+            layers.Dense(16, activation="relu"),
+            layers.Dropout(dropout),
+            layers.Dense(2),
+            layers.Activation("softmax", dtype="float32"),
+        ]
+    )
+    model.compile(
+        optimizer=optimizer,
+        loss="categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=False,
+        auto_scale_loss=False,
+    )
+    return model
+
+
+def sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def plan_for(comm, **options):
+    return ScalingPlan.make(
+        **{
+            "num_ranks": comm.size,
+            "epochs": 2,
+            "epochs_scaling": "weak",
+            "batch_size": BATCH,
+            "learning_rate": 0.05,
+            "num_samples": NUM_SAMPLES,
+            **options,
+        }
+    )
+
+
+def fit(model, comm, plan, *callbacks):
+    x, y = samples()
+    feed = TrainFeed(x, y, plan, seed=3, rank=comm.rank, shuffle=True)
+    callbacks = [BeforeEpoch(feed.set_epoch), *callbacks]
+    return model.fit(
+        feed, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks
+    )
+
+
+def weights_of(model):
+    return np.concatenate([weight.numpy().ravel() for weight in model.weights])
+
+
+def averaged_gradients_equal_numpy(comm):
+    rng = np.random.default_rng(5)
+    everyone = [rng.normal(size=(comm.size, *shape)).astype("float32") for shape in [(3, 4), (7,)]]
+    variables = [
+        keras.Variable(np.zeros(g.shape[1:], "float32"), name=f"v{g.ndim}") for g in everyone
+    ]
+    mine = [tf.constant(gradient[comm.rank]) for gradient in everyone]
+    for averaged, gradient in zip(average_gradients(mine, variables), everyone, strict=True):
+        np.testing.assert_allclose(averaged.numpy(), gradient.mean(axis=0), rtol=1e-6, atol=1e-7)
+    sparse = tf.IndexedSlices(tf.ones((1, 7)) * (comm.rank + 1), tf.constant([comm.rank]), (9, 7))
+    (dense,) = average_gradients([sparse], [keras.Variable(np.zeros((9, 7)), name="sparse")])
+    expected = np.zeros((9, 7))
+    for rank in range(comm.size):
+        expected[rank] = (rank + 1) / comm.size
+    np.testing.assert_allclose(dense.numpy(), expected)
+    assert average_gradients([None], variables[:1]) == [None]
+
+
+def replicas_stay_identical_and_the_check_can_fail(comm):
+    model = small_nt3(distribute_optimizer(sgd(), comm), dropout=0.2)
+    seed_ranks(model, 7, comm.rank)
+    check = ReplicaCheck(comm)
+    plan = plan_for(comm)
+    fit(model, comm, plan, check)
+    assert check.num_checks == plan.epochs_per_rank * plan.steps_per_epoch == 24
+
+    unaveraged = small_nt3(sgd(), dropout=0.2)
+    with pytest.raises(DistributedError, match="differ after step 1 of epoch 1: ranks 1"):
+        fit(unaveraged, comm, plan, ReplicaCheck(comm))
+
+
+def ranks_equal_one_process_with_the_global_batch(comm):
+    for level in ("epoch", "batch_step"):
+        plan = plan_for(comm, data_parallel=level)
+        model = small_nt3(distribute_optimizer(sgd(), comm))
+        fit(model, comm, plan)
+        x, y = samples()
+        single = small_nt3(sgd())
+        for epoch in range(plan.epochs_per_rank):
+            orders = [
+                epoch_order(plan, NUM_SAMPLES, seed=3, epoch=epoch, rank=rank)
+                for rank in range(comm.size)
+            ]
+            if level == "batch_step":
+                assert len(set(np.concatenate(orders))) == NUM_SAMPLES
+            for step in range(plan.steps_per_epoch):
+                batch = np.concatenate(
+                    [order[step * BATCH : (step + 1) * BATCH] for order in orders]
+                )
+                single.train_on_batch(x[batch], y[batch])
+        np.testing.assert_allclose(weights_of(model), weights_of(single), rtol=1e-4, atol=1e-6)
+
+
+def a_run_repeats_bit_for_bit(comm):
+    def train():
+        model = small_nt3(distribute_optimizer(sgd(), comm), dropout=0.3)
+        seed_ranks(model, 11, comm.rank)
+        history = fit(model, comm, plan_for(comm), EpochMetrics(comm)).history
+        return weights_of(model).tobytes(), history
+
+    first, second = train(), train()
+    assert first == second
+
+
+def ranks_draw_different_dropout_masks(comm):
+    model = small_nt3(sgd(), dropout=0.5)
+    seed_ranks(model, 11, comm.rank)
+    drawn = keras.ops.convert_to_numpy(model(samples()[0][:4], training=True))
+    everyone = comm.allgather(drawn.tobytes())
+    assert len(set(everyone)) == comm.size
+
+
+def clipping_acts_on_the_averaged_gradient(comm):
+    value = 3.0 if comm.rank == 0 else -3.0  # the average is 0 (or small), each is beyond the clip
+    for optimizer in (
+        keras.optimizers.SGD(1.0, clipvalue=1.0),
+        keras.optimizers.SGD(1.0, clipnorm=1.0),
+    ):
+        variable = keras.Variable(np.zeros(1, "float32"), name="clipped")
+        distribute_optimizer(optimizer, comm).apply([tf.constant([value])], [variable])
+        average = (3.0 - 3.0 * (comm.size - 1)) / comm.size
+        np.testing.assert_allclose(variable.numpy(), [-np.clip(average, -1, 1)], atol=1e-6)
+
+
+def mixed_precision_trains(comm):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**10)
+        model = small_nt3(distribute_optimizer(optimizer, comm))
+        history = fit(model, comm, plan_for(comm, epochs=6), EpochMetrics(comm), ReplicaCheck(comm))
+        losses = history.history["loss"]
+        assert losses[-1] < 0.8 * losses[0], losses
+        assert model.layers[0].compute_dtype == "float16"
+
+        # An overflow on one rank must make all ranks skip the step.
+        before = weights_of(model)
+        gradients = [tf.zeros_like(v) for v in model.trainable_variables]
+        if comm.rank == comm.size - 1:
+            gradients[0] = gradients[0] + np.inf
+        model.optimizer.apply(gradients, model.trainable_variables)
+        np.testing.assert_array_equal(weights_of(model), before)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def the_self_check_accepts_ours_and_refuses_others(comm):
+    optimizers = [
+        sgd,
+        lambda: keras.optimizers.Adam(0.01, clipnorm=0.1),
+        lambda: keras.optimizers.RMSprop(0.01),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)),
+    ]
+    for plain in optimizers:
+        check_averaging(lambda plain=plain: distribute_optimizer(plain(), comm), plain, comm)
+    for wrong in (lambda: StockOptimizer(sgd()), sgd):
+        with pytest.raises(DistributedError, match="not averaged") as caught:
+            check_averaging(wrong, sgd, comm)
+        assert caught.value.agreed
+
+
+def a_used_optimizer_is_refused(comm):
+    optimizer = sgd()
+    optimizer.build([keras.Variable(np.zeros(2, "float32"))])
+    with pytest.raises(DistributedError, match="before it is built"):
+        distribute_optimizer(optimizer, comm)
+
+
+def metrics_of_unequal_shares_equal_one_process(comm):
+    x, y = samples()
+    x, y = x[:37], y[:37]  # 37 does not divide
+    model = small_nt3(sgd())
+    expected = model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
+    for cuts in ([share_bounds(37, r, comm.size) for r in range(comm.size)], uneven(comm.size)):
+        start, stop = cuts[comm.rank]
+        feed = [(x[i : min(i + 5, stop)], y[i : min(i + 5, stop)]) for i in range(start, stop, 5)]
+
+        class Share(keras.utils.PyDataset):
+            def __len__(self, feed=feed):
+                return len(feed)
+
+            def __getitem__(self, i, feed=feed):
+                return feed[i]
+
+        metrics = evaluate_shared(model, Share(), comm)
+        assert metrics.keys() == expected.keys()
+        for name, value in metrics.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+
+
+def uneven(size):
+    """Shares in which rank 0 has next to everything and the last rank nothing."""
+    return [(0, 36), (36, 37), *[(37, 37)] * (size - 2)] if size > 2 else [(0, 37), (37, 37)]
+
+
+def broadcast_copies_weights_and_optimizer_state_but_no_random_state(comm):
+    model = small_nt3(distribute_optimizer(sgd(), comm), dropout=0.2, seed=100 + comm.rank)
+    seed_ranks(model, 1, comm.rank)
+    model.optimizer.build(model.trainable_variables)
+    for variable in model.optimizer.variables:
+        if variable.name.endswith("momentum"):
+            variable.assign(variable + comm.rank)
+    states = [v.numpy().tolist() for v in model.variables if "seed_generator" in v.path]
+    assert len({digest.tobytes() for digest in comm.allgather(weights_of(model))}) == comm.size
+    broadcast_state(model, comm)
+    assert len({digest.tobytes() for digest in comm.allgather(weights_of(model))}) == 1
+    momenta = [v.numpy() for v in model.optimizer.variables if v.name.endswith("momentum")]
+    assert momenta
+    assert all((m == 0).all() for m in momenta)
+    assert states == [v.numpy().tolist() for v in model.variables if "seed_generator" in v.path]
+    assert len({str(s) for s in comm.allgather(states)}) == comm.size
+
+
+if __name__ == "__main__":
+    run_checks(
+        averaged_gradients_equal_numpy,
+        replicas_stay_identical_and_the_check_can_fail,
+        ranks_equal_one_process_with_the_global_batch,
+        a_run_repeats_bit_for_bit,
+        ranks_draw_different_dropout_masks,
+        clipping_acts_on_the_averaged_gradient,
+        mixed_precision_trains,
+        the_self_check_accepts_ours_and_refuses_others,
+        a_used_optimizer_is_refused,
+        metrics_of_unequal_shares_equal_one_process,
+        broadcast_copies_weights_and_optimizer_state_but_no_random_state,
+    )

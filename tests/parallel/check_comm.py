@@ -1,0 +1,93 @@
+"""The communicator, and what ranks must agree upon before and while they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from harness import run_checks
+
+from candle_p1 import train
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.feed import EvaluationFeed
+from candle_p1.distributed.callbacks import TimeLimit, evaluate_shared
+from candle_p1.distributed.comm import Attempt, MpiCommunicator, connect
+from candle_p1.errors import DataError, DistributedError
+
+
+def ranks_know_each_other(comm):
+    assert isinstance(comm, MpiCommunicator)
+    assert connect() is comm
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+    assert (comm.local_rank, comm.local_size) == (comm.rank, comm.size)  # one machine
+    assert (comm.node, comm.num_nodes) == (0, 1)
+    assert comm.broadcast({"from": comm.rank}, root=comm.size - 1) == {"from": comm.size - 1}
+    total = comm.allreduce_sum(np.full((2, 3), comm.rank + 1.0)[:, ::2])
+    np.testing.assert_array_equal(total, np.full((2, 2), sum(range(1, comm.size + 1))))
+
+
+def one_ranks_error_is_everyones(comm):
+    def fail_on_last():
+        if comm.rank == comm.size - 1:
+            raise DataError("is empty", "x.csv")
+        return comm.rank
+
+    attempt = Attempt(fail_on_last)
+    with pytest.raises(DistributedError, match=rf"^rank {comm.size - 1}: x\.csv: is empty$"):
+        attempt.agree(comm)
+    assert Attempt(lambda: comm.rank).agree(comm) == comm.rank
+
+
+def different_parameters_and_different_data_are_refused(comm):
+    parameters = find_benchmark("nt3").initialize_parameters(argv=[])
+    train._check_same_parameters(parameters.base, comm)
+    parameters["batch_size"] += comm.rank
+    with pytest.raises(DistributedError, match="different values of batch_size"):
+        train._check_same_parameters(parameters.base.replace(parameters), comm)
+
+    files = SimpleNamespace(paths={"train": Path("train.csv")})
+    train._check_same_data(SimpleNamespace(digests={"train": "same"}, files=files), comm)
+    reader = SimpleNamespace(digests={"train": f"from node {comm.rank}"}, files=files)
+    with pytest.raises(DistributedError, match=r"ranks 1.* have read other values than rank 0"):
+        train._check_same_data(reader, comm)
+
+
+def linear_model():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def a_rank_without_samples_learns_the_result(comm):
+    x = np.arange(2, dtype="float32").reshape(1, 2)  # one sample: all ranks but one have none
+    y = np.ones((1, 1), "float32")
+    metrics = evaluate_shared(linear_model(), EvaluationFeed(x, y, 4, comm), comm)
+    expected = linear_model().evaluate(x, y, verbose=0, return_dict=True)
+    assert metrics.keys() == expected.keys()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)
+    nothing = EvaluationFeed(x[:0], y[:0], 4, comm)
+    assert evaluate_shared(linear_model(), nothing, comm) == {}
+
+
+def all_ranks_stop_when_rank_0_is_out_of_time(comm):
+    x, y = np.zeros((8, 2), "float32"), np.zeros((8, 1), "float32")
+    for limit_s, epochs in ((0.0 if comm.rank == 0 else 1e9, 1), (1e9, 3)):
+        limit = TimeLimit(limit_s, comm)
+        history = linear_model().fit(x, y, epochs=3, verbose=0, callbacks=[limit])
+        assert len(history.epoch) == epochs
+        assert limit.reached == (epochs == 1)
+
+
+if __name__ == "__main__":
+    run_checks(
+        ranks_know_each_other,
+        one_ranks_error_is_everyones,
+        different_parameters_and_different_data_are_refused,
+        a_rank_without_samples_learns_the_result,
+        all_ranks_stop_when_rank_0_is_out_of_time,
+    )

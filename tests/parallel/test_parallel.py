@@ -1,0 +1,22 @@
+"""Runs the scripts of this folder under mpirun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("script", "num_ranks", "num_checks"),
+    [("check_averaging.py", 2, 11), ("check_averaging.py", 3, 11), ("check_comm.py", 3, 5)],
+)
+def test_checks_hold_on_all_ranks(mpirun, execute, script, num_ranks, num_checks):
+    code, output = execute(mpirun(num_ranks, HERE / script))
+    print(output)
+    assert code == 0, output
+    assert "FAILED" not in output
+    assert output.count("ok ") == num_checks

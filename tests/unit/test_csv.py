@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.data.csv import READERS, CsvLayout, read_matrix
+from candle_p1.errors import DataError, ParameterError
+
+METHODS = pytest.mark.parametrize("method", READERS)
+LABELLED = CsvLayout(label_column=0)
+
+
+def write(directory, text):
+    path = directory / "data.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@METHODS
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["", "newline"])
+def test_values_are_float32_in_row_order(tmp_path, method, newline, end):
+    path = write(tmp_path, f"1,0.5,-2e3{newline}0,10.123456,7{newline if end else ''}")
+    matrix = read_matrix(path, method)
+    assert matrix.dtype == np.float32
+    assert matrix.flags.c_contiguous
+    np.testing.assert_array_equal(matrix, np.array([[1, 0.5, -2e3], [0, 10.123456, 7]], np.float32))
+
+
+decimals = st.decimals(-100, 100, places=6, allow_nan=False)
+
+
+@given(st.lists(st.lists(decimals, min_size=3, max_size=3), min_size=1, max_size=8))
+def test_methods_agree_bit_for_bit_with_python(tmp_path_factory, rows):
+    text = "\n".join(",".join(f"{value:f}" for value in row) for row in rows) + "\n"
+    path = write(tmp_path_factory.mktemp("csv"), text)
+    expected = np.array([[np.float32(float(value)) for value in row] for row in rows])
+    for method in READERS:
+        assert read_matrix(path, method).tobytes() == expected.tobytes()
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3\n0,5\n1,8,9\n", "line 2: 2 fields where 3 are expected"),
+        ("1,2,3\n0,5,6,7\n", "line 2: 4 fields where 3 are expected"),
+        ("1,2,3\n0,5,6\n1,8", "line 3: 2 fields where 3 are expected; the file ends within"),
+        (
+            "1,2,3\n0,tumor,6\n",
+            "line 2, column 2: the field 'tumor' is not a finite float32 number",
+        ),
+        ("1,2,3\n\n0,nan,6\n", "line 3, column 2: the field 'nan' is not a finite float32 number"),
+        ("1,2,3\n0,inf,6\n", "line 2, column 2: the field 'inf' is not a finite float32 number"),
+        ("1,2,3\n0,1e39,6\n", "line 2, column 2: the field '1e39' is not a finite float32 number"),
+        ("1,2,3\n,5,6\n", "line 2, column 1: the label is missing"),
+        ("1,2,\n0,5,6\n", "line 1, column 3: the field is missing"),
+        (
+            "1,True,3\n0,True,6\n",
+            "line 1, column 2: the field 'True' is not a finite float32 number",
+        ),
+        ("a,b,c\n0,5,6\n", "line 1, column 1: the label 'a' is not a finite float32 number"),
+        ("1,1_0,3\n", "line 1, column 2: the field '1_0' is not a finite float32 number"),
+        ("", "the file is empty"),
+        ("\n\n", "the file holds no rows"),
+    ],
+)
+def test_the_first_problem_is_named_by_line_and_column(tmp_path, method, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(DataError) as caught:
+        read_matrix(path, method, LABELLED)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+
+
+@METHODS
+def test_bytes_that_are_no_text(tmp_path, method):
+    path = write(tmp_path, b"1,2\n\xff\xfe,3\n")
+    with pytest.raises(
+        DataError, match=r"line 2, column 1: the label .* is not a finite float32 number"
+    ):
+        read_matrix(path, method, LABELLED)
+
+
+@METHODS
+def test_a_file_of_other_width_than_expected(tmp_path, method):
+    path = write(tmp_path, "1,2\n3,4\n")
+    with pytest.raises(DataError, match="line 1: 2 fields where 5 are expected"):
+        read_matrix(path, method, CsvLayout(num_columns=5))
+
+
+@METHODS
+def test_finite_values_whose_sum_overflows_are_read(tmp_path, method):
+    path = write(tmp_path, "3e38,3e38\n3e38,3e38\n")
+    assert read_matrix(path, method).shape == (2, 2)
+
+
+@METHODS
+def test_missing_file_and_directory(tmp_path, method):
+    with pytest.raises(DataError, match="No such file"):
+        read_matrix(tmp_path / "absent.csv", method)
+    with pytest.raises(DataError, match=r"directory"):
+        read_matrix(tmp_path, method)
+
+
+def test_an_unknown_method_is_named(tmp_path):
+    with pytest.raises(ParameterError, match="choose one of original, chunked"):
+        read_matrix(tmp_path, "fast")

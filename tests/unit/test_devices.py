@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.distributed.devices import share_cores
+
+
+@pytest.mark.parametrize(
+    ("node_cores", "threads"),
+    [
+        ([range(64)], 64),  # Theta: one rank per node
+        ([range(42)] * 6, 7),  # Summit, unbound
+        ([range(7 * i, 7 * i + 7) for i in range(6)], 7),  # Summit, bound by jsrun
+        ([range(4)] * 3, 1),
+        ([[0], [1]], 1),  # bound to a core each
+    ],
+)
+def test_a_rank_gets_its_share_of_the_node(node_cores, threads):
+    assert share_cores(node_cores, 0) == (threads, None)
+
+
+def test_a_containers_quota_counts_as_cores():
+    assert share_cores([range(64)] * 2, 0, quota=2.5) == (1, None)
+    assert share_cores([range(64)], 0, quota=0.5) == (1, None)
+
+
+@given(st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=1, max_size=20))
+def test_threads_never_outnumber_cores_unless_ranks_do(node_cores):
+    shares = [
+        share_cores([sorted(cores) for cores in node_cores], r) for r in range(len(node_cores))
+    ]
+    num_cores = len(set().union(*node_cores))
+    assert all(
+        1 <= threads <= len(cores) for (threads, _), cores in zip(shares, node_cores, strict=True)
+    )
+    if len(node_cores) <= num_cores:
+        assert sum(threads for threads, _ in shares) <= num_cores
+        assert all(warning is None for _, warning in shares)
+    else:
+        assert all("share" in warning for _, warning in shares)

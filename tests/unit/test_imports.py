@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"tensorflow", "horovod", "mpi4py", "keras", "jax"}
+
+
+def modules_after(statement):
+    program = (
+        f"{statement}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import candle_p1",
+        "import candle_p1.cli",
+        "from candle_p1.cli import main; import sys; sys.argv = ['x', '--help']\n"
+        "try: main()\nexcept SystemExit: pass",
+        "import candle_p1.params, candle_p1.scaling, candle_p1.records",
+        "import candle_p1.train",
+        "from candle_p1.benchmark import find_benchmark; find_benchmark('nt3').declaration",
+    ],
+)
+def test_neither_framework_nor_mpi_is_loaded(statement):
+    assert not modules_after(statement) & HEAVY
+
+
+def test_the_test_can_fail():
+    assert "keras" in modules_after("import keras")

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.synthetic import (
+    MANIFEST_NAME,
+    Manifest,
+    SyntheticFile,
+    SyntheticRecipe,
+    ensure,
+    format_rows,
+    make,
+    synthetic_facts,
+)
+from candle_p1.errors import DataError, ParameterError
+
+NT3 = find_benchmark("nt3").recipe
+MIB = 2**20
+
+
+class Tiny(SyntheticRecipe):
+    name, version, roles = "tiny", 1, {"train": "a.csv", "test": "b.csv"}
+
+    def __init__(self):
+        self.num_made = 0
+
+    def files(self, size, seed):
+        self.num_made += 1
+        text = f"{size},{seed}\n".encode()
+        return [SyntheticFile(name, 8, iter([text, text])) for name in self.roles.values()]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """NT3's small data: (label, genes) of the training and the test file."""
+    directory = tmp_path_factory.mktemp("small")
+    make(NT3, "small", directory, seed=2019)
+    tables = [np.loadtxt(directory / name, delimiter=",") for name in NT3.roles.values()]
+    return [(table[:, 0], table[:, 1:]) for table in tables]
+
+
+@given(
+    arrays(
+        np.float64,
+        array_shapes(min_dims=2, max_dims=2, max_side=6),
+        elements=st.integers(0, 99_000_000).map(lambda millionths: millionths / 1e6),
+    )
+)
+def test_rows_are_formatted_as_python_does(values):
+    labels = np.arange(len(values))
+    expected = "".join(
+        ",".join([str(label), *(f"{value:.6f}" for value in row)]) + "\n"
+        for label, row in zip(labels, values, strict=True)
+    )
+    assert format_rows(labels, values).decode() == expected
+
+
+def test_classes_are_balanced_and_shapes_as_published(small):
+    for (labels, genes), num_rows in zip(small, (1120, 280), strict=True):
+        assert genes.shape == (num_rows, 300)
+        assert Counter(labels) == {0: num_rows // 2, 1: num_rows // 2}
+        assert genes.min() == 0
+        assert 10 < genes.max() <= 18
+        assert len(set(labels[:20])) == 2  # in random order
+
+
+def test_a_patient_gives_both_samples_and_is_on_one_side(monkeypatch):
+    module = sys.modules[type(NT3).__module__]
+    drawn = []
+
+    def sample(genes, patient, tumor, seed):
+        drawn.append((patient, tumor))
+        return np.zeros(len(genes.baseline))
+
+    monkeypatch.setattr(module.Genes, "sample", sample)
+    sides = []
+    for file in NT3.files("small", 1):
+        drawn.clear()
+        assert sum(block.count(b"\n") for block in file.blocks) == len(drawn)
+        assert len(set(drawn)) == len(drawn) == 2 * len({patient for patient, _ in drawn})
+        sides.append({patient for patient, _ in drawn})
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 700
+
+
+def test_a_patients_two_samples_are_alike():
+    genes = sys.modules[type(NT3).__module__].Genes.draw(3000, seed=1)
+    variation = [
+        [
+            genes.sample(patient, tumor, 1) - genes.baseline - tumor * genes.response
+            for tumor in (0, 1)
+        ]
+        for patient in range(20)
+    ]
+    likeness = np.corrcoef([v[0] for v in variation], [v[1] for v in variation])[:20, 20:]
+    strangers = likeness[~np.eye(20, dtype=bool)]
+    assert np.diag(likeness).min() > strangers.max()
+
+
+def test_the_classes_can_be_learned(small):
+    (train_labels, train), (test_labels, test) = small
+    means = [train[train_labels == label].mean(axis=0) for label in (0, 1)]
+    direction = means[1] - means[0]
+    predicted = (test - sum(means) / 2) @ direction > 0
+    assert (predicted == test_labels).mean() > 0.98
+
+
+@pytest.mark.parametrize(("role", "published_mib"), [("train", 597), ("test", 150)])
+def test_full_files_have_the_published_size(role, published_mib):
+    file = next(f for f in NT3.files("full", 2019) if f.name == NT3.roles[role])
+    lines = next(file.blocks).splitlines()
+    assert len(np.loadtxt(io.BytesIO(lines[0]), delimiter=",")) == 60_484
+    num_rows = {"train": 1120, "test": 280}[role]
+    estimate_mib = num_rows * np.mean([len(line) + 1 for line in lines]) / MIB
+    assert estimate_mib == pytest.approx(published_mib, rel=0.03)
+
+
+def test_the_seed_decides_the_bytes(tmp_path):
+    digests = {}
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        manifest = make(NT3, "small", tmp_path / name, seed)
+        digests[name] = [facts["sha256"] for facts in manifest.files.values()]
+    assert digests["first"] == digests["again"]
+    assert not set(digests["first"]) & set(digests["other"])
+
+
+def test_the_manifest_tells_the_files(tmp_path):
+    manifest = make(Tiny(), "small", tmp_path / "out", 7)
+    path = tmp_path / "out/a.csv"
+    assert manifest == Manifest.read(path.parent)
+    assert manifest.files["a.csv"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert synthetic_facts(path) == manifest.files["a.csv"]
+    assert json.loads((tmp_path / "out" / MANIFEST_NAME).read_text())["synthetic"] is True
+    (tmp_path / "out/b.csv").unlink()
+    assert synthetic_facts(path) == manifest.files["a.csv"]
+    path.write_text("cut\n")
+    assert synthetic_facts(path) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_of": 1, "files": {}}'])
+def test_a_damaged_manifest_is_none(tmp_path, text):
+    manifest = make(Tiny(), "small", tmp_path, 1)
+    (tmp_path / MANIFEST_NAME).write_text(text)
+    assert Manifest.read(tmp_path) is None
+    assert synthetic_facts(tmp_path / "a.csv") is None
+    assert manifest.whole
+
+
+def test_a_data_set_is_made_once_and_made_again_when_damaged(cache):
+    recipe = Tiny()
+    manifest = ensure(recipe, "small", 1)
+    assert ensure(recipe, "small", 1) == manifest
+    assert recipe.num_made == 1
+    (manifest.directory / "a.csv").write_text("cut")
+    assert ensure(recipe, "small", 1) == manifest
+    assert recipe.num_made == 2
+    assert ensure(recipe, "small", 2).directory != manifest.directory
+    assert cache in manifest.directory.parents
+
+
+def test_files_that_are_not_ours_are_never_written_over(tmp_path):
+    (tmp_path / "a.csv").write_text("precious\n")
+    with pytest.raises(DataError, match=r"already holds a\.csv.*--out"):
+        make(Tiny(), "small", tmp_path, 1)
+    assert (tmp_path / "a.csv").read_text() == "precious\n"
+
+
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path):
+    class Interrupted(Tiny):
+        def files(self, size, seed):
+            def blocks():
+                yield b"half"
+                raise KeyboardInterrupt
+
+            return [*super().files(size, seed)[:1], SyntheticFile("b.csv", 8, blocks())]
+
+    with pytest.raises(KeyboardInterrupt):
+        make(Interrupted(), "small", tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert make(Tiny(), "small", tmp_path, 1).files
+
+
+def test_an_unwritable_directory_and_an_unknown_size_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="CANDLE_DATA_DIR"):
+        make(Tiny(), "small", tmp_path / "file/below", 1)
+    with pytest.raises(ParameterError, match="tiny has full, small"):
+        make(Tiny(), "medium", tmp_path, 1)
+
+
+def test_progress_ends_at_the_files_size(tmp_path):
+    calls = []
+    make(Tiny(), "small", tmp_path / "out", 1, lambda *call: calls.append(call))
+    assert [call[0] for call in calls] == ["a.csv"] * 3 + ["b.csv"] * 3
+    assert calls[2][1:] == (16, 16)
+
+
+PROGRAM = """
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data import synthetic
+made = []
+write = synthetic._write
+synthetic._write = lambda *call: made.append(call[0].name) or write(*call)
+print(len(synthetic.ensure(find_benchmark("nt3").recipe, "small", 3).files), len(made))
+"""
+
+
+def test_processes_that_start_at_once_make_it_once():
+    processes = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    results = sorted(process.communicate(timeout=60)[0].split() for process in processes)
+    assert results == [["2", "0"]] * 3 + [["2", "2"]]
