@@ -39,10 +39,21 @@ LAUNCHER_VARIABLES = (
 )
 """Any of these in the environment tells that an MPI launcher started this process."""
 
+TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
+"""Set by a local launch to the device of the user's terminal: launchers hand on whole lines only,
+too late for a bar."""
+
 
 def launcher_variable() -> str | None:
     """Returns the name of a variable that tells that an MPI launcher started this process."""
     return next((name for name in LAUNCHER_VARIABLES if name in os.environ), None)
+
+
+def terminal() -> str | None:
+    """Returns the device of the terminal that shows this process's output; None if none does."""
+    if launcher_variable() is None and os.isatty(1):
+        return os.ttyname(1)
+    return os.environ.get(TERMINAL_VARIABLE)
 
 
 def package_versions() -> dict[str, str]:

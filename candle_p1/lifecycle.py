@@ -119,9 +119,10 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         raise
     phases = PhaseTimer(on_enter=link.report_phase)
     log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
+    screen = Screen(comm.rank)
     try:
         with output_to_file(log):
-            yield Run(directory, record, phases, Screen(comm.rank), comm, link, start)
+            yield Run(directory, record, phases, screen, comm, link, start)
     except CandleError as error:
         if not error.agreed:
             link.report_error(str(error))
@@ -137,6 +138,7 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         raise
     finally:
         link.close()
+        screen.close()
 
 
 def describe_rank(comm: Communicator, **facts: Any) -> dict[str, Any]:

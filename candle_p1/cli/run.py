@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
 import click
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.instrument.screen import TERMINAL_VARIABLE, Screen
+from candle_p1.environment import TERMINAL_VARIABLE, terminal
+from candle_p1.instrument.screen import Screen
 from candle_p1.machines.launchers import Launch, mpirun
 
 
@@ -41,7 +41,6 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     if dry_run:
         return
     sys.stdout.flush()
-    environment = dict(os.environ)
-    if sys.stdout.isatty() and num_ranks > 1:  # mpirun hands output on through a pipe
-        environment[TERMINAL_VARIABLE] = str(shutil.get_terminal_size().columns)
+    device = terminal()
+    environment = os.environ | ({TERMINAL_VARIABLE: device} if device else {})
     os.execvpe(launch.command[0], launch.command, environment)

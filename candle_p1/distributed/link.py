@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from candle_p1.distributed.sentinel import TOKEN_VARIABLE
+from candle_p1.environment import terminal
 from candle_p1.errors import EXIT_CODE, DistributedError
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import FrameType
 
     from candle_p1.distributed.comm import Communicator
@@ -88,6 +89,7 @@ class Link:
         self._wakeup, self._wakeup_writer = socket.socketpair()
         self._handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
+        self._signal: int | None = None
         self._send(
             {
                 "hello": {
@@ -116,8 +118,14 @@ class Link:
     def report_error(self, message: str, traceback: str | None = None) -> None:
         """Tells the sentinel that this rank failed, and waits until the failure is on record.
 
+        After a signal the error is taken for the signal's: libraries through which the exception of
+        a handler passes (TensorFlow, while it traces) turn it into one of their own.
+
         Returns after the sentinel has told the other ranks to end.
         """
+        if self._signal is not None:
+            self.report_signal(self._signal)
+            return
         self._ending.set()  # this rank ends by raising; it need not be ended
         stalled = HOROVOD_SHUTDOWN in message
         if stalled:
@@ -164,8 +172,16 @@ class Link:
             if handler in (signal.SIG_IGN, None):
                 continue  # nohup, or whoever embeds Python, has decided about it
             self._handlers[number] = handler
-            if number != signal.SIGINT:
-                signal.signal(number, _raise_terminated)
+            signal.signal(number, self._unwind)
+
+    def _unwind(self, number: int, frame: FrameType | None) -> None:
+        """Is the handler of signals: notes the signal and unwinds the main thread."""
+        self._signal = number
+        handler = self._handlers[number]
+        if number == signal.SIGINT and callable(handler):
+            handler(number, frame)  # Python's own raises KeyboardInterrupt
+        else:
+            raise Terminated(number)
 
     def _listen(self) -> None:
         """Runs in a thread: passes signals on to the sentinel and obeys its order to end."""
@@ -201,12 +217,10 @@ class Link:
     def _obey(self, order: dict[str, Any]) -> None:
         """Ends this process at once: the main thread may sit in a collective for ever."""
         if order["speak"]:
-            show_cursor = "\x1b[?25h" if os.isatty(self._stderr) else ""
             with suppress(OSError):
-                os.write(
-                    self._stderr,
-                    f"{show_cursor}\ncandle-p1: the job ends: {order['end']}\n".encode(),
-                )
+                os.write(self._stderr, f"\ncandle-p1: the job ends: {order['end']}\n".encode())
+            with suppress(OSError):
+                _show_cursor()
         if self._ending.is_set():
             return
         interrupted = order["status"] == "interrupted"
@@ -254,8 +268,11 @@ def _receive(connection: socket.socket) -> bytes:
         return b""
 
 
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated(number)
+def _show_cursor() -> None:
+    """Brings back the terminal's cursor, which a progress bar of a killed rank had hidden."""
+    if device := terminal():
+        with Path(device).open("wb") as screen:
+            screen.write(b"\x1b[?25h")
 
 
 def _connect_any(addresses: list[str], port: int) -> socket.socket:

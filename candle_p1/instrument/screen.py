@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -19,16 +20,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from candle_p1.environment import launcher_variable
+from candle_p1.environment import TERMINAL_VARIABLE, launcher_variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 QUIET_S = 30.0
 """How long a log may be without a line of training."""
-TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
-"""Set to the width of the terminal by a launcher that hands a rank's output on to one."""
 
 
 class Screen:
@@ -38,17 +36,14 @@ class Screen:
     """
 
     def __init__(self, rank: int = 0) -> None:
-        width = os.environ.get(TERMINAL_VARIABLE)
-        # Open MPI gives rank 0 a pseudo-terminal whether or not its own output goes to a terminal.
-        terminal = bool(width) or (launcher_variable() is None and sys.stdout.isatty())
-        self._console = Console(
-            quiet=rank != 0,
-            force_terminal=terminal,
-            width=int(width) if width else None,
-            soft_wrap=not terminal,
-            highlight=False,
-        )
+        self._terminal = _open_terminal() if rank == 0 else None
+        self._console = _console(rank, self._terminal)
         self._progress: Progress | None = None
+
+    def close(self) -> None:
+        """Closes the terminal where this opened it."""
+        if self._terminal:
+            self._terminal.close()
 
     def say(self, text: str) -> None:
         """Prints a line."""
@@ -139,6 +134,22 @@ class Screen:
         trained = f"trained on {data}" + (f" at {rate:,.1f} samples/s" if rate else "")
         self.say(trained)
         self.say(f"record: {path}")
+
+
+def _open_terminal() -> TextIO | None:
+    device = os.environ.get(TERMINAL_VARIABLE)
+    return Path(device).open("w", encoding="utf-8") if device else None
+
+
+def _console(rank: int, terminal: TextIO | None) -> Console:
+    if terminal:
+        width = os.get_terminal_size(terminal.fileno()).columns
+        return Console(file=terminal, force_terminal=True, width=width, highlight=False)
+    # Open MPI gives rank 0 a pseudo-terminal whether or not its own output goes to a terminal.
+    is_terminal = launcher_variable() is None and sys.stdout.isatty()
+    return Console(
+        quiet=rank != 0, force_terminal=is_terminal, soft_wrap=not is_terminal, highlight=False
+    )
 
 
 def _phase_table(record: Mapping[str, Any]) -> Table:

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
+from candle_p1.environment import TERMINAL_VARIABLE
 from candle_p1.instrument import screen as screen_module
 from candle_p1.instrument.screen import Screen
 
@@ -29,7 +36,7 @@ RECORD = {
 
 @pytest.fixture(autouse=True)
 def plain_output(monkeypatch):
-    monkeypatch.delenv(screen_module.TERMINAL_VARIABLE, raising=False)
+    monkeypatch.delenv(TERMINAL_VARIABLE, raising=False)
 
 
 def train(screen):
@@ -52,13 +59,23 @@ def test_a_log_has_a_line_per_epoch_and_one_when_it_was_long_silent(capsys, monk
     assert lines[2] == "epoch 2/2  step 5/10"
 
 
-def test_a_terminal_has_a_bar(capsys, monkeypatch):
-    monkeypatch.setenv(screen_module.TERMINAL_VARIABLE, "100")
-    train(Screen())
-    output = capsys.readouterr().out
+def test_under_a_launcher_the_bar_goes_to_the_users_terminal(capfd, monkeypatch):
+    terminal, device = pty.openpty()
+    fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("4H", 50, 120, 0, 0))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv(TERMINAL_VARIABLE, os.ttyname(device))
+    screen = Screen()
+    train(screen)
+    screen.close()
+    os.set_blocking(terminal, False)
+    output = ""
+    with suppress(BlockingIOError):
+        while True:
+            output += os.read(terminal, 4096).decode(errors="replace")
     assert "training" in output
     assert "10/20" in output or "15/20" in output
     assert "loss 0.5" in output
+    assert capfd.readouterr().out == ""
 
 
 def test_other_ranks_are_silent(capsys, tmp_path):
