@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, format_rows
+from candle_p1.data.number_text import format_rows
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ GENES_PER_PATHWAY = 30
 SIGNATURE_PATHWAYS_OF_SMALL = 6
 LARGEST_LEVEL = 18.0
 ROWS_PER_BLOCK = 16
+DECIMALS = 6
 BYTES_PER_VALUE = 9.24  # of the published files
 
 
@@ -109,8 +111,9 @@ def _blocks(genes: Genes, patients: range, seed: int) -> Iterator[bytes]:
     rows = [rows[i] for i in _random(seed, 3, patients.start).permutation(len(rows))]
     for start in range(0, len(rows), ROWS_PER_BLOCK):
         block = rows[start : start + ROWS_PER_BLOCK]
-        labels = np.array([tumor for _, tumor in block])
-        yield format_rows(labels, np.stack([genes.sample(*row, seed) for row in block]))
+        labels = [b"%d" % tumor for _, tumor in block]
+        levels = np.stack([genes.sample(*row, seed) for row in block])
+        yield format_rows(labels, levels, decimals=DECIMALS)
 
 
 def _random(seed: int, *key: int) -> np.random.Generator:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import filelock
-import numpy as np
 import platformdirs
 
 from candle_p1.errors import DataError, ParameterError
@@ -26,15 +25,11 @@ from candle_p1.files import write_atomically
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
 Progress = Callable[[str, int, int], None]
 """Takes a file's name, the bytes written so far, and those expected."""
 
 MANIFEST_NAME = "synthetic.json"
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
-DECIMALS = 6
-INTEGER_DIGITS = 2
 
 
 @dataclass(frozen=True)
@@ -167,32 +162,6 @@ def make(
             directory,
         )
     return found or _make(recipe, size, seed, directory, progress)
-
-
-def format_rows(labels: NDArray[np.int64], values: NDArray[np.float64]) -> bytes:
-    """Returns lines of CSV: the label, then the values, rounded to six decimals.
-
-    Digit by digit over all values at once, which takes a small part of the time that formatting
-    them one by one does.
-
-    Args:
-        labels: Single digits, shape (rows,).
-        values: Within [0, 99], shape (rows, columns).
-    """
-    left = np.rint(values * 10**DECIMALS).astype(np.uint32)
-    width = INTEGER_DIGITS + 1 + DECIMALS
-    text = np.empty((*left.shape, 1 + width), np.uint8)
-    text[:, :, 0] = ord(",")
-    for position in range(width, 0, -1):
-        if position == 1 + INTEGER_DIGITS:
-            text[:, :, position] = ord(".")
-            continue
-        left, digit = np.divmod(left, np.uint32(10))
-        text[:, :, position] = digit + ord("0")
-    written = np.ones(text.shape, bool)
-    written[:, :, 1] = text[:, :, 1] != ord("0")  # no leading zero
-    rows = zip(labels, text, written, strict=True)
-    return b"".join(b"%d%s\n" % (label, row[mask].tobytes()) for label, row, mask in rows)
 
 
 def _find(recipe: SyntheticRecipe, size: str, seed: int, directory: Path) -> Manifest | None:

@@ -9,9 +9,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.synthetic import (
@@ -20,7 +17,6 @@ from candle_p1.data.synthetic import (
     SyntheticFile,
     SyntheticRecipe,
     ensure,
-    format_rows,
     make,
     synthetic_facts,
 )
@@ -55,22 +51,6 @@ def small(tmp_path_factory):
     make(NT3, "small", directory, seed=2019)
     tables = [np.loadtxt(directory / name, delimiter=",") for name in NT3.roles.values()]
     return [(table[:, 0], table[:, 1:]) for table in tables]
-
-
-@given(
-    arrays(
-        np.float64,
-        array_shapes(min_dims=2, max_dims=2, max_side=6),
-        elements=st.integers(0, 99_000_000).map(lambda millionths: millionths / 1e6),
-    )
-)
-def test_rows_are_formatted_as_python_does(values):
-    labels = np.arange(len(values))
-    expected = "".join(
-        ",".join([str(label), *(f"{value:.6f}" for value in row)]) + "\n"
-        for label, row in zip(labels, values, strict=True)
-    )
-    assert format_rows(labels, values).decode() == expected
 
 
 def test_classes_are_balanced_and_shapes_as_published(small):
