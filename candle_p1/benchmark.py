@@ -13,14 +13,16 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.data.reader import FileSet
+from candle_p1.data.samples import DataSet, Samples
 from candle_p1.data.synthetic import data_directory, ensure
 from candle_p1.errors import DataError, ParameterError, did_you_mean
+from candle_p1.evaluation import Quality, Trained, quality
 from candle_p1.params import (
     CANDLE_PARAMETERS,
     RUN_PARAMETERS,
@@ -34,10 +36,20 @@ from candle_p1.params import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from candle_p1.data.reader import Reader
     from candle_p1.data.synthetic import SyntheticRecipe
+
+__all__ = [
+    "Benchmark",
+    "DataSet",
+    "Parameter",
+    "Quality",
+    "Samples",
+    "Trained",
+    "find_benchmark",
+    "list_benchmarks",
+    "quality",
+]
 
 SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
 STRICT = ("flag", "config file")
@@ -55,54 +67,15 @@ WITHOUT_EFFECT = frozenset(
         "ckpt_save_interval",
         "ckpt_save_weights_only",
         "ckpt_skip_epochs",
-        "data_url",
-        "early_stop",
         "feature_subsample",
         "home_dir",
         "locally_connected",
-        "logfile",
-        "profiling",
-        "save_path",
         "val_data",
         "val_split",
     }
 )
-"""CANDLE's parameters that nothing here reads yet. Setting one is an error, not a silence."""
-
-
-@dataclass
-class Samples:
-    """Features and targets of one set of samples.
-
-    Attributes:
-        x: Shape (samples, …), as the model takes them.
-        y: Shape (samples, …), as the loss takes them.
-    """
-
-    x: NDArray[Any]
-    y: NDArray[Any]
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def first(self, num_samples: int) -> Samples:
-        """Returns views of the first samples; 0 is all."""
-        return Samples(self.x[:num_samples], self.y[:num_samples]) if num_samples else self
-
-
-@dataclass
-class DataSet:
-    """The samples of a run, ready for the model.
-
-    Attributes:
-        train: What it learns from.
-        validation: What it is measured on after every epoch.
-        test: What the trained model is judged on.
-    """
-
-    train: Samples
-    validation: Samples
-    test: Samples
+"""CANDLE's parameters that only some benchmarks read, or none. Where one is not read, setting it is
+an error, not a silence."""
 
 
 class Benchmark(ABC):
@@ -115,6 +88,7 @@ class Benchmark(ABC):
         files: The parameter that names each file, by role: {"train": "train_data", …}.
         recipe: Makes its synthetic data; None if it has none.
         supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
+        unsupported: Its own parameters that CANDLE's files set and nothing here reads.
     """
 
     name: ClassVar[str]
@@ -123,6 +97,7 @@ class Benchmark(ABC):
     files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:
@@ -136,9 +111,34 @@ class Benchmark(ABC):
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
         """Returns the ``keras.Model``, not compiled."""
 
+    def resolve(self, params: ParameterSet) -> ParameterSet:
+        """Returns the parameters with what follows from them; raises where they do not fit."""
+        return params
+
+    def needed_files(self, params: ParameterSet) -> Sequence[str]:
+        """Returns the roles, among those of `files`, that a run with these parameters reads."""
+        return list(self.files)
+
+    def loss(self, params: ParameterSet) -> Any:
+        """Returns the loss to compile with: a name in Keras, or a function."""
+        return params["loss"]
+
+    def metrics(self, params: ParameterSet) -> list[Any]:
+        """Returns the metrics to compile with; new ones at each call."""
+        return [params["metrics"]]
+
+    def callbacks(self, params: ParameterSet) -> list[Any]:
+        """Returns further Keras callbacks; they see the metrics over all ranks, on every rank."""
+        return []
+
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the test metrics of the best constant predictor, by metric name."""
         return {}
+
+    def evaluate(self, trained: Trained) -> Quality:
+        """Returns the test metrics beside the naive predictor's; collective."""
+        values = trained.metrics(trained.data.test, trained.params["test_steps"])
+        return quality(values, self.naive_quality(trained.params, trained.data))
 
     @property
     def folder(self) -> Path:
@@ -161,7 +161,7 @@ class Benchmark(ABC):
         without_effect = [
             replace(parameter, help=f"{parameter.help}; not supported yet")
             for parameter in CANDLE_PARAMETERS
-            if parameter.name in WITHOUT_EFFECT - self.supports
+            if parameter.name in self._without_effect
         ]
         return Declaration(
             CANDLE_PARAMETERS,
@@ -200,12 +200,13 @@ class Benchmark(ABC):
             DataError: A data file that is named does not exist.
         """
         params = self.declaration.bind(parameters)
-        for name in sorted(WITHOUT_EFFECT - self.supports):
+        for name in sorted(self._without_effect):
             if self._is_chosen(name, params):
                 raise ParameterError(
                     f"{name} ({params.origin(name)}) has no effect on {self.name} in this version:"
                     " leave it out"
                 )
+        params = self.resolve(params)
         named = self._named_files(params)
         return params.rewrite({name: named.get(name) for name in self.files.values()})
 
@@ -224,11 +225,13 @@ class Benchmark(ABC):
         Raises:
             CandleError: The synthetic data cannot be made.
         """
-        if all(params[name] for name in self.files.values()):
-            return FileSet.of({role: Path(params[name]) for role, name in self.files.items()})
+        roles = self.needed_files(params)
+        named = {role: params[self.files[role]] for role in roles}
+        if all(named.values()):
+            return FileSet.of({role: Path(path) for role, path in named.items()})
         assert self.recipe is not None
         manifest = ensure(self.recipe, params["size"], params["data_seed"], progress)
-        return FileSet.of({r: manifest.directory / self.recipe.roles[r] for r in self.files})
+        return FileSet.of({role: manifest.directory / self.recipe.roles[role] for role in roles})
 
     def _named_files(self, params: ParameterSet) -> dict[str, str]:
         """Returns the absolute paths of the files the user has named, by parameter; {} if none.
@@ -241,15 +244,22 @@ class Benchmark(ABC):
             DataError: A named file does not exist.
             ParameterError: Some files are named and others are not.
         """
+        needed = [self.files[role] for role in self.needed_files(params)]
         named = {
             name: params[name]
-            for name in self.files.values()
+            for name in needed
             if params[name]
             and (params.origin(name).kind in STRICT or self._is_chosen(name, params))
         }
-        missing = [name for name in self.files.values() if name not in named]
-        if missing and (named or self.recipe is None):
-            raise ParameterError(f"{self.name} also needs {', '.join(missing)}: name all files")
+        missing = [name for name in needed if name not in named]
+        if params["data_dir"]:
+            directory = Path(params["data_dir"]).expanduser()
+            named |= {name: str(directory / self._own_parameters[name]) for name in missing}
+        elif missing and (named or self.recipe is None):
+            raise ParameterError(
+                f"{self.name} also needs {', '.join(missing)}: name all files, or their directory"
+                " by --data_dir"
+            )
         return {name: str(self._find_file(value)) for name, value in named.items()}
 
     def _is_chosen(self, name: str, params: ParameterSet) -> bool:
@@ -259,6 +269,10 @@ class Benchmark(ABC):
         the parameters, repeat every value.
         """
         return bool(params[name] != self._own_parameters[name])
+
+    @property
+    def _without_effect(self) -> frozenset[str]:
+        return (WITHOUT_EFFECT - self.supports) | self.unsupported
 
     @cached_property
     def _own_parameters(self) -> ParameterSet:
@@ -271,8 +285,9 @@ class Benchmark(ABC):
                 return path.absolute()
         looked = " nor ".join(str(path.absolute()) for path in candidates)
         raise DataError(
-            f"no such file: neither {looked} exists. For synthetic data of the published shape:"
-            f" candle-p1 data make {self.name} --size full --out DIR",
+            f"no such file: neither {looked} exists. To download it: candle-p1 data fetch"
+            f" {self.name}; for synthetic data of the published shape: candle-p1 data make"
+            f" {self.name} --size full --out DIR",
             name,
         )
 

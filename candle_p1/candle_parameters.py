@@ -53,13 +53,24 @@ _GENERAL = _group(
         many=True,
         optional=True,
     ),
-    Parameter("profiling", bool, False, "profile the run", short=("-p",)),
+    Parameter(
+        "profiling",
+        bool,
+        False,
+        "profile some steps of rank 0, into profile/ of the run",
+        short=("-p",),
+    ),
 )
 
 _FILES = _group(
     "input and output",
     Parameter(
-        "save_path", str, None, "directory for snapshots of the model", short=("-s",), optional=True
+        "save_path",
+        str,
+        None,
+        "directory for the pictures and tables of the evaluation; None is the run's own",
+        short=("-s",),
+        optional=True,
     ),
     Parameter("model_name", str, None, "name of the model in file names", optional=True),
     Parameter("home_dir", str, None, "home directory", optional=True),
@@ -73,11 +84,15 @@ _FILES = _group(
         "directory for results, which go to OUTPUT_DIR/EXPERIMENT_ID/RUN_ID; '.' is taken as it is",
         optional=True,
     ),
-    Parameter("data_url", str, None, "where the data files can be downloaded", optional=True),
+    Parameter(
+        "data_url", str, None, "where candle-p1 data fetch downloads the files from", optional=True
+    ),
     Parameter("experiment_id", str, "EXP000", "name of the experiment"),
     Parameter("run_id", str, "RUN000", "name of the run within the experiment"),
     Parameter("verbose", bool, False, "say more", short=("-v",)),
-    Parameter("logfile", str, None, "file for the log", short=("-l",), optional=True),
+    Parameter(
+        "logfile", str, None, "file that gets what the screen shows", short=("-l",), optional=True
+    ),
 )
 
 _PREPROCESSING = _group(
@@ -97,7 +112,7 @@ _PREPROCESSING = _group(
         "feature_subsample",
         int,
         0,
-        "number of features drawn at random from each kind; 0 is all",
+        "number of features used, of each kind; 0 is all",
         minimum=0,
     ),
 )
@@ -173,7 +188,7 @@ _TRAINING = _group(
         above=0,
         optional=True,
     ),
-    Parameter("early_stop", bool, False, "stop when the model no longer improves"),
+    Parameter("early_stop", bool, False, "stop when the validation loss no longer falls"),
     Parameter(
         "momentum",
         float,
@@ -240,6 +255,20 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
         choices=("original", "chunked"),
     ),
     Parameter(
+        "data_dir",
+        str,
+        None,
+        "directory that holds the benchmark's files under CANDLE's names",
+        optional=True,
+    ),
+    Parameter(
+        "scaling_fit",
+        str,
+        "all",
+        "fit the scaling of features to all samples, as CANDLE does, or to those trained on",
+        choices=("all", "train"),
+    ),
+    Parameter(
         "data_parallel",
         str,
         "epoch",
@@ -276,6 +305,21 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
         0,
         "epochs of a rank in which the learning rate rises to its scaled value",
         minimum=0,
+    ),
+    Parameter(
+        "base_lr",
+        float,
+        None,
+        "learning rate at the start of the warm-up; None is the one before it is scaled",
+        above=0,
+        optional=True,
+    ),
+    Parameter(
+        "patience",
+        int,
+        10,
+        "epochs without a lower validation loss after which early_stop ends the training",
+        minimum=1,
     ),
     Parameter(
         "size",

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes `text` (UTF-8) to a temporary file beside `path`, syncs it and renames it to `path`.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes text (as UTF-8) or bytes to a file beside `path`, syncs it and renames it to `path`.
 
     The file at `path` is at every moment the old one or the new one, whole, also after a kill -9.
 
@@ -18,8 +18,8 @@ def write_atomically(path: Path, text: str) -> None:
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)

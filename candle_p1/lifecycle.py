@@ -63,6 +63,25 @@ class Run:
         """Where the record is."""
         return self.directory / RECORD_NAME
 
+    def result_directory(self, named: str | None) -> Path:
+        """Returns where results go: the directory named, which rank 0 makes, else the run's own.
+
+        Raises:
+            ParameterError: It cannot be made; on every rank.
+        """
+        if named is None:
+            return self.directory
+        directory = Path(named).expanduser().absolute()
+
+        def make() -> None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ParameterError(f"save_path {named}: {error.strerror}") from error
+
+        Attempt(lambda: make() if self.comm.rank == 0 else None).agree(self.comm)
+        return directory
+
     def finish(self, rank_facts: dict[str, Any], **parts: Any) -> None:
         """Gathers what every rank measured and writes the record as ok; collective.
 
@@ -107,6 +126,7 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         },
     }
     # Rank 0 alone touches the file system; the others hear of the outcome.
+    screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
     opened = Attempt(lambda: _open_directory(name, params, record) if comm.rank == 0 else None)
     directory = comm.broadcast(opened.agree(comm))
     assert directory is not None
@@ -119,7 +139,6 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         raise
     phases = PhaseTimer(on_enter=link.report_phase)
     log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
-    screen = Screen(comm.rank)
     try:
         with output_to_file(log):
             yield Run(directory, record, phases, screen, comm, link, start)

@@ -96,7 +96,8 @@ class ScalingPlan:
         global_batch_size: The samples of one step on all ranks.
         base_learning_rate: The learning rate asked for, or the optimizer's own.
         learning_rate: The learning rate after the warm-up.
-        warmup_epochs: Epochs in which it rises from the base to the scaled learning rate.
+        warmup_epochs: Epochs in which it rises to the scaled learning rate.
+        warmup_learning_rate: What it rises from.
         samples_per_epoch: The samples one rank sees in an epoch.
         steps_per_epoch: The steps one rank takes in an epoch.
     """
@@ -114,6 +115,7 @@ class ScalingPlan:
     base_learning_rate: float
     learning_rate: float
     warmup_epochs: int
+    warmup_learning_rate: float
     samples_per_epoch: int
     steps_per_epoch: int
 
@@ -130,6 +132,7 @@ class ScalingPlan:
         batch_scaling: str = "none",
         lr_scaling: str = "linear",
         warmup_epochs: int = 0,
+        warmup_from: float | None = None,
         data_parallel: str = "epoch",
         max_steps: int = 0,
     ) -> ScalingPlan:
@@ -145,6 +148,7 @@ class ScalingPlan:
             batch_scaling: One of BATCH_SCALINGS.
             lr_scaling: One of LR_SCALINGS.
             warmup_epochs: Epochs of learning-rate warm-up.
+            warmup_from: Learning rate at its start; None is `learning_rate`.
             data_parallel: One of DATA_PARALLEL_LEVELS.
             max_steps: An upper limit to the steps of an epoch; 0 is none.
 
@@ -191,6 +195,7 @@ class ScalingPlan:
             base_learning_rate=learning_rate,
             learning_rate=scale_learning_rate(learning_rate, num_ranks, lr_scaling),
             warmup_epochs=warmup_epochs,
+            warmup_learning_rate=learning_rate if warmup_from is None else warmup_from,
             samples_per_epoch=samples,
             steps_per_epoch=steps,
         )
@@ -218,13 +223,13 @@ class ScalingPlan:
 def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
     """Returns the learning rate of a step, counted from 0 over all epochs of a rank.
 
-    It rises linearly from the base to the scaled learning rate over the warm-up epochs: Goyal et
-    al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2.2, "gradual warmup".
+    It rises linearly to the scaled learning rate over the warm-up epochs: Goyal et al., "Accurate,
+    Large Minibatch SGD" (arXiv:1706.02677), section 2.2, "gradual warmup".
     """
     num_warmup_steps = plan.warmup_epochs * plan.steps_per_epoch
     if step >= num_warmup_steps:
         return plan.learning_rate
-    base, target = plan.base_learning_rate, plan.learning_rate
+    base, target = plan.warmup_learning_rate, plan.learning_rate
     return base + (target - base) * step / num_warmup_steps
 
 

@@ -17,6 +17,7 @@ from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
 from candle_p1.distributed.link import Terminated
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
+from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.optimizers import check_names, default_learning_rate, make_optimizer
 from candle_p1.records import over_ranks
@@ -25,11 +26,12 @@ from candle_p1.scaling import ScalingPlan, share_epochs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from candle_p1.benchmark import Benchmark, DataSet, Samples
+    from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
+    from candle_p1.data.samples import DataSet
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
-    from candle_p1.params import ParameterSet
+    from candle_p1.params import EditableParameters, ParameterSet
 
 
 def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
@@ -81,10 +83,12 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 
         this.screen.say(plan.explain())
         with phases("train"):
-            history, training = _train(model, data, plan, params, this)
+            history, training = _train(benchmark, model, data, plan, params, this)
 
         with phases("evaluate"):
-            quality = _evaluate(benchmark, model, data, params, comm)
+            directory = this.result_directory(params["save_path"])
+            trained = Trained(model, data, params, comm, directory)
+            quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
 
         with phases("report"):
             load_s = comm.allgather(reader.load_s)
@@ -100,6 +104,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 "loader": params["loader"],
                 "files": files_read,
                 "scaling": params["scaling"],
+                "scaling_fit": params["scaling_fit"],
                 "num_train": len(data.train),
                 "num_validation": len(data.validation),
                 "num_test": len(data.test),
@@ -108,7 +113,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             model={
                 "num_parameters": model.count_params(),
                 "optimizer": params["optimizer"],
-                "loss": params["loss"],
+                "loss": model.loss if isinstance(model.loss, str) else type(model.loss).__name__,
                 "data_type": params["data_type"],
                 "jit_compile": bool(model.jit_compile),
             },
@@ -122,6 +127,33 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         if comm.rank == 0:
             this.screen.show_result(this.record, this.record_path)
     return history
+
+
+class Script:
+    """What CANDLE's drivers and launchers find in a benchmark's script.
+
+    Args:
+        benchmark: The benchmark.
+    """
+
+    def __init__(self, benchmark: Benchmark) -> None:
+        self._benchmark = benchmark
+
+    def initialize_parameters(self, default_model: str | None = None) -> EditableParameters:
+        """Returns the parameters of the model file and the command line, to be overlaid at will.
+
+        Args:
+            default_model: A parameter file in the benchmark's folder; None is the default one.
+        """
+        return self._benchmark.initialize_parameters(default_model)
+
+    def run(self, params: Mapping[str, Any]) -> Any:
+        """Trains; returns the ``keras.callbacks.History``, with metrics over all ranks."""
+        return run(self._benchmark, params)
+
+    def main(self) -> None:
+        """Runs from the command line."""
+        main(self._benchmark)
 
 
 def main(benchmark: Benchmark) -> None:
@@ -236,6 +268,7 @@ def _plan(params: ParameterSet, num_samples: int, comm: Communicator) -> Scaling
         batch_scaling=params["batch_scaling"],
         lr_scaling=params["lr_scaling"],
         warmup_epochs=params["warmup_epochs"],
+        warmup_from=params["base_lr"],
         data_parallel=params["data_parallel"],
         max_steps=params["train_steps"] or 0,
     )
@@ -261,8 +294,8 @@ def _build(
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
         optimizer=distributed.distribute_optimizer(optimizer, comm),
-        loss=params["loss"],
-        metrics=[params["metrics"]],
+        loss=benchmark.loss(params),
+        metrics=benchmark.metrics(params),
         jit_compile="auto" if xla else False,
         auto_scale_loss=False,
     )
@@ -283,12 +316,17 @@ def _check_same_data(reader: Reader, comm: Communicator) -> None:
 
 
 def _train(
-    model: Any, data: DataSet, plan: ScalingPlan, params: ParameterSet, this: Run
+    benchmark: Benchmark,
+    model: Any,
+    data: DataSet,
+    plan: ScalingPlan,
+    params: ParameterSet,
+    this: Run,
 ) -> tuple[Any, dict[str, Any]]:
     """Trains; returns the history and what the record says of it. Collective."""
     import keras
 
-    from candle_p1.data.feed import TrainFeed
+    from candle_p1.data.feed import EvaluationFeed, TrainFeed
     from candle_p1.distributed.callbacks import (
         EpochMetrics,
         LearningRateWarmup,
@@ -296,22 +334,18 @@ def _train(
         SharedValidation,
         TimeLimit,
     )
+    from candle_p1.distributed.profiler import StepProfiler
     from candle_p1.instrument.callbacks import BeforeEpoch, BeforeStep, EpochTimer, Progress
 
     comm = this.comm
     if not params["train_bool"]:
         return keras.callbacks.History(), {"epochs": [], "stopped": "train_bool is False"}
     feed = TrainFeed(
-        data.train.x,
-        data.train.y,
-        plan,
-        seed=params["rng_seed"],
-        rank=comm.rank,
-        shuffle=params["shuffle"],
+        data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["shuffle"]
     )
     timer = EpochTimer()
     validation = SharedValidation(
-        _evaluation_feed(data.validation, params, params["val_steps"], comm), comm
+        EvaluationFeed(data.validation, params["batch_size"], comm, params["val_steps"]), comm
     )
     callbacks = [
         timer,
@@ -322,14 +356,22 @@ def _train(
     ]
     if plan.warmup_epochs:
         callbacks.append(LearningRateWarmup(plan))
+    callbacks += benchmark.callbacks(params)
     if params["check_replicas"]:
         callbacks.append(ReplicaCheck(comm))
+    early_stop = keras.callbacks.EarlyStopping("val_loss", patience=params["patience"])
+    if params["early_stop"]:
+        callbacks.append(early_stop)
     limit = TimeLimit(params["timeout"], comm) if (params["timeout"] or -1) > 0 else None
     if limit:
         callbacks.append(limit)
     if comm.rank == 0:
-        callbacks.append(keras.callbacks.CSVLogger(this.directory / "history.csv"))
+        # Both are the same; the second name is the one CANDLE's scripts give it.
+        for name in ("history.csv", "training.log"):
+            callbacks.append(keras.callbacks.CSVLogger(this.directory / name))
         callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))
+        if params["profiling"]:
+            callbacks.append(StepProfiler(this.directory / "profile"))
 
     try:
         history = model.fit(
@@ -351,34 +393,15 @@ def _train(
     slowest_s = sum(max(seconds) for seconds in zip(*train_s, strict=True))
     num_samples = comm.size * plan.samples_per_epoch * len(epochs)
     training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
+    if params["profiling"]:
+        training["profiled"] = True
     if limit and limit.reached:
         training["stopped"] = f"timeout of {params['timeout']} s"
+    elif early_stop.stopped_epoch:
+        training["stopped"] = (
+            f"early_stop: the validation loss did not fall for {params['patience']} epochs"
+        )
     return history, training
-
-
-def _evaluate(
-    benchmark: Benchmark, model: Any, data: DataSet, params: ParameterSet, comm: Communicator
-) -> dict[str, dict[str, float | None]]:
-    """Returns the test metrics, computed by all ranks in shares, beside the naive predictor's."""
-    from candle_p1.distributed.callbacks import evaluate_shared
-
-    if not params["eval_bool"]:
-        return {}
-    feed = _evaluation_feed(data.test, params, params["test_steps"], comm)
-    metrics = evaluate_shared(model, feed, comm)
-    naive = benchmark.naive_quality(params, data)
-    return {
-        name: {"value": _finite(value)} | ({"naive": _finite(naive[name])} if name in naive else {})
-        for name, value in metrics.items()
-    }
-
-
-def _evaluation_feed(
-    samples: Samples, params: ParameterSet, max_steps: int | None, comm: Communicator
-) -> Any:
-    from candle_p1.data.feed import EvaluationFeed
-
-    return EvaluationFeed(samples.x, samples.y, params["batch_size"], comm, max_steps or 0)
 
 
 def _finite(value: float) -> float | None:

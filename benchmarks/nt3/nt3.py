@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, Samples
+from candle_p1.benchmark import Benchmark, DataSet, Parameter, Samples
+from candle_p1.convolutions import add_convolutions
 from candle_p1.data.csv import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
-from candle_p1.errors import DataError, ParameterError
-from candle_p1.params import Parameter
+from candle_p1.errors import DataError
+from nt3_noise import add_gaussian_noise, turn_over_labels
 from nt3_synthetic import Nt3Recipe
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from candle_p1.data.reader import Reader
     from candle_p1.params import ParameterSet
 
-CONV_FIELDS = 3
-"""A convolution is three numbers of --conv: filters, kernel length, stride."""
-
 
 class Nt3(Benchmark):
     """NT3. The files hold a row per sample: the label, 0 or 1, then the genes."""
@@ -38,41 +36,71 @@ class Nt3(Benchmark):
     parameters = (
         Parameter("classes", int, 2, "number of classes", minimum=2),
         Parameter("scaling", str, "maxabs", "scaling of the features", choices=SCALINGS),
+        Parameter(
+            "reduce_lr", bool, True, "divide the learning rate by 10 on a plateau of val_loss"
+        ),
+        Parameter("add_noise", bool, False, "turn over the labels of some training samples"),
+        Parameter(
+            "label_noise", float, 0.3, "share of the labels turned over", minimum=0, maximum=1
+        ),
+        Parameter(
+            "noise_correlated", bool, False, "only where feature_col exceeds feature_threshold"
+        ),
+        Parameter(
+            "feature_col", int, 50, "gene, from 0, that noise_correlated looks at", minimum=0
+        ),
+        Parameter("feature_threshold", float, 0.01, "its threshold, after scaling"),
+        Parameter("noise_gaussian", bool, False, "add noise to the genes of the training samples"),
+        Parameter(
+            "std_dev", float, 0.5, "standard deviation of that noise, after scaling", minimum=0
+        ),
     )
     recipe = Nt3Recipe()
+    supports = frozenset({"locally_connected"})
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Mapping[str, NDArray[np.float32]]:
         """Returns the rows of both files, label first: float32, shape (samples, 1 + genes)."""
-        train = reader.read("train", CsvLayout(label_column=0))
-        test = reader.read("test", CsvLayout(label_column=0, num_columns=train.shape[1]))
+        train = reader.read("train", CsvLayout(label_column=0)).values
+        num_columns = train.shape[1]
+        test = reader.read("test", CsvLayout(label_column=0, num_columns=num_columns)).values
         for role, matrix in (("train", train), ("test", test)):
             _check_labels(matrix[:, 0], params["classes"], reader.files.paths[role])
         return {"train": train, "test": test}
 
     def preprocess(self, raw: Mapping[str, NDArray[np.float32]], params: ParameterSet) -> DataSet:
-        """Scales the genes over both files, in place; the test samples also validate."""
+        """Scales the genes in place, adds noise if asked to; the test samples also validate."""
         train, test = raw["train"], raw["test"]
-        scale_features(params["scaling"], train[:, 1:], test[:, 1:])
+        fit_to = [train[:, 1:]] if params["scaling_fit"] == "train" else None
+        scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
         num_classes = params["classes"]
         test_samples = _samples(test, num_classes)
-        return DataSet(_samples(train, num_classes), test_samples, test_samples)
+        train_samples = _samples(train, num_classes)
+        if params["add_noise"]:
+            turn_over_labels(train_samples, params)
+        elif params["noise_gaussian"]:
+            add_gaussian_noise(train_samples, params)
+        return DataSet(train_samples, test_samples, test_samples)
+
+    def callbacks(self, params: ParameterSet) -> list[Any]:
+        """Returns what CANDLE's script always has, unless reduce_lr is False."""
+        import keras
+
+        reduce = keras.callbacks.ReduceLROnPlateau(
+            monitor="val_loss", factor=0.1, patience=10, min_delta=1e-4
+        )
+        return [reduce] if params["reduce_lr"] else []
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
         """Returns convolutions with pooling, then dense layers with dropout, then the classes."""
         import keras
         from keras import layers
 
-        num_genes = data.train.x.shape[1]
+        num_genes = data.train.x_shape[0]
         initializer = params["initialization"] or "glorot_uniform"
         model = keras.Sequential([layers.Input((num_genes, 1))], name="nt3")
-        for (filters, kernel_size, stride), pool in _convolutions(params, num_genes):
-            model.add(
-                layers.Conv1D(filters, kernel_size, strides=stride, kernel_initializer=initializer)
-            )
-            model.add(layers.Activation(params["activation"]))
-            if pool:
-                model.add(layers.MaxPooling1D(pool))
-        model.add(layers.Flatten())
+        add_convolutions(model, params, num_genes)
+        if not params["conv"]:
+            model.add(layers.Flatten())
         for units in params["dense"] or ():
             model.add(layers.Dense(units, kernel_initializer=initializer))
             model.add(layers.Activation(params["activation"]))
@@ -85,7 +113,7 @@ class Nt3(Benchmark):
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the accuracy of always answering with the commonest class."""
-        return {"accuracy": float(data.test.y.mean(axis=0).max())}
+        return {"accuracy": float(data.test.y[:].mean(axis=0).max())}
 
 
 BENCHMARK = Nt3()
@@ -107,38 +135,3 @@ def _samples(rows: NDArray[np.float32], num_classes: int) -> Samples:
     """Returns views of the genes, shape (samples, genes, 1), and one-hot classes."""
     one_hot = np.eye(num_classes, dtype=np.float32)[rows[:, 0].astype(np.int64)]
     return Samples(rows[:, 1:, np.newaxis], one_hot)
-
-
-def _convolutions(
-    params: ParameterSet, num_genes: int
-) -> list[tuple[tuple[int, int, int], int | None]]:
-    """Returns ((filters, kernel length, stride), pool length) of each convolution.
-
-    Raises:
-        ParameterError: conv and pool do not fit together, or the genes do not suffice.
-    """
-    conv, pool = params["conv"] or [], params["pool"] or []
-    num_layers = len(conv) // CONV_FIELDS
-    if len(conv) % CONV_FIELDS:
-        raise ParameterError(
-            f"conv {conv} ({params.origin('conv')}): give three numbers for each convolution:"
-            " filters, kernel length, stride"
-        )
-    if pool and len(pool) != num_layers:
-        raise ParameterError(
-            f"pool {pool} ({params.origin('pool')}): give one length for each of the {num_layers}"
-            " convolutions"
-        )
-    convolutions = []
-    length = num_genes
-    for i in range(num_layers):
-        filters, kernel_size, stride = conv[CONV_FIELDS * i : CONV_FIELDS * (i + 1)]
-        pool_size = pool[i] if pool else None
-        length = ((length - kernel_size) // stride + 1) // (pool_size or 1)
-        if length < 1:
-            raise ParameterError(
-                f"conv {conv} and pool {pool} leave nothing of {num_genes} genes after"
-                f" convolution {i + 1}: use shorter kernels or pools"
-            )
-        convolutions.append(((filters, kernel_size, stride), pool_size))
-    return convolutions

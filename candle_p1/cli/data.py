@@ -1,20 +1,32 @@
-"""candle-p1 data: synthetic data sets."""
+"""candle-p1 data: the published files, and synthetic ones in their place."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.benchmark import find_benchmark
-from candle_p1.data.synthetic import make
+from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
+from candle_p1.data.status import file_status, synthetic_sets
+from candle_p1.data.synthetic import data_directory, make
 from candle_p1.errors import ParameterError
 from candle_p1.instrument.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 2**20
+SHOWN_DIGITS = 12
+"""Of a SHA-256 in a table."""
 
 
 @click.group("data")
 def command() -> None:
-    """Make data sets."""
+    """Get data sets: download the published files, or make synthetic ones."""
 
 
 @command.command("make")
@@ -49,5 +61,182 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     with screen.making_data() as progress:
         manifest = make(recipe, size, directory, seed, progress)
     for name, facts in manifest.files.items():
-        mib = facts["bytes"] / 2**20
+        mib = facts["bytes"] / MIB
         screen.say(f"{manifest.directory / name}: {mib:.1f} MiB, synthetic, seed {seed}")
+
+
+@command.command("fetch")
+@click.argument("benchmark")
+@click.option(
+    "--out",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="The directory to write to; by default the benchmark's own in the data directory"
+    " ($CANDLE_DATA_DIR).",
+)
+@click.option(
+    "--data_url",
+    help="Where the files are, if not at CANDLE's: https://…, http://… or file:///…, up to the"
+    " directory that holds them.",
+)
+@click.option(
+    "--retries",
+    "num_retries",
+    default=4,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Attempts after the first that may fail in a row; one that brought new bytes did not.",
+)
+def fetch_command(
+    benchmark: str, directory: Path | None, data_url: str | None, num_retries: int
+) -> None:
+    """Download BENCHMARK's published files, or finish a download that was interrupted.
+
+    Files that are there are checked by their SHA-256 and not downloaded again. Where CANDLE has
+    published no sum, the first download is recorded, and later ones are held to it.
+    """
+    from candle_p1.data.download import Patience
+    from candle_p1.data.fetch import fetch
+
+    published = _Published.of(find_benchmark(benchmark))
+    url = data_url or published.url
+    if not url:
+        raise ParameterError(
+            f"{published.model_file} names no data_url: say where the files are with --data_url"
+        )
+    screen = Screen()
+    with screen.making_data("downloading") as progress:
+        files = fetch(
+            published.benchmark,
+            published.names,
+            url,
+            directory or published.directory,
+            progress=progress,
+            notify=screen.warn,
+            patience=Patience(num_retries=num_retries),
+        )
+    for file in files:
+        origin = f"downloaded from {file.source}" if file.source else "was there already"
+        screen.say(f"{file.path}: {file.file_bytes / MIB:.1f} MiB, sha256 {file.sha256}, {origin}")
+        for path in file.unpacked:
+            screen.say(f"{path}: from {file.path.name}")
+    where = shlex.quote(str(files[0].path.parent))
+    screen.say(f"train on them: candle-p1 run {benchmark} -- --data_dir {where}")
+
+
+@command.command("info")
+@click.argument("benchmark", required=False)
+@click.option(
+    "--data_dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="The directory to look in; by default each benchmark's own in the data directory"
+    " ($CANDLE_DATA_DIR).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole sums and paths.")
+def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -> None:
+    """Show which files BENCHMARK (by default, every one) has, and how to get those it lacks."""
+    names = [benchmark] if benchmark else list_benchmarks()
+    found = [_info(find_benchmark(name), directory) for name in names]
+    if as_json:
+        click.echo(json.dumps({"benchmarks": found}, indent=2))
+        return
+    for info in found:
+        _show(info)
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A benchmark's files as its own parameter file names them.
+
+    Attributes:
+        benchmark: The benchmark's name.
+        model_file: That parameter file.
+        url: The directory they can be downloaded from; None if the file does not say.
+        files: The name of each, by role.
+    """
+
+    benchmark: str
+    model_file: Path
+    url: str | None
+    files: dict[str, str]
+
+    @classmethod
+    def of(cls, benchmark: Benchmark) -> _Published:
+        parameters = benchmark.declaration.parse([], benchmark.model_file)
+        files = {role: parameters[name] for role, name in benchmark.files.items()}
+        files = {role: name for role, name in files.items() if name}
+        if not files:
+            raise ParameterError(f"{benchmark.model_file} names no data files")
+        return cls(benchmark.name, benchmark.model_file, parameters["data_url"], files)
+
+    @property
+    def names(self) -> list[str]:
+        """The files' names, each once."""
+        return list(dict.fromkeys(self.files.values()))
+
+    @property
+    def directory(self) -> Path:
+        """Where they are kept by default."""
+        return data_directory() / self.benchmark
+
+
+def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
+    """Returns what there is of a benchmark's files, and the commands that get them."""
+    published = _Published.of(benchmark)
+    where = (directory or published.directory).absolute()
+    out = f" --out {shlex.quote(str(where))}" if directory else ""
+    return {
+        "name": published.benchmark,
+        "title": benchmark.title,
+        "directory": str(where),
+        "data_url": published.url,
+        "files": [
+            {"role": role} | asdict(file_status(published.benchmark, name, where))
+            for role, name in published.files.items()
+        ],
+        "synthetic_sets": [
+            {"directory": str(each.directory), "whole": each.whole} | each.made_of
+            for each in (synthetic_sets(benchmark.recipe) if benchmark.recipe else [])
+        ],
+        "fetch": f"candle-p1 data fetch {published.benchmark}{out}",
+        "make": f"candle-p1 data make {published.benchmark} --size full --out DIR"
+        if benchmark.recipe
+        else None,
+    }
+
+
+def _show(info: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in ("file", "state", "MiB", "sha256"):
+        table.add_column(column, justify="right" if column == "MiB" else "left", overflow="fold")
+    for file in info["files"]:
+        table.add_row(*_row(file))
+    console = Console(highlight=False, markup=False)
+    console.print(info["title"], soft_wrap=True)
+    console.print(table)
+    for line in _lines(info):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _row(file: dict[str, Any]) -> Iterator[str]:
+    yield file["name"]
+    partial = f", {file['partial_bytes'] / MIB:.1f} MiB downloaded" * bool(file["partial_bytes"])
+    yield file["state"] + partial
+    yield "" if file["file_bytes"] is None else f"{file['file_bytes'] / MIB:.1f}"
+    yield f"{file['sha256'][:SHOWN_DIGITS]}… {file['sha256_source']}" if file["sha256"] else ""
+
+
+def _lines(info: dict[str, Any]) -> Iterator[str]:
+    yield f"in {info['directory']}"
+    yield f"published at {info['data_url'] or 'no known place'}"
+    for each in info["synthetic_sets"]:
+        state = "" if each["whole"] else ", not whole"
+        yield f"synthetic, {each['size']}, seed {each['seed']}{state}: {each['directory']}"
+    yield f"to download: {info['fetch']}"
+    if info["make"]:
+        yield f"to make synthetic ones: {info['make']}"

@@ -1,16 +1,18 @@
-"""Reading wide numeric CSV files into float32 matrices, by several methods of one signature.
+"""Reading wide CSV files into float32 matrices, by several methods of one signature.
 
 - original: ``pandas.read_csv`` with its defaults, as the CANDLE benchmarks had it.
 - chunked: the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``, concatenated.
 
-The methods give bit-identical matrices and the same errors.
+The methods give bit-identical tables and the same errors.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,31 +32,85 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class CsvLayout:
-    """What is known of a numeric CSV file before it is read.
+    """What is known of a file before it is read.
 
     Attributes:
-        num_columns: The fields every row must have; None takes the first row's.
+        header: Whether the first line holds the columns' names.
+        text_columns: The names of the columns that hold text; the others hold numbers.
+        separator: One character.
+        missing: What stands for a number that is missing; by default none may be.
+        num_columns: The fields every row must have; None takes the first line's.
         label_column: The field that holds the class, for messages; None if there is none.
     """
 
+    header: bool = False
+    text_columns: tuple[str, ...] = ()
+    separator: str = ","
+    missing: tuple[str, ...] = ()
     num_columns: int | None = None
     label_column: int | None = None
 
 
-def read_matrix(path: Path, method: str, layout: CsvLayout | None = None) -> NDArray[np.float32]:
-    """Reads a CSV file of numbers without a header.
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of text.
+
+    Attributes:
+        names: The distinct values, sorted.
+        codes: int32, shape (rows,): each row's index into `names`.
+    """
+
+    names: list[str]
+    codes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def values(self) -> list[str]:
+        """Returns the value of each row."""
+        return [self.names[code] for code in self.codes]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of a file.
+
+    Attributes:
+        values: float32, shape (rows, columns of numbers), C-contiguous.
+        columns: The names of these columns; empty without a header.
+        text: The columns of text, by name.
+    """
+
+    values: NDArray[np.float32]
+    columns: list[str] = field(default_factory=list)
+    text: dict[str, TextColumn] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the values in row order, then of names and codes of the text."""
+        digest = hashlib.sha256(self.values.data)
+        for name, column in self.text.items():
+            digest.update("\0".join([name, *column.names]).encode())
+            digest.update(column.codes.tobytes())
+        return digest.hexdigest()
+
+
+def read_table(path: Path, method: str, layout: CsvLayout | None = None) -> Table:
+    """Reads a CSV file.
 
     Args:
-        path: The file; fields separated by commas, every one a finite number.
+        path: The file.
         method: A name in READERS.
-        layout: What the file must look like.
+        layout: What the file looks like; None is fields of numbers, separated by commas, no header.
 
     Returns:
-        float32, shape (rows, fields), C-contiguous.
+        The table. Numbers that are missing, where they may be, are NaN.
 
     Raises:
-        DataError: The file is missing or empty, rows have unequal numbers of fields, or a field is
-            empty or no number; with the line and the field.
+        DataError: The file is missing or empty, lacks a column, has rows of unequal length, or a
+            field that is empty, no finite number or out of float32's range; with line and field.
         ParameterError: There is no such method.
     """
     if method not in READERS:
@@ -63,49 +119,96 @@ def read_matrix(path: Path, method: str, layout: CsvLayout | None = None) -> NDA
     try:
         if path.stat().st_size == 0:
             raise DataError("the file is empty", path)
+        names = _read_header(path, layout) if layout.header else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of mixed types in a column: an error below
-            matrix = _to_float32(READERS[method](path))
+            frame = READERS[method](path, _pandas_options(layout))
+        table = _to_table(frame, names, layout)
     except OSError as error:
         raise DataError(f"cannot read the file: {error.strerror}", path) from error
     except ValueError as error:  # also pandas.errors.ParserError and a UnicodeDecodeError
         raise _first_problem(path, layout) or DataError(str(error), path) from error
-    wrong_width = layout.num_columns is not None and matrix.shape[1] != layout.num_columns
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = matrix.sum()
-    # A field that is missing or is no finite number shows in the sum.
-    if wrong_width or not np.isfinite(total):
+    num_columns = table.values.shape[1] + len(table.text)
+    wrong_width = layout.num_columns is not None and num_columns != layout.num_columns
+    if wrong_width or _looks_wrong(table, layout):
         problem = _first_problem(path, layout)
         if problem is not None:
             raise problem
-    return matrix
+    return table
 
 
-def _read_original(path: Path) -> pd.DataFrame:
+Options = dict[str, Any]
+
+
+def _read_original(path: Path, options: Options) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.read_csv(path, header=None)
+    return cast("pd.DataFrame", pd.read_csv(path, **options))
 
 
-def _read_chunked(path: Path) -> pd.DataFrame:
+def _read_chunked(path: Path, options: Options) -> pd.DataFrame:
     import pandas as pd
 
-    chunks = pd.read_csv(path, header=None, chunksize=PAPER_CHUNK_ROWS, low_memory=False)
-    return pd.concat(list(chunks), axis=0, ignore_index=True)
+    chunks = pd.read_csv(path, chunksize=PAPER_CHUNK_ROWS, low_memory=False, **options)
+    return pd.concat(list(chunks), axis=0)
 
 
-READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+READERS: dict[str, Callable[[Path, Options], pd.DataFrame]] = {
     "original": _read_original,
     "chunked": _read_chunked,
 }
 
 
-def _to_float32(frame: pd.DataFrame) -> NDArray[np.float32]:
-    """Returns the values; a column that is not of numbers raises ValueError."""
+def _pandas_options(layout: CsvLayout) -> Options:
+    options: Options = {"header": 0 if layout.header else None}
+    if layout.separator != ",":
+        options["sep"] = layout.separator
+    if layout.text_columns:
+        options["dtype"] = dict.fromkeys(layout.text_columns, str)
+    if layout.text_columns or layout.missing:
+        options |= {"keep_default_na": False, "na_values": list(layout.missing)}
+    return options
+
+
+def _read_header(path: Path, layout: CsvLayout) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        names = next(csv.reader(file, delimiter=layout.separator), [])
+    for name in layout.text_columns:
+        if name not in names:
+            raise DataError(f"the header names no column {name!r}", path, 1)
+    return names
+
+
+def _to_table(frame: pd.DataFrame, names: list[str], layout: CsvLayout) -> Table:
+    """Returns the values; a column that is not of its kind raises ValueError."""
+    import pandas as pd
+
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first column for names of rows
+        raise ValueError("rows have more fields than the header")
+    text = {}
+    for name in layout.text_columns:
+        codes, distinct = pd.factorize(frame.pop(name), sort=True)
+        if (codes < 0).any() or "" in distinct:
+            raise ValueError(f"a field of {name} is missing")
+        text[name] = TextColumn([str(value) for value in distinct], codes.astype(np.int32))
     if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
         raise ValueError("a column holds something else than numbers")
-    matrix: NDArray[np.float32] = np.ascontiguousarray(frame.to_numpy(dtype=np.float32))
-    return matrix
+    with np.errstate(over="ignore"):  # what is out of range becomes infinite: an error below
+        matrix: NDArray[np.float32] = np.ascontiguousarray(frame.to_numpy(dtype=np.float32))
+    return Table(matrix, [name for name in names if name not in text], text)
+
+
+def _looks_wrong(table: Table, layout: CsvLayout) -> bool:
+    """Returns whether there may be no rows, a short one, or a field missing or not finite."""
+    values = table.values
+    if not len(values):
+        return True
+    if not values.size:
+        return False
+    if layout.missing:  # a row that is too short ends with missing values
+        return bool(np.isinf(values).any() or np.isnan(values[:, -1]).any())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.isfinite(values.sum())  # one such field shows in the sum
 
 
 def _first_problem(path: Path, layout: CsvLayout) -> DataError | None:
@@ -113,31 +216,40 @@ def _first_problem(path: Path, layout: CsvLayout) -> DataError | None:
 
     None says that nothing is: the values are finite, and only their sum was not.
     """
-    num_columns = layout.num_columns
+    names = _read_header(path, layout) if layout.header else []
+    num_columns = layout.num_columns or len(names) or None
+    separator = layout.separator.encode()
+    missing = {word.encode() for word in layout.missing}
+    is_text = [name in layout.text_columns for name in names]
+    num_rows = 0
     with path.open("rb") as file:
-        line_number, line = 0, b""
         for line_number, line in enumerate(file, start=1):
-            fields = line.rstrip(b"\r\n").split(b",")
+            fields = line.rstrip(b"\r\n").split(separator)
             if fields == [b""]:
                 continue  # pandas skips blank lines
             num_columns = num_columns or len(fields)
-            bad = next((i for i, field in enumerate(fields) if not _is_finite(field)), None)
             if len(fields) != num_columns:
                 cut = "; the file ends within this line" if not line.endswith(b"\n") else ""
                 problem = f"{len(fields)} fields where {num_columns} are expected{cut}"
                 return DataError(problem, path, line_number)
-            if bad is not None:
-                return DataError(_describe(fields[bad], bad, layout), path, line_number, bad + 1)
-    if line_number == 0 or num_columns is None:
-        return DataError("the file holds no rows", path)
-    return None
+            if layout.header and line_number == 1:
+                continue
+            num_rows += 1
+            for i, content in enumerate(fields):
+                if is_text and is_text[i]:
+                    fits = content not in (b"", *missing)
+                else:
+                    fits = content in missing or _is_finite(content)
+                if not fits:
+                    return DataError(_describe(content, i, layout), path, line_number, i + 1)
+    return None if num_rows else DataError("the file holds no rows", path)
 
 
-def _describe(field: bytes, index: int, layout: CsvLayout) -> str:
+def _describe(content: bytes, index: int, layout: CsvLayout) -> str:
     what = "the label" if index == layout.label_column else "the field"
-    if not field.strip():
+    if not content.strip():
         return f"{what} is missing"
-    shown = field.decode("utf-8", "replace")
+    shown = content.decode("utf-8", "replace")
     if len(shown) > MAX_SHOWN_CHARS:
         shown = shown[:MAX_SHOWN_CHARS] + "…"
     return f"{what} {shown!r} is not a finite float32 number"

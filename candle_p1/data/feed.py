@@ -1,4 +1,4 @@
-"""Batches for Keras, cut from the matrices in memory; and the order of samples on each rank."""
+"""Batches for Keras, cut from the samples in memory; and the order of samples on each rank."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from candle_p1.scaling import share_bounds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from candle_p1.data.samples import Samples
     from candle_p1.distributed.comm import Communicator
     from candle_p1.scaling import ScalingPlan
 
@@ -40,8 +41,7 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
     """The training batches of one rank, epoch after epoch.
 
     Args:
-        x: Features, shape (samples, …).
-        y: Targets, shape (samples, …).
+        samples: The training set.
         plan: Gives batch size, steps and level of data parallelism.
         seed: The run's seed.
         rank: This rank.
@@ -50,8 +50,7 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        x: NDArray[Any],
-        y: NDArray[Any],
+        samples: Samples,
         plan: ScalingPlan,
         *,
         seed: int,
@@ -59,7 +58,7 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
         shuffle: bool,
     ) -> None:
         super().__init__()
-        self._x, self._y, self._plan = x, y, plan
+        self._samples, self._plan = samples, plan
         self._seed, self._rank, self._shuffle = seed, rank, shuffle
         self.set_epoch(0)
 
@@ -67,7 +66,7 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
         """Takes the order of an epoch, counted from 0; to be called before it begins."""
         self._order = epoch_order(
             self._plan,
-            len(self._x),
+            len(self._samples),
             seed=self._seed,
             epoch=epoch,
             rank=self._rank,
@@ -77,18 +76,16 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return self._plan.steps_per_epoch
 
-    def __getitem__(self, step: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def __getitem__(self, step: int) -> tuple[Any, Any]:
         size = self._plan.batch_size
-        samples = self._order[step * size : (step + 1) * size]
-        return self._x[samples], self._y[samples]
+        return self._samples[self._order[step * size : (step + 1) * size]]
 
 
 class EvaluationFeed(keras.utils.PyDataset):  # type: ignore[misc]
     """One rank's share of the samples, once and in order.
 
     Args:
-        x: Features, shape (samples, …).
-        y: Targets, shape (samples, …).
+        samples: All of them.
         batch_size: Samples of a step.
         comm: The ranks that share the samples.
         max_steps: An upper limit to the steps over all ranks together; 0 is none.
@@ -96,20 +93,19 @@ class EvaluationFeed(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        x: NDArray[Any],
-        y: NDArray[Any],
+        samples: Samples,
         batch_size: int,
         comm: Communicator,
         max_steps: int = 0,
     ) -> None:
         super().__init__()
-        num_samples = min(len(x), max_steps * batch_size) if max_steps else len(x)
-        start, stop = share_bounds(num_samples, comm.rank, comm.size)
-        self._x, self._y, self._batch_size = x[start:stop], y[start:stop], batch_size
+        num_samples = min(len(samples), max_steps * batch_size) if max_steps else len(samples)
+        self._start, self._stop = share_bounds(num_samples, comm.rank, comm.size)
+        self._samples, self._batch_size = samples, batch_size
 
     def __len__(self) -> int:
-        return -(-len(self._x) // self._batch_size)
+        return -(-(self._stop - self._start) // self._batch_size)
 
-    def __getitem__(self, step: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        batch = slice(step * self._batch_size, (step + 1) * self._batch_size)
-        return self._x[batch], self._y[batch]
+    def __getitem__(self, step: int) -> tuple[Any, Any]:
+        first = self._start + step * self._batch_size
+        return self._samples[first : min(first + self._batch_size, self._stop)]

@@ -9,16 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.data.csv import CsvLayout, read_matrix
+from candle_p1.data.csv import CsvLayout, Table, read_table
 from candle_p1.data.synthetic import data_directory, synthetic_facts
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -55,29 +52,33 @@ class Reader:
 
     Attributes:
         load_s: The time each file took, by role.
+        digests: SHA-256 of each table as read, by role; see `digest`.
     """
 
     def __init__(self, files: FileSet, method: str) -> None:
         self.files, self.method = files, method
         self.load_s: dict[str, float] = {}
-        self._matrices: dict[str, NDArray[np.float32]] = {}
-        self._digests: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
+        self._tables: dict[str, Table] = {}
+        self._shapes: dict[str, tuple[int, int]] = {}
 
-    def read(self, role: str, layout: CsvLayout | None = None) -> NDArray[np.float32]:
-        """Returns the file of a role as a float32 matrix; see read_matrix."""
+    def read(self, role: str, layout: CsvLayout | None = None) -> Table:
+        """Returns the content of the file of a role; see read_table."""
         start = time.perf_counter()
-        matrix = read_matrix(self.files.paths[role], self.method, layout)
+        table = read_table(self.files.paths[role], self.method, layout)
         self.load_s[role] = time.perf_counter() - start
-        self._matrices[role] = matrix
-        return matrix
+        self._tables[role] = table
+        self._shapes[role] = (len(table), table.values.shape[1] + len(table.text))
+        return table
 
     def digest(self) -> None:
-        """Computes the digests of the matrices as read; to be called before they are scaled."""
-        for role, matrix in self._matrices.items():
-            self._digests[role] = hashlib.sha256(matrix.data).hexdigest()
+        """Computes the digests of the tables as read; to be called before they are scaled."""
+        while self._tables:
+            role, table = self._tables.popitem()
+            self.digests[role] = table.sha256()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Returns, by role, the file's path, bytes and digests, and the matrix's shape.
+        """Returns, by role, the file's path, bytes and digests, and the table's shape.
 
         Reads the files once more where their digest is not known.
         """
@@ -86,18 +87,13 @@ class Reader:
                 "path": str(path),
                 "file_bytes": path.stat().st_size,
                 "sha256": self.files.sha256.get(role) or file_sha256(path),
-                "num_rows": self._matrices[role].shape[0],
-                "num_columns": self._matrices[role].shape[1],
-                "values_sha256": self._digests[role],
+                "num_rows": self._shapes[role][0],
+                "num_columns": self._shapes[role][1],
+                "values_sha256": self.digests[role],
             }
             for role, path in self.files.paths.items()
-            if role in self._matrices
+            if role in self._shapes
         }
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each matrix as read, by role."""
-        return self._digests
 
 
 def file_sha256(path: Path) -> str:

@@ -58,6 +58,10 @@ class Communicator(ABC):
         """Returns every rank's value, a small picklable object, in the order of ranks."""
 
     @abstractmethod
+    def gather(self, value: T) -> list[T] | None:
+        """Returns every rank's value, a picklable object, on rank 0; None on the others."""
+
+    @abstractmethod
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum over ranks of an array of one shape and dtype; the same on every rank."""
 
@@ -81,6 +85,10 @@ class SerialCommunicator(Communicator):
         return value
 
     def allgather(self, value: T) -> list[T]:
+        """Returns [value]."""
+        return [value]
+
+    def gather(self, value: T) -> list[T] | None:
         """Returns [value]."""
         return [value]
 
@@ -123,6 +131,10 @@ class MpiCommunicator(Communicator):
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value."""
         return self._world.allgather(value)
+
+    def gather(self, value: T) -> list[T] | None:
+        """Returns every rank's value on rank 0."""
+        return self._world.gather(value)
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum over ranks."""

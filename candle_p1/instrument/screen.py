@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from candle_p1.environment import TERMINAL_VARIABLE, launcher_variable
+from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,29 +34,50 @@ class Screen:
     """The terminal, or a log, as rank 0 writes to it; silent on every other rank.
 
     Epochs show as lines; on a terminal with a bar below them.
+
+    Args:
+        rank: Of this process.
+        logfile: A file to which all lines are appended too.
+
+    Raises:
+        ParameterError: The log file cannot be written.
     """
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, logfile: str | None = None) -> None:
         self._terminal = _open_terminal() if rank == 0 else None
         self._console = _console(rank, self._terminal)
+        self._log = _open_log(logfile) if logfile and rank == 0 else None
         self._progress: Progress | None = None
 
     def close(self) -> None:
-        """Closes the terminal where this opened it."""
-        if self._terminal:
-            self._terminal.close()
+        """Closes the terminal, where this opened it, and the log."""
+        for file in (self._terminal, self._log):
+            if file:
+                file.close()
 
     def say(self, text: str) -> None:
         """Prints a line."""
-        self._console.print(text, markup=False)
+        self._print(text)
 
     def warn(self, text: str) -> None:
         """Prints a warning."""
-        self._console.print(f"warning: {text}", style="yellow", markup=False)
+        self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, what: str | Table, style: str | None = None) -> None:
+        options = {"markup": False} if isinstance(what, str) else {}
+        self._console.print(what, style=style, **options)  # type: ignore[arg-type]
+        if self._log:
+            log = Console(file=self._log, soft_wrap=True, highlight=False)
+            log.print(what, **options)  # type: ignore[arg-type]
+            self._log.flush()
 
     @contextmanager
-    def making_data(self) -> Iterator[Any]:
-        """Gives a function (file name, bytes written, bytes expected) that shows a bar."""
+    def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
+        """Gives a function (file name, bytes so far, bytes expected) that shows a bar.
+
+        Args:
+            doing: What is done to the files, for their lines; expecting 0 bytes is not knowing.
+        """
         progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -69,9 +91,10 @@ class Screen:
         def show(name: str, num_bytes: int, total_bytes: int) -> None:
             if name not in tasks:
                 if not self._console.is_terminal:
-                    self.say(f"making synthetic {name}, {total_bytes / 2**20:.1f} MiB")
-                tasks[name] = progress.add_task(f"making synthetic {name}", total=total_bytes)
-            progress.update(tasks[name], completed=num_bytes)
+                    size = f"{total_bytes / 2**20:.1f} MiB" if total_bytes else "size unknown"
+                    self.say(f"{doing} {name}, {size}")
+                tasks[name] = progress.add_task(f"{doing} {name}", total=total_bytes or None)
+            progress.update(tasks[name], completed=num_bytes, total=total_bytes or None)
 
         with progress:
             yield show
@@ -120,7 +143,7 @@ class Screen:
 
     def show_result(self, record: Mapping[str, Any], path: Path) -> None:
         """Prints the phases, the quality beside the naive predictor's, and where the record is."""
-        self._console.print(_phase_table(record))
+        self._print(_phase_table(record))
         for name, figure in record["quality"].items():
             line = f"test {name} {_number(figure['value'])}"
             if "naive" in figure:
@@ -139,6 +162,13 @@ class Screen:
 def _open_terminal() -> TextIO | None:
     device = os.environ.get(TERMINAL_VARIABLE)
     return Path(device).open("w", encoding="utf-8") if device else None
+
+
+def _open_log(path: str) -> TextIO:
+    try:
+        return Path(path).expanduser().open("a", encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"logfile {path}: {error.strerror}") from error
 
 
 def _console(rank: int, terminal: TextIO | None) -> Console:

@@ -5,11 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.data.csv import READERS, CsvLayout, read_matrix
+from candle_p1.data.csv import READERS, CsvLayout, Table, TextColumn, read_table
 from candle_p1.errors import DataError, ParameterError
 
 METHODS = pytest.mark.parametrize("method", READERS)
 LABELLED = CsvLayout(label_column=0)
+
+
+def read_matrix(path, method, layout=None):
+    return read_table(path, method, layout).values
 
 
 def write(directory, text):
@@ -108,3 +112,68 @@ def test_missing_file_and_directory(tmp_path, method):
 def test_an_unknown_method_is_named(tmp_path):
     with pytest.raises(ParameterError, match="choose one of original, chunked"):
         read_matrix(tmp_path, "fast")
+
+
+EXPRESSION = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
+
+
+@METHODS
+def test_a_header_names_the_numbers_and_text_comes_apart(tmp_path, method):
+    path = write(tmp_path, "case_id,g1,cancer_type,g2\nTCGA-2,0.5,NA,1\nTCGA-1,0,BRCA,2.25\n")
+    table = read_table(path, method, EXPRESSION)
+    assert table.columns == ["g1", "g2"]
+    np.testing.assert_array_equal(table.values, np.array([[0.5, 1], [0, 2.25]], np.float32))
+    assert table.text["case_id"].values() == ["TCGA-2", "TCGA-1"]
+    assert table.text["cancer_type"].names == ["BRCA", "NA"]
+    assert table.text["cancer_type"].codes.tolist() == [1, 0]
+
+
+@METHODS
+def test_missing_numbers_are_nan_where_the_layout_allows_them(tmp_path, method):
+    layout = CsvLayout(True, ("NAME",), "\t", ("na", "-", ""))
+    path = write(tmp_path, "NAME\ta\tb\n7\tna\t1\n8\t2\t\n")
+    table = read_table(path, method, layout)
+    np.testing.assert_array_equal(table.values, np.array([[np.nan, 1], [2, np.nan]], np.float32))
+    assert table.text["NAME"].names == ["7", "8"]
+
+
+@METHODS
+def test_a_table_of_names_alone(tmp_path, method):
+    path = write(tmp_path, "NSC\n12\n7\n")
+    table = read_table(path, method, CsvLayout(header=True, text_columns=("NSC",)))
+    assert table.values.shape == (2, 0)
+    assert table.text["NSC"].values() == ["12", "7"]
+
+
+@METHODS
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("case_id,cancer_type,g\nTCGA,BRCA\n", "line 2: 2 fields where 3 are expected"),
+        ("case_id,cancer_type,g\nTCGA,BRCA,1,2\n", "line 2: 4 fields where 3 are expected"),
+        ("case_id,cancer_type,g\nTCGA,BRCA,x\n", "line 2, column 3: the field 'x' is not"),
+        ("case_id,cancer_type,g\nTCGA,BRCA,\n", "line 2, column 3: the field is missing"),
+        ("case_id,cancer_type,g\nTCGA,,1\n", "line 2, column 2: the field is missing"),
+        ("case_id,cancer_type,g\n", "the file holds no rows"),
+        ("case,cancer_type,g\n1,2,3\n", "line 1: the header names no column 'case_id'"),
+    ],
+)
+def test_problems_of_files_with_text(tmp_path, method, text, message):
+    with pytest.raises(DataError) as caught:
+        read_table(write(tmp_path, text), method, EXPRESSION)
+    assert message in str(caught.value)
+
+
+@METHODS
+def test_a_short_row_is_no_missing_value(tmp_path, method):
+    layout = CsvLayout(header=True, missing=("na",))
+    path = write(tmp_path, "a,b\n1,na\n2\n")
+    with pytest.raises(DataError, match="line 3: 1 fields where 2 are expected"):
+        read_table(path, method, layout)
+
+
+def test_the_digest_tells_text_apart():
+    values = np.zeros((2, 1), np.float32)
+    columns = [TextColumn(["a", "b"], np.array(codes, np.int32)) for codes in ([0, 1], [1, 0])]
+    one, other = (Table(values, ["g"], {"type": column}).sha256() for column in columns)
+    assert one != other

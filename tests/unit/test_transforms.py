@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from candle_p1.data.transforms import scale_features
+from candle_p1.data.transforms import fill_missing, scale_features
 from candle_p1.errors import ParameterError
 
 matrices = st.integers(1, 5).flatmap(
@@ -60,3 +60,19 @@ def test_none_changes_nothing_and_an_unknown_name_is_refused():
     assert (rows == 1).all()
     with pytest.raises(ParameterError, match="choose one of maxabs"):
         scale_features("zscore", rows)
+
+
+@pytest.mark.parametrize("scaling", ["maxabs", "minmax", "std"])
+@given(both=matrices)
+def test_scaling_can_be_fit_to_the_training_rows_alone(scaling, both):
+    train, test = (matrix.round(2) for matrix in both)
+    alone = train.copy()
+    scale_features(scaling, alone)
+    scale_features(scaling, train, test, fit_to=[train])
+    np.testing.assert_array_equal(train, alone)
+
+
+def test_missing_values_become_the_mean_of_their_column():
+    matrix = np.array([[1, np.nan, np.nan], [3, np.nan, 7], [np.nan, np.nan, 8]], np.float32)
+    filled = fill_missing(matrix)
+    np.testing.assert_array_equal(filled, np.array([[1, 7.5], [3, 7], [2, 8]], np.float32))

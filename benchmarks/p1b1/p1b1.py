@@ -1,0 +1,219 @@
+"""P1B1: an autoencoder that compresses a gene expression profile to a few numbers.
+
+Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B1); epochs, batch size
+and optimizer those of the paper's Table 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from p1b1_synthetic import P1b1Recipe
+
+from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.data.cases import Cases, num_validation
+from candle_p1.data.csv import CsvLayout
+from candle_p1.data.samples import Several
+from candle_p1.data.transforms import SCALINGS
+from candle_p1.errors import DataError
+from candle_p1.optimizers import default_learning_rate
+from candle_p1.scores import RegressionScore
+from p1b1_latent import save_latent_space
+from p1b1_model import build_autoencoder, latent_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.data.csv import TextColumn
+    from candle_p1.data.reader import Reader
+    from candle_p1.params import ParameterSet
+
+LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")
+WARMUP_EPOCHS = 5
+WARMUP_BATCH_SIZE = 100
+"""The batch size for which an optimizer's own learning rate is meant, as CANDLE has it."""
+
+
+@dataclass
+class Raw:
+    """What is read.
+
+    Attributes:
+        cases: The cases of both files.
+        landmarks: The features to use; None is all.
+    """
+
+    cases: Cases
+    landmarks: TextColumn | None
+
+
+@dataclass
+class P1b1Data(DataSet):
+    """The samples, and the cancer types of the test samples.
+
+    Attributes:
+        types: The cancer types.
+        test_types: Index into `types`, shape (test cases,).
+    """
+
+    types: list[str]
+    test_types: np.ndarray[Any, np.dtype[np.int64]]
+
+
+class P1b1(Benchmark):
+    """P1B1. The target of a profile is the profile."""
+
+    name = "p1b1"
+    title = "P1B1: autoencoder of gene expression profiles"
+    files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
+    recipe = P1b1Recipe()
+    supports = frozenset({"batch_normalization", "feature_subsample", "val_split"})
+    unsupported = frozenset({"cp", "tb"})
+    parameters = (
+        Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
+        Parameter(
+            "model",
+            str,
+            "ae",
+            "autoencoder, variational autoencoder, or one conditioned on the cancer type",
+            choices=("ae", "vae", "cvae"),
+        ),
+        Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1),
+        Parameter(
+            "residual", bool, False, "add the input of a dense layer to its output of like size"
+        ),
+        Parameter("alpha_dropout", bool, False, "drop out units by AlphaDropout"),
+        Parameter("epsilon_std", float, 1.0, "standard deviation of the latent noise", minimum=0),
+        Parameter("warmup_lr", bool, False, f"raise the learning rate over {WARMUP_EPOCHS} epochs"),
+        Parameter("reduce_lr", bool, False, "halve the learning rate when val_loss does not fall"),
+        Parameter("use_landmark_genes", bool, False, "use the landmark genes of LINCS L1000 alone"),
+        Parameter("landmark_data", str, None, "file that names the landmark genes", optional=True),
+        Parameter("tsne", bool, False, "draw the latent space by t-SNE rather than PCA"),
+        Parameter("cp", bool, False, "save the best model; not supported yet"),
+        Parameter("tb", bool, False, "write logs for TensorBoard; not supported yet"),
+        Parameter(
+            "noise_factor", float, 0.0, "in CANDLE's files, and without effect there", maximum=0
+        ),
+    )
+
+    def resolve(self, params: ParameterSet) -> ParameterSet:
+        """Returns the parameters with the warm-up that warmup_lr stands for."""
+        if not params["warmup_lr"] or params["warmup_epochs"]:
+            return params
+        own = params["base_lr"] or default_learning_rate(params["optimizer"])
+        rate = params["learning_rate"] or own * params["batch_size"] / WARMUP_BATCH_SIZE
+        return params.replace(
+            {"warmup_epochs": WARMUP_EPOCHS, "base_lr": own, "learning_rate": rate}, "warmup_lr"
+        )
+
+    def needed_files(self, params: ParameterSet) -> Sequence[str]:
+        """Returns the roles of both tables, and of the list of landmark genes where it is used."""
+        return ["train", "test", *["landmarks"] * params["use_landmark_genes"]]
+
+    def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
+        """Returns the cases of both files, and the names of the landmark genes."""
+        cases, landmarks = Cases.read(reader), None
+        if params["use_landmark_genes"]:
+            landmarks = reader.read("landmarks", LANDMARK_LAYOUT).text["gdc"]
+        return Raw(cases, landmarks)
+
+    def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
+        """Scales the features in place; the last of the training cases validate."""
+        cases = raw.cases
+        if raw.landmarks:
+            wanted = set(raw.landmarks.names)
+            cases.select([i for i, name in enumerate(cases.features) if name in wanted])
+            if not cases.features:
+                raise DataError(
+                    "none of the landmark genes is a column of the expression table",
+                    params["landmark_data"] or "lincs1000.tsv",
+                )
+        cases.select_first(params["feature_subsample"])
+        num_train = len(cases.x_train) - num_validation(len(cases.x_train), params["val_split"])
+        train, rest = slice(num_train), slice(num_train, None)
+        cases.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
+        conditioned = params["model"] == "cvae"
+
+        def samples(x: Any, y: Any) -> Samples:
+            return Samples(Several((x, cases.one_hot(y))) if conditioned else x, x)
+
+        return P1b1Data(
+            samples(cases.x_train[train], cases.y_train[train]),
+            samples(cases.x_train[rest], cases.y_train[rest]),
+            samples(cases.x_test, cases.y_test),
+            cases.types,
+            cases.y_test,
+        )
+
+    def loss(self, params: ParameterSet) -> Any:
+        """Returns the loss asked for; a variational model has the cross-entropy of its values.
+
+        The divergence of its latent space is added by the model itself.
+        """
+        return params["loss"] if params["model"] == "ae" else "binary_crossentropy"
+
+    def metrics(self, params: ParameterSet) -> list[Any]:
+        """Returns the correlation of all values, and the metric asked for."""
+        from candle_p1.metrics import Correlation
+
+        return [Correlation(), params["metrics"]]
+
+    def callbacks(self, params: ParameterSet) -> list[Any]:
+        """Returns what reduce_lr asks for."""
+        import keras
+
+        reduce = keras.callbacks.ReduceLROnPlateau(
+            monitor="val_loss", factor=0.5, patience=5, min_lr=1e-5
+        )
+        return [reduce] if params["reduce_lr"] else []
+
+    def build_model(self, params: ParameterSet, data: DataSet) -> Any:
+        """Returns encoder and decoder as one model."""
+        assert isinstance(data, P1b1Data)
+        num_features = np.shape(data.train.y[0:0])[1]
+        return build_autoencoder(params, num_features, len(data.types))
+
+    def evaluate(self, trained: Trained) -> Quality:
+        """Returns test loss, mse, r2 and correlation; saves the latent space of the test cases.
+
+        The naive predictor gives every case the mean profile of the training cases.
+        """
+        import keras
+
+        data, params = trained.data, trained.params
+        assert isinstance(data, P1b1Data)
+        test, num_steps = data.test, params["test_steps"]
+        num_features = np.shape(test.y[0:0])[1]
+        values = {"loss": trained.metrics(test, num_steps)["loss"]}
+        values |= trained.score(test, RegressionScore(num_features), num_steps).result()
+        naive = _score_of_mean_profile(data, num_features)
+        model = trained.model
+        encoder = keras.Model(model.inputs, model.get_layer(latent_layer(params)).output)
+        encoded = trained.predict(test, num_steps, encoder)
+        if encoded is not None:
+            latent = encoded[1]
+            save_latent_space(
+                trained.directory,
+                latent,
+                data.test_types[: len(latent)],
+                data.types,
+                use_tsne=params["tsne"],
+                seed=params["rng_seed"],
+            )
+        return quality(values, naive)
+
+
+BENCHMARK = P1b1()
+
+
+def _score_of_mean_profile(data: P1b1Data, num_features: int) -> dict[str, float]:
+    total, num_cases, step = np.zeros(num_features), len(data.train), 256
+    for start in range(0, num_cases, step):
+        total += data.train.y[start : start + step].sum(axis=0, dtype=np.float64)
+    score = RegressionScore(num_features)
+    for start in range(0, len(data.test), step):
+        y = data.test.y[start : start + step]
+        score.update(y, np.broadcast_to(total / num_cases, y.shape))
+    return score.result()

@@ -1,0 +1,155 @@
+"""P1B2: a classifier that tells the cancer type by somatic mutations.
+
+Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B2); epochs, batch
+size, learning rate and optimizer those of the paper's Table 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.data.cases import Cases, num_validation
+from candle_p1.data.samples import Selected
+from candle_p1.data.sampling import pandas_sample
+from candle_p1.data.transforms import SCALINGS
+from candle_p1.files import write_atomically
+from candle_p1.scores import ConfusionScore
+from p1b2_synthetic import P1b2Recipe
+
+if TYPE_CHECKING:
+    from candle_p1.data.reader import Reader
+    from candle_p1.params import ParameterSet
+
+
+@dataclass
+class P1b2Data(DataSet):
+    """The samples.
+
+    Attributes:
+        types: The cancer types, in the order of the outputs.
+    """
+
+    types: list[str]
+
+
+class P1b2(Benchmark):
+    """P1B2. The target is the one-hot cancer type."""
+
+    name = "p1b2"
+    title = "P1B2: cancer type by somatic mutations"
+    recipe = P1b2Recipe()
+    supports = frozenset({"feature_subsample", "val_split"})
+    parameters = (
+        Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
+        Parameter(
+            "reg_l2", float, 0.0, "weight of the L2 penalty on kernels and activities", minimum=0
+        ),
+    )
+
+    def load_data(self, reader: Reader, params: ParameterSet) -> Cases:
+        """Returns the cases of both files."""
+        return Cases.read(reader)
+
+    def preprocess(self, raw: Cases, params: ParameterSet) -> P1b2Data:
+        """Scales the features in place; the first of the shuffled training cases validate."""
+        raw.select_first(params["feature_subsample"])
+        num_cases = len(raw.x_train)
+        order = np.arange(num_cases)
+        if params["shuffle"]:
+            order = pandas_sample(num_cases, 1.0, params["rng_seed"])
+        num = num_validation(num_cases, params["val_split"])
+        train, validation = np.sort(order[num:]), order[:num]
+        raw.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
+        y_train, y_test = raw.one_hot(raw.y_train), raw.one_hot(raw.y_test)
+        return P1b2Data(
+            Samples(Selected(raw.x_train, train), Selected(y_train, train)),
+            Samples(Selected(raw.x_train, validation), Selected(y_train, validation)),
+            Samples(raw.x_test, y_test),
+            raw.types,
+        )
+
+    def build_model(self, params: ParameterSet, data: DataSet) -> Any:
+        """Returns dense layers, penalised, then a unit for each cancer type."""
+        import keras
+        from keras import layers
+
+        assert isinstance(data, P1b2Data)
+        initializer = params["initialization"] or "glorot_uniform"
+        model = keras.Sequential([layers.Input(data.train.x_shape)], name="p1b2")
+        for units in params["dense"] or ():
+            model.add(
+                layers.Dense(
+                    units,
+                    activation=params["activation"],
+                    kernel_initializer=initializer,
+                    **_penalties(params["reg_l2"]),
+                )
+            )
+            if params["dropout"]:
+                model.add(layers.Dropout(params["dropout"]))
+        model.add(
+            layers.Dense(
+                len(data.types),
+                activation=params["out_activation"] or params["activation"],
+                kernel_initializer=initializer,
+                dtype=keras.config.floatx(),  # the loss stays in float32 under mixed precision
+            )
+        )
+        return model
+
+    def evaluate(self, trained: Trained) -> Quality:
+        """Returns test loss, accuracy and macro F1; writes ``classes.csv``.
+
+        The naive predictor answers with the commonest type of the training cases.
+        """
+        data, params = trained.data, trained.params
+        assert isinstance(data, P1b2Data)
+        values = trained.metrics(data.test, params["test_steps"])
+        score = trained.score(data.test, ConfusionScore(len(data.types)), params["test_steps"])
+        if trained.writes:
+            _write_classes(score, data.types, trained)
+        naive = ConfusionScore(len(data.types))
+        y_test = data.test.y[:]
+        naive.update(y_test, np.broadcast_to(data.train.y[:].sum(axis=0), y_test.shape))
+        return quality(values | score.result(), naive.result())
+
+
+BENCHMARK = P1b2()
+
+
+def _penalties(weight: float) -> dict[str, Any]:
+    import keras
+
+    class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
+        """Squares of the activities, summed over units and averaged over the batch.
+
+        As tf.keras 2, which CANDLE ran on, had it; Keras 3 sums over the batch.
+        """
+
+        def __call__(self, activities: Any) -> Any:
+            ops = keras.ops
+            return weight * ops.mean(ops.sum(ops.square(activities), axis=-1))
+
+    if not weight:
+        return {}
+    return {
+        "kernel_regularizer": keras.regularizers.L2(weight),
+        "activity_regularizer": MeanL2(),
+    }
+
+
+def _write_classes(score: ConfusionScore, types: list[str], trained: Trained) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    columns = score.per_class()
+    table.writerow(["cancer_type", *columns, *(f"predicted_{name}" for name in types)])
+    for i, name in enumerate(types):
+        figures = [f"{column[i]:.6g}" for column in columns.values()]
+        table.writerow([name, *figures, *score.sums[i]])
+    write_atomically(trained.directory / "classes.csv", text.getvalue())

@@ -1,0 +1,369 @@
+"""P1B3: predicts the growth of a cell line under a drug at a concentration.
+
+Model, options and files are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B3); epochs, batch size,
+learning rate and optimizer those of the paper's Table 1, the batch size scaled as it found best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.convolutions import add_convolutions
+from candle_p1.data.transforms import SCALINGS
+from candle_p1.figures import error_histogram, measured_against_predicted
+from candle_p1.scores import RegressionScore
+from p1b3_split import Responses, choose, split
+from p1b3_synthetic import P1b3Recipe
+from p1b3_tables import (
+    NUM_NOISE_FEATURES,
+    RESPONSE,
+    Features,
+    JoinedRows,
+    join_features,
+    names_in,
+    read_list,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from candle_p1.data.reader import Reader
+    from candle_p1.params import ParameterSet
+
+LINE_ROLES = {
+    "expression": ("expression",),
+    "mirna": ("mirna",),
+    "proteome": ("proteome", "kinome"),
+    "categorical": (),
+}
+DRUG_ROLES = {"descriptors": ("descriptors",), "latent": ("latent",), "noise": ()}
+PERCENT = 100.0
+"""The model predicts growth as a fraction."""
+
+
+@dataclass
+class Raw:
+    """What is read.
+
+    Attributes:
+        responses: The dose responses.
+        tables: The features of cell lines and drugs, by role.
+        test_lines: The cell lines that CANDLE sets apart for testing.
+        test_drugs: The drugs that CANDLE sets apart for testing.
+    """
+
+    responses: Responses
+    tables: dict[str, Features]
+    test_lines: list[str]
+    test_drugs: list[str]
+
+
+@dataclass
+class P1b3Data(DataSet):
+    """The samples.
+
+    Attributes:
+        num_line_features: Inputs that describe the cell line.
+    """
+
+    num_line_features: int
+
+
+class P1b3(Benchmark):
+    """P1B3. The target is the growth, 1 for that of an untreated culture."""
+
+    name = "p1b3"
+    title = "P1B3: growth of a cell line under a drug"
+    files = {  # noqa: RUF012
+        "expression": "expression_data",
+        "mirna": "mirna_data",
+        "proteome": "proteome_data",
+        "kinome": "kinome_data",
+        "descriptors": "descriptor_data",
+        "latent": "latent_data",
+        "response": "response_data",
+        "test_cells": "test_cell_data",
+        "test_drugs": "test_drug_data",
+    }
+    recipe = P1b3Recipe()
+    supports = frozenset(
+        {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
+    )
+    parameters = (
+        *(
+            Parameter(name, str, None, f"file of {what}", optional=True)
+            for name, what in {
+                "expression_data": "gene expression of the cell lines",
+                "mirna_data": "microRNA expression of the cell lines",
+                "proteome_data": "protein levels of the cell lines",
+                "kinome_data": "kinase levels of the cell lines",
+                "descriptor_data": "chemical descriptors of the drugs",
+                "latent_data": "learned representations of the drugs",
+                "response_data": "dose responses",
+                "test_cell_data": "cell lines set apart for testing",
+                "test_drug_data": "drugs set apart for testing",
+            }.items()
+        ),
+        Parameter("scaling", str, "std", "scaling of the features", choices=SCALINGS),
+        Parameter(
+            "cell_features",
+            str,
+            ["expression"],
+            "what describes a cell line; categorical is a number of its own for each",
+            choices=(*LINE_ROLES, "all"),
+            many=True,
+        ),
+        Parameter(
+            "drug_features",
+            str,
+            ["descriptors"],
+            "what describes a drug; noise is a control",
+            choices=(*DRUG_ROLES, "all"),
+            many=True,
+        ),
+        Parameter("min_logconc", float, -5.0, "lowest log10 concentration used"),
+        Parameter("max_logconc", float, -4.0, "highest log10 concentration used"),
+        Parameter(
+            "subsample",
+            str,
+            "naive_balancing",
+            "thin out the responses by their growth, or not",
+            choices=("naive_balancing", "none"),
+        ),
+        Parameter(
+            "category_cutoffs", float, [0.0], "growth fractions that divide classes", many=True
+        ),
+        Parameter(
+            "test_cell_split",
+            float,
+            0.15,
+            "share of the cell lines trained on that test; None or 0 tests on other lines",
+            minimum=0,
+            maximum=1,
+            optional=True,
+        ),
+        Parameter("scramble", bool, False, "give each response the growth of another: a control"),
+        Parameter(
+            "cell_noise_sigma",
+            float,
+            0.0,
+            "standard deviation of noise on cell line features in training",
+            minimum=0,
+        ),
+        Parameter("workers", int, 1, "in CANDLE's files, and without effect here", minimum=0),
+    )
+
+    def resolve(self, params: ParameterSet) -> ParameterSet:
+        """Returns the parameters without dense layers where a config file has convolutions alone.
+
+        CANDLE's files have one or the other.
+        """
+        kinds = [params.origin(name).kind for name in ("conv", "dense")]
+        if params["conv"] and kinds == ["config file", "model file"]:
+            return params.replace({"dense": None}, "conv of the config file")
+        return params
+
+    def needed_files(self, params: ParameterSet) -> Sequence[str]:
+        """Returns the roles of the responses, of the lists, and of the tables that are used."""
+        tables = [*_line_roles(params), *_drug_roles(params)]
+        return [role for role in self.files if role in tables] + [
+            "response",
+            "test_cells",
+            "test_drugs",
+        ]
+
+    def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
+        """Returns the responses, the tables that are used, and the lists."""
+        tables = {
+            role: Features.read(reader, role)
+            for role in [*_line_roles(params), *_drug_roles(params)]
+        }
+        return Raw(
+            Responses.of(reader.read("response", RESPONSE)),
+            tables,
+            read_list(reader, "test_cells"),
+            read_list(reader, "test_drugs"),
+        )
+
+    def preprocess(self, raw: Raw, params: ParameterSet) -> P1b3Data:
+        """Chooses and divides the responses; scales the features of cell lines and drugs."""
+        responses, tables = raw.responses, raw.tables
+        rows = choose(responses, params)
+        for role, table in tables.items():
+            column = responses.drug if role in _drug_roles(params) else responses.line
+            rows = rows[names_in(column, table.names)[rows]]
+        parts = split(responses, rows, raw.test_lines, raw.test_drugs, params)
+        random = np.random.RandomState(params["rng_seed"])
+        used = np.concatenate([parts.train, parts.validation, parts.test])
+        growth = _growth(responses, used, params["scramble"], random)
+
+        trained_on = parts.train if params["scaling_fit"] == "train" else None
+        lines = _features_of(
+            responses.line, used, trained_on, _line_roles(params), tables, params, random
+        )
+        if "categorical" in params["cell_features"]:
+            present = np.unique(responses.line.codes[used])
+            one_hot = np.zeros((len(responses.line.names), len(present)), np.float32)
+            one_hot[present, np.arange(len(present))] = 1
+            lines = np.concatenate([lines, one_hot], axis=1)
+        drugs = _features_of(
+            responses.drug, used, trained_on, _drug_roles(params), tables, params, random
+        )
+        if "noise" in params["drug_features"]:
+            noise = random.normal(size=(len(responses.drug.names), NUM_NOISE_FEATURES))
+            drugs = np.concatenate([drugs, noise.astype(np.float32)], axis=1)
+
+        def samples(first: int, chosen: NDArray[np.int64]) -> Samples:
+            x = JoinedRows(
+                responses.log_concentration[chosen],
+                responses.line.codes[chosen],
+                responses.drug.codes[chosen],
+                lines,
+                drugs,
+            )
+            return Samples(x, growth[first : first + len(chosen), np.newaxis])
+
+        num_train, num_seen = len(parts.train), len(parts.train) + len(parts.validation)
+        return P1b3Data(
+            samples(0, parts.train),
+            samples(num_train, parts.validation),
+            samples(num_seen, parts.test),
+            lines.shape[1],
+        )
+
+    def metrics(self, params: ParameterSet) -> list[Any]:
+        """Returns the accuracy at the cut-offs, and the metric asked for."""
+        from candle_p1.metrics import CutoffAccuracy
+
+        return [CutoffAccuracy(params["category_cutoffs"]), params["metrics"]]
+
+    def build_model(self, params: ParameterSet, data: DataSet) -> Any:
+        """Returns convolutions, if any, then dense layers with dropout, then one linear unit."""
+        import keras
+        from keras import layers
+
+        from candle_p1.layers import NoiseOnColumns
+
+        assert isinstance(data, P1b3Data)
+        (num_inputs,) = data.train.x_shape
+        initializer = params["initialization"] or "normal"
+        model = keras.Sequential([layers.Input((num_inputs,))], name="p1b3")
+        if params["cell_noise_sigma"]:
+            stop = 1 + data.num_line_features
+            model.add(NoiseOnColumns(params["cell_noise_sigma"], 1, stop))
+        if params["conv"]:
+            model.add(layers.Reshape((num_inputs, 1)))
+            add_convolutions(model, params, num_inputs)
+        for units in params["dense"] or ():
+            model.add(layers.Dense(units, kernel_initializer=initializer))
+            if params["batch_normalization"]:
+                model.add(layers.BatchNormalization())
+            model.add(layers.Activation(params["activation"]))
+            if params["dropout"]:
+                model.add(layers.Dropout(params["dropout"]))
+        # The loss stays in float32 under mixed precision.
+        model.add(layers.Dense(1, kernel_initializer=initializer, dtype=keras.config.floatx()))
+        return model
+
+    def evaluate(self, trained: Trained) -> Quality:
+        """Returns test loss, accuracy at the cut-offs, r2 and correlation; draws the predictions.
+
+        The naive predictor answers with the mean growth of the training samples; its accuracy is
+        that of the commonest class.
+        """
+        data, params = trained.data, trained.params
+        values = trained.metrics(data.test, params["test_steps"])
+        predictions = trained.predict(data.test, params["test_steps"])
+        further: dict[str, float] = {}
+        if predictions is not None:
+            measured, predicted = (np.ravel(each).astype(np.float64) for each in predictions)
+            score = RegressionScore(1)
+            score.update(measured, predicted)
+            further = {name: score.result()[name] for name in ("r2", "correlation")}
+            _draw(trained, measured, predicted)
+        values |= trained.comm.broadcast(further)
+        return quality(values, _naive(data, params))
+
+
+BENCHMARK = P1b3()
+
+
+def _line_roles(params: ParameterSet) -> list[str]:
+    chosen = params["cell_features"]
+    kinds = ["expression", "mirna", "proteome"] if "all" in chosen else chosen
+    return [role for kind in kinds for role in LINE_ROLES[kind]]
+
+
+def _drug_roles(params: ParameterSet) -> list[str]:
+    chosen = params["drug_features"]
+    kinds = ["descriptors", "latent"] if "all" in chosen else chosen
+    return [role for kind in kinds for role in DRUG_ROLES[kind]]
+
+
+def _growth(
+    responses: Responses, rows: NDArray[np.int64], scramble: bool, random: np.random.RandomState
+) -> NDArray[np.float32]:
+    growth = responses.growth[rows] / np.float32(PERCENT)
+    return random.permutation(growth) if scramble else growth
+
+
+def _features_of(
+    column: Any,
+    used: NDArray[np.int64],
+    trained_on: NDArray[np.int64] | None,
+    roles: Sequence[str],
+    tables: dict[str, Features],
+    params: ParameterSet,
+    random: np.random.RandomState,
+) -> NDArray[np.float32]:
+    """Returns the scaled features of every name of a column: shape (names, features).
+
+    Rows of names that no sample uses are those of another name.
+    """
+    for role in roles:
+        table = tables[role]
+        fit_rows = None
+        if trained_on is not None:
+            names = [column.names[code] for code in np.unique(column.codes[trained_on])]
+            fit_rows = table.rows_of(names)
+        table.take_columns(params["feature_subsample"], random)
+        table.impute_and_scale(params["scaling"], fit_rows)
+    return join_features([tables[role] for role in roles], column.names)
+
+
+def _naive(data: DataSet, params: ParameterSet) -> dict[str, float]:
+    trained_on, tested_on = (np.ravel(part.y[:]) for part in (data.train, data.test))
+    mean = np.full(tested_on.shape, trained_on.mean())
+    regression = RegressionScore(1)
+    regression.update(tested_on, mean)
+    cutoffs = params["category_cutoffs"]
+    commonest = np.bincount(np.digitize(trained_on, cutoffs)).argmax()
+    hits = np.digitize(tested_on, cutoffs) == commonest
+    naive = {"accuracy": float(hits.mean()), "r2": regression.result()["r2"]}
+    if params["loss"] == "mse":
+        naive["loss"] = regression.result()["mse"]
+    return naive
+
+
+def _draw(trained: Trained, measured: NDArray[Any], predicted: NDArray[Any]) -> None:
+    unit = "percent growth"
+    error_histogram(
+        trained.directory / "errors.png",
+        measured * PERCENT,
+        predicted * PERCENT,
+        title="Errors of the growth of test samples",
+        unit=unit,
+    )
+    measured_against_predicted(
+        trained.directory / "predictions.png",
+        measured * PERCENT,
+        predicted * PERCENT,
+        title="Growth of test samples",
+        unit=unit,
+    )

@@ -1,0 +1,96 @@
+"""How the planted factors show in the columns of P1B3's synthetic feature tables.
+
+A column is the weighted sum of a few factors, plus noise. Every factor shows in many columns, so
+any choice of some hundred columns tells of all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    SmallFloats = NDArray[np.float32]
+
+FACTORS_PER_COLUMN = 3
+COMMUNALITIES = (0.2, 0.7)  # the share of a column's variance that comes from the factors
+INCOMPLETE_SHARE = 0.03  # of the columns
+MISSING_SHARE = 0.02  # of the values of an incomplete column
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table: first levels, then counts, then flags.
+
+    Attributes:
+        loadings: Weights of the factors, shape (factors, columns).
+        noise: Standard deviation of the noise, shape (columns,).
+        center: Shape (columns,); of a flag, the threshold.
+        spread: Shape (columns,).
+        missing: Probability of a missing value, shape (columns,).
+        first_count: Index of the first column with counts.
+        first_flag: Index of the first column with 0 or 1.
+    """
+
+    loadings: SmallFloats
+    noise: SmallFloats
+    center: SmallFloats
+    spread: SmallFloats
+    missing: SmallFloats
+    first_count: int
+    first_flag: int
+
+    @classmethod
+    def draw(
+        cls,
+        num_factors: int,
+        num_columns: int,
+        num_counts: int,
+        num_flags: int,
+        random: np.random.Generator,
+    ) -> Columns:
+        """Draws the columns."""
+        num_levels = num_columns - num_counts - num_flags
+        ranks = random.random((num_factors, num_columns)).argsort(axis=0)
+        loadings = random.normal(size=ranks.shape) * (ranks < FACTORS_PER_COLUMN)
+        communality = random.uniform(*COMMUNALITIES, num_columns)
+        loadings *= np.sqrt(communality) / np.linalg.norm(loadings, axis=0)
+        center = [
+            random.uniform(-2, 10, num_levels),
+            random.uniform(0.5, 3, num_counts),
+            random.uniform(-1, 1.5, num_flags),
+        ]
+        incomplete = random.random(num_columns) < INCOMPLETE_SHARE
+        arrays = (
+            loadings,
+            np.sqrt(1 - communality),
+            np.concatenate(center),
+            random.uniform(0.5, 2, num_columns),
+            MISSING_SHARE * incomplete,
+        )
+        return cls(*(a.astype(np.float32) for a in arrays), num_levels, num_levels + num_counts)
+
+    def values(self, factors: Floats, random: np.random.Generator) -> SmallFloats:
+        """Returns rows of the table, shape (rows, columns); NaN is missing.
+
+        Args:
+            factors: Mean 0 and variance 1, shape (rows, factors).
+            random: The stream of the noise.
+        """
+        signal = factors.astype(np.float32) @ self.loadings
+        standard: SmallFloats = signal + self.noise * random.standard_normal(
+            signal.shape, dtype=np.float32
+        )
+        result = self.center + self.spread * standard
+        counts, flags = slice(self.first_count, self.first_flag), slice(self.first_flag, None)
+        result[:, counts] = np.maximum(np.rint(result[:, counts]), 0)
+        result[:, flags] = standard[:, flags] > self.center[flags]
+        incomplete = np.flatnonzero(self.missing)
+        lost = random.random((len(result), len(incomplete))) < self.missing[incomplete]
+        result[:, incomplete] = np.where(lost, np.nan, result[:, incomplete])
+        return result

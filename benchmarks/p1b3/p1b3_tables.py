@@ -1,0 +1,143 @@
+"""P1B3's tables of cell lines and drugs, and the samples joined from them batch by batch.
+
+A response names its cell line and its drug; the features of both stand once, in one matrix for the
+lines and one for the drugs. A batch is their rows, by index, side by side: no joined table exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.data.csv import CsvLayout
+from candle_p1.data.transforms import fill_missing, scale_features
+from candle_p1.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from candle_p1.data.csv import Table, TextColumn
+    from candle_p1.data.reader import Reader
+
+    Matrix = NDArray[np.float32]
+
+MISSING = ("na", "-", "")
+LINE_TABLE = CsvLayout(header=True, text_columns=("CellLine",), separator="\t", missing=MISSING)
+LAYOUTS = {
+    "expression": LINE_TABLE,
+    "mirna": LINE_TABLE,
+    "proteome": LINE_TABLE,
+    "kinome": LINE_TABLE,
+    "descriptors": CsvLayout(True, ("NAME",), "\t", MISSING),
+    "latent": CsvLayout(True, ("NSC",), ",", MISSING),
+}
+RESPONSE = CsvLayout(header=True, text_columns=("NSC", "CELLNAME"))
+LISTS = {
+    "test_cells": CsvLayout(header=True, text_columns=("CELLNAME",)),
+    "test_drugs": CsvLayout(header=True, text_columns=("NSC",)),
+}
+NUM_NOISE_FEATURES = 500
+
+
+@dataclass
+class Features:
+    """Features of named things: cell lines or drugs.
+
+    Attributes:
+        names: What they are of, without repetition.
+        values: float32, shape (names, features).
+    """
+
+    names: list[str]
+    values: Matrix
+
+    @classmethod
+    def read(cls, reader: Reader, role: str) -> Features:
+        """Reads a table. Names of cell lines get ":" for ".", as the responses write them.
+
+        Raises:
+            DataError: It cannot be read, or names something twice.
+        """
+        table = reader.read(role, LAYOUTS[role])
+        (column,) = table.text.values()
+        if len(column.names) != len(column):
+            counts = np.bincount(column.codes)
+            twice = column.names[int(counts.argmax())]
+            raise DataError(f"{twice!r} has more than one row", reader.files.paths[role])
+        names = column.values()
+        if LAYOUTS[role] is LINE_TABLE:
+            names = [name.replace(".", ":") for name in names]
+        return cls(names, table.values)
+
+    def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the row of each name, -1 where there is none: int64, shape (names,)."""
+        rows = {name: i for i, name in enumerate(self.names)}
+        return np.array([rows.get(name, -1) for name in names], np.int64)
+
+    def take_columns(self, num: int, random: np.random.RandomState) -> None:
+        """Keeps some columns, drawn at random; 0 keeps all."""
+        total = self.values.shape[1]
+        if 0 < num < total:
+            self.values = self.values[:, random.choice(total, size=num, replace=False)]
+
+    def impute_and_scale(self, scaling: str, fit_rows: NDArray[np.int64] | None) -> None:
+        """Puts means in place of missing values, then scales each column; fit to some rows."""
+        self.values = fill_missing(self.values)
+        fit_to = None if fit_rows is None else [self.values[fit_rows]]
+        scale_features(scaling, self.values, fit_to=fit_to)
+
+
+def join_features(tables: Sequence[Features], names: Sequence[str]) -> Matrix:
+    """Returns the features of all tables for each name: float32, shape (names, features)."""
+    if not tables:
+        return np.zeros((len(names), 0), np.float32)
+    return np.concatenate([table.values[table.rows_of(names)] for table in tables], axis=1)
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """The inputs of the model: log concentration, the cell line's features, the drug's features.
+
+    Attributes:
+        log_concentration: float32, shape (samples,).
+        line: Row of `lines`, int32, shape (samples,).
+        drug: Row of `drugs`, int32, shape (samples,).
+        lines: Features of the cell lines, float32, shape (lines, features).
+        drugs: Features of the drugs, float32, shape (drugs, features).
+    """
+
+    log_concentration: Matrix
+    line: NDArray[np.int32]
+    drug: NDArray[np.int32]
+    lines: Matrix
+    drugs: Matrix
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def __getitem__(self, which: Any) -> Matrix:
+        """Returns the inputs of some samples: float32, shape (samples, inputs)."""
+        line, drug = self.line[which], self.drug[which]
+        first_drug = 1 + self.lines.shape[1]
+        batch = np.empty((len(line), first_drug + self.drugs.shape[1]), np.float32)
+        batch[:, 0] = self.log_concentration[which]
+        batch[:, 1:first_drug] = self.lines[line]
+        batch[:, first_drug:] = self.drugs[drug]
+        return batch
+
+
+def names_in(column: TextColumn, names: Mapping[str, Any] | Sequence[str]) -> NDArray[np.bool_]:
+    """Returns, for each row of a column of text, whether its value is among the names."""
+    known = set(names)
+    return np.array([name in known for name in column.names], bool)[column.codes]
+
+
+def read_list(reader: Reader, role: str) -> list[str]:
+    """Returns the names that a list of one column holds."""
+    table: Table = reader.read(role, LISTS[role])
+    (column,) = table.text.values()
+    return column.names

@@ -1,0 +1,105 @@
+"""Tables of tumor cases, for training and testing: ``case_id,cancer_type,<features>``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.data.csv import CsvLayout
+from candle_p1.data.transforms import scale_features
+from candle_p1.errors import DataError, ParameterError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from candle_p1.data.csv import Table
+    from candle_p1.data.reader import Reader
+
+LAYOUT = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
+
+
+@dataclass
+class Cases:
+    """The cases of both files.
+
+    Attributes:
+        x_train: Features, float32, shape (cases, features).
+        x_test: Features of the test cases, likewise.
+        y_train: Index into `types`, int64, shape (cases,).
+        y_test: Of the test cases, likewise.
+        types: The cancer types of either file, sorted.
+        features: The names of the features.
+    """
+
+    x_train: NDArray[np.float32]
+    x_test: NDArray[np.float32]
+    y_train: NDArray[np.int64]
+    y_test: NDArray[np.int64]
+    types: list[str]
+    features: list[str]
+
+    @classmethod
+    def read(cls, reader: Reader) -> Cases:
+        """Reads the files of the roles train and test.
+
+        Raises:
+            DataError: They cannot be read, or have different features.
+        """
+        train, test = reader.read("train", LAYOUT), reader.read("test", LAYOUT)
+        if test.columns != train.columns:
+            raise DataError(
+                f"the features ({len(test.columns)}) are not those of"
+                f" {reader.files.paths['train']} ({len(train.columns)}), in the same order",
+                reader.files.paths["test"],
+                1,
+            )
+        types = sorted({*train.text["cancer_type"].names, *test.text["cancer_type"].names})
+        return cls(
+            train.values,
+            test.values,
+            _indices(train, types),
+            _indices(test, types),
+            types,
+            train.columns,
+        )
+
+    def select(self, features: list[int]) -> None:
+        """Keeps some features, by index, in this order."""
+        self.x_train, self.x_test = self.x_train[:, features], self.x_test[:, features]
+        self.features = [self.features[i] for i in features]
+
+    def select_first(self, num_features: int) -> None:
+        """Keeps the first features, as CANDLE's feature_subsample does; 0 is all."""
+        if 0 < num_features < len(self.features):
+            self.select(list(range(num_features)))
+
+    def scale(self, scaling: str, train_rows: slice | NDArray[np.int64] | None) -> None:
+        """Scales the features in place, by all cases, or by some rows of the training cases."""
+        fit_to = None if train_rows is None else [self.x_train[train_rows]]
+        scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
+
+    def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Returns types as float32, shape (cases, types)."""
+        return np.eye(len(self.types), dtype=np.float32)[y]
+
+
+def num_validation(num_cases: int, fraction: float | None) -> int:
+    """Returns how many training cases are set apart for validation.
+
+    Raises:
+        ParameterError: There would be none, or none left to train on.
+    """
+    num = int(num_cases * (fraction or 0))
+    if not 0 < num < num_cases:
+        raise ParameterError(
+            f"val_split {fraction}: leaves {num} of {num_cases} training cases for validation and"
+            f" {num_cases - num} for training; choose a fraction such as 0.1"
+        )
+    return num
+
+
+def _indices(table: Table, types: list[str]) -> NDArray[np.int64]:
+    column = table.text["cancer_type"]
+    return np.array([types.index(name) for name in column.names])[column.codes]

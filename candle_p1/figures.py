@@ -1,0 +1,140 @@
+"""Pictures of results, drawn without a display."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+SIZE_INCHES = (6.4, 4.8)
+DOTS_PER_INCH = 150
+MAX_DOTS = 5000
+"""More samples than these are thinned out at random: they would only cover each other."""
+MARKERS = "osD^v<>P*X"
+
+
+def scatter_by_class(
+    path: Path,
+    points: NDArray[Any],
+    classes: NDArray[Any],
+    names: Sequence[str],
+    *,
+    title: str,
+    axes: tuple[str, str],
+) -> None:
+    """Draws points of the plane, coloured and shaped by class.
+
+    Args:
+        path: The PNG file.
+        points: Shape (samples, 2).
+        classes: Index into `names`, shape (samples,).
+        names: Of the classes.
+        title: Above the picture.
+        axes: Names of the two axes.
+    """
+    import matplotlib
+
+    figure, plot = _new(title, *axes)
+    # Two shapes for each of many colours tell more classes apart than colours alone can.
+    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    for i, name in enumerate(names):
+        chosen = points[classes == i]
+        if len(chosen):
+            plot.scatter(
+                chosen[:, 0],
+                chosen[:, 1],
+                s=12,
+                color=colours[i % len(colours)],
+                marker=MARKERS[i // len(colours) % len(MARKERS)]
+                if len(names) > len(colours)
+                else MARKERS[i % len(MARKERS)],
+                linewidths=0,
+                label=name,
+            )
+    plot.legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, ncols=1 + (len(names) - 1) // 24
+    )
+    _save(figure, path)
+
+
+def error_histogram(
+    path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
+) -> None:
+    """Draws the distribution of prediction errors, beside that of a random assignment.
+
+    Args:
+        path: The PNG file.
+        measured: Shape (samples,).
+        predicted: Shape (samples,).
+        title: Above the picture.
+        unit: Of both.
+    """
+    figure, plot = _new(title, f"predicted - measured ({unit})", "samples")
+    shuffled = np.random.default_rng(0).permutation(measured)
+    errors = {"measured values at random": shuffled - measured, "predicted": predicted - measured}
+    low, high = np.percentile(np.concatenate(list(errors.values())), [0.5, 99.5])
+    for (name, values), style in zip(errors.items(), ("stepfilled", "step"), strict=True):
+        plot.hist(
+            values,
+            bins=100,
+            range=(low, high),
+            histtype=style,
+            label=name,
+            alpha=0.7,
+            linewidth=1.5,
+        )
+    plot.axvline(0, color="0.3", linewidth=0.8)
+    plot.legend()
+    _save(figure, path)
+
+
+def measured_against_predicted(
+    path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
+) -> None:
+    """Draws each sample at its measured and its predicted value.
+
+    Args:
+        path: The PNG file.
+        measured: Shape (samples,).
+        predicted: Shape (samples,).
+        title: Above the picture.
+        unit: Of both.
+    """
+    figure, plot = _new(title, f"measured ({unit})", f"predicted ({unit})")
+    if len(measured) > MAX_DOTS:
+        chosen = np.random.default_rng(0).choice(len(measured), MAX_DOTS, replace=False)
+        measured, predicted = measured[chosen], predicted[chosen]
+    plot.scatter(measured, predicted, s=4, alpha=0.4, linewidths=0)
+    ends = [measured.min(), measured.max()]
+    plot.plot(ends, ends, color="0.2", linestyle="--", linewidth=1, label="predicted = measured")
+    plot.legend()
+    _save(figure, path)
+
+
+def _new(title: str, x_axis: str, y_axis: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    plot = figure.add_subplot()
+    plot.set_title(title)
+    plot.set_xlabel(x_axis)
+    plot.set_ylabel(y_axis)
+    return figure, plot
+
+
+def _save(figure: Figure, path: Path) -> None:
+    import io
+
+    content = io.BytesIO()
+    figure.savefig(content, format="png", bbox_inches="tight")
+    write_atomically(path, content.getvalue())

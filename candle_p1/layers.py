@@ -1,0 +1,156 @@
+"""Keras layers that the benchmarks share and Keras 3 does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
+    """A 1D convolution whose kernel is not shared: each output position has one of its own.
+
+    Keras 2 had this layer and Keras 3 dropped it. Input shape (batch, length, channels), output
+    shape (batch, positions, filters); parameters: positions x (kernel_size x channels + 1) x
+    filters, so it suits short inputs, or large strides.
+
+    Args:
+        filters: Output channels.
+        kernel_size: Inputs that one output sees.
+        strides: Inputs from one output to the next.
+        kernel_initializer: Initial weights.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int,
+        strides: int = 1,
+        kernel_initializer: Any = "glorot_uniform",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.filters, self.kernel_size, self.strides = filters, kernel_size, strides
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes kernel (positions, kernel_size x channels, filters) and bias."""
+        positions = self.compute_output_shape(input_shape)[1]
+        _, _, channels = input_shape
+        assert channels is not None
+        self.kernel = self.add_weight(
+            shape=(positions, self.kernel_size * channels, self.filters),
+            initializer=self.kernel_initializer,
+            name="kernel",
+        )
+        self.bias = self.add_weight(
+            shape=(positions, self.filters), initializer="zeros", name="bias"
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """Multiplies each window by its own kernel."""
+        positions = self.kernel.shape[0]
+        last = (positions - 1) * self.strides + 1
+        windows = ops.concatenate(
+            [inputs[:, i : i + last : self.strides] for i in range(self.kernel_size)], axis=-1
+        )
+        return ops.einsum("bpi,pif->bpf", windows, self.kernel) + self.bias
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[Any, ...]:
+        """Returns (batch, positions, filters)."""
+        batch, length, _ = input_shape
+        assert length is not None
+        return batch, (length - self.kernel_size) // self.strides + 1, self.filters
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
+    """The latent sample of a variational autoencoder, by the reparametrisation trick.
+
+    Takes mean and logarithm of the variance, each of shape (batch, latent), and returns mean +
+    exp(log variance / 2) x noise. Adds the Kullback-Leibler divergence from the unit normal, summed
+    over latent dimensions, averaged over the batch and times `kl_weight`, to the loss: Kingma and
+    Welling, "Auto-Encoding Variational Bayes" (arXiv:1312.6114), appendix B.
+
+    Args:
+        stddev: Of the noise.
+        kl_weight: Of the divergence in the loss.
+    """
+
+    def __init__(self, stddev: float = 1.0, kl_weight: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.stddev, self.kl_weight = stddev, kl_weight
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, inputs: tuple[Any, Any]) -> Any:
+        """Draws the sample."""
+        mean, log_variance = inputs
+        divergence = -0.5 * ops.sum(
+            1 + log_variance - ops.square(mean) - ops.exp(log_variance), axis=-1
+        )
+        self.add_loss(self.kl_weight * ops.mean(divergence))
+        noise = keras.random.normal(
+            ops.shape(mean), stddev=self.stddev, dtype=mean.dtype, seed=self.seed_generator
+        )
+        return mean + ops.exp(log_variance / 2) * noise
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the mean."""
+        return input_shape[0]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {**super().get_config(), "stddev": self.stddev, "kl_weight": self.kl_weight}
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
+    """Adds normal noise to some columns of the input while training. Shape (batch, columns).
+
+    Args:
+        stddev: Of the noise.
+        first: The first column.
+        stop: The column after the last.
+    """
+
+    def __init__(self, stddev: float, first: int, stop: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.stddev, self.first, self.stop = stddev, first, stop
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Adds it."""
+        if not training:
+            return inputs
+        columns = inputs[:, self.first : self.stop]
+        noise = keras.random.normal(
+            ops.shape(columns), stddev=self.stddev, dtype=columns.dtype, seed=self.seed_generator
+        )
+        return ops.concatenate(
+            [inputs[:, : self.first], columns + noise, inputs[:, self.stop :]], axis=1
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the input's shape."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {
+            **super().get_config(),
+            "stddev": self.stddev,
+            "first": self.first,
+            "stop": self.stop,
+        }

@@ -1,0 +1,144 @@
+"""Scores of predictions, kept as sums over samples, which ranks add up.
+
+Each rank updates a score with its share of the predictions, in batches; with the sums of all ranks
+added, the result is what one process would have computed over all samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class Score(Protocol):
+    """Something that follows from sums over samples.
+
+    Attributes:
+        sums: Everything it knows, to be added over ranks; of the same shape on all of them.
+    """
+
+    sums: NDArray[Any]
+
+    def update(self, y_true: Any, y_pred: Any) -> None:
+        """Adds a batch of predictions, shape (samples, …)."""
+        ...
+
+    def result(self) -> dict[str, float]:
+        """Returns the figures, by name; NaN where they are not defined."""
+        ...
+
+
+class RegressionScore:
+    """Mean squared error, coefficient of determination and correlation of predicted values.
+
+    - mse: over all values;
+    - r2: of each output, averaged over outputs, as ``sklearn.metrics.r2_score`` does (a constant
+      output counts 1 where it is met exactly, else 0);
+    - correlation: Pearson's, over all values.
+
+    Args:
+        num_outputs: Values of one sample.
+    """
+
+    def __init__(self, num_outputs: int) -> None:
+        # By output: samples, sums of true and predicted values, of their squares, their product
+        # and the squared error.
+        self.sums = np.zeros((7, num_outputs))
+
+    def update(self, y_true: Any, y_pred: Any) -> None:
+        """Adds a batch; both shapes (samples, …)."""
+        true = np.asarray(y_true, np.float64).reshape(-1, self.sums.shape[1])
+        predicted = np.asarray(y_pred, np.float64).reshape(-1, self.sums.shape[1])
+        self.sums[0] += len(true)
+        self.sums[1] += true.sum(axis=0)
+        self.sums[2] += predicted.sum(axis=0)
+        self.sums[3] += np.einsum("so,so->o", true, true)
+        self.sums[4] += np.einsum("so,so->o", predicted, predicted)
+        self.sums[5] += np.einsum("so,so->o", true, predicted)
+        error = predicted - true
+        self.sums[6] += np.einsum("so,so->o", error, error)
+
+    def result(self) -> dict[str, float]:
+        """Returns mse, r2 and correlation."""
+        num_samples, true, _, true2, _, _, error2 = self.sums
+        if not num_samples[0]:
+            return {"mse": np.nan, "r2": np.nan, "correlation": np.nan}
+        total = true2 - true**2 / num_samples
+        constant = total <= 1e-12 * true2
+        ratio = np.divide(error2, total, out=np.zeros_like(total), where=~constant)
+        r2 = np.where(constant, error2 == 0, 1 - ratio)
+        n, t, p, t2, p2, tp, e2 = self.sums.sum(axis=1)
+        variances = (t2 / n - (t / n) ** 2) * (p2 / n - (p / n) ** 2)
+        covariance = tp / n - t / n * p / n
+        correlation = covariance / np.sqrt(variances) if variances > 0 else np.nan
+        return {"mse": float(e2 / n), "r2": float(r2.mean()), "correlation": float(correlation)}
+
+
+class ConfusionScore:
+    """Accuracy, and precision and recall of each class, from predicted class probabilities.
+
+    Args:
+        num_classes: The classes.
+
+    Attributes:
+        sums: int64, shape (classes, classes): samples by true and predicted class.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.sums = np.zeros((num_classes, num_classes), np.int64)
+
+    def update(self, y_true: Any, y_pred: Any) -> None:
+        """Adds a batch; both shapes (samples, classes), the larger entry wins."""
+        np.add.at(self.sums, (np.argmax(y_true, axis=1), np.argmax(y_pred, axis=1)), 1)
+
+    def result(self) -> dict[str, float]:
+        """Returns accuracy and macro_f1, the mean over classes of the F1 score."""
+        per_class = self.per_class()
+        total = self.sums.sum()
+        accuracy = float(np.trace(self.sums) / total) if total else np.nan
+        return {"accuracy": accuracy, "macro_f1": float(per_class["f1"].mean())}
+
+    def per_class(self) -> dict[str, NDArray[Any]]:
+        """Returns precision, recall, f1 and num_samples of each class; 0 where there are none."""
+        hits = np.diag(self.sums).astype(np.float64)
+        predicted, actual = self.sums.sum(axis=0), self.sums.sum(axis=1)
+        return {
+            "precision": _ratio(hits, predicted),
+            "recall": _ratio(hits, actual),
+            "f1": _ratio(2 * hits, predicted + actual),
+            "num_samples": actual,
+        }
+
+
+class CutoffScore:
+    """The share of values that are predicted on the right side of all cut-offs.
+
+    Args:
+        cutoffs: In growing order.
+    """
+
+    def __init__(self, cutoffs: Sequence[float]) -> None:
+        self._cutoffs = list(cutoffs)
+        self.sums = np.zeros(2, np.int64)  # values on the right side, values
+
+    def update(self, y_true: Any, y_pred: Any) -> None:
+        """Adds a batch; both shapes (samples, …)."""
+        sides = [np.digitize(np.ravel(values), self._cutoffs) for values in (y_true, y_pred)]
+        self.sums += np.array([np.count_nonzero(sides[0] == sides[1]), len(sides[0])])
+
+    def result(self) -> dict[str, float]:
+        """Returns accuracy."""
+        num_right, num_values = self.sums
+        return {"accuracy": float(num_right / num_values) if num_values else np.nan}
+
+
+def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> NDArray[np.float64]:
+    return np.divide(
+        numerator, denominator, out=np.zeros(len(numerator)), where=np.asarray(denominator) > 0
+    )
