@@ -83,16 +83,8 @@ def error_histogram(
     shuffled = np.random.default_rng(0).permutation(measured)
     errors = {"measured values at random": shuffled - measured, "predicted": predicted - measured}
     low, high = np.percentile(np.concatenate(list(errors.values())), [0.5, 99.5])
-    for (name, values), style in zip(errors.items(), ("stepfilled", "step"), strict=True):
-        plot.hist(
-            values,
-            bins=100,
-            range=(low, high),
-            histtype=style,
-            label=name,
-            alpha=0.7,
-            linewidth=1.5,
-        )
+    for name, values in errors.items():
+        plot.hist(values, bins=100, range=(low, high), histtype="stepfilled", label=name, alpha=0.5)
     plot.axvline(0, color="0.3", linewidth=0.8)
     plot.legend()
     _save(figure, path)

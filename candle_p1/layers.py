@@ -80,7 +80,7 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
     """The latent sample of a variational autoencoder, by the reparametrisation trick.
 
     Takes mean and logarithm of the variance, each of shape (batch, latent), and returns mean +
-    exp(log variance / 2) x noise. Adds the Kullback-Leibler divergence from the unit normal, summed
+    exp(log variance / 2) x noise in training, else the mean, so that an evaluation repeats. Adds the Kullback-Leibler divergence from the unit normal, summed
     over latent dimensions, averaged over the batch and times `kl_weight`, to the loss: Kingma and
     Welling, "Auto-Encoding Variational Bayes" (arXiv:1312.6114), appendix B.
 
@@ -94,13 +94,15 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
         self.stddev, self.kl_weight = stddev, kl_weight
         self.seed_generator = keras.random.SeedGenerator()
 
-    def call(self, inputs: tuple[Any, Any]) -> Any:
+    def call(self, inputs: tuple[Any, Any], training: bool = False) -> Any:
         """Draws the sample."""
         mean, log_variance = inputs
         divergence = -0.5 * ops.sum(
             1 + log_variance - ops.square(mean) - ops.exp(log_variance), axis=-1
         )
         self.add_loss(self.kl_weight * ops.mean(divergence))
+        if not training:
+            return mean
         noise = keras.random.normal(
             ops.shape(mean), stddev=self.stddev, dtype=mean.dtype, seed=self.seed_generator
         )

@@ -41,11 +41,11 @@ LINES_BY_TISSUE = {
 }
 """The 60 lines of NCI60."""
 
-NUM_MECHANISMS = 12  # as many as pathways: a mechanism acts on the pathway of its index
-NUM_CHEMISTRY_FACTORS = 6
+NUM_MECHANISMS = 8  # as many as pathways: a mechanism acts on the pathway of its index
+NUM_CHEMISTRY_FACTORS = 4
 TISSUE_SHARE = 0.5  # of the variance of a pathway's activity
 
-MEAN_POTENCY = 4.36  # -log10 of a molar concentration, like all potencies here
+MEAN_POTENCY = 4.335  # -log10 of a molar concentration, like all potencies here
 SD_POTENCY_BY_CHEMISTRY = 0.6
 SD_POTENCY_BY_NOTHING_ELSE = 0.3
 POTENCY_PER_ACTIVITY = 0.3

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     SmallFloats = NDArray[np.float32]
 
 FACTORS_PER_COLUMN = 3
-COMMUNALITIES = (0.2, 0.7)  # the share of a column's variance that comes from the factors
+COMMUNALITIES = (0.3, 0.9)  # the share of a column's variance that comes from the factors
 INCOMPLETE_SHARE = 0.03  # of the columns
 MISSING_SHARE = 0.02  # of the values of an incomplete column
 

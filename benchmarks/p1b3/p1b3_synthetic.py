@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-NUM_DRUGS = {"full": 24_400, "small": 1_300}
+NUM_DRUGS = {"full": 27_000, "small": 2_000}
 NUM_COLUMNS = {
     "expression": {"full": 25_722, "small": 300},
     "mirna": {"full": 453, "small": 40},
     "proteome": {"full": 8_097, "small": 60},
     "kinome": {"full": 1_663, "small": 20},
-    "descriptors": {"full": 3_809, "small": 100},
+    "descriptors": {"full": 3_809, "small": 1_000},
     "latent": {"full": 292, "small": 30},
 }
-COUNTS_SHARE, FLAGS_SHARE = 0.31, 0.32  # of the descriptors
+COUNTS_SHARE, FLAGS_SHARE = 0.37, 0.37  # of the descriptors
 ABSENT_SHARE = {  # of the lines, or drugs
     "expression": 0.0,
     "mirna": 0.02,
@@ -49,7 +49,7 @@ ABSENT_SHARE = {  # of the lines, or drugs
     "latent": 0.04,
     "response": 0.01,
 }
-FIVE_DOSES_SHARE = 0.3656  # of the drugs
+FIVE_DOSES_SHARE = 0.312  # of the drugs
 NUM_TEST_LINES = 6
 TEST_DRUGS_SHARE = 0.0905
 LARGEST_NSC = 800_000

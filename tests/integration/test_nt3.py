@@ -133,36 +133,6 @@ def test_made_files_that_are_named_are_known_as_synthetic(train, execute, tmp_pa
     assert record["parameters"]["train_data"]["value"] == str(path)
 
 
-DRIVER = """
-import sys
-sys.path.insert(0, sys.argv.pop(1))
-import nt3_baseline_keras2 as benchmark
-
-losses = []
-for rate in (0.001, 0.01):
-    params = benchmark.initialize_parameters()
-    params["learning_rate"] = rate
-    params.update(framework="keras", save="x", instance_directory=".", timeout=3600.0)
-    history = benchmark.run(params)
-    losses.append(history.history["val_loss"][-1])
-assert losses[0] != losses[1]
-print("DRIVEN", losses)
-"""
-
-
-@pytest.mark.parallel
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_driver_runs_it_twice_in_one_process(mpirun, execute, nt3_script, tmp_path, num_ranks):
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    words = [script, nt3_script.parent, *SMALL_MODEL, "--epochs", "2", "--output_dir", "out"]
-    code, output = execute(mpirun(num_ranks, *words) if num_ranks > 1 else [sys.executable, *words])
-    assert code == 0, output
-    assert "DRIVEN" in output
-    rates = [record_in(tmp_path / "out", f"RUN00{i}")["plan"]["base_learning_rate"] for i in (0, 1)]
-    assert rates == [0.001, 0.01]
-
-
 @pytest.mark.parallel
 def test_the_command_line_starts_mpirun_itself(mpirun, execute, tmp_path):
     command = [sys.executable, "-m", "candle_p1.cli", "run", "nt3", "--np", "3", "--"]

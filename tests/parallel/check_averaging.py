@@ -10,6 +10,7 @@ from harness import run_checks
 from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
 
 from candle_p1.data.feed import TrainFeed, epoch_order
+from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate_shared
 from candle_p1.distributed.keras import (
     average_gradients,
@@ -78,7 +79,7 @@ def plan_for(comm, **options):
 
 def fit(model, comm, plan, *callbacks):
     x, y = samples()
-    feed = TrainFeed(x, y, plan, seed=3, rank=comm.rank, shuffle=True)
+    feed = TrainFeed(Samples(x, y), plan, seed=3, rank=comm.rank, shuffle=True)
     callbacks = [BeforeEpoch(feed.set_epoch), *callbacks]
     return model.fit(
         feed, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks

@@ -12,7 +12,12 @@ HERE = Path(__file__).parent
 @pytest.mark.parallel
 @pytest.mark.parametrize(
     ("script", "num_ranks", "num_checks"),
-    [("check_averaging.py", 2, 11), ("check_averaging.py", 3, 11), ("check_comm.py", 3, 5)],
+    [
+        ("check_averaging.py", 2, 11),
+        ("check_averaging.py", 3, 11),
+        ("check_comm.py", 3, 5),
+        ("check_evaluation.py", 2, 6),
+    ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, script, num_ranks, num_checks):
     code, output = execute(mpirun(num_ranks, HERE / script))

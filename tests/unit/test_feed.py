@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from candle_p1.data.samples import Samples
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.scaling import ScalingPlan
 
@@ -49,7 +50,7 @@ def test_at_the_epoch_level_each_rank_sees_all_samples_in_an_order_of_its_own():
 def test_training_batches_are_the_rows_of_the_order():
     x = np.arange(25, dtype=np.float32).reshape(25, 1)
     plan = plan_for(1, 25, 10, "epoch")
-    batches = feed.TrainFeed(x, x[:, 0], plan, seed=1, rank=0, shuffle=True)
+    batches = feed.TrainFeed(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
     for epoch in (0, 5):
         batches.set_epoch(epoch)
         order = feed.epoch_order(plan, 25, seed=1, epoch=epoch, rank=0)
@@ -68,6 +69,6 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
     y = np.arange(num_samples)
     seen = []
     for rank in range(num_ranks):
-        share = feed.EvaluationFeed(y, y, batch, Rank(rank, num_ranks), max_steps)
+        share = feed.EvaluationFeed(Samples(y, y), batch, Rank(rank, num_ranks), max_steps)
         seen += [value for step in range(len(share)) for value in share[step][1]]
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))

@@ -1,0 +1,63 @@
+"""The benchmark of docs/add-a-benchmark.md, written to a directory outside of the repository."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from candle_p1.records import read_record
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/add-a-benchmark.md"
+FILE = re.compile(r"^`(blobs/\S+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    """The folder that the page describes."""
+    files = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
+    assert len(files) == 3
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "blobs"
+
+
+@pytest.mark.parallel
+def test_it_trains_on_two_ranks(blobs, mpirun, execute, tmp_path):
+    script = blobs / "blobs_baseline_keras2.py"
+    code, output = execute(mpirun(2, script, "--output_dir", "out", "--noise", "0.1"))
+    assert code == 0, output
+    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
+    assert record["benchmark"] == "blobs"
+    assert record["num_ranks"] == 2
+    assert record["plan"]["epochs_per_rank"] == 4
+    assert record["distributed"]["averaging_checked"]
+    accuracy = record["quality"]["accuracy"]
+    assert accuracy["value"] > 0.8 > 0.5 > accuracy["naive"]
+
+
+@pytest.mark.parallel
+def test_the_command_line_finds_it_by_path_and_by_name(blobs, execute, tmp_path, monkeypatch):
+    candle_p1 = [sys.executable, "-m", "candle_p1.cli"]
+    code, output = execute(
+        [*candle_p1, "data", "make", "./blobs", "--size", "small", "--out", "made"]
+    )
+    assert code == 0, output
+    assert (tmp_path / "made/blobs_test.csv").read_text().count("\n") == 150
+    monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(tmp_path))
+    flags = ["--data_dir", "made", "--epochs", "2", "--output_dir", "out"]
+    code, output = execute([*candle_p1, "run", "blobs", "--np", "2", "--", *flags])
+    assert code == 0, output
+    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
+    assert record["data"]["files"]["train"]["path"] == str(tmp_path / "made/blobs_train.csv")
+
+
+def test_what_it_does_not_read_is_refused(blobs, execute):
+    script = [sys.executable, blobs / "blobs_baseline_keras2.py"]
+    code, output = execute([*script, "--batch_normalization", "True"])
+    assert code == 2
+    assert "batch_normalization (flag) has no effect on blobs" in output

@@ -1,0 +1,91 @@
+"""Each benchmark's evaluation, by all ranks in shares, against one process of the same weights."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import keras
+from harness import run_checks
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import Reader
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.evaluation import Trained
+
+NUM_TEST_SAMPLES = {"nt3": 61, "p1b1": 137, "p1b2": 137, "p1b3": 301}  # primes: no equal shares
+TOLERANCE = 1e-6
+
+
+def prepare(name, comm, *flags):
+    """Returns benchmark, data and a compiled model with the same random weights on every rank."""
+    benchmark = find_benchmark(name)
+    params = benchmark.bind(benchmark.initialize_parameters(argv=["--dense", "24", *flags]))
+    files = comm.broadcast(benchmark.locate_files(params) if comm.rank == 0 else None)
+    data = benchmark.preprocess(benchmark.load_data(Reader(files, "chunked"), params), params)
+    data.test = data.test.first(NUM_TEST_SAMPLES[name])
+    keras.utils.set_random_seed(3)
+    model = benchmark.build_model(params, data)
+    for weight in model.trainable_variables:
+        weight.assign(3 * weight)  # predictions that differ from sample to sample
+    model.compile(
+        optimizer="sgd", loss=benchmark.loss(params), metrics=benchmark.metrics(params),
+        jit_compile=False,
+    )  # fmt: skip
+    return benchmark, params, data, model
+
+
+def evaluated(prepared, comm, directory):
+    benchmark, params, data, model = prepared
+    return benchmark.evaluate(Trained(model, data, params, comm, Path(directory)))
+
+
+def check_shares_equal_the_whole(name, comm, *flags):
+    prepared = prepare(name, comm, *flags)
+    assert len(prepared[2].test) == NUM_TEST_SAMPLES[name]
+    with tempfile.TemporaryDirectory() as shared, tempfile.TemporaryDirectory() as alone:
+        together = evaluated(prepared, comm, shared)
+        whole = evaluated(prepared, SerialCommunicator(), alone)
+        names = {path.name for path in Path(alone).iterdir()}
+        written = {path.name for path in Path(shared).iterdir()}
+        assert written == (names if comm.rank == 0 else set())
+    assert together.keys() == whole.keys()
+    values = {key: (together[key]["value"], whole[key]["value"]) for key in whole}
+    assert any(0.01 < abs(value) for value, _ in values.values()), values
+    for key, (shared_value, value) in values.items():
+        assert abs(shared_value - value) <= TOLERANCE * max(1, abs(value)), (key, values)
+    assert comm.allgather(together) == [together] * comm.size
+
+
+def nt3(comm):
+    check_shares_equal_the_whole("nt3", comm, "--conv", "4", "20", "1", "--pool", "10")
+
+
+def p1b1(comm):
+    check_shares_equal_the_whole("p1b1", comm)
+
+
+def p1b1_cvae(comm):
+    check_shares_equal_the_whole("p1b1", comm, "--model", "cvae")
+
+
+def p1b2(comm):
+    check_shares_equal_the_whole("p1b2", comm)
+
+
+def p1b3(comm):
+    check_shares_equal_the_whole("p1b3", comm)
+
+
+def a_share_that_is_left_out_shows(comm):
+    """The comparison above would see it: without the last rank's share the figures differ."""
+    prepared = prepare("p1b3", comm)
+    with tempfile.TemporaryDirectory() as directory:
+        whole = evaluated(prepared, SerialCommunicator(), directory)
+        prepared[2].test = prepared[2].test.first(NUM_TEST_SAMPLES["p1b3"] * 2 // 3)
+        less = evaluated(prepared, comm, directory)
+    assert abs(whole["loss"]["value"] - less["loss"]["value"]) > 10 * TOLERANCE
+
+
+if __name__ == "__main__":
+    run_checks(nt3, p1b1, p1b1_cvae, p1b2, p1b3, a_share_that_is_left_out_shows)

@@ -1,0 +1,134 @@
+"""Tables of cases, and how P1B1 and P1B2 divide them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.cases import Cases
+from candle_p1.data.reader import FileSet, Reader
+from candle_p1.errors import DataError, ParameterError
+
+TYPES = ["BRCA", "LUAD", "SKCM"]
+FEATURES = [f"gene{i}" for i in range(6)]
+
+
+@pytest.fixture
+def frames(tmp_path):
+    """A training and a test file, and the frames they were written from."""
+    random = np.random.default_rng(5)
+    frames = {}
+    for role, num in (("train", 40), ("test", 12)):
+        values = random.integers(0, 9, size=(num, len(FEATURES))).astype(float)
+        frame = pd.DataFrame(values, columns=FEATURES)
+        frame.insert(0, "cancer_type", [TYPES[i % 3] for i in range(num)])
+        frame.insert(0, "case_id", [f"{role}-{i}" for i in range(num)])
+        frame.to_csv(tmp_path / f"{role}.csv", index=False)
+        frames[role] = frame
+    return frames
+
+
+@pytest.fixture
+def prepared(frames, tmp_path):
+    """Preprocesses a benchmark's view of the files; returns the data set."""
+
+    def prepared(name, *flags):
+        benchmark = find_benchmark(name)
+        names = ["--train_data", str(tmp_path / "train.csv")]
+        names += ["--test_data", str(tmp_path / "test.csv")]
+        if "--use_landmark_genes" in flags:
+            names += ["--landmark_data", str(tmp_path / "landmarks.tsv")]
+        params = benchmark.bind(benchmark.initialize_parameters(argv=[*names, *flags]))
+        reader = Reader(benchmark.locate_files(params), "chunked")
+        return benchmark.preprocess(benchmark.load_data(reader, params), params)
+
+    return prepared
+
+
+def scaled(frames, *fit):
+    """Min-max scaled features of both files, fit to some frames."""
+    together = pd.concat(fit)[FEATURES]
+    low, span = together.min(), together.max() - together.min()
+    return [((frames[role][FEATURES] - low) / span).to_numpy() for role in ("train", "test")]
+
+
+def test_p1b1_keeps_the_last_cases_for_validation(prepared, frames):
+    data = prepared("p1b1", "--val_split", "0.25")
+    train, test = scaled(frames, frames["train"], frames["test"])
+    for samples, expected in (
+        (data.train, train[:30]),
+        (data.validation, train[30:]),
+        (data.test, test),
+    ):
+        x, y = samples[:]
+        np.testing.assert_allclose(x, expected, atol=1e-6)
+        assert y is x or np.array_equal(x, y)
+    assert [data.types[i] for i in data.test_types] == frames["test"]["cancer_type"].tolist()
+
+
+def test_p1b1_can_be_conditioned_on_the_type(prepared, frames):
+    data = prepared("p1b1", "--model", "cvae")
+    (x, condition), y = data.test[:]
+    np.testing.assert_array_equal(x, y)
+    assert [TYPES[i] for i in condition.argmax(axis=1)] == frames["test"]["cancer_type"].tolist()
+
+
+def test_p1b1_uses_landmark_genes_alone_in_the_order_of_the_table(prepared, frames, tmp_path):
+    path = tmp_path / "landmarks.tsv"
+    path.write_text("pr_id\tgdc\n1\tgene4\n2\tgene1\n3\tother\n")
+    data = prepared("p1b1", "--use_landmark_genes", "True")
+    train, _ = scaled(frames, frames["train"], frames["test"])
+    np.testing.assert_allclose(data.train[:][0], train[:36, [1, 4]], atol=1e-6)
+    path.write_text("pr_id\tgdc\n1\tother\n")
+    with pytest.raises(DataError, match="none of the landmark genes is a column"):
+        prepared("p1b1", "--use_landmark_genes", "True")
+
+
+def test_p1b2_divides_as_candles_shuffled_frame(prepared, frames):
+    data = prepared("p1b2", "--val_split", "0.2")
+    train, _ = scaled(frames, frames["train"], frames["test"])
+    order = frames["train"].sample(frac=1, random_state=2017).index.to_numpy()
+    np.testing.assert_allclose(data.validation[:][0], train[order[:8]], atol=1e-6)
+    np.testing.assert_allclose(data.train[:][0], train[np.sort(order[8:])], atol=1e-6)
+    types = frames["train"]["cancer_type"].to_numpy()
+    assert [TYPES[i] for i in data.validation[:][1].argmax(axis=1)] == types[order[:8]].tolist()
+    unshuffled = prepared("p1b2", "--val_split", "0.2", "--shuffle", "False")
+    np.testing.assert_allclose(unshuffled.validation[:][0], train[:8], atol=1e-6)
+
+
+def test_scaling_can_be_fit_to_what_is_trained_on(prepared, frames):
+    data = prepared("p1b1", "--val_split", "0.25", "--scaling_fit", "train")
+    train, test = scaled(frames, frames["train"][:30])
+    np.testing.assert_allclose(data.train[:][0], train[:30], atol=1e-6)
+    np.testing.assert_allclose(data.test[:][0], test, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["p1b1", "p1b2"])
+def test_the_first_features_can_be_used_alone(prepared, name):
+    full, some = prepared(name), prepared(name, "--feature_subsample", "4")
+    assert some.train.x_shape == (4,)
+    np.testing.assert_array_equal(some.test[:][0], full.test[:][0][:, :4])
+
+
+@pytest.mark.parametrize("fraction", ["0", "1", "0.01"])
+def test_a_split_that_leaves_nothing_is_refused(prepared, fraction):
+    with pytest.raises(ParameterError, match=f"val_split {float(fraction)}: leaves"):
+        prepared("p1b2", "--val_split", fraction)
+
+
+def test_files_of_other_features_are_refused(frames, tmp_path):
+    frames["test"].rename(columns={"gene3": "other"}).to_csv(tmp_path / "test.csv", index=False)
+    paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
+    with pytest.raises(DataError, match=r"test.csv, line 1: the features \(6\) are not those"):
+        Cases.read(Reader(FileSet.of(paths), "chunked"))
+
+
+def test_a_type_of_the_test_file_alone_is_a_class_too(frames, tmp_path):
+    frames["test"].assign(cancer_type="ACC").to_csv(tmp_path / "test.csv", index=False)
+    paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
+    cases = Cases.read(Reader(FileSet.of(paths), "chunked"))
+    assert cases.types == ["ACC", *TYPES]
+    assert set(cases.y_test) == {0}
+    assert [cases.types[i] for i in cases.y_train] == frames["train"]["cancer_type"].tolist()

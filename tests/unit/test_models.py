@@ -1,0 +1,107 @@
+"""The models, built at full width, against what CANDLE's code gives."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from candle_p1.benchmark import DataSet, Samples, find_benchmark
+from candle_p1.errors import ParameterError
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+NUM_TYPES = 33
+"""Cancer types of P1B1; any number does, but for the conditioned model."""
+
+
+def rows(*shape):
+    """Samples of a shape that take no memory."""
+    return np.broadcast_to(np.float32(0), (2, *shape))
+
+
+def full_width(benchmark, **extra):
+    module = sys.modules[type(benchmark).__module__]
+    x, y, extra = {
+        "nt3": lambda: (rows(60_483, 1), rows(2), {}),
+        "p1b1": lambda: (
+            rows(60_483),
+            rows(60_483),
+            {"types": ["x"] * NUM_TYPES, "test_types": np.zeros(2, np.int64)},
+        ),
+        "p1b2": lambda: (rows(28_204), rows(10), {"types": ["x"] * 10}),
+        "p1b3": lambda: (rows(29_532), rows(1), {"num_line_features": 25_722}),
+    }[benchmark.name]()
+    samples = Samples(x, y)
+    kind = getattr(module, f"P{benchmark.name[1:]}Data", DataSet)
+    return kind(samples, samples, samples, **extra)
+
+
+def build(name, *flags, data=None):
+    benchmark = find_benchmark(name)
+    params = benchmark.bind(benchmark.initialize_parameters(argv=flags))
+    return benchmark.build_model(params, data or full_width(benchmark))
+
+
+@pytest.fixture(autouse=True)
+def without_weights(monkeypatch):
+    """Weights of zeros: drawing hundreds of millions of random numbers takes a while."""
+    monkeypatch.setattr(
+        keras.initializers.GlorotUniform, "__call__", keras.initializers.Zeros.__call__
+    )
+    monkeypatch.setattr(
+        keras.initializers.RandomNormal, "__call__", keras.initializers.Zeros.__call__
+    )
+    yield
+    keras.backend.clear_session()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [("nt3", 154_922_918), ("p1b1", 244_400_085), ("p1b2", 29_540_618), ("p1b3", 30_088_701)],
+)
+def test_parameters_of_the_published_networks(name, num_parameters):
+    assert build(name).count_params() == num_parameters
+
+
+@pytest.mark.parametrize("model", ["vae", "cvae"])
+def test_variational_autoencoders_have_two_latent_layers_and_the_condition(model):
+    flags = ["--model", model, "--dense", "4", "3", "--latent_dim", "2"]
+    condition = NUM_TYPES if model == "cvae" else 0
+    encoder = (60_483 + condition + 1) * 4 + 5 * 3 + 2 * (4 * 2)
+    decoder = (2 + condition + 1) * 3 + 4 * 4 + 5 * 60_483
+    assert build("p1b1", *flags).count_params() == encoder + decoder
+
+
+def test_p1b3s_convolutions_stand_before_a_linear_unit():
+    model = build("p1b3", "--config_file", "p1b3_conv_model.txt")
+    length = ((29_532 - 10) // 5 + 1) // 10
+    length = ((length - 10) // 5 + 1) // 10
+    assert model.count_params() == (10 * 10 + 10) + (10 * 10 * 10 + 10) + length * 10 + 1
+    assert [layer.__class__.__name__ for layer in model.layers].count("Dense") == 1
+    both = build("p1b3", "--conv", "10", "10", "5", "--pool", "100", "--dense", "50")
+    assert [layer.__class__.__name__ for layer in both.layers].count("Dense") == 2
+
+
+def test_locally_connected_where_it_fits_and_the_reason_where_it_does_not():
+    flags = ["--locally_connected", "True", "--conv", "4", "20", "1000", "--pool", "10"]
+    model = build("nt3", *flags, "--dense", "2")
+    positions = (60_483 - 20) // 1000 + 1
+    convolution = positions * (20 * 4 + 4)
+    assert model.count_params() == convolution + (positions // 10 * 4 + 1) * 2 + 3 * 2
+    with pytest.raises(ParameterError, match=r"convolution 2 .* would have 9,904,947,200"):
+        build("nt3", "--locally_connected", "True")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--conv", "4", "20"], "three numbers for each convolution"),
+        (["--pool", "1", "2", "3"], "one for each of the 2"),
+        (["--conv", "4", "60484", "1", "--pool", "1"], "leave nothing of the input"),
+    ],
+)
+def test_convolutions_that_do_not_fit(flags, message):
+    with pytest.raises(ParameterError, match=message):
+        build("nt3", *flags)
