@@ -48,6 +48,7 @@ class Trained:
         params: The parameters of the run.
         comm: The ranks.
         directory: Where pictures and tables go; rank 0 writes.
+        synthetic: Whether the samples were generated.
     """
 
     model: Any
@@ -55,11 +56,16 @@ class Trained:
     params: ParameterSet
     comm: Communicator
     directory: Path
+    synthetic: bool
 
     @property
     def writes(self) -> bool:
         """Whether this rank is the one that writes files."""
         return self.comm.rank == 0
+
+    def title(self, text: str) -> str:
+        """Returns the title of a picture, which says where data are synthetic."""
+        return f"{text} (synthetic data)" if self.synthetic else text
 
     def metrics(self, samples: Samples, max_steps: int = 0) -> dict[str, float]:
         """Returns loss and metrics, as compiled, over the samples; the same on every rank.

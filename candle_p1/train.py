@@ -87,7 +87,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 
         with phases("evaluate"):
             directory = this.result_directory(params["save_path"])
-            trained = Trained(model, data, params, comm, directory)
+            trained = Trained(model, data, params, comm, directory, files.synthetic)
             quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
 
         with phases("report"):

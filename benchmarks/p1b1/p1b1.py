@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from p1b1_synthetic import P1b1Recipe
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
 from candle_p1.data.cases import Cases, num_validation
@@ -22,6 +21,7 @@ from candle_p1.optimizers import default_learning_rate
 from candle_p1.scores import RegressionScore
 from p1b1_latent import save_latent_space
 from p1b1_model import build_autoencoder, latent_layer
+from p1b1_synthetic import P1b1Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,6 +199,7 @@ class P1b1(Benchmark):
                 latent,
                 data.test_types[: len(latent)],
                 data.types,
+                title=trained.title("Latent space of the test cases by cancer type"),
                 use_tsne=params["tsne"],
                 seed=params["rng_seed"],
             )

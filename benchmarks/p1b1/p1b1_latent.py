@@ -23,6 +23,7 @@ def save_latent_space(
     classes: NDArray[np.int64],
     types: Sequence[str],
     *,
+    title: str,
     use_tsne: bool,
     seed: int,
 ) -> None:
@@ -33,6 +34,7 @@ def save_latent_space(
         latent: Shape (cases, latent dimensions).
         classes: Index into `types`, shape (cases,).
         types: The cancer types.
+        title: Of the picture.
         use_tsne: Embed by t-SNE; else more than two dimensions are shown by the first two principal
             components.
         seed: Of t-SNE.
@@ -46,7 +48,7 @@ def save_latent_space(
         points,
         classes,
         types,
-        title="Latent space of the test cases by cancer type",
+        title=title,
         axes=axes,
     )
 

@@ -60,17 +60,18 @@ SIZES = {
     "small": Size(300, {"train": 400, "test": 200}, 10, 6, 8.0),
 }
 NUM_PROCESSES = 12
-PROCESS_SPREAD = 0.8
-MIX_OF_TYPE = 0.4
+PROCESS_SPREAD = 1.6
+MAIN = 0.4
+AGEING = 0.2
 MIX_OF_PATIENT = 4.0
 BURDEN_SPREAD_OF_TYPES = 0.5
 BURDEN_SPREAD = 0.7
-FIRST_DRIVER_FREQUENCY = 0.2
+FIRST_DRIVER_FREQUENCY = 0.1
 DRIVER_DECAY = 0.8
 IMPACTS = np.array([1, 2, 3, 4])
 PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)
 DRIVER_IMPACTS = (0.0, 0.1, 0.4, 0.5)
-HYPERMUTATED = 0.03
+HYPERMUTATED = 0.02
 HYPER = 4
 ROWS_PER_BLOCK = 32
 BYTES_PER_VALUE = 2.005
@@ -106,7 +107,10 @@ class Genome:
         rate = random.lognormal(0, PROCESS_SPREAD, (NUM_PROCESSES, size.num_regions))
         process = np.cumsum(length * rate[:, region], axis=1)
         process /= process[:, -1:]
-        mix = random.dirichlet(np.full(NUM_PROCESSES, MIX_OF_TYPE), num_types)
+        mix = (1 - MAIN - AGEING) * random.dirichlet(np.ones(NUM_PROCESSES), num_types)
+        mix[:, 0] += AGEING
+        main = random.permutation(np.arange(num_types) // 2)
+        mix[np.arange(num_types), 1 + main] += MAIN
         drivers = random.permutation(num_genes)[: (num_types + 1) * size.num_drivers]
         drivers = drivers.reshape(num_types + 1, size.num_drivers)
         shared = np.broadcast_to(drivers[-1], (num_types, size.num_drivers))
@@ -119,7 +123,7 @@ class Genome:
             mix,
             np.concatenate([drivers[:-1], shared], axis=1),
             np.concatenate([own, common], axis=1),
-            size.burden * random.lognormal(0, BURDEN_SPREAD_OF_TYPES, num_types),
+            size.burden * np.exp(BURDEN_SPREAD_OF_TYPES * random.permutation(np.linspace(-1.5, 1.5, num_types))),
         )
 
     def tumor(self, patient: int, cancer_type: int, seed: int) -> Integers:

@@ -357,13 +357,13 @@ def _draw(trained: Trained, measured: NDArray[Any], predicted: NDArray[Any]) -> 
         trained.directory / "errors.png",
         measured * PERCENT,
         predicted * PERCENT,
-        title="Errors of the growth of test samples",
+        title=trained.title("Errors of the growth of test samples"),
         unit=unit,
     )
     measured_against_predicted(
         trained.directory / "predictions.png",
         measured * PERCENT,
         predicted * PERCENT,
-        title="Growth of test samples",
+        title=trained.title("Growth of test samples"),
         unit=unit,
     )

@@ -45,7 +45,7 @@ NUM_MECHANISMS = 8  # as many as pathways: a mechanism acts on the pathway of it
 NUM_CHEMISTRY_FACTORS = 4
 TISSUE_SHARE = 0.5  # of the variance of a pathway's activity
 
-MEAN_POTENCY = 4.335  # -log10 of a molar concentration, like all potencies here
+MEAN_POTENCY = 4.34  # -log10 of a molar concentration, like all potencies here
 SD_POTENCY_BY_CHEMISTRY = 0.6
 SD_POTENCY_BY_NOTHING_ELSE = 0.3
 POTENCY_PER_ACTIVITY = 0.3
@@ -178,12 +178,17 @@ class Drugs:
         return measured
 
 
-def most_active(
-    mean_growth: Floats, num_drugs: int, random: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Returns which drugs go on to five doses: those that lowered the growth, by and large."""
-    rank = (mean_growth + random.normal(0, SD_OTHER_CRITERIA, len(mean_growth))).argsort().argsort()
-    chosen: NDArray[np.bool_] = rank < num_drugs
+def most_active(growth: Floats, num: int, random: np.random.Generator) -> NDArray[np.bool_]:
+    """Returns which drugs, by and large, lower growth the most over all lines, shape (drugs,).
+
+    Args:
+        growth: Percent, shape (drugs, lines).
+        num: The number of drugs to choose.
+        random: The stream of what else the choice depends on.
+    """
+    criterion = growth.mean(axis=1) + random.normal(0, SD_OTHER_CRITERIA, len(growth))
+    chosen = np.zeros(len(growth), bool)
+    chosen[criterion.argsort()[:num]] = True
     return chosen
 
 

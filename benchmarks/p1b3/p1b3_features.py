@@ -1,7 +1,8 @@
 """How the planted factors show in the columns of P1B3's synthetic feature tables.
 
 A column is the weighted sum of a few factors, plus noise. Every factor shows in many columns, so
-any choice of some hundred columns tells of all of them.
+any choice of some hundred columns tells of all of them. Levels are written as they are; counts, say
+of a fragment in a molecule, are rounded, and flags say that the sum is above a threshold.
 """
 
 from __future__ import annotations
@@ -66,14 +67,15 @@ class Columns:
             random.uniform(-1, 1.5, num_flags),
         ]
         incomplete = random.random(num_columns) < INCOMPLETE_SHARE
-        arrays = (
-            loadings,
-            np.sqrt(1 - communality),
-            np.concatenate(center),
-            random.uniform(0.5, 2, num_columns),
-            MISSING_SHARE * incomplete,
+        return cls(
+            loadings=loadings.astype(np.float32),
+            noise=np.sqrt(1 - communality).astype(np.float32),
+            center=np.concatenate(center).astype(np.float32),
+            spread=random.uniform(0.5, 2, num_columns).astype(np.float32),
+            missing=(MISSING_SHARE * incomplete).astype(np.float32),
+            first_count=num_levels,
+            first_flag=num_levels + num_counts,
         )
-        return cls(*(a.astype(np.float32) for a in arrays), num_levels, num_levels + num_counts)
 
     def values(self, factors: Floats, random: np.random.Generator) -> SmallFloats:
         """Returns rows of the table, shape (rows, columns); NaN is missing.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-NUM_DRUGS = {"full": 27_000, "small": 2_000}
+NUM_DRUGS = {"full": 27_000, "small": 2_400}
 NUM_COLUMNS = {
     "expression": {"full": 25_722, "small": 300},
     "mirna": {"full": 453, "small": 40},
@@ -51,12 +51,12 @@ ABSENT_SHARE = {  # of the lines, or drugs
 }
 FIVE_DOSES_SHARE = 0.312  # of the drugs
 NUM_TEST_LINES = 6
-TEST_DRUGS_SHARE = 0.0905
+TEST_DRUGS_SHARE = 0.0905  # of the drugs that have responses and descriptors
 LARGEST_NSC = 800_000
 
 DECIMALS = 2
 ROWS_PER_BLOCK = 120
-BYTES_PER_LEVEL, BYTES_PER_DESCRIPTOR, BYTES_PER_RESPONSE = 5.0, 3.1, 26.5
+BYTES_PER_LEVEL, BYTES_PER_DESCRIPTOR, BYTES_PER_RESPONSE = 5.1, 2.8, 26.4
 LINE_ROLES = ("expression", "mirna", "proteome", "kinome")
 EMPTY_FIELD_ROLES = ("mirna", "latent")  # "na" stands for a missing value in the other tables
 
@@ -65,7 +65,7 @@ LINES, DRUGS, NSC, ABSENT, ACTIVE, TEST, COLUMNS, VALUES, RESPONSES = range(9)
 
 
 class P1b3Recipe(SyntheticRecipe):
-    """P1B3's nine files: features of lines and drugs, responses, and the lines and drugs to test."""
+    """P1B3's nine files: features of lines and drugs, responses, and what to test with."""
 
     name = "p1b3"
     version = 1
@@ -96,7 +96,7 @@ class Study:
         lines: The cell lines.
         drugs: The drugs.
         nsc: The drugs' numbers, ascending, shape (drugs,).
-        mean_growth: Growth at the one dose, averaged over the lines, in percent, shape (drugs,).
+        growth: What the screen at one dose would give without noise, percent, (drugs, lines).
         has_five_doses: Whether a drug is screened at five doses too, shape (drugs,).
     """
 
@@ -106,11 +106,9 @@ class Study:
         self.lines = CellLines.draw(self._random(LINES))
         self.drugs = Drugs.draw(num_drugs, self._random(DRUGS))
         self.nsc = np.sort(self._random(NSC).choice(LARGEST_NSC, num_drugs, replace=False) + 1)
-        self.mean_growth = self.drugs.growth(*ONE_DOSE, self.drugs.log_ec50(self.lines)).mean(
-            axis=1
-        )
+        self.growth = self.drugs.growth(*ONE_DOSE, self.drugs.log_ec50(self.lines))
         self.has_five_doses = most_active(
-            self.mean_growth, round(FIVE_DOSES_SHARE * num_drugs), self._random(ACTIVE)
+            self.growth, round(FIVE_DOSES_SHARE * num_drugs), self._random(ACTIVE)
         )
 
     def files(self) -> Iterator[SyntheticFile]:
@@ -123,32 +121,29 @@ class Study:
         yield self._table("descriptors", "NAME", b"\t", numbers, drug_factors)
         yield self._table("latent", "NSC", b",", numbers, drug_factors)
         yield self._responses()
-        yield self._list("test_cells", "CELLNAME", [f"NCI60:{name}" for name in self.test_lines()])
-        yield self._list("test_drugs", "NSC", [str(self.nsc[i]) for i in self.test_drugs()])
+        test_lines = [f"NCI60:{self.lines.names[i]}" for i in self.test_lines()]
+        yield _list("test_cells", "CELLNAME", test_lines)
+        yield _list("test_drugs", "NSC", [str(self.nsc[i]) for i in self.test_drugs()])
 
-    def test_lines(self) -> list[str]:
-        """Returns the lines that are not to be trained with, sorted."""
-        chosen = self._random(TEST, 0).choice(len(self.lines.names), NUM_TEST_LINES, replace=False)
-        return [self.lines.names[i] for i in np.sort(chosen)]
+    def test_lines(self) -> Integers:
+        """Returns the indices of the lines that are not to be trained with, ascending.
+
+        They, and the drugs, are spread evenly over all in the order of their responses. So their
+        share of the responses that balancing keeps is their share of the lines, or drugs.
+        """
+        return _spread(self.growth.mean(axis=0).argsort(), NUM_TEST_LINES, self._random(TEST, 0))
 
     def test_drugs(self) -> Integers:
-        """Returns the indices of the drugs that are not to be trained with, ascending.
-
-        They are spread evenly over all drugs in the order of their activity, so that their share of
-        the responses that balancing keeps is their share of the drugs.
-        """
+        """Returns the indices of the drugs that are not to be trained with, ascending."""
         usable = np.intersect1d(self._present("response"), self._present("descriptors"))
-        order = np.lexsort((self.mean_growth[usable], ~self.has_five_doses[usable]))
-        by_activity = usable[order]
-        num_test = round(TEST_DRUGS_SHARE * len(usable))
-        places = (np.arange(num_test) + self._random(TEST, 1).random()) * len(usable) / num_test
-        test_drugs: Integers = np.sort(by_activity[places.astype(np.int64)])
-        return test_drugs
+        growth = self.growth[usable].mean(axis=1)
+        ordered = usable[np.lexsort((growth, ~self.has_five_doses[usable]))]
+        return _spread(ordered, round(TEST_DRUGS_SHARE * len(usable)), self._random(TEST, 1))
 
     def _table(
         self, role: str, key: str, separator: bytes, names: list[bytes], factors: Floats
     ) -> SyntheticFile:
-        """Returns a table of features; a row's values follow from the factors of its line or drug."""
+        """Returns a table of features; factors has a row per line, or drug."""
         stream = ROLE_INDEX[role]
         num_columns = NUM_COLUMNS[role][self.size]
         is_descriptors = role == "descriptors"
@@ -160,10 +155,11 @@ class Study:
             self._random(COLUMNS, stream),
         )
         present = self._present(role)
+        titles = [key.encode(), *(b"%s_%d" % (role.encode(), i) for i in range(num_columns))]
+        header = separator.join(titles) + b"\n"
 
         def blocks() -> Iterator[bytes]:
-            header = [key.encode(), *(b"%s_%d" % (role.encode(), i) for i in range(num_columns))]
-            yield separator.join(header) + b"\n"
+            yield header
             for start in range(0, len(present), ROWS_PER_BLOCK):
                 rows = present[start : start + ROWS_PER_BLOCK]
                 yield format_rows(
@@ -176,7 +172,8 @@ class Study:
                 )
 
         bytes_per_value = BYTES_PER_DESCRIPTOR if is_descriptors else BYTES_PER_LEVEL
-        num_bytes = int(len(present) * num_columns * bytes_per_value)
+        num_bytes = len(header) + sum(len(names[row]) for row in present)
+        num_bytes += int(len(present) * num_columns * bytes_per_value)
         return SyntheticFile(P1b3Recipe.roles[role], num_bytes, blocks())
 
     def _responses(self) -> SyntheticFile:
@@ -193,25 +190,16 @@ class Study:
                 growth = self.drugs.take(rows).screen(doses, self.lines, random)
                 tested = np.ones(growth.shape, bool)
                 tested[~self.has_five_doses[rows], :, len(ONE_DOSE) :] = False
-                num_doses = tested[:, 0].sum(axis=1)
                 prefixes = [
-                    prefix
-                    for row, num in zip(rows, num_doses, strict=True)
-                    for line in lines
-                    for prefix in [b"%d,%s" % (self.nsc[row], line)] * num
+                    b"%d,%s" % (self.nsc[rows[i]], lines[j])
+                    for i, j in zip(*np.nonzero(tested)[:2], strict=True)
                 ]
                 values = np.stack(np.broadcast_arrays(doses, growth), axis=-1)
                 yield format_rows(prefixes, values[tested], decimals=0)
 
-        num_rows = len(lines) * (
-            len(present) + len(FIVE_DOSES) * self.has_five_doses[present].sum()
-        )
-        num_bytes = int(num_rows * BYTES_PER_RESPONSE)
+        num_screens = len(present) + len(FIVE_DOSES) * self.has_five_doses[present].sum()
+        num_bytes = int(num_screens * len(lines) * BYTES_PER_RESPONSE)
         return SyntheticFile(P1b3Recipe.roles["response"], num_bytes, blocks())
-
-    def _list(self, role: str, header: str, names: list[str]) -> SyntheticFile:
-        content = "".join(f"{line}\n" for line in [header, *names]).encode()
-        return SyntheticFile(P1b3Recipe.roles[role], len(content), iter([content]))
 
     def _present(self, role: str) -> Integers:
         """Returns the indices of the lines, or drugs, that are in a file, ascending."""
@@ -224,3 +212,15 @@ class Study:
     def _random(self, *key: int) -> np.random.Generator:
         """Returns the stream of random numbers for one purpose; streams are independent."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+
+
+def _list(role: str, header: str, names: list[str]) -> SyntheticFile:
+    content = "".join(f"{line}\n" for line in [header, *names]).encode()
+    return SyntheticFile(P1b3Recipe.roles[role], len(content), iter([content]))
+
+
+def _spread(ordered: Integers, num: int, random: np.random.Generator) -> Integers:
+    """Returns members at equal distances in an order, from a random place on; ascending."""
+    places = (np.arange(num) + random.random()) * len(ordered) / num
+    chosen: Integers = np.sort(ordered[places.astype(np.int64)])
+    return chosen
