@@ -301,7 +301,7 @@ def find_benchmark(name: str) -> Benchmark:
     Raises:
         ParameterError: It is not found, or holds no Benchmark.
     """
-    if os.sep in name or Path(name).is_dir():
+    if os.sep in name or (Path(name) / f"{name}.py").is_file():
         folder = Path(name).resolve()
         if not (folder / f"{folder.name}.py").is_file():
             raise ParameterError(f"{name} is not a benchmark: it holds no {folder.name}.py")

@@ -1,0 +1,99 @@
+"""Finding benchmarks, and the files of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from candle_p1.benchmark import find_benchmark, list_benchmarks
+from candle_p1.errors import DataError, ParameterError
+
+NT3 = find_benchmark("nt3")
+NAMES = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The working directory and the data directory are empty."""
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def bind(*flags, benchmark=NT3):
+    return benchmark.bind(benchmark.initialize_parameters(argv=flags))
+
+
+@pytest.fixture
+def files(tmp_path):
+    directory = tmp_path / "data"
+    directory.mkdir()
+    for name in NAMES.values():
+        (directory / name).write_text("0,1\n1,2\n")
+    return directory
+
+
+def test_the_four_are_found_from_anywhere():
+    assert list_benchmarks() == ["nt3", "p1b1", "p1b2", "p1b3"]
+    assert [find_benchmark(name).name for name in list_benchmarks()] == list_benchmarks()
+
+
+def test_a_folder_of_results_is_not_taken_for_a_benchmark(tmp_path):
+    (tmp_path / "nt3").mkdir()
+    assert find_benchmark("nt3") is NT3
+    with pytest.raises(ParameterError, match=r"./nt3 is not a benchmark: it holds no nt3.py"):
+        find_benchmark("./nt3")
+
+
+def test_without_files_they_are_synthetic():
+    params = bind()
+    assert params["train_data"] is params["test_data"] is None
+    located = NT3.locate_files(params)
+    assert located.synthetic
+    assert set(located.paths) == {"train", "test"}
+
+
+def test_a_directory_stands_for_candles_names(files):
+    located = NT3.locate_files(bind("--data_dir", str(files)))
+    assert not located.synthetic
+    assert located.paths == {role: files / name for role, name in NAMES.items()}
+
+
+def test_a_file_that_is_named_goes_before_the_directory(files, tmp_path):
+    (tmp_path / "other.csv").write_text("0,1\n")
+    params = bind("--data_dir", "data", "--test_data", "other.csv")
+    assert params["test_data"] == str(tmp_path / "other.csv")
+    assert params["train_data"] == str(files / "nt_train2.csv")
+
+
+def test_a_directory_that_lacks_a_file_is_said(files):
+    (files / "nt_test2.csv").unlink()
+    with pytest.raises(DataError, match=r"nt_test2.csv: no such file.*candle-p1 data fetch nt3"):
+        bind("--data_dir", str(files))
+
+
+def test_some_files_are_not_enough(files):
+    with pytest.raises(ParameterError, match="nt3 also needs test_data"):
+        bind("--train_data", str(files / "nt_train2.csv"))
+
+
+def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
+    p1b3 = find_benchmark("p1b3")
+    assert p1b3.needed_files(bind(benchmark=p1b3)) == [
+        "expression", "descriptors", "response", "test_cells", "test_drugs",
+    ]  # fmt: skip
+    flags = ["--cell_features", "proteome", "categorical", "--drug_features", "noise"]
+    assert p1b3.needed_files(bind(*flags, benchmark=p1b3)) == [
+        "proteome", "kinome", "response", "test_cells", "test_drugs",
+    ]  # fmt: skip
+    p1b1 = find_benchmark("p1b1")
+    assert p1b1.needed_files(bind(benchmark=p1b1)) == ["train", "test"]
+    params = bind("--use_landmark_genes", "True", benchmark=p1b1)
+    assert p1b1.needed_files(params) == ["train", "test", "landmarks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [("nt3", "batch_normalization"), ("p1b2", "locally_connected"), ("p1b1", "tb"), ("p1b1", "cp")],
+)
+def test_what_a_benchmark_does_not_read_is_refused(name, flag):
+    with pytest.raises(ParameterError, match=rf"{flag} \(flag\) has no effect on {name}"):
+        bind(f"--{flag}", "True", benchmark=find_benchmark(name))
