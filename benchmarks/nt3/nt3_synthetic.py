@@ -1,7 +1,7 @@
 """Synthetic NT3 data: expression profiles of matched normal and tumor samples.
 
 700 patients give a normal and a tumor sample each; 560 of them train and 140 test, so the classes
-are balanced and no patient is on both sides. What is written is log(1 + x) of an expression level,
+are balanced and no patient is on both sides. A small data set has 140 and 70. What is written is log(1 + x) of an expression level,
 between 0 and 18. The level of a gene in a sample is the sum, cut off at these bounds, of
 
 - the gene's baseline;
@@ -10,9 +10,9 @@ between 0 and 18. The level of a gene in a sample is the sum, cut off at these b
   purity: half of these pathways are raised and half are lowered;
 - noise of the measurement.
 
-Genes of a pathway are neighbours. The number of pathways in the signature grows as the square root
-of all: slower than the genes, so that most of a large profile has nothing to do with the class, and
-fast enough to stand out of it.
+Genes of a pathway are neighbors. Most of a full profile has nothing to do with the class: 85 of its
+2,016 pathways belong to the signature. A small one has short pathways, 10 of 12 in the signature, so
+that its few genes suffice to tell the classes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,28 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-NUM_GENES = {"full": 60_483, "small": 300}
-NUM_PATIENTS = {"train": 560, "test": 140}
-GENES_PER_PATHWAY = 30
-SIGNATURE_PATHWAYS_OF_SMALL = 6
+
+@dataclass(frozen=True)
+class Size:
+    """What the sizes differ in.
+
+    Attributes:
+        num_genes: Number of genes.
+        num_patients: Number of patients, by role.
+        num_pathways: Number of pathways.
+        num_in_signature: Number of these that tumors raise or lower.
+    """
+
+    num_genes: int
+    num_patients: Mapping[str, int]
+    num_pathways: int
+    num_in_signature: int
+
+
+SIZES = {
+    "full": Size(60_483, {"train": 560, "test": 140}, 2016, 85),
+    "small": Size(60, {"train": 140, "test": 70}, 12, 10),
+}
 LARGEST_LEVEL = 18.0
 ROWS_PER_BLOCK = 16
 DECIMALS = 6
@@ -59,15 +77,13 @@ class Genes:
     response: Floats
 
     @classmethod
-    def draw(cls, num_genes: int, seed: int) -> Genes:
+    def draw(cls, size: Size, seed: int) -> Genes:
         """Draws the genes."""
         random = _random(seed, 0)
-        num_pathways = num_genes // GENES_PER_PATHWAY
-        pathway = np.arange(num_genes) * num_pathways // num_genes
-        times_small = num_genes / NUM_GENES["small"]
-        num_signature = round(SIGNATURE_PATHWAYS_OF_SMALL * np.sqrt(times_small))
-        signature = np.zeros(num_pathways)
-        signature[:num_signature] = np.where(np.arange(num_signature) % 2, 1, -1)
+        num_genes = size.num_genes
+        pathway = np.arange(num_genes) * size.num_pathways // num_genes
+        signature = np.zeros(size.num_pathways)
+        signature[: size.num_in_signature] = np.where(np.arange(size.num_in_signature) % 2, 1, -1)
         random.shuffle(signature)
         response = signature[pathway] * random.uniform(2.5, 7.5, num_genes)
         baseline = random.uniform(0, 11.5, num_genes)
@@ -90,16 +106,16 @@ class Nt3Recipe(SyntheticRecipe):
     """NT3's two files: no header, the label first, then the genes."""
 
     name = "nt3"
-    version = 1
+    version = 2
     roles: ClassVar[Mapping[str, str]] = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
 
     def files(self, size: str, seed: int) -> list[SyntheticFile]:
         """Returns the training and the test file."""
-        genes = Genes.draw(NUM_GENES[size], seed)
+        genes = Genes.draw(SIZES[size], seed)
         files, first = [], 0
         for role, name in self.roles.items():
-            patients = range(first, first + NUM_PATIENTS[role])
-            estimate = int(2 * len(patients) * NUM_GENES[size] * BYTES_PER_VALUE)
+            patients = range(first, first + SIZES[size].num_patients[role])
+            estimate = int(2 * len(patients) * len(genes.baseline) * BYTES_PER_VALUE)
             files.append(SyntheticFile(name, estimate, _blocks(genes, patients, seed)))
             first = patients.stop
         return files

@@ -1,8 +1,8 @@
 """Synthetic P1B1 data: expression profiles of tumors of many types.
 
-4,000 patients give a tumor each; 3,000 of them train and 1,000 test. Types are as frequent as in
-TCGA, roughly. What is written is log(1 + x) of an expression level. A gene's level in a tumor is
-the sum of
+4,000 patients give a tumor each; 3,000 of them train and 1,000 test. Types are about as frequent as
+in TCGA. What is written is log(1 + x) of an expression level. The level of a gene in a tumor is the
+sum of
 
 - the gene's baseline;
 - its pathway's activity in the tumor, times the gene's loading;
@@ -11,27 +11,31 @@ the sum of
 and 0 where that is below the limit of detection, as it is for many genes. The activity of a pathway
 is the sum of
 
-- the lineage: every type has a place on a map of two axes, types of one organ system near each
-  other; a pathway follows a direction of its own on that map. A tumor lies nearer to the map's
-  center the less pure it is, since normal cells are mixed in;
-- what is particular to the type;
-- what is particular to the patient.
+- the lineage's: each type has a place on a map of two axes, types of one organ system near each
+  other, and each pathway rises along a direction of its own on this map;
+- the type's own;
+- the patient's own.
 
-The lineage is the strongest of the three, so that two latent dimensions hold much of a profile,
-and what is particular to the type comes out of more of them. Genes of a pathway are neighbors.
+Normal cells are mixed into a tumor, the same into all types: its purity scales what sets its type
+apart. Genes of a pathway are neighbors. The lineage is the strongest part, so that a network with
+two latent dimensions can hold most of a profile, and with it the tumor's type, roughly.
 
-``lincs1000.tsv`` names the landmark genes: the strongest gene of a pathway, for many of them.
+``lincs1000.tsv`` names the landmark genes, one for each of the first pathways: the one that follows
+its pathway most closely.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from candle_p1.data.number_text import format_rows
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -39,48 +43,52 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 ORGAN_SYSTEMS = {
-    "glandular": {"BRCA": 110, "PRAD": 50, "OV": 38},
-    "squamous": {"HNSC": 52, "LUSC": 50, "CESC": 31, "BLCA": 41},
-    "lung and thyroid": {"LUAD": 53, "THCA": 51, "MESO": 9},
-    "gastrointestinal": {"COAD": 48, "READ": 17, "STAD": 41, "PAAD": 18},
-    "liver": {"LIHC": 37, "CHOL": 4},
-    "kidney": {"KIRC": 54, "KIRP": 29, "KICH": 7},
-    "neural": {"LGG": 53, "GBM": 17, "PCPG": 18},
-    "blood": {"LAML": 15, "THYM": 12, "DLBC": 5},
-    "mesenchymal": {"SKCM": 47, "SARC": 26, "UCEC": 55},
+    "gland": {"BRCA": 110, "OV": 38, "PRAD": 50},
+    "squamous": {"BLCA": 41, "CESC": 31, "HNSC": 52, "LUSC": 50},
+    "chest": {"LUAD": 53, "MESO": 9, "THCA": 51},
+    "gut": {"COAD": 48, "PAAD": 18, "READ": 17, "STAD": 41},
+    "liver": {"CHOL": 4, "LIHC": 37},
+    "kidney": {"KICH": 7, "KIRC": 54, "KIRP": 29},
+    "nerve": {"GBM": 17, "LGG": 53, "PCPG": 18},
+    "blood": {"DLBC": 5, "LAML": 15, "THYM": 12},
+    "connective": {"SARC": 26, "SKCM": 47, "UCEC": 55},
 }
-"""Types by organ system, each with its share: tumors in TCGA, in tens."""
-CANCER_TYPES = [name for types in ORGAN_SYSTEMS.values() for name in types]
-SHARES = np.array([share for types in ORGAN_SYSTEMS.values() for share in types.values()])
+"""Cancer types, each with its number of tumors in TCGA, in tens."""
+TYPES_AND_COUNTS = [pair for types in ORGAN_SYSTEMS.values() for pair in types.items()]
+CANCER_TYPES = [name for name, _ in TYPES_AND_COUNTS]
 
 
 @dataclass(frozen=True)
 class Size:
-    """What differs between the sizes."""
+    """What the sizes differ in.
+
+    Attributes:
+        num_genes: Number of genes.
+        num_patients: Number of patients, by role.
+        num_pathways: Number of pathways.
+        num_landmarks: Number of landmark genes.
+    """
 
     num_genes: int
     num_patients: Mapping[str, int]
-    genes_per_pathway: int
+    num_pathways: int
     num_landmarks: int
 
 
 SIZES = {
-    "full": Size(60_483, {"train": 3000, "test": 1000}, 60, 978),
-    "small": Size(300, {"train": 400, "test": 200}, 10, 20),
+    "full": Size(60_483, {"train": 3000, "test": 1000}, 1000, 978),
+    "small": Size(300, {"train": 400, "test": 200}, 30, 20),
 }
-LINEAGE = 3.0
-TYPE_SPREAD = 0.6
-PATIENT_SPREAD = 0.4
-NOISE = 0.7
-DETECTION_LIMIT = 3.0
-BASE = (4.0, 14.0)
-SIL = (-6.0, 2.0)
-SILENT = 0.4
-OFFSET = 0.25
-JITTER = 0.1
+LOWEST_BASELINE, HIGHEST_BASELINE = -4.8, 12.0
+DETECTION_LIMIT = 2.0
+# Activities, as standard deviations or, for the lineage, per unit of the map.
+LINEAGE, OF_TYPE, OF_PATIENT = 5.0, 0.6, 0.4
+DISTANCE_OF_TYPES, DISTANCE_OF_PATIENTS = 0.25, 0.1  # organ systems lie at 1 from the map's center
+PURITY = (6, 2)  # parameters of a beta distribution
+NOISE = 0.5
 DECIMALS = 3
 ROWS_PER_BLOCK = 16
-BYTES_PER_VALUE = 4.45
+BYTES_PER_VALUE = 4.446  # of the published files
 
 
 @dataclass(frozen=True)
@@ -88,62 +96,130 @@ class Genes:
     """What is the same for all tumors.
 
     Attributes:
-        names: Columns of the table, shape (genes,).
+        names: The genes' names, shape (genes,).
         baseline: Level without any activity, shape (genes,).
-        pathway: Index of each gene's pathway, shape (genes,).
+        pathway: Index of each gene's pathway, rising, shape (genes,).
         loading: Level per unit of the pathway's activity, shape (genes,).
-        direction: Direction of each pathway on the map, shape (2, pathways).
         place: Place of each type on the map, shape (types, 2).
-        particular: Activity that is a type's own, shape (types, pathways).
+        direction: Activity of each pathway per unit of the map, shape (2, pathways).
+        of_type: Activity of each pathway that is a type's own, shape (types, pathways).
     """
 
-    names: Sequence[str]
+    names: list[str]
     baseline: Floats
     pathway: Integers
     loading: Floats
-    direction: Floats
     place: Floats
-    particular: Floats
+    direction: Floats
+    of_type: Floats
 
     @classmethod
     def draw(cls, size: Size, seed: int) -> Genes:
+        """Draws the genes."""
         random = _random(seed, 0)
-        n = size.num_genes
-        num_pathways = n // size.genes_per_pathway
-        pathway = np.arange(n) * num_pathways // n
-        angle = random.uniform(0, 2 * np.pi, num_pathways)
-        direction = np.stack([np.cos(angle), np.sin(angle)])
-        num_sys = len(ORGAN_SYSTEMS)
-        angle = 2 * np.pi * random.permutation(num_sys) / num_sys
-        center = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-        system = np.repeat(np.arange(num_sys), [len(t) for t in ORGAN_SYSTEMS.values()])
-        place = center[system] + random.normal(0, OFFSET, (len(system), 2))
+        num_genes, num_pathways = size.num_genes, size.num_pathways
+        num_types, num_systems = len(CANCER_TYPES), len(ORGAN_SYSTEMS)
+        system = np.repeat(np.arange(num_systems), [len(types) for types in ORGAN_SYSTEMS.values()])
+        center = _unit_vectors(random.permutation(num_systems) / num_systems)
+        pathway = np.arange(num_genes) * num_pathways // num_genes
         return cls(
-            _gene_names(n, random),
-            np.where(random.random(n) < SILENT, random.uniform(*SIL, n), random.uniform(*BASE, n)),
-            pathway,
-            random.uniform(0.5, 1.5, n),
-            direction,
-            place,
-            random.normal(0, TYPE_SPREAD, (len(place), num_pathways)),
+            names=_gene_names(num_genes, seed),
+            baseline=random.uniform(LOWEST_BASELINE, HIGHEST_BASELINE, num_genes),
+            pathway=pathway,
+            loading=random.uniform(0.5, 1.5, num_genes),
+            place=center[system] + random.normal(0, DISTANCE_OF_TYPES, (num_types, 2)),
+            direction=LINEAGE * _unit_vectors(random.random(num_pathways)).T,
+            of_type=random.normal(0, OF_TYPE, (num_types, num_pathways)),
         )
 
-    def sample(self, patient: int, cancer_type: int, seed: int) -> Floats:
+    def tumor(self, patient: int, cancer_type: int, seed: int) -> Floats:
+        """Returns the levels in a patient's tumor, shape (genes,)."""
         random = _random(seed, 1, patient)
-        purity = random.beta(6, 2)
-        place = purity * self.place[cancer_type] + random.normal(0, JITTER, 2)
-        activity = LINEAGE * place @ self.direction + purity * self.particular[cancer_type]
-        activity += random.normal(0, PATIENT_SPREAD, len(activity))
+        purity = random.beta(*PURITY)
+        place = purity * self.place[cancer_type] + random.normal(0, DISTANCE_OF_PATIENTS, 2)
+        activity = place @ self.direction + purity * self.of_type[cancer_type]
+        activity += random.normal(0, OF_PATIENT, len(activity))
         level = self.baseline + self.loading * activity[self.pathway]
         level += random.normal(0, NOISE, len(level))
-        return np.where(level < DETECTION_LIMIT, 0.0, level)
+        level[level < DETECTION_LIMIT] = 0
+        return level
+
+    def landmarks(self, num_landmarks: int) -> Integers:
+        """Returns the indices of the landmark genes, shape (landmarks,).
+
+        Of a pathway's genes that are well above the limit of detection, it is the one with the
+        largest loading.
+        """
+        strength = np.where(self.baseline > 2 * DETECTION_LIMIT, self.loading, 0)
+        by_strength = np.lexsort((-strength, self.pathway))
+        first = np.searchsorted(self.pathway, np.arange(num_landmarks))
+        chosen: Integers = by_strength[first]
+        return chosen
 
 
-def _gene_names(num_genes: int, random: np.random.Generator) -> list[str]:
-    """Returns identifiers in Ensembl's style, with a version, in rising order."""
-    numbers = np.sort(random.choice(5 * num_genes, num_genes, replace=False)) + 3
+class P1b1Recipe(SyntheticRecipe):
+    """P1B1's two files, a header, then case_id, cancer_type and the genes; and its landmarks."""
+
+    name = "p1b1"
+    version = 1
+    roles: ClassVar[Mapping[str, str]] = {
+        "train": "P1B1.dev.train.csv",
+        "test": "P1B1.dev.test.csv",
+        "landmarks": "lincs1000.tsv",
+    }
+
+    def files(self, size: str, seed: int) -> list[SyntheticFile]:
+        """Returns the training file, the test file and the table of the landmark genes."""
+        genes = Genes.draw(SIZES[size], seed)
+        files, first = [], 0
+        for role, num_patients in SIZES[size].num_patients.items():
+            patients = range(first, first + num_patients)
+            estimate = int(num_patients * len(genes.names) * BYTES_PER_VALUE)
+            files.append(SyntheticFile(self.roles[role], estimate, _blocks(genes, patients, seed)))
+            first = patients.stop
+        table = _landmark_table(genes, SIZES[size].num_landmarks)
+        return [*files, SyntheticFile(self.roles["landmarks"], len(table), iter([table]))]
+
+
+def _blocks(genes: Genes, patients: range, seed: int) -> Iterator[bytes]:
+    """Yields the header, then a row per patient."""
+    yield ",".join(["case_id", "cancer_type", *genes.names]).encode() + b"\n"
+    counts = np.array([count for _, count in TYPES_AND_COUNTS])
+    random = _random(seed, 2, patients.start)
+    types = random.choice(len(counts), len(patients), p=counts / counts.sum())
+    rows = list(zip(patients, types, strict=True))
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        block = rows[start : start + ROWS_PER_BLOCK]
+        prefixes = [f"{_case_id(patient)},{CANCER_TYPES[t]}".encode() for patient, t in block]
+        levels = np.stack([genes.tumor(*row, seed) for row in block])
+        yield format_rows(prefixes, levels, decimals=DECIMALS, strip_zeros=True)
+
+
+def _landmark_table(genes: Genes, num_landmarks: int) -> bytes:
+    """Returns the landmark genes: number, pathway, identifier without and with its version."""
+    lines = ["number\tpathway\tensembl\tgdc"]
+    for number, gene in enumerate(genes.landmarks(num_landmarks), start=1):
+        name = genes.names[gene]
+        lines.append(f"{number}\tP{genes.pathway[gene]:04}\t{name.split('.')[0]}\t{name}")
+    return "\n".join([*lines, ""]).encode()
+
+
+def _case_id(patient: int) -> str:
+    """Returns a barcode in TCGA's style."""
+    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"
+
+
+def _gene_names(num_genes: int, seed: int) -> list[str]:
+    """Returns identifiers in Ensembl's style, with their versions, in rising order."""
+    random = _random(seed, 3)
+    numbers = np.sort(random.choice(4 * num_genes, num_genes, replace=False)) + 3
     versions = random.integers(1, 17, num_genes)
     return [f"ENSG{n:011}.{v}" for n, v in zip(numbers, versions, strict=True)]
+
+
+def _unit_vectors(turns: NDArray[Any]) -> Floats:
+    """Returns vectors of length 1 by their angle, shape (angles, 2)."""
+    return np.stack([np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)], axis=1)
 
 
 def _random(seed: int, *key: int) -> np.random.Generator:

@@ -1,18 +1,22 @@
-"""Synthetic P1B2 data: somatic mutations of tumors of ten types, added up by gene.
+"""Synthetic P1B2 data: the somatic mutations of tumors of ten types, added up by gene.
 
-4,000 patients give a tumor each; 3,000 of them train and 1,000 test, and the types are balanced, as
+4,000 patients give a tumor each; 3,000 of them train and 1,000 test. The types are balanced, as
 CANDLE's undersampling leaves them. What is written is, for a tumor and a gene, the sum of the
-impacts of the mutations that hit the gene: integers, nearly all of them 0. There are two kinds of
+impacts of all mutations that hit the gene: integers, nearly all of them 0. There are two kinds of
 mutations:
 
-- Passengers, which say little. Their number, the tumor's burden, spreads widely around its type's
-  typical burden, and some tumors are hypermutated. They hit a gene in proportion to its length and
-  to the rate at which its chromatin region mutates in this type. Their impact is mostly low.
-- Drivers. Every type has genes of its own that its tumors mutate often, a few of them in every
-  other tumor and most of them rarely; other genes drive all types. Their impact is high.
+- Passengers come from mutational processes. Ageing acts in all types; every type has a main process
+  (as smoking is for some), which it shares with one other type, and traces of the rest. A process
+  has a rate of its own in each chromatin region, and there hits genes in proportion to their length.
+  How much of a tumor's passengers each process made varies from patient to patient around the
+  type's typical mix; their number, the tumor's burden, varies widely around the type's typical
+  burden, and some tumors are hypermutated. Most passengers have a low impact.
+- Drivers: every type has genes of its own that some of its tumors mutate, the first of them most
+  often, and other genes drive all types. Their impact is high.
 
-So the first driver genes tell some tumors from the others at once; the regions and the rare drivers
-add up to more, which takes longer to learn; and a tumor with few mutations stays undecided.
+So no gene tells much. What separates the types is spread over thousands of genes, which takes many
+steps to learn, and as mixes overlap, a good part of the tumors stays undecided. A small data set has
+few genes and few tumors, so its drivers are frequent and its mixes steady.
 """
 
 from __future__ import annotations
@@ -33,48 +37,51 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-CANCER_TYPES = ("BRCA", "COAD", "GBM", "HNSC", "LUAD", "OV", "PRAD", "THCA", "UCEC", "others")
+CANCER_TYPES = ("BRCA", "GBM", "HNSC", "KIRC", "LGG", "LUAD", "OV", "THCA", "UCEC", "others")
+"""The nine that are frequent in the GDC, and the rest."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What differs between the sizes.
+    """What the sizes differ in.
 
     Attributes:
-        num_genes: Columns of numbers.
-        num_patients: Rows, by role.
-        num_regions: Chromatin regions.
-        num_drivers: Driver genes of each type, and again of all types together.
-        burden: Typical passengers of a tumor.
+        num_genes: Number of genes.
+        num_patients: Number of patients, by role.
+        num_regions: Number of chromatin regions.
+        burden: Passengers of a typical tumor.
+        steadiness: How close the patients' mixes of processes are to their type's: the sum of the
+            parameters of a Dirichlet distribution.
+        num_drivers: Driver genes of each type, and as many again of all types.
+        driver_frequency: Share of tumors in which the first of these is mutated, at most.
+        driver_decay: The frequency of driver k is in proportion to k to the power -driver_decay.
     """
 
     num_genes: int
     num_patients: Mapping[str, int]
     num_regions: int
-    num_drivers: int
     burden: float
+    steadiness: float
+    num_drivers: int
+    driver_frequency: float
+    driver_decay: float
 
 
 SIZES = {
-    "full": Size(28_204, {"train": 3000, "test": 1000}, 60, 40, 500.0),
-    "small": Size(300, {"train": 400, "test": 200}, 10, 6, 8.0),
+    "full": Size(28_204, {"train": 3000, "test": 1000}, 60, 500, 6, 40, 0.1, 0.8),
+    "small": Size(300, {"train": 320, "test": 160}, 10, 16, 20, 8, 0.65, 0.5),
 }
 NUM_PROCESSES = 12
-PROCESS_SPREAD = 1.6
-MAIN = 0.4
-AGEING = 0.2
-MIX_OF_PATIENT = 4.0
-BURDEN_SPREAD_OF_TYPES = 0.5
-BURDEN_SPREAD = 0.7
-FIRST_DRIVER_FREQUENCY = 0.1
-DRIVER_DECAY = 0.8
-IMPACTS = np.array([1, 2, 3, 4])
-PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)
-DRIVER_IMPACTS = (0.0, 0.1, 0.4, 0.5)
-HYPERMUTATED = 0.02
-HYPER = 4
+AGEING_SHARE, MAIN_SHARE = 0.2, 0.4  # of a type's passengers
+# Standard deviations of logarithms.
+RATE_SPREAD, LENGTH_SPREAD, BURDEN_SPREAD = 1.6, 0.9, 0.7
+LARGEST_BURDEN_OF_TYPE = 2.1  # times the typical; the smallest is as far below
+HYPERMUTATED_SHARE, HYPERMUTATION = 0.02, 4
+IMPACTS = (1, 2, 3, 4)
+PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)  # how often each is
+DRIVER_IMPACTS = (0, 0.1, 0.4, 0.5)
 ROWS_PER_BLOCK = 32
-BYTES_PER_VALUE = 2.005
+BYTES_PER_VALUE = 2.005  # of the published files
 
 
 @dataclass(frozen=True)
@@ -82,70 +89,71 @@ class Genome:
     """What is the same for all tumors.
 
     Attributes:
-        names: The genes' names.
-        process: Share of each gene in a process' mutations, summed up; shape (processes, genes).
+        names: The genes' names, shape (genes,).
+        hits: Share of each gene in a process' mutations, summed up; shape (processes, genes).
         mix: Share of each process in a type's passengers, shape (types, processes).
-        drivers: Driver genes of each type, shape (types, drivers).
+        burden: Passengers of a type's typical tumor, shape (types,).
+        drivers: The driver genes of each type, shape (types, drivers).
         frequency: Share of a type's tumors in which these are mutated, shape (types, drivers).
-        burden: Typical passengers of each type's tumors, shape (types,).
+        steadiness: See Size.
     """
 
     names: list[str]
-    process: Floats
+    hits: Floats
     mix: Floats
+    burden: Floats
     drivers: Integers
     frequency: Floats
-    burden: Floats
+    steadiness: float
 
     @classmethod
     def draw(cls, size: Size, seed: int) -> Genome:
         """Draws the genome."""
         random = _random(seed, 0)
-        num_types, num_genes = len(CANCER_TYPES), size.num_genes
-        length = random.lognormal(0, 0.9, num_genes)
-        region = np.arange(num_genes) * size.num_regions // num_genes
-        rate = random.lognormal(0, PROCESS_SPREAD, (NUM_PROCESSES, size.num_regions))
-        process = np.cumsum(length * rate[:, region], axis=1)
-        process /= process[:, -1:]
-        mix = (1 - MAIN - AGEING) * random.dirichlet(np.ones(NUM_PROCESSES), num_types)
-        mix[:, 0] += AGEING
-        main = random.permutation(np.arange(num_types) // 2)
-        mix[np.arange(num_types), 1 + main] += MAIN
-        drivers = random.permutation(num_genes)[: (num_types + 1) * size.num_drivers]
-        drivers = drivers.reshape(num_types + 1, size.num_drivers)
-        shared = np.broadcast_to(drivers[-1], (num_types, size.num_drivers))
-        decay = np.arange(1, size.num_drivers + 1) ** -DRIVER_DECAY
-        own = FIRST_DRIVER_FREQUENCY * decay * random.uniform(0.4, 1.0, (num_types, len(decay)))
-        common = FIRST_DRIVER_FREQUENCY * decay * random.uniform(0.2, 1.0, (num_types, len(decay)))
+        num_types = len(CANCER_TYPES)
+        region = np.arange(size.num_genes) * size.num_regions // size.num_genes
+        rate = random.lognormal(0, RATE_SPREAD, (NUM_PROCESSES, size.num_regions))
+        length = random.lognormal(0, LENGTH_SPREAD, size.num_genes)
+        hits = np.cumsum(length * rate[:, region], axis=1)
+        mix = random.dirichlet(np.ones(NUM_PROCESSES), num_types)
+        mix *= 1 - AGEING_SHARE - MAIN_SHARE
+        mix[:, 0] += AGEING_SHARE
+        mix[np.arange(num_types), 1 + random.permutation(num_types) // 2] += MAIN_SHARE
+        burden = size.burden * LARGEST_BURDEN_OF_TYPE ** np.linspace(-1, 1, num_types)
+        drivers = random.permutation(size.num_genes)[: (num_types + 1) * size.num_drivers]
+        own, common = np.split(drivers.reshape(num_types + 1, -1), [num_types])
+        frequency = np.arange(1, size.num_drivers + 1.0) ** -size.driver_decay
+        varying = random.uniform(0.3, 1, (num_types, 2 * size.num_drivers))
         return cls(
-            _gene_names(num_genes, random),
-            process,
-            mix,
-            np.concatenate([drivers[:-1], shared], axis=1),
-            np.concatenate([own, common], axis=1),
-            size.burden * np.exp(BURDEN_SPREAD_OF_TYPES * random.permutation(np.linspace(-1.5, 1.5, num_types))),
+            names=_gene_names(size.num_genes, seed),
+            hits=hits / hits[:, -1:],
+            mix=mix,
+            burden=random.permutation(burden),
+            drivers=np.hstack([own, np.broadcast_to(common, own.shape)]),
+            frequency=size.driver_frequency * np.tile(frequency, 2) * varying,
+            steadiness=size.steadiness,
         )
 
     def tumor(self, patient: int, cancer_type: int, seed: int) -> Integers:
         """Returns the impact on each gene in a patient's tumor, shape (genes,)."""
         random = _random(seed, 1, patient)
-        hyper = HYPER if random.random() < HYPERMUTATED else 1
-        burden = self.burden[cancer_type] * random.lognormal(0, BURDEN_SPREAD) * hyper
-        mix = random.dirichlet(MIX_OF_PATIENT * self.mix[cancer_type] + 0.01)
-        num = random.poisson(burden * mix)
-        passengers = np.concatenate(
-            [np.searchsorted(p, random.random(n)) for p, n in zip(self.process, num)]
-        )
+        burden = self.burden[cancer_type] * random.lognormal(0, BURDEN_SPREAD)
+        if random.random() < HYPERMUTATED_SHARE:
+            burden *= HYPERMUTATION
+        nums = random.poisson(burden * random.dirichlet(self.steadiness * self.mix[cancer_type]))
+        passengers = [
+            np.searchsorted(hits, random.random(num))
+            for hits, num in zip(self.hits, nums, strict=True)
+        ]
         mutated = random.random(self.drivers.shape[1]) < self.frequency[cancer_type]
         drivers = self.drivers[cancer_type, mutated]
-        impacts = np.concatenate(
-            [
-                random.choice(IMPACTS, len(passengers), p=PASSENGER_IMPACTS),
-                random.choice(IMPACTS, len(drivers), p=DRIVER_IMPACTS),
-            ]
-        )
-        hit = np.concatenate([passengers, drivers])
-        return np.bincount(hit, impacts, minlength=len(self.names)).astype(np.int64)
+        impacts = [
+            random.choice(IMPACTS, nums.sum(), p=PASSENGER_IMPACTS),
+            random.choice(IMPACTS, len(drivers), p=DRIVER_IMPACTS),
+        ]
+        genes = np.concatenate([*passengers, drivers])
+        sums = np.bincount(genes, np.concatenate(impacts), minlength=len(self.names))
+        return sums.astype(np.int64)
 
 
 class P1b2Recipe(SyntheticRecipe):
@@ -161,39 +169,37 @@ class P1b2Recipe(SyntheticRecipe):
         files, first = [], 0
         for role, name in self.roles.items():
             patients = range(first, first + SIZES[size].num_patients[role])
-            estimate = int((len(patients) + 4) * SIZES[size].num_genes * BYTES_PER_VALUE)
+            estimate = int(len(patients) * len(genome.names) * BYTES_PER_VALUE)
             files.append(SyntheticFile(name, estimate, _blocks(genome, patients, seed)))
             first = patients.stop
         return files
 
 
 def _blocks(genome: Genome, patients: range, seed: int) -> Iterator[bytes]:
-    """Yields the header, then the patients' rows, whose types come in random order."""
+    """Yields the header, then a row per patient, the types in random order."""
     yield ",".join(["case_id", "cancer_type", *genome.names]).encode() + b"\n"
     types = np.arange(len(patients)) % len(CANCER_TYPES)
-    _random(seed, 2, patients.start).shuffle(types)
-    for start in range(0, len(patients), ROWS_PER_BLOCK):
-        block = range(start, min(start + ROWS_PER_BLOCK, len(patients)))
-        prefixes = [
-            b"%s,%s" % (case_id(patients[row]), CANCER_TYPES[types[row]].encode()) for row in block
-        ]
-        impacts = np.stack([genome.tumor(patients[row], types[row], seed) for row in block])
-        yield format_rows(prefixes, impacts, decimals=0)
+    rows = list(zip(patients, _random(seed, 2, patients.start).permutation(types), strict=True))
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        block = rows[start : start + ROWS_PER_BLOCK]
+        prefixes = [f"{_case_id(patient)},{CANCER_TYPES[t]}".encode() for patient, t in block]
+        tumors = np.stack([genome.tumor(*row, seed) for row in block])
+        yield format_rows(prefixes, tumors, decimals=0)
 
 
-def case_id(patient: int) -> bytes:
-    """Returns a patient's barcode in TCGA's style."""
-    return b"TCGA-S%d-%04d" % (patient // 1000, patient % 1000)
+def _case_id(patient: int) -> str:
+    """Returns a barcode in TCGA's style."""
+    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"
 
 
-def _gene_names(num_genes: int, random: np.random.Generator) -> list[str]:
-    """Returns symbols in HGNC's style: two to four letters and a number; all differ."""
-    letters = np.array(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
-    names: dict[str, None] = {}
+def _gene_names(num_genes: int, seed: int) -> list[str]:
+    """Returns symbols in the style of gene names, letters and a number, in alphabetical order."""
+    random = _random(seed, 3)
+    names: set[str] = set()
     while len(names) < num_genes:
-        stem = "".join(random.choice(letters, random.integers(2, 5)))
-        names[f"{stem}{random.integers(1, 400)}"] = None
-    return list(names)
+        letters = random.choice(list("ABCDEFGHIKLMNPRSTUXZ"), 4)[: random.integers(3, 5)]
+        names.add(f"{''.join(letters)}{random.integers(1, 1000)}")
+    return sorted(names)
 
 
 def _random(seed: int, *key: int) -> np.random.Generator:

@@ -167,7 +167,7 @@ def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
         ("--epochs", "15", "--epochs 14 or --epochs 16"),
         ("--epoch", "16", "did you mean"),
         ("--optimizer", "sdg", "did you mean 'sgd'"),
-        ("--early_stop", "True", "has no effect on nt3"),
+        ("--batch_normalization", "True", "has no effect on nt3"),
         ("--activation", "reluu", "did you mean 'relu'"),
     ],
 )
