@@ -43,7 +43,7 @@ help: ## List the targets
 setup: .venv/setup.done ## Make .venv: TensorFlow, Open MPI, Horovod (compiled here), this package
 
 demo: setup ## Train NT3 on two workers with small synthetic data
-	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 16
+	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 96
 
 test: setup ## Run the tests: unit, parallel, integration
 	.venv/bin/python -m pytest $(wildcard tests/unit tests/parallel tests/integration) $(PYTEST_ARGS)

@@ -1,8 +1,9 @@
 """Synthetic NT3 data: expression profiles of matched normal and tumor samples.
 
 700 patients give a normal and a tumor sample each; 560 of them train and 140 test, so the classes
-are balanced and no patient is on both sides. A small data set has 140 and 70. What is written is log(1 + x) of an expression level,
-between 0 and 18. The level of a gene in a sample is the sum, cut off at these bounds, of
+are balanced and no patient is on both sides. A small data set has 140 and 70 patients. What is
+written is log(1 + x) of an expression level, between 0 and 18. The level of a gene in a sample is
+the sum, cut off at these bounds, of
 
 - the gene's baseline;
 - its pathway's activity in the patient, the same in both of his samples, times the gene's loading;
@@ -10,9 +11,9 @@ between 0 and 18. The level of a gene in a sample is the sum, cut off at these b
   purity: half of these pathways are raised and half are lowered;
 - noise of the measurement.
 
-Genes of a pathway are neighbors. Most of a full profile has nothing to do with the class: 85 of its
-2,016 pathways belong to the signature. A small one has short pathways, 10 of 12 in the signature, so
-that its few genes suffice to tell the classes.
+Genes of a pathway are neighbours. Most of a full profile has nothing to do with the class: 85 of
+its 2016 pathways belong to the signature. A small one has short pathways, 10 of 12 in the
+signature, so that its few genes suffice to tell the classes.
 """
 
 from __future__ import annotations

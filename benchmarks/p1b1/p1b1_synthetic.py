@@ -17,7 +17,7 @@ is the sum of
 - the patient's own.
 
 Normal cells are mixed into a tumor, the same into all types: its purity scales what sets its type
-apart. Genes of a pathway are neighbors. The lineage is the strongest part, so that a network with
+apart. Genes of a pathway are neighbours. The lineage is the strongest part, so that a network with
 two latent dimensions can hold most of a profile, and with it the tumor's type, roughly.
 
 ``lincs1000.tsv`` names the landmark genes, one for each of the first pathways: the one that follows
@@ -27,7 +27,7 @@ its pathway most closely.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -83,7 +83,7 @@ LOWEST_BASELINE, HIGHEST_BASELINE = -4.8, 12.0
 DETECTION_LIMIT = 2.0
 # Activities, as standard deviations or, for the lineage, per unit of the map.
 LINEAGE, OF_TYPE, OF_PATIENT = 5.0, 0.6, 0.4
-DISTANCE_OF_TYPES, DISTANCE_OF_PATIENTS = 0.25, 0.1  # organ systems lie at 1 from the map's center
+DISTANCE_OF_TYPES, DISTANCE_OF_PATIENTS = 0.25, 0.1  # organ systems lie at 1 from the map's centre
 PURITY = (6, 2)  # parameters of a beta distribution
 NOISE = 0.5
 DECIMALS = 3
@@ -139,7 +139,7 @@ class Genes:
         place = purity * self.place[cancer_type] + random.normal(0, DISTANCE_OF_PATIENTS, 2)
         activity = place @ self.direction + purity * self.of_type[cancer_type]
         activity += random.normal(0, OF_PATIENT, len(activity))
-        level = self.baseline + self.loading * activity[self.pathway]
+        level: Floats = self.baseline + self.loading * activity[self.pathway]
         level += random.normal(0, NOISE, len(level))
         level[level < DETECTION_LIMIT] = 0
         return level
@@ -217,8 +217,8 @@ def _gene_names(num_genes: int, seed: int) -> list[str]:
     return [f"ENSG{n:011}.{v}" for n, v in zip(numbers, versions, strict=True)]
 
 
-def _unit_vectors(turns: NDArray[Any]) -> Floats:
-    """Returns vectors of length 1 by their angle, shape (angles, 2)."""
+def _unit_vectors(turns: Floats) -> Floats:
+    """Returns vectors of length 1 by their angles in turns, shape (angles, 2)."""
     return np.stack([np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)], axis=1)
 
 

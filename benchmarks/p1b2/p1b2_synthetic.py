@@ -7,16 +7,16 @@ mutations:
 
 - Passengers come from mutational processes. Ageing acts in all types; every type has a main process
   (as smoking is for some), which it shares with one other type, and traces of the rest. A process
-  has a rate of its own in each chromatin region, and there hits genes in proportion to their length.
-  How much of a tumor's passengers each process made varies from patient to patient around the
-  type's typical mix; their number, the tumor's burden, varies widely around the type's typical
-  burden, and some tumors are hypermutated. Most passengers have a low impact.
+  has a rate of its own in each chromatin region, and hits genes there in proportion to their
+  length. The share of each process in a tumor's passengers varies from patient to patient around
+  the type's typical mix; the number of passengers, the tumor's burden, varies widely around the
+  type's typical burden, and some tumors are hypermutated. Most passengers have a low impact.
 - Drivers: every type has genes of its own that some of its tumors mutate, the first of them most
   often, and other genes drive all types. Their impact is high.
 
 So no gene tells much. What separates the types is spread over thousands of genes, which takes many
-steps to learn, and as mixes overlap, a good part of the tumors stays undecided. A small data set has
-few genes and few tumors, so its drivers are frequent and its mixes steady.
+steps to learn, and as the mixes overlap, a good part of the tumors stays undecided. A small data
+set has few genes and few tumors, so its drivers are frequent and its mixes steady.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(28_204, {"train": 3000, "test": 1000}, 60, 500, 6, 40, 0.1, 0.8),
+    "full": Size(28_204, {"train": 3000, "test": 1000}, 60, 500, 7, 40, 0.1, 0.8),
     "small": Size(300, {"train": 320, "test": 160}, 10, 16, 20, 8, 0.65, 0.5),
 }
 NUM_PROCESSES = 12
