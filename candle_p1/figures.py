@@ -81,7 +81,10 @@ def error_histogram(
     """
     figure, plot = _new(title, f"predicted - measured ({unit})", "samples")
     shuffled = np.random.default_rng(0).permutation(measured)
-    errors = {"another sample's measured value": shuffled - measured, "predicted": predicted - measured}
+    errors = {
+        "another sample's measured value": shuffled - measured,
+        "predicted": predicted - measured,
+    }
     low, high = np.percentile(np.concatenate(list(errors.values())), [0.5, 99.5])
     for name, values in errors.items():
         plot.hist(values, bins=100, range=(low, high), histtype="stepfilled", label=name, alpha=0.5)
