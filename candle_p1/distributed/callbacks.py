@@ -33,7 +33,7 @@ def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, floa
         Loss and metrics by name, as one process would compute them to float32 rounding.
     """
     model.reset_metrics()
-    # model.evaluate would set up a data set for every call, which takes longer than small shares do.
+    # model.evaluate sets up a data set at every call, which takes longer than a small share does.
     for step in range(len(feed)):
         model.test_on_batch(*feed[step])
     return reduce_metrics(model, comm)
