@@ -82,8 +82,8 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
     Takes mean and logarithm of the variance, each of shape (batch, latent), and returns mean +
     exp(log variance / 2) x noise in training, else the mean, so that an evaluation repeats. Adds
     the Kullback-Leibler divergence from the unit normal, summed over latent dimensions, averaged
-    over the batch and times `kl_weight`, to the loss: Kingma and Welling, "Auto-Encoding Variational
-    Bayes" (arXiv:1312.6114), appendix B.
+    over the batch and times `kl_weight`, to the loss: Kingma and Welling, "Auto-Encoding
+    Variational Bayes" (arXiv:1312.6114), appendix B.
 
     Args:
         stddev: Of the noise.
