@@ -80,6 +80,14 @@ class P1b1(Benchmark):
             "autoencoder, variational autoencoder, or one conditioned on the cancer type",
             choices=("ae", "vae", "cvae"),
         ),
+        Parameter(
+            "latent_activation",
+            str,
+            None,
+            "activation of ae's latent layer; None is that of the other layers, as in CANDLE",
+            choices=("linear", "relu", "elu", "sigmoid", "tanh"),
+            optional=True,
+        ),
         Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1),
         Parameter(
             "residual", bool, False, "add the input of a dense layer to its output of like size"

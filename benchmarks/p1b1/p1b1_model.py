@@ -1,7 +1,7 @@
 """P1B1's networks: autoencoder (ae), variational (vae), conditioned on the cancer type (cvae).
 
 Encoder and decoder have the dense layers of ``--dense`` in opposite order. Between them stands the
-latent vector: a layer with the inner activation in ae; in vae and cvae a sample around ``z_mean``.
+latent vector: in ae a layer with the inner activation, unless another one is asked for; in vae and cvae a sample around ``z_mean``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
     if params["model"] == "ae":
         return layers.Dense(
             size,
-            activation=params["activation"],
+            activation=params["latent_activation"] or params["activation"],
             kernel_initializer=_initializer(params),
             name="latent",
         )(encoded)

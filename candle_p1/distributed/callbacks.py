@@ -33,9 +33,16 @@ def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, floa
         Loss and metrics by name, as one process would compute them to float32 rounding.
     """
     model.reset_metrics()
-    # model.evaluate sets up a data set at every call, which takes longer than a small share does.
-    for step in range(len(feed)):
-        model.test_on_batch(*feed[step])
+    if keras.backend.backend() != "tensorflow":
+        if len(feed):
+            model.evaluate(feed, verbose=0)
+    else:
+        # model.evaluate sets up a data set at every call, which takes longer than a small share.
+        for step in range(len(feed)):
+            if step == 0:
+                model.test_on_batch(*feed[0])  # builds what is not built yet
+            else:
+                model.test_function(iter([feed[step]]))
     return reduce_metrics(model, comm)
 
 
