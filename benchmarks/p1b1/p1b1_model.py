@@ -1,7 +1,8 @@
 """P1B1's networks: autoencoder (ae), variational (vae), conditioned on the cancer type (cvae).
 
 Encoder and decoder have the dense layers of ``--dense`` in opposite order. Between them stands the
-latent vector: in ae a layer with the inner activation, unless another one is asked for; in vae and cvae a sample around ``z_mean``.
+latent vector: in ae a layer with the inner activation, unless another one is asked for; in vae and
+cvae a sample around ``z_mean``.
 """
 
 from __future__ import annotations
