@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.number_text import format_rows
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, number_patients, random_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +80,7 @@ class Genes:
     @classmethod
     def draw(cls, size: Size, seed: int) -> Genes:
         """Draws the genes."""
-        random = _random(seed, 0)
+        random = random_stream(seed, 0)
         num_genes = size.num_genes
         pathway = np.arange(num_genes) * size.num_pathways // num_genes
         signature = np.zeros(size.num_pathways)
@@ -94,8 +94,8 @@ class Genes:
 
     def sample(self, patient: int, tumor: int, seed: int) -> Floats:
         """Returns the levels of one sample, shape (genes,)."""
-        activity = _random(seed, 1, patient).normal(size=self.pathway[-1] + 1)
-        random = _random(seed, 2, patient, tumor)
+        activity = random_stream(seed, 1, patient).normal(size=self.pathway[-1] + 1)
+        random = random_stream(seed, 2, patient, tumor)
         purity = np.clip(random.normal(1, 0.15), 0.4, 1.6) if tumor else 0.0
         level = self.baseline + activity[self.pathway] * self.loading + purity * self.response
         level += random.normal(0, 1.5, len(level))
@@ -113,26 +113,20 @@ class Nt3Recipe(SyntheticRecipe):
     def files(self, size: str, seed: int) -> list[SyntheticFile]:
         """Returns the training and the test file."""
         genes = Genes.draw(SIZES[size], seed)
-        files, first = [], 0
-        for role, name in self.roles.items():
-            patients = range(first, first + SIZES[size].num_patients[role])
+        files = []
+        for role, patients in number_patients(SIZES[size].num_patients).items():
             estimate = int(2 * len(patients) * len(genes.baseline) * BYTES_PER_VALUE)
-            files.append(SyntheticFile(name, estimate, _blocks(genes, patients, seed)))
-            first = patients.stop
+            blocks = _blocks(genes, patients, seed)
+            files.append(SyntheticFile(self.roles[role], estimate, blocks))
         return files
 
 
 def _blocks(genes: Genes, patients: range, seed: int) -> Iterator[bytes]:
     """Yields the rows of both samples of the patients, in random order."""
     rows = [(patient, tumor) for patient in patients for tumor in (0, 1)]
-    rows = [rows[i] for i in _random(seed, 3, patients.start).permutation(len(rows))]
+    rows = [rows[i] for i in random_stream(seed, 3, patients.start).permutation(len(rows))]
     for start in range(0, len(rows), ROWS_PER_BLOCK):
         block = rows[start : start + ROWS_PER_BLOCK]
         labels = [b"%d" % tumor for _, tumor in block]
         levels = np.stack([genes.sample(*row, seed) for row in block])
         yield format_rows(labels, levels, decimals=DECIMALS)
-
-
-def _random(seed: int, *key: int) -> np.random.Generator:
-    """Returns the stream of random numbers for one purpose; streams do not depend on each other."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -27,15 +27,16 @@ its pathway most closely.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from candle_p1.data.number_text import format_rows
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
+from candle_p1.data.cases import write_cases
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, number_patients, random_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -116,7 +117,7 @@ class Genes:
     @classmethod
     def draw(cls, size: Size, seed: int) -> Genes:
         """Draws the genes."""
-        random = _random(seed, 0)
+        random = random_stream(seed, 0)
         num_genes, num_pathways = size.num_genes, size.num_pathways
         num_types, num_systems = len(CANCER_TYPES), len(ORGAN_SYSTEMS)
         system = np.repeat(np.arange(num_systems), [len(types) for types in ORGAN_SYSTEMS.values()])
@@ -134,7 +135,7 @@ class Genes:
 
     def tumor(self, patient: int, cancer_type: int, seed: int) -> Floats:
         """Returns the levels in a patient's tumor, shape (genes,)."""
-        random = _random(seed, 1, patient)
+        random = random_stream(seed, 1, patient)
         purity = random.beta(*PURITY)
         place = purity * self.place[cancer_type] + random.normal(0, DISTANCE_OF_PATIENTS, 2)
         activity = place @ self.direction + purity * self.of_type[cancer_type]
@@ -171,28 +172,28 @@ class P1b1Recipe(SyntheticRecipe):
     def files(self, size: str, seed: int) -> list[SyntheticFile]:
         """Returns the training file, the test file and the table of the landmark genes."""
         genes = Genes.draw(SIZES[size], seed)
-        files, first = [], 0
-        for role, num_patients in SIZES[size].num_patients.items():
-            patients = range(first, first + num_patients)
-            estimate = int(num_patients * len(genes.names) * BYTES_PER_VALUE)
-            files.append(SyntheticFile(self.roles[role], estimate, _blocks(genes, patients, seed)))
-            first = patients.stop
+        files = []
+        for role, patients in number_patients(SIZES[size].num_patients).items():
+            estimate = int(len(patients) * len(genes.names) * BYTES_PER_VALUE)
+            blocks = write_cases(
+                genes.names,
+                CANCER_TYPES,
+                _cases(patients, seed),
+                partial(genes.tumor, seed=seed),
+                decimals=DECIMALS,
+                rows_per_block=ROWS_PER_BLOCK,
+            )
+            files.append(SyntheticFile(self.roles[role], estimate, blocks))
         table = _landmark_table(genes, SIZES[size].num_landmarks)
         return [*files, SyntheticFile(self.roles["landmarks"], len(table), iter([table]))]
 
 
-def _blocks(genes: Genes, patients: range, seed: int) -> Iterator[bytes]:
-    """Yields the header, then a row per patient."""
-    yield ",".join(["case_id", "cancer_type", *genes.names]).encode() + b"\n"
+def _cases(patients: range, seed: int) -> list[tuple[int, int]]:
+    """Returns each patient with the index of his cancer type, drawn by its frequency."""
     counts = np.array([count for _, count in TYPES_AND_COUNTS])
-    random = _random(seed, 2, patients.start)
+    random = random_stream(seed, 2, patients.start)
     types = random.choice(len(counts), len(patients), p=counts / counts.sum())
-    rows = list(zip(patients, types, strict=True))
-    for start in range(0, len(rows), ROWS_PER_BLOCK):
-        block = rows[start : start + ROWS_PER_BLOCK]
-        prefixes = [f"{_case_id(patient)},{CANCER_TYPES[t]}".encode() for patient, t in block]
-        levels = np.stack([genes.tumor(*row, seed) for row in block])
-        yield format_rows(prefixes, levels, decimals=DECIMALS, strip_zeros=True)
+    return list(zip(patients, types, strict=True))
 
 
 def _landmark_table(genes: Genes, num_landmarks: int) -> bytes:
@@ -204,14 +205,9 @@ def _landmark_table(genes: Genes, num_landmarks: int) -> bytes:
     return "\n".join([*lines, ""]).encode()
 
 
-def _case_id(patient: int) -> str:
-    """Returns a barcode in TCGA's style."""
-    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"
-
-
 def _gene_names(num_genes: int, seed: int) -> list[str]:
     """Returns identifiers in Ensembl's style, with their versions, in rising order."""
-    random = _random(seed, 3)
+    random = random_stream(seed, 3)
     numbers = np.sort(random.choice(4 * num_genes, num_genes, replace=False)) + 3
     versions = random.integers(1, 17, num_genes)
     return [f"ENSG{n:011}.{v}" for n, v in zip(numbers, versions, strict=True)]
@@ -220,8 +216,3 @@ def _gene_names(num_genes: int, seed: int) -> list[str]:
 def _unit_vectors(turns: Floats) -> Floats:
     """Returns vectors of length 1 by their angles in turns, shape (angles, 2)."""
     return np.stack([np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)], axis=1)
-
-
-def _random(seed: int, *key: int) -> np.random.Generator:
-    """Returns the stream of random numbers for one purpose; streams do not depend on each other."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

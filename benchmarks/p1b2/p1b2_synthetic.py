@@ -22,15 +22,16 @@ set has few genes and few tumors, so its drivers are frequent and its mixes stea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from candle_p1.data.number_text import format_rows
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
+from candle_p1.data.cases import write_cases
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, number_patients, random_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -109,7 +110,7 @@ class Genome:
     @classmethod
     def draw(cls, size: Size, seed: int) -> Genome:
         """Draws the genome."""
-        random = _random(seed, 0)
+        random = random_stream(seed, 0)
         num_types = len(CANCER_TYPES)
         region = np.arange(size.num_genes) * size.num_regions // size.num_genes
         rate = random.lognormal(0, RATE_SPREAD, (NUM_PROCESSES, size.num_regions))
@@ -136,7 +137,7 @@ class Genome:
 
     def tumor(self, patient: int, cancer_type: int, seed: int) -> Integers:
         """Returns the impact on each gene in a patient's tumor, shape (genes,)."""
-        random = _random(seed, 1, patient)
+        random = random_stream(seed, 1, patient)
         burden = self.burden[cancer_type] * random.lognormal(0, BURDEN_SPREAD)
         if random.random() < HYPERMUTATED_SHARE:
             burden *= HYPERMUTATION
@@ -166,42 +167,33 @@ class P1b2Recipe(SyntheticRecipe):
     def files(self, size: str, seed: int) -> list[SyntheticFile]:
         """Returns the training and the test file."""
         genome = Genome.draw(SIZES[size], seed)
-        files, first = [], 0
-        for role, name in self.roles.items():
-            patients = range(first, first + SIZES[size].num_patients[role])
+        files = []
+        for role, patients in number_patients(SIZES[size].num_patients).items():
             estimate = int(len(patients) * len(genome.names) * BYTES_PER_VALUE)
-            files.append(SyntheticFile(name, estimate, _blocks(genome, patients, seed)))
-            first = patients.stop
+            blocks = write_cases(
+                genome.names,
+                CANCER_TYPES,
+                _cases(patients, seed),
+                partial(genome.tumor, seed=seed),
+                decimals=0,
+                rows_per_block=ROWS_PER_BLOCK,
+            )
+            files.append(SyntheticFile(self.roles[role], estimate, blocks))
         return files
 
 
-def _blocks(genome: Genome, patients: range, seed: int) -> Iterator[bytes]:
-    """Yields the header, then a row per patient, the types in random order."""
-    yield ",".join(["case_id", "cancer_type", *genome.names]).encode() + b"\n"
+def _cases(patients: range, seed: int) -> list[tuple[int, int]]:
+    """Returns each patient with the index of his cancer type, all as frequent, in random order."""
     types = np.arange(len(patients)) % len(CANCER_TYPES)
-    rows = list(zip(patients, _random(seed, 2, patients.start).permutation(types), strict=True))
-    for start in range(0, len(rows), ROWS_PER_BLOCK):
-        block = rows[start : start + ROWS_PER_BLOCK]
-        prefixes = [f"{_case_id(patient)},{CANCER_TYPES[t]}".encode() for patient, t in block]
-        tumors = np.stack([genome.tumor(*row, seed) for row in block])
-        yield format_rows(prefixes, tumors, decimals=0)
-
-
-def _case_id(patient: int) -> str:
-    """Returns a barcode in TCGA's style."""
-    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"
+    shuffled = random_stream(seed, 2, patients.start).permutation(types)
+    return list(zip(patients, shuffled, strict=True))
 
 
 def _gene_names(num_genes: int, seed: int) -> list[str]:
     """Returns symbols in the style of gene names, letters and a number, in alphabetical order."""
-    random = _random(seed, 3)
+    random = random_stream(seed, 3)
     names: set[str] = set()
     while len(names) < num_genes:
         letters = random.choice(list("ABCDEFGHIKLMNPRSTUXZ"), 4)[: random.integers(3, 5)]
         names.add(f"{''.join(letters)}{random.integers(1, 1000)}")
     return sorted(names)
-
-
-def _random(seed: int, *key: int) -> np.random.Generator:
-    """Returns the stream of random numbers for one purpose; streams do not depend on each other."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

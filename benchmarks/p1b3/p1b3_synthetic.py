@@ -13,12 +13,13 @@ to train and validate, and some 14,740 to test.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from candle_p1.data.number_text import format_rows
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, random_stream
 from p1b3_biology import FIVE_DOSES, ONE_DOSE, CellLines, Drugs, most_active
 from p1b3_features import Columns
 
@@ -101,7 +102,8 @@ class Study:
     """
 
     def __init__(self, size: str, seed: int):
-        self.size, self.seed = size, seed
+        self.size = size
+        self._random = partial(random_stream, seed)
         num_drugs = NUM_DRUGS[size]
         self.lines = CellLines.draw(self._random(LINES))
         self.drugs = Drugs.draw(num_drugs, self._random(DRUGS))
@@ -208,10 +210,6 @@ class Study:
         order = self._random(ABSENT, ROLE_INDEX[role]).permutation(num)
         present: Integers = np.sort(order[:num_present])
         return present
-
-    def _random(self, *key: int) -> np.random.Generator:
-        """Returns the stream of random numbers for one purpose; streams are independent."""
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
 
 def _list(role: str, header: str, names: list[str]) -> SyntheticFile:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import filelock
+import numpy as np
 import platformdirs
 
 from candle_p1.errors import DataError, ParameterError
@@ -30,6 +31,20 @@ Progress = Callable[[str, int, int], None]
 
 MANIFEST_NAME = "synthetic.json"
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
+
+
+def random_stream(seed: int, *key: int) -> np.random.Generator:
+    """Returns the random numbers for one purpose, named by a key; streams are independent."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
+    """Returns the patients of each role by number, counted on from role to role: none is in two."""
+    numbered, first = {}, 0
+    for role, num in num_patients.items():
+        numbered[role] = range(first, first + num)
+        first += num
+    return numbered
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,3 @@ def test_full_files_have_the_published_size(role, published_mib):
     num_rows = {"train": 1120, "test": 280}[role]
     estimate_mib = num_rows * np.mean([len(line) + 1 for line in lines]) / MIB
     assert estimate_mib == pytest.approx(published_mib, rel=0.03)
-
-
-def test_the_seed_decides_the_bytes(tmp_path):
-    digests = {}
-    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
-        manifest = make(NT3, "small", tmp_path / name, seed)
-        digests[name] = [facts["sha256"] for facts in manifest.files.values()]
-    assert digests["first"] == digests["again"]
-    assert not set(digests["first"]) & set(digests["other"])

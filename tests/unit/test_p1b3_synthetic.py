@@ -244,13 +244,6 @@ def test_files_have_the_published_size(directory):
     assert sum(num_bytes.values()) / MIB == pytest.approx(318, rel=0.01)
 
 
-def test_the_seed_decides_the_bytes(directory):
-    for file in P1B3.files("small", 2019):
-        assert b"".join(file.blocks) == (directory / file.name).read_bytes()
-    for file in P1B3.files("small", 2020):
-        assert b"".join(file.blocks) != (directory / file.name).read_bytes()
-
-
 def test_an_unseen_drug_is_predicted_from_its_descriptors(tables, responses, test_drugs):
     """Ridge regression of a drug's mean growth beats the mean."""
     descriptors = tables["descriptors"]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.data.synthetic import (
     MANIFEST_NAME,
     Manifest,
@@ -125,3 +126,13 @@ def test_processes_that_start_at_once_make_it_once():
     ]
     results = sorted(process.communicate(timeout=60)[0].split() for process in processes)
     assert results == [["2", "0"]] * 3 + [["2", "2"]]
+
+
+@pytest.mark.parametrize("name", list_benchmarks())
+def test_the_seed_decides_the_bytes(name):
+    def contents(seed):
+        return [b"".join(f.blocks) for f in find_benchmark(name).recipe.files("small", seed)]
+
+    first = contents(1)
+    assert contents(1) == first
+    assert not set(contents(2)) & set(first)
