@@ -39,10 +39,11 @@ def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, floa
     else:
         # model.evaluate sets up a data set at every call, which takes longer than a small share.
         for step in range(len(feed)):
+            x, y = feed[step]
             if step == 0:
-                model.test_on_batch(*feed[0])  # builds what is not built yet
+                model.test_on_batch(x, y)  # builds what is not built yet; forgets earlier metrics
             else:
-                model.test_function(iter([feed[step]]))
+                model.test_function(iter([(x, y, None)]))  # as test_on_batch does, but adds up
     return reduce_metrics(model, comm)
 
 
