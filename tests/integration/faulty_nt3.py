@@ -6,6 +6,7 @@ Every rank notes the phase it enters in a file rank<rank>.phase of the working d
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,11 @@ def note_phase_and_fail(self, path):
             raise ValueError("planted")
         elif what == "exhaust memory":
             bytearray(2**60)
+        elif what == "turn a signal into an error":  # as TensorFlow does while it traces
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException as caught:
+                raise ValueError("in place of the signal") from caught
 
 
 Link.report_phase = note_phase_and_fail
