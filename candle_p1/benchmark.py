@@ -13,7 +13,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -76,6 +76,21 @@ WITHOUT_EFFECT = frozenset(
 )
 """CANDLE's parameters that only some benchmarks read, or none. Where one is not read, setting it is
 an error, not a silence."""
+
+
+@dataclass(frozen=True)
+class PublishedFiles:
+    """A benchmark's data files as its own parameter file names them.
+
+    Attributes:
+        files: The name of each, by role.
+        url: The directory they can be downloaded from; None if the file does not say.
+        directory: Where they are kept by default.
+    """
+
+    files: dict[str, str]
+    url: str | None
+    directory: Path
 
 
 class Benchmark(ABC):
@@ -154,6 +169,19 @@ class Benchmark(ABC):
     def model_file(self) -> Path:
         """The benchmark's own parameter file."""
         return self.folder / f"{self.name}_default_model.txt"
+
+    @property
+    def published(self) -> PublishedFiles:
+        """The data files of its own parameter file.
+
+        Raises:
+            ParameterError: That names none.
+        """
+        own = self._own_parameters
+        files = {role: own[name] for role, name in self.files.items() if own[name]}
+        if not files:
+            raise ParameterError(f"{self.model_file} names no data files")
+        return PublishedFiles(files, own["data_url"], data_directory() / self.name)
 
     @property
     def declaration(self) -> Declaration:

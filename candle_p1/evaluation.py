@@ -6,12 +6,12 @@ would have computed.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from candle_p1.records import finite
 from candle_p1.scores import Score
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ AnyScore = TypeVar("AnyScore", bound=Score)
 def quality(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
     """Returns figures beside those of the naive predictor; None stands for "not a number"."""
     return {
-        name: {"value": _finite(value)} | ({"naive": _finite(naive[name])} if name in naive else {})
+        name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})
         for name, value in values.items()
     }
 
@@ -121,7 +121,3 @@ class Trained:
         from candle_p1.data.feed import EvaluationFeed
 
         return EvaluationFeed(samples, self.params["batch_size"], self.comm, max_steps)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -8,6 +8,7 @@ that was not measured is absent or says so; it is never 0.
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime, timezone
 from functools import cache
 from importlib.resources import files
@@ -27,6 +28,11 @@ RECORD_NAME = "run.json"
 def utc_now() -> str:
     """Returns the time of day in UTC as ISO 8601, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def finite(value: float) -> float | None:
+    """Returns a number as a record holds it: JSON has no infinity and no NaN, which become None."""
+    return float(value) if math.isfinite(value) else None
 
 
 def over_ranks(per_rank: Sequence[float], unit: str) -> dict[str, Any]:

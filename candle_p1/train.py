@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import sys
 import traceback
 from functools import partial
@@ -20,7 +19,7 @@ from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.optimizers import check_names, default_learning_rate, make_optimizer
-from candle_p1.records import over_ranks
+from candle_p1.records import finite, over_ranks
 from candle_p1.scaling import ScalingPlan, share_epochs
 
 if TYPE_CHECKING:
@@ -386,7 +385,7 @@ def _train(
             "epoch": epoch + 1,
             "train": over_ranks([seconds[epoch] for seconds in train_s], "s"),
             "validation": over_ranks([seconds[epoch] for seconds in validation_s], "s"),
-            "metrics": {k: _finite(values[epoch]) for k, values in history.history.items()},
+            "metrics": {k: finite(values[epoch]) for k, values in history.history.items()},
         }
         for epoch in range(len(history.epoch))
     ]
@@ -402,7 +401,3 @@ def _train(
             f"early_stop: the validation loss did not fall for {params['patience']} epochs"
         )
     return history, training
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
 from candle_p1.data.status import file_status, synthetic_sets
-from candle_p1.data.synthetic import data_directory, make
+from candle_p1.data.synthetic import make
 from candle_p1.errors import ParameterError
 from candle_p1.instrument.screen import Screen
 
@@ -98,17 +98,18 @@ def fetch_command(
     from candle_p1.data.download import Patience
     from candle_p1.data.fetch import fetch
 
-    published = _Published.of(find_benchmark(benchmark))
+    found = find_benchmark(benchmark)
+    published = found.published
     url = data_url or published.url
     if not url:
         raise ParameterError(
-            f"{published.model_file} names no data_url: say where the files are with --data_url"
+            f"{found.model_file} names no data_url: say where the files are with --data_url"
         )
     screen = Screen()
     with screen.making_data("downloading") as progress:
         files = fetch(
-            published.benchmark,
-            published.names,
+            found.name,
+            list(dict.fromkeys(published.files.values())),
             url,
             directory or published.directory,
             progress=progress,
@@ -145,62 +146,26 @@ def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -
         _show(info)
 
 
-@dataclass(frozen=True)
-class _Published:
-    """A benchmark's files as its own parameter file names them.
-
-    Attributes:
-        benchmark: The benchmark's name.
-        model_file: That parameter file.
-        url: The directory they can be downloaded from; None if the file does not say.
-        files: The name of each, by role.
-    """
-
-    benchmark: str
-    model_file: Path
-    url: str | None
-    files: dict[str, str]
-
-    @classmethod
-    def of(cls, benchmark: Benchmark) -> _Published:
-        parameters = benchmark.declaration.parse([], benchmark.model_file)
-        files = {role: parameters[name] for role, name in benchmark.files.items()}
-        files = {role: name for role, name in files.items() if name}
-        if not files:
-            raise ParameterError(f"{benchmark.model_file} names no data files")
-        return cls(benchmark.name, benchmark.model_file, parameters["data_url"], files)
-
-    @property
-    def names(self) -> list[str]:
-        """The files' names, each once."""
-        return list(dict.fromkeys(self.files.values()))
-
-    @property
-    def directory(self) -> Path:
-        """Where they are kept by default."""
-        return data_directory() / self.benchmark
-
-
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
     """Returns what there is of a benchmark's files, and the commands that get them."""
-    published = _Published.of(benchmark)
+    published = benchmark.published
     where = (directory or published.directory).absolute()
     out = f" --out {shlex.quote(str(where))}" if directory else ""
     return {
-        "name": published.benchmark,
+        "name": benchmark.name,
         "title": benchmark.title,
         "directory": str(where),
         "data_url": published.url,
         "files": [
-            {"role": role} | asdict(file_status(published.benchmark, name, where))
+            {"role": role} | asdict(file_status(benchmark.name, name, where))
             for role, name in published.files.items()
         ],
         "synthetic_sets": [
             {"directory": str(each.directory), "whole": each.whole} | each.made_of
             for each in (synthetic_sets(benchmark.recipe) if benchmark.recipe else [])
         ],
-        "fetch": f"candle-p1 data fetch {published.benchmark}{out}",
-        "make": f"candle-p1 data make {published.benchmark} --size full --out DIR"
+        "fetch": f"candle-p1 data fetch {benchmark.name}{out}",
+        "make": f"candle-p1 data make {benchmark.name} --size full --out DIR"
         if benchmark.recipe
         else None,
     }
