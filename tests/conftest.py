@@ -36,6 +36,8 @@ def environment(data_directory, monkeypatch):
 def start(environment, tmp_path):
     """Starts a command in a directory of its own, in a process group that ends with the test."""
     started = []
+    # Under nohup or in the background of a shell script SIGINT is ignored, and children inherit it.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(command, **options):
         process = subprocess.Popen(
@@ -57,6 +59,7 @@ def start(environment, tmp_path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture
