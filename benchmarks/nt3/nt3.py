@@ -12,7 +12,7 @@ import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Samples
 from candle_p1.convolutions import add_convolutions
-from candle_p1.data.csv import CsvLayout
+from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
 from nt3_noise import add_gaussian_noise, turn_over_labels

@@ -13,8 +13,8 @@ import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
 from candle_p1.data.cases import Cases, num_validation
-from candle_p1.data.csv import CsvLayout
 from candle_p1.data.samples import Several
+from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.optimizers import default_learning_rate
@@ -26,8 +26,8 @@ from p1b1_synthetic import P1b1Recipe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from candle_p1.data.csv import TextColumn
     from candle_p1.data.reader import Reader
+    from candle_p1.data.table import TextColumn
     from candle_p1.params import ParameterSet
 
 LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")

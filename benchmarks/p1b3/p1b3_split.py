@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.data.csv import Table, TextColumn
+    from candle_p1.data.table import Table, TextColumn
     from candle_p1.params import ParameterSet
 
     Rows = NDArray[np.int64]

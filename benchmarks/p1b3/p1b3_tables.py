@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.data.csv import CsvLayout
-from candle_p1.data.transforms import fill_missing, scale_features
+from candle_p1.data.table import CsvLayout
+from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.data.csv import Table, TextColumn
     from candle_p1.data.reader import Reader
+    from candle_p1.data.table import Table, TextColumn
 
     Matrix = NDArray[np.float32]
 
@@ -95,7 +95,7 @@ def join_features(tables: Sequence[Features], names: Sequence[str]) -> Matrix:
     """Returns the features of all tables for each name: float32, shape (names, features)."""
     if not tables:
         return np.zeros((len(names), 0), np.float32)
-    return np.concatenate([table.values[table.rows_of(names)] for table in tables], axis=1)
+    return join_rows(*((table.values, table.rows_of(names)) for table in tables))
 
 
 @dataclass(frozen=True)

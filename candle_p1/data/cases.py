@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.data.csv import CsvLayout
 from candle_p1.data.number_text import format_rows
+from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.data.csv import Table
     from candle_p1.data.reader import Reader
+    from candle_p1.data.table import Table
 
 LAYOUT = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
 

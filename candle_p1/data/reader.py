@@ -7,15 +7,20 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.data.csv import CsvLayout, Table, read_table
+from candle_p1.data.cache import GIB, CacheSettings
+from candle_p1.data.csv import Loading, read_table
+from candle_p1.data.shared import sharers
 from candle_p1.data.synthetic import data_directory, synthetic_facts
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
+
+    from candle_p1.data.table import CsvLayout, Table
+    from candle_p1.distributed.comm import Communicator
 
 
 @dataclass(frozen=True)
@@ -48,34 +53,41 @@ class Reader:
 
     Args:
         files: The files.
-        method: The loader's name, see candle_p1.data.csv.
+        loading: How they are read; None is by this process alone.
 
     Attributes:
         load_s: The time each file took, by role.
         digests: SHA-256 of each table as read, by role; see `digest`.
+        matrix_bytes: What the numbers of all tables take in memory.
     """
 
-    def __init__(self, files: FileSet, method: str) -> None:
-        self.files, self.method = files, method
+    def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
+        self.files, self.loading = files, loading or Loading()
+        self.matrix_bytes = 0
         self.load_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
         self._tables: dict[str, Table] = {}
         self._shapes: dict[str, tuple[int, int]] = {}
 
     def read(self, role: str, layout: CsvLayout | None = None) -> Table:
-        """Returns the content of the file of a role; see read_table."""
+        """Returns the content of the file of a role; collective, see read_table."""
         start = time.perf_counter()
-        table = read_table(self.files.paths[role], self.method, layout)
+        table = read_table(self.files.paths[role], self.loading, layout)
         self.load_s[role] = time.perf_counter() - start
+        self.matrix_bytes += table.values.nbytes
         self._tables[role] = table
         self._shapes[role] = (len(table), table.values.shape[1] + len(table.text))
         return table
 
     def digest(self) -> None:
-        """Computes the digests of the tables as read; to be called before they are scaled."""
-        while self._tables:
-            role, table = self._tables.popitem()
-            self.digests[role] = table.sha256()
+        """Computes the digests of the tables as read; to be called before they are scaled.
+
+        Collective: what the ranks of a node share, one of them computes.
+        """
+        for role, table in self._tables.items():
+            node = sharers(table.values)
+            self.digests[role] = node.broadcast(table.sha256() if node.rank == 0 else "")
+        self._tables.clear()
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Returns, by role, the file's path, bytes and digests, and the table's shape.
@@ -94,6 +106,23 @@ class Reader:
             for role, path in self.files.paths.items()
             if role in self._shapes
         }
+
+
+def loading(
+    params: Mapping[str, Any],
+    comm: Communicator,
+    num_threads: int,
+    notify: Callable[[str], None] | None = None,
+) -> Loading:
+    """Returns how a run with these parameters reads its files."""
+
+    def directory(name: str) -> Path | None:
+        return Path(params[name]).expanduser().absolute() if params[name] else None
+
+    cache = CacheSettings(
+        directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
+    )
+    return Loading(params["loader"], comm, num_threads, cache, notify)
 
 
 def file_sha256(path: Path) -> str:

@@ -1,4 +1,8 @@
-"""Feature scaling, in place on float32 matrices.
+"""Changes of float32 matrices in place: scaling, filling in what is missing, joining.
+
+Matrices that the ranks of a node share (candle_p1.data.shared) are changed by these ranks together,
+each its share of the columns or rows, so there every function is collective over the node. The
+result has the same bits as on one process.
 
 CANDLE fits the scaling to the training and the test samples together, which is the default here,
 for comparability; what is learned from the training samples alone is the honest way. The result is
@@ -7,14 +11,18 @@ that of scikit-learn's scaler of the same kind.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.data.shared import NodeArray, sharers, writable
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
+from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,11 +47,15 @@ def scale_features(scaling: str, *matrices: Matrix, fit_to: Sequence[Matrix] | N
         return
     if scaling not in SCALINGS:
         raise ParameterError(f"scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
-    offset, scale = _FITS[scaling](matrices if fit_to is None else fit_to)
-    scale = np.where(scale == 0, np.float32(1), scale)
-    for rows in _blocks(matrices):
-        rows -= offset
-        rows /= scale
+    with _shared(*matrices) as share:
+        columns = share(matrices[0].shape[1])
+        mine = [writable(matrix)[:, columns] for matrix in matrices]
+        fit_to_mine = mine if fit_to is None else [matrix[:, columns] for matrix in fit_to]
+        offset, scale = _FITS[scaling](fit_to_mine)
+        scale = np.where(scale == 0, np.float32(1), scale)
+        for rows in _blocks(mine):
+            rows -= offset
+            rows /= scale
 
 
 def _fit_maxabs(matrices: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
@@ -78,19 +90,68 @@ SCALINGS = (*_FITS, "none")
 
 
 def fill_missing(matrix: Matrix) -> Matrix:
-    """Returns the matrix with the mean of its column in place of NaN, without empty columns.
+    """Puts the mean of its column in place of NaN, in place.
 
-    In place where no column is empty. The same as scikit-learn's ``SimpleImputer`` of means.
+    Returns:
+        The matrix without the columns that hold nothing else; a view. The same as scikit-learn's
+        ``SimpleImputer`` of means.
     """
-    present = ~np.isnan(matrix)
-    num_present = present.sum(axis=0)
-    if not num_present.all():
-        keep = num_present > 0
-        matrix, present, num_present = matrix[:, keep], present[:, keep], num_present[keep]
-    sums = np.where(present, matrix, 0).sum(axis=0, dtype=np.float64)
-    mean = (sums / num_present).astype(np.float32)
-    np.copyto(matrix, mean, where=~present)
-    return matrix
+    with _shared(matrix) as share:
+        columns = share(matrix.shape[1])
+        num_present = _fill_columns(writable(matrix)[:, columns])
+    counts = np.concatenate(sharers(matrix).allgather(num_present))
+    keep = np.flatnonzero(counts)
+    if len(keep) == len(counts):
+        return matrix
+    with _shared(matrix) as share:
+        for row in writable(matrix)[share(len(matrix))]:
+            row[: len(keep)] = row[keep]
+    return matrix[:, : len(keep)]
+
+
+def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
+    """Fills in what is missing; returns how many values each column had."""
+    sums = np.zeros(matrix.shape[1])
+    num_present = np.zeros(matrix.shape[1], np.int64)
+    for rows in _blocks([matrix]):
+        present = ~np.isnan(rows)
+        num_present += present.sum(axis=0)
+        sums += np.where(present, rows, 0).sum(axis=0, dtype=np.float64)
+    mean = (sums / np.maximum(num_present, 1)).astype(np.float32)
+    for rows in _blocks([matrix]):
+        np.copyto(rows, mean, where=np.isnan(rows))
+    return num_present
+
+
+def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
+    """Returns rows of several matrices side by side, shared where the first matrix is.
+
+    Args:
+        parts: A matrix and the rows to take of it, int64, shape (rows,), the same number of each.
+    """
+    num_rows = len(parts[0][1])
+    num_columns = sum(matrix.shape[1] for matrix, _ in parts)
+    node = sharers(parts[0][0])
+    joined = NodeArray((num_rows, num_columns), np.float32, node)
+    begin, end = share_bounds(num_rows, node.rank, node.size)
+    for start in range(begin, end, ROWS_AT_A_TIME):
+        block = slice(start, min(start + ROWS_AT_A_TIME, end))
+        first = 0
+        for matrix, rows in parts:
+            last = first + matrix.shape[1]
+            joined.array[block, first:last] = matrix[rows[block]]
+            first = last
+    node.barrier()
+    return joined.keep(num_rows)
+
+
+@contextmanager
+def _shared(*matrices: Matrix) -> Iterator[Callable[[int], slice]]:
+    """Waits for the sharers of matrices, before and after; gives what finds this rank's share."""
+    node = next((node for node in map(sharers, matrices) if node.size > 1), SerialCommunicator())
+    node.barrier()
+    yield lambda num: slice(*share_bounds(num, node.rank, node.size))
+    node.barrier()
 
 
 def _blocks(matrices: Sequence[Matrix]) -> list[Matrix]:

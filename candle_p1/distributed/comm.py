@@ -16,12 +16,16 @@ from candle_p1.environment import launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
     from numpy.typing import NDArray
 
 T = TypeVar("T")
+
+NODE_VARIABLE = "CANDLE_P1_NODE"
+"""Names the node a rank is to be counted to. For tests of several nodes on one machine: ranks of
+different names do not share memory."""
 
 
 class Communicator(ABC):
@@ -36,6 +40,7 @@ class Communicator(ABC):
         num_nodes: The number of nodes.
         local_rank: This rank within its node, from 0.
         local_size: The ranks of this node.
+        local: The ranks of this node as a communicator of their own.
     """
 
     rank: int
@@ -44,6 +49,7 @@ class Communicator(ABC):
     num_nodes: int
     local_rank: int
     local_size: int
+    local: Communicator
 
     @abstractmethod
     def barrier(self) -> None:
@@ -66,6 +72,24 @@ class Communicator(ABC):
         """Returns the sum over ranks of an array of one shape and dtype; the same on every rank."""
 
     @abstractmethod
+    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
+        """Sends bytes to some ranks; returns what each of `sources`, who sends to this, has sent.
+
+        Collective in pairs: rank a names b in `outgoing` where b names a in `sources`.
+        """
+
+    @abstractmethod
+    def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
+        """Fills an array, of which each node holds a range, on every node; no copy is made.
+
+        One rank per node, the one with local_rank 0, exchanges; the others return at once.
+
+        Args:
+            array: Of one shape and dtype on all nodes, C-contiguous and one-dimensional.
+            bounds: First element and the one after the last, for each node; in ascending order.
+        """
+
+    @abstractmethod
     def abort(self, code: int) -> NoReturn:
         """Ends all ranks at once with an exit code, without their consent."""
 
@@ -76,6 +100,11 @@ class SerialCommunicator(Communicator):
     rank, size = 0, 1
     node, num_nodes = 0, 1
     local_rank, local_size = 0, 1
+
+    @property
+    def local(self) -> Communicator:  # type: ignore[override]
+        """Is this one."""
+        return self
 
     def barrier(self) -> None:
         """Does nothing."""
@@ -96,6 +125,13 @@ class SerialCommunicator(Communicator):
         """Returns a copy."""
         return array.copy()
 
+    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
+        """Returns what is sent to itself."""
+        return dict(outgoing)
+
+    def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
+        """Does nothing: there is one node."""
+
     def abort(self, code: int) -> NoReturn:
         """Ends this process."""
         sys.exit(code)
@@ -105,48 +141,78 @@ class MpiCommunicator(Communicator):
     """The ranks an MPI launcher started.
 
     Nodes are found by shared memory: ranks that can share it are on one node.
+
+    Args:
+        ranks: The ``MPI.Comm`` of ranks of one node; None is all of the job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Any = None) -> None:
         from mpi4py import MPI
 
-        self._sum = MPI.SUM
-        self._world = MPI.COMM_WORLD
-        self.rank, self.size = self._world.rank, self._world.size
-        local = self._world.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self._mpi = MPI
+        self._ranks = MPI.COMM_WORLD if ranks is None else ranks
+        self.rank, self.size = self._ranks.rank, self._ranks.size
+        if ranks is not None:  # of one node
+            self.node, self.num_nodes = 0, 1
+            self.local_rank, self.local_size = self.rank, self.size
+            self.local = self
+            return
+        local = self._ranks.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        names = local.allgather(os.environ.get(NODE_VARIABLE, ""))
+        local = local.Split(color=names.index(names[local.rank]), key=self.rank)
         self.local_rank, self.local_size = local.rank, local.size
+        self.local = MpiCommunicator(local) if local.size > 1 else SerialCommunicator()
         leaders = local.bcast(self.rank)
-        nodes = sorted(set(self._world.allgather(leaders)))
+        nodes = sorted(set(self._ranks.allgather(leaders)))
         self.node, self.num_nodes = nodes.index(leaders), len(nodes)
+        self._leaders = self._ranks.Split(color=min(self.local_rank, 1), key=self.node)
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._world.Barrier()
+        self._ranks.Barrier()
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """Returns the root's value."""
-        received: T = self._world.bcast(value, root)
+        received: T = self._ranks.bcast(value, root)
         return received
 
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value."""
-        return self._world.allgather(value)
+        return self._ranks.allgather(value)
 
     def gather(self, value: T) -> list[T] | None:
         """Returns every rank's value on rank 0."""
-        return self._world.gather(value)
+        return self._ranks.gather(value)
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum over ranks."""
         total = np.empty_like(array, order="C")
-        self._world.Allreduce(np.ascontiguousarray(array), total, op=self._sum)
+        self._ranks.Allreduce(np.ascontiguousarray(array), total, op=self._mpi.SUM)
         return total
+
+    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
+        """Sends and receives by name of rank."""
+        sent = [self._ranks.isend(content, dest=rank) for rank, content in outgoing.items()]
+        received = {rank: self._ranks.recv(source=rank) for rank in sources}
+        self._mpi.Request.waitall(sent)
+        return received
+
+    def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
+        """Gathers the ranges in place, among the ranks that lead their nodes."""
+        if self.num_nodes == 1 or self.local_rank != 0:
+            return
+        element = self._mpi.BYTE.Create_contiguous(array.itemsize).Commit()
+        counts = [stop - start for start, stop in bounds]
+        places = [start for start, _ in bounds]
+        view = array.view(np.uint8)
+        self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, places, element])
+        element.Free()
 
     def abort(self, code: int) -> NoReturn:
         """Ends all ranks through MPI_Abort."""
         sys.stdout.flush()
         sys.stderr.flush()
-        self._world.Abort(code)
+        self._ranks.Abort(code)
         raise AssertionError("MPI_Abort returned")
 
 

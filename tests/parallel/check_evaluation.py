@@ -22,7 +22,7 @@ def prepare(name, comm, *flags):
     benchmark = find_benchmark(name)
     params = benchmark.bind(benchmark.initialize_parameters(argv=["--dense", "24", *flags]))
     files = comm.broadcast(benchmark.locate_files(params) if comm.rank == 0 else None)
-    data = benchmark.preprocess(benchmark.load_data(Reader(files, "chunked"), params), params)
+    data = benchmark.preprocess(benchmark.load_data(Reader(files), params), params)
     data.test = data.test.first(NUM_TEST_SAMPLES[name])
     keras.utils.set_random_seed(3)
     model = benchmark.build_model(params, data)

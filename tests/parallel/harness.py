@@ -5,20 +5,22 @@ from __future__ import annotations
 import sys
 import traceback
 
-from candle_p1.distributed import devices
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.keras import start_horovod
 
 
-def run_checks(*checks):
+def run_checks(*checks, horovod=True):
     """Calls each check with the communicator; prints every rank's error and exits 1 if any failed.
 
     The ranks meet after each check, so one that fails does not leave the others hanging in the
     next, unless it left them in a collective: the launcher's time limit is for that.
     """
     comm = connect()
-    devices.configure(comm)
-    start_horovod(comm)
+    if horovod:
+        from candle_p1.distributed import devices
+        from candle_p1.distributed.keras import start_horovod
+
+        devices.configure(comm)
+        start_horovod(comm)
     num_failed = 0
     for check in checks:
         try:

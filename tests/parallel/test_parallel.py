@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
         ("check_averaging.py", 3, 11),
         ("check_comm.py", 3, 5),
         ("check_evaluation.py", 2, 6),
+        ("check_loaders.py", 2, 4),
     ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, script, num_ranks, num_checks):
@@ -25,3 +26,14 @@ def test_checks_hold_on_all_ranks(mpirun, execute, script, num_ranks, num_checks
     assert code == 0, output
     assert "FAILED" not in output
     assert output.count("ok ") == num_checks
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("nodes", ["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,b,c,d", "a,a,b"])
+def test_loading_on_any_layout_of_ranks(mpirun, execute, monkeypatch, nodes):
+    monkeypatch.setenv("NODES", nodes)
+    code, output = execute(mpirun(nodes.count(",") + 1, HERE / "check_loading.py"))
+    print(output)
+    assert code == 0, output
+    assert "FAILED" not in output
+    assert output.count("ok ") == 8

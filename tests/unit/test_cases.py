@@ -41,7 +41,7 @@ def prepared(frames, tmp_path):
         if "--use_landmark_genes" in flags:
             names += ["--landmark_data", str(tmp_path / "landmarks.tsv")]
         params = benchmark.bind(benchmark.initialize_parameters(argv=[*names, *flags]))
-        reader = Reader(benchmark.locate_files(params), "chunked")
+        reader = Reader(benchmark.locate_files(params))
         return benchmark.preprocess(benchmark.load_data(reader, params), params)
 
     return prepared
@@ -122,13 +122,13 @@ def test_files_of_other_features_are_refused(frames, tmp_path):
     frames["test"].rename(columns={"gene3": "other"}).to_csv(tmp_path / "test.csv", index=False)
     paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
     with pytest.raises(DataError, match=r"test.csv, line 1: the features \(6\) are not those"):
-        Cases.read(Reader(FileSet.of(paths), "chunked"))
+        Cases.read(Reader(FileSet.of(paths)))
 
 
 def test_a_type_of_the_test_file_alone_is_a_class_too(frames, tmp_path):
     frames["test"].assign(cancer_type="ACC").to_csv(tmp_path / "test.csv", index=False)
     paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
-    cases = Cases.read(Reader(FileSet.of(paths), "chunked"))
+    cases = Cases.read(Reader(FileSet.of(paths)))
     assert cases.types == ["ACC", *TYPES]
     assert set(cases.y_test) == {0}
     assert [cases.types[i] for i in cases.y_train] == frames["train"]["cancer_type"].tolist()

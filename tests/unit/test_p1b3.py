@@ -30,7 +30,7 @@ def prepared(directory):
 
     def prepared(*flags):
         params = P1B3.bind(P1B3.initialize_parameters(argv=["--data_dir", str(directory), *flags]))
-        reader = Reader(P1B3.locate_files(params), "chunked")
+        reader = Reader(P1B3.locate_files(params))
         raw = P1B3.load_data(reader, params)
         reader.digest()
         return P1B3.preprocess(raw, params)
@@ -177,4 +177,4 @@ def test_a_name_twice_in_a_table_is_said(tmp_path):
     path = tmp_path / "mirna.tsv"
     path.write_text("CellLine\ta\nNCI60.A\t1\nNCI60.A\t2\n")
     with pytest.raises(DataError, match=r"'NCI60.A' has more than one row"):
-        module.Features.read(Reader(FileSet.of({"mirna": path}), "chunked"), "mirna")
+        module.Features.read(Reader(FileSet.of({"mirna": path})), "mirna")

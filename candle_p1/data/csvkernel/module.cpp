@@ -1,0 +1,91 @@
+// The Python module candle_p1.data._csvkernel; _csvkernel.pyi describes it.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "table.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using csvkernel::Layout;
+
+using Text = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu, nb::ro>;
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+static const char* range(const Text& text, std::size_t start, std::size_t stop) {
+  if (start > stop || stop > text.size()) throw std::out_of_range("the range is not in the text");
+  return reinterpret_cast<const char*>(text.data());
+}
+
+static std::size_t count_rows(Text text, std::size_t start, std::size_t stop,
+                              const Layout& layout) {
+  const char* data = range(text, start, stop);
+  nb::gil_scoped_release released;
+  return csvkernel::count_rows(data + start, data + stop, layout.separator);
+}
+
+template <class T>
+static nb::tuple parse(Text text, std::size_t start, std::size_t stop, const Layout& layout,
+                       Matrix<T> values, Matrix<std::int32_t> codes, std::size_t first_row) {
+  const char* data = range(text, start, stop);
+  csvkernel::Parser<T> parser(layout);
+  const std::size_t num_text = parser.dictionaries().size(), rows = values.shape(0);
+  if (values.shape(1) + num_text != layout.is_text.size() || codes.shape(0) != num_text) {
+    throw std::invalid_argument("the arrays do not have the columns of the layout");
+  }
+  if (first_row > rows || (num_text > 0 && codes.shape(1) != rows)) {
+    throw std::out_of_range("the arrays do not have these rows");
+  }
+  std::vector<std::int32_t*> columns;
+  for (std::size_t c = 0; c < num_text; ++c) {
+    columns.push_back(codes.data() + c * rows + first_row);
+  }
+  std::optional<csvkernel::Problem> problem;
+  std::size_t num_rows = 0;
+  {
+    nb::gil_scoped_release released;
+    num_rows = parser.parse(data + start, data + stop, values.data() + first_row * values.shape(1),
+                            columns.data(), rows - first_row, problem);
+  }
+  if (problem && num_rows == rows - first_row) {
+    throw std::out_of_range("there are more rows in the text than in the arrays");
+  }
+  nb::list names;
+  for (const auto& dictionary : parser.dictionaries()) {
+    nb::list column;
+    for (const auto& name : dictionary.names()) column.append(nb::bytes(name.data(), name.size()));
+    names.append(column);
+  }
+  nb::object found = nb::none();
+  if (problem) {
+    found = nb::make_tuple(start + problem->line, problem->num_fields, problem->column,
+                           nb::bytes(problem->field.data(), problem->field.size()));
+  }
+  return nb::make_tuple(num_rows, names, found);
+}
+
+NB_MODULE(_csvkernel, m) {
+  nb::class_<Layout>(m, "Layout")
+      .def(
+          "__init__",
+          [](Layout* self, std::vector<bool> is_text, const std::string& separator,
+             std::vector<std::string> missing, bool finite) {
+            if (separator.size() != 1 || separator == "\n" || separator == "\"") {
+              throw std::invalid_argument("the separator is one byte, and not \\n or \"");
+            }
+            new (self) Layout{separator[0], std::move(is_text), std::move(missing), finite};
+          },
+          "is_text"_a, "separator"_a = ",", "missing"_a = std::vector<std::string>(),
+          "finite"_a = true);
+  m.def("count_rows", &count_rows, "text"_a, "start"_a, "stop"_a, "layout"_a);
+  // Without conversion: what is written into a converted copy would be lost.
+  m.def("parse", &parse<float>, "text"_a, "start"_a, "stop"_a, "layout"_a, "values"_a.noconvert(),
+        "codes"_a.noconvert(), "first_row"_a);
+  m.def("parse", &parse<double>, "text"_a, "start"_a, "stop"_a, "layout"_a, "values"_a.noconvert(),
+        "codes"_a.noconvert(), "first_row"_a);
+}

@@ -1,0 +1,210 @@
+// Decimal text to the double that Python's float() gives: correctly rounded, ASCII, no underscores.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+#if defined(__SSE4_1__)
+#include <smmintrin.h>
+#endif
+
+namespace csvkernel {
+
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r'; }
+
+inline std::string_view strip(std::string_view text) {
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+inline bool equals_ignoring_case(std::string_view text, std::string_view lower) {
+  return std::equal(text.begin(), text.end(), lower.begin(), lower.end(),
+                    [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
+}
+
+// What a number is that std::from_chars calls out of range: infinite, or so small that it is 0.
+inline double beyond_range(std::string_view text) {
+  std::int64_t magnitude = 0;  // of the first digit that is not 0, as a power of ten
+  bool seen_point = false, seen_digit = false;
+  std::size_t i = 0;
+  for (; i < text.size() && (is_digit(text[i]) || text[i] == '.'); ++i) {
+    if (text[i] == '.') {
+      seen_point = true;
+    } else if (seen_digit || text[i] != '0') {
+      magnitude += !seen_point;
+      seen_digit = true;
+    } else {
+      magnitude -= seen_point;
+    }
+  }
+  std::int64_t exponent = 0;
+  if (i < text.size()) {  // at the e
+    const bool negative = text[++i] == '-';
+    i += text[i] == '-' || text[i] == '+';
+    for (; i < text.size(); ++i) {
+      exponent = std::min<std::int64_t>(exponent * 10 + (text[i] - '0'), 1'000'000'000'000);
+    }
+    if (negative) exponent = -exponent;
+  }
+  return magnitude + exponent > 0 ? std::numeric_limits<double>::infinity() : 0.0;
+}
+
+// Reads a whole field; returns whether it is a number.
+inline bool parse_any_number(std::string_view text, double& value) {
+  text = strip(text);
+  const bool negative = !text.empty() && text.front() == '-';
+  if (negative || (!text.empty() && text.front() == '+')) text.remove_prefix(1);
+  if (text.empty()) return false;
+  if (is_digit(text.front()) || text.front() == '.') {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (end != text.data() + text.size()) return false;
+    if (error == std::errc::result_out_of_range) {
+      value = beyond_range(text);
+    } else if (error != std::errc()) {
+      return false;
+    }
+  } else if (equals_ignoring_case(text, "inf") || equals_ignoring_case(text, "infinity")) {
+    value = std::numeric_limits<double>::infinity();
+  } else if (equals_ignoring_case(text, "nan")) {
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else {
+    return false;
+  }
+  if (negative) value = -value;
+  return true;
+}
+
+// The powers of ten that a double holds exactly, so that dividing an integer below 2^53 by one is
+// rounded correctly (W. D. Clinger, How to read floating point numbers accurately, 1990).
+inline constexpr std::array<double, 16> kPowersOfTen{1e0, 1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                                     1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+
+#if defined(__SSE4_1__)
+
+inline constexpr int kWindow = 16;  // bytes that the fast path looks at
+
+// By length of the field and place of its point (the length where there is none): where the digits
+// are, last ones last; 0x80 stands for a leading 0.
+using DigitPlaces = std::array<std::array<std::array<std::uint8_t, 16>, 16>, 16>;
+
+constexpr DigitPlaces make_digit_places() {
+  DigitPlaces places{};
+  for (int length = 0; length < 16; ++length) {
+    for (int point = 0; point < 16; ++point) {
+      int place = 15;
+      for (int i = length - 1; i >= 0; --i) {
+        if (i != point) places[length][point][place--] = static_cast<std::uint8_t>(i);
+      }
+      for (; place >= 0; --place) places[length][point][place] = 0x80;
+    }
+  }
+  return places;
+}
+
+alignas(16) inline constexpr DigitPlaces kDigitPlaces = make_digit_places();
+
+// Sixteen bytes of text, from the start of a field or from after its sign.
+class Window {
+ public:
+  Window(const char* text, char separator)
+      : text_(_mm_loadu_si128(reinterpret_cast<const __m128i*>(text))),
+        digits_(_mm_sub_epi8(text_, _mm_set1_epi8('0'))),
+        separators_(mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8(separator)))),
+        are_digits_(mask(_mm_cmpeq_epi8(_mm_min_epu8(digits_, _mm_set1_epi8(9)), digits_))) {}
+
+  // Whether these are eight fields of one digit, each with a separator behind it.
+  bool is_eight_digits() const { return separators_ == 0xAAAA && (are_digits_ & 0x5555) == 0x5555; }
+
+  void store_eight_digits(float* out) const {
+    const __m128i bytes = _mm_shuffle_epi8(
+        digits_, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, -1, -1, -1, -1, -1, -1, -1, -1));
+    _mm_storeu_ps(out, _mm_cvtepi32_ps(_mm_cvtepu8_epi32(bytes)));
+    _mm_storeu_ps(out + 4, _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_srli_si128(bytes, 4))));
+  }
+
+  void store_eight_digits(double* out) const {
+    float values[8];
+    store_eight_digits(values);
+    std::copy(values, values + 8, out);
+  }
+
+  // Reads a field of digits, at most one point among them, that ends here. Returns its length; 0
+  // where it is anything else. Without branches that depend on the length: they would be guessed
+  // wrong as often as lengths vary.
+  int parse(double& value) const {
+    const unsigned ends = separators_ | mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('\n')));
+    if (ends == 0) return 0;
+    const int length = __builtin_ctz(ends);
+    const unsigned within = (1U << length) - 1;
+    const unsigned points = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('.'))) & within;
+    const bool plain = ((are_digits_ | points) & within) == within && (points & (points - 1)) == 0;
+    if (!plain || (are_digits_ & within) == 0) return 0;
+    const int point = __builtin_ctz(points | (1U << length));
+    const auto* places = reinterpret_cast<const __m128i*>(kDigitPlaces[length][point].data());
+    const __m128i sixteen = _mm_shuffle_epi8(digits_, _mm_load_si128(places));
+    const __m128i pairs = _mm_maddubs_epi16(sixteen, _mm_set1_epi16(0x010A));
+    const __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x00010064));
+    const __m128i packed = _mm_packus_epi32(fours, fours);
+    const __m128i eights = _mm_madd_epi16(packed, _mm_set1_epi32(0x00012710));
+    const auto both = static_cast<std::uint64_t>(_mm_cvtsi128_si64(eights));
+    const std::uint64_t integer = (both & 0xFFFFFFFF) * 100'000'000 + (both >> 32);
+    value = static_cast<double>(static_cast<std::int64_t>(integer)) /
+            kPowersOfTen[static_cast<unsigned>(length - point) - (points != 0)];
+    return length;
+  }
+
+ private:
+  static unsigned mask(__m128i bytes) { return static_cast<unsigned>(_mm_movemask_epi8(bytes)); }
+
+  __m128i text_, digits_;
+  unsigned separators_, are_digits_;
+};
+
+#else
+
+inline constexpr int kWindow = 17;
+
+// The same, digit by digit, for other processors.
+class Window {
+ public:
+  Window(const char* text, char separator) : text_(text), separator_(separator) {}
+
+  static constexpr bool is_eight_digits() { return false; }
+  template <class T>
+  static void store_eight_digits(T*) {}
+
+  int parse(double& value) const {
+    std::int64_t integer = 0;
+    int length = 0, point = -1;
+    for (; length < 16; ++length) {
+      const char c = text_[length];
+      if (is_digit(c)) {
+        integer = integer * 10 + (c - '0');
+      } else if (c == '.' && point < 0) {
+        point = length;
+      } else {
+        break;
+      }
+    }
+    const bool ends = text_[length] == separator_ || text_[length] == '\n';
+    if (!ends || length > 15 || length == (point >= 0)) return 0;
+    value = static_cast<double>(integer) / kPowersOfTen[point < 0 ? 0 : length - point - 1];
+    return length;
+  }
+
+ private:
+  const char* text_;
+  char separator_;
+};
+
+#endif
+
+}  // namespace csvkernel

@@ -1,0 +1,293 @@
+// Lines of separated fields to a matrix of numbers and columns of coded text.
+//
+// Everything here works on a range of memory that begins at a line and ends after one, and reads
+// nothing outside it; ranges can be parsed at once by several threads.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "number.h"
+
+namespace csvkernel {
+
+// What a table looks like.
+struct Layout {
+  char separator = ',';
+  std::vector<bool> is_text;         // for each column
+  std::vector<std::string> missing;  // words that stand for a missing number
+  bool finite = true;                // whether infinity and NaN are errors
+};
+
+// What is wrong with the first line that does not fit.
+struct Problem {
+  std::size_t line;        // where it begins, from the beginning of the memory
+  std::size_t num_fields;  // of that line
+  std::size_t column;      // of the first unfit field, from 0; where the number of fields is right
+  std::string field;       // its content
+};
+
+// The distinct values of a column of text, in the order of their first appearance.
+class Dictionary {
+ public:
+  std::int32_t code(std::string_view value) {
+    if (last_ >= 0 && names_[static_cast<std::size_t>(last_)] == value) return last_;
+    const auto found = codes_.find(value);
+    if (found != codes_.end()) return last_ = found->second;
+    last_ = static_cast<std::int32_t>(names_.size());
+    names_.emplace_back(value);
+    codes_.emplace(names_.back(), last_);  // a deque leaves its strings where they are
+    return last_;
+  }
+
+  const std::deque<std::string>& names() const { return names_; }
+
+ private:
+  std::deque<std::string> names_;
+  std::unordered_map<std::string_view, std::int32_t> codes_;
+  std::int32_t last_ = -1;
+};
+
+// A line's fields one after the other; knows quotes, which must close within the line.
+class Fields {
+ public:
+  Fields(const char* first, const char* stop, char separator)
+      : next_(first), stop_(stop), separator_(separator) {}
+
+  // Where the field after the last one begins; the end of the line where there is none.
+  const char* position() const { return next_; }
+  bool at_end() const { return ended_; }
+
+  // Returns the content of the next field; false where a quote does not close.
+  bool read(std::string_view& content) {
+    if (next_ < stop_ && *next_ == '"') return read_quoted(content);
+    const char* end = next_;
+    while (end < stop_ && *end != separator_ && *end != '\n') ++end;
+    const bool line_ends = end == stop_ || *end == '\n';
+    const char* last = line_ends && end > next_ && end[-1] == '\r' ? end - 1 : end;
+    content = {next_, static_cast<std::size_t>(last - next_)};
+    pass(end);
+    return true;
+  }
+
+ private:
+  bool read_quoted(std::string_view& content) {
+    unquoted_.clear();
+    const char* p = next_ + 1;
+    for (;; ++p) {
+      if (p == stop_ || *p == '\n') return false;
+      if (*p == '"') {
+        if (p + 1 == stop_ || p[1] != '"') break;
+        ++p;
+      }
+      unquoted_.push_back(*p);
+    }
+    ++p;
+    if (p < stop_ && *p == '\r' && (p + 1 == stop_ || p[1] == '\n')) ++p;
+    if (p < stop_ && *p != separator_ && *p != '\n') return false;
+    content = unquoted_;
+    pass(p);
+    return true;
+  }
+
+  void pass(const char* end) {
+    ended_ = end == stop_ || *end == '\n';
+    next_ = end == stop_ ? end : end + 1;
+  }
+
+  const char* next_;
+  const char* stop_;
+  char separator_;
+  bool ended_ = false;
+  std::string unquoted_;
+};
+
+inline const char* after_line(const char* p, const char* stop) {
+  const void* found = std::memchr(p, '\n', static_cast<std::size_t>(stop - p));
+  return found ? static_cast<const char*>(found) + 1 : stop;
+}
+
+// Whether a line holds nothing but spaces; such lines are passed over.
+inline bool is_blank(const char* p, const char* stop, char separator) {
+  while (p < stop && *p != separator && is_space(*p)) ++p;
+  return p == stop || *p == '\n';
+}
+
+inline std::size_t count_rows(const char* first, const char* stop, char separator) {
+  std::size_t num_rows = 0;
+  while (first < stop) {
+    num_rows += !is_blank(first, stop, separator);
+    first = after_line(first, stop);
+  }
+  return num_rows;
+}
+
+// Parses the lines of a range; made anew for each.
+template <class T>
+class Parser {
+ public:
+  explicit Parser(const Layout& layout) : layout_(layout) {
+    std::size_t num_text = 0;
+    for (const bool is_text : layout.is_text) {
+      if (runs_.empty() || runs_.back().is_text != is_text) runs_.push_back({is_text, 0});
+      ++runs_.back().num_columns;
+      num_text += is_text;
+    }
+    num_numbers_ = layout.is_text.size() - num_text;
+    dictionaries_.resize(num_text);
+  }
+
+  // Parses [first, stop) into rows of numbers, one after the other from `values` on, and the codes
+  // of text, column c from codes[c] on. There must be room for `capacity` rows.
+  //
+  // Returns the number of rows; fewer than there are where `problem` says why.
+  std::size_t parse(const char* first, const char* stop, T* values, std::int32_t* const* codes,
+                    std::size_t capacity, std::optional<Problem>& problem) {
+    std::size_t row = 0;
+    const char* line = first;
+    while (line < stop) {
+      if (is_blank(line, stop, layout_.separator)) {
+        line = after_line(line, stop);
+        continue;
+      }
+      const char* next = row < capacity ? parse_row(line, stop, values, codes, row) : nullptr;
+      if (next == nullptr) {
+        problem = diagnose(line, stop);
+        problem->line = static_cast<std::size_t>(line - first);
+        break;
+      }
+      line = next;
+      values += num_numbers_;
+      ++row;
+    }
+    return row;
+  }
+
+  const std::vector<Dictionary>& dictionaries() const { return dictionaries_; }
+
+ private:
+  struct Run {
+    bool is_text;
+    std::size_t num_columns;
+  };
+
+  // Returns where the next line begins; nullptr where this one does not fit.
+  const char* parse_row(const char* p, const char* stop, T* out, std::int32_t* const* codes,
+                        std::size_t row) {
+    std::size_t text_column = 0;
+    bool ended = false;
+    for (const Run& run : runs_) {
+      if (ended) return nullptr;  // too few fields
+      if (!run.is_text) {
+        p = parse_numbers(p, stop, out, run.num_columns, ended);
+        if (p == nullptr) return nullptr;
+        out += run.num_columns;
+        continue;
+      }
+      for (std::size_t i = 0; i < run.num_columns; ++i, ++text_column) {
+        if (ended) return nullptr;
+        Fields fields(p, stop, layout_.separator);
+        std::string_view content;
+        if (!fields.read(content) || !is_text_present(content)) return nullptr;
+        codes[text_column][row] = dictionaries_[text_column].code(content);
+        p = fields.position();
+        ended = fields.at_end();
+      }
+    }
+    return ended ? p : nullptr;
+  }
+
+  const char* parse_numbers(const char* p, const char* stop, T* out, std::size_t num_columns,
+                            bool& ended) {
+    const T* const end = out + num_columns;
+    while (out < end) {
+      if (ended) return nullptr;
+      if (stop - p > kWindow) {  // a sign and the window
+        const bool negative = *p == '-';
+        const Window window(p + negative, layout_.separator);
+        if (window.is_eight_digits() && !negative && end - out >= 8) {
+          window.store_eight_digits(out);
+          out += 8;
+          p += 16;
+          continue;
+        }
+        double value = 0;
+        const int length = window.parse(value);
+        if (length > 0) {
+          *out++ = static_cast<T>(negative ? -value : value);
+          p += negative + length;
+          ended = *p++ == '\n';
+          continue;
+        }
+      }
+      Fields fields(p, stop, layout_.separator);
+      std::string_view content;
+      if (!fields.read(content) || !parse_field(content, *out)) return nullptr;
+      ++out;
+      p = fields.position();
+      ended = fields.at_end();
+    }
+    return p;
+  }
+
+  bool parse_field(std::string_view content, T& out) const {
+    double value;
+    if (is_missing(content)) {
+      out = std::numeric_limits<T>::quiet_NaN();
+      return true;
+    }
+    if (!parse_any_number(content, value)) return false;
+    out = static_cast<T>(value);
+    return !layout_.finite || std::isfinite(out);
+  }
+
+  bool is_missing(std::string_view content) const {
+    return std::find(layout_.missing.begin(), layout_.missing.end(), content) !=
+           layout_.missing.end();
+  }
+
+  bool is_text_present(std::string_view content) const {
+    return !content.empty() && !is_missing(content);
+  }
+
+  // Reads a line that does not fit once more and says why.
+  Problem diagnose(const char* line, const char* stop) const {
+    Problem problem{0, 0, 0, {}};
+    bool found = false;
+    Fields fields(line, stop, layout_.separator);
+    while (!fields.at_end()) {
+      std::string_view content;
+      const char* from = fields.position();
+      const bool whole = fields.read(content);
+      if (!whole) content = {from, static_cast<std::size_t>(after_line(from, stop) - from)};
+      const std::size_t column = problem.num_fields++;
+      T ignored;
+      const bool is_text = column < layout_.is_text.size() && layout_.is_text[column];
+      if (!found && !(whole && (is_text ? is_text_present(content) : parse_field(content, ignored)))) {
+        found = true;
+        problem.column = column;
+        problem.field = content.substr(0, 200);
+      }
+      if (!whole) {  // what comes after a quote that does not close cannot be counted
+        problem.num_fields = layout_.is_text.size();
+        break;
+      }
+    }
+    return problem;
+  }
+
+  const Layout& layout_;
+  std::vector<Run> runs_;
+  std::size_t num_numbers_ = 0;
+  std::vector<Dictionary> dictionaries_;
+};
+
+}  // namespace csvkernel

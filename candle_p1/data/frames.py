@@ -1,0 +1,220 @@
+"""Tables by way of a data frame: what the paper compares, and libraries of today.
+
+- original: ``pandas.read_csv`` with its defaults, as the CANDLE benchmarks had it.
+- chunked: the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``, concatenated. Its
+  files have fewer rows, so all of one is a chunk.
+- chunked_rows: chunks of few rows, each converted before the next is read.
+- dask: what the paper compared with, ``dask.dataframe.read_csv``.
+- arrow, polars: ``pyarrow.csv.read_csv`` and ``polars.read_csv``.
+
+Every rank reads the whole file into memory of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.head import read_head
+from candle_p1.data.table import Table, TextColumn
+from candle_p1.errors import DataError, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from candle_p1.data.head import Head
+    from candle_p1.data.table import CsvLayout
+
+PAPER_CHUNK_ROWS = 2_000_000
+CHUNK_ROWS = 64
+"""So few that a chunk of 60,483 columns is small beside the matrix;"""
+CHUNK_VALUES = 2_000_000
+"""more where a row has few columns."""
+BLOCK_BYTES = 1 << 24
+SAMPLE_BYTES = 1 << 22
+"""A sample must hold some rows."""
+
+
+class Part(NamedTuple):
+    """Some rows.
+
+    Attributes:
+        numbers: float32, shape (rows, columns of numbers).
+        text: The values of the columns of text, by name.
+    """
+
+    numbers: NDArray[np.float32]
+    text: Mapping[str, Iterable[str]]
+
+
+def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
+    """Reads a table by one of FRAME_READERS.
+
+    Raises:
+        DataError: The file cannot be read or does not fit the layout.
+        SetupError: The library is not installed.
+    """
+    try:
+        with path.open("rb") as file:
+            head, _ = read_head(file.fileno(), path, layout)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of mixed types in a column: an error below
+            parts = list(FRAME_READERS[method](path, layout, head))
+        table = _join(parts, head, layout)
+    except ImportError as error:
+        raise SetupError(
+            f"loader {method} needs a library that is not installed ({error}): install"
+            " candle-p1[readers], or choose another --loader"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read the file: {error.strerror}", path) from error
+    except Exception as error:  # each library has its own
+        if isinstance(error, DataError):
+            raise
+        read_together(path, layout)  # says what is wrong with which field
+        raise DataError(f"loader {method} cannot read it: {error}", path) from error
+    if table.values.shape[1] + len(table.text) != head.num_columns or _looks_wrong(table, layout):
+        read_together(path, layout)
+    return table
+
+
+def _original(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import pandas as pd
+
+    yield _part(pd.read_csv(path, **_pandas_options(layout)), layout)
+
+
+def _chunked(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import pandas as pd
+
+    options = _pandas_options(layout)
+    chunks = pd.read_csv(path, chunksize=PAPER_CHUNK_ROWS, low_memory=False, **options)
+    yield _part(pd.concat(list(chunks), axis=0), layout)
+
+
+def _chunked_rows(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import pandas as pd
+
+    rows = max(CHUNK_ROWS, CHUNK_VALUES // head.num_columns)
+    with pd.read_csv(path, chunksize=rows, low_memory=False, **_pandas_options(layout)) as chunks:
+        for chunk in chunks:
+            yield _part(chunk, layout)
+
+
+def _dask(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import dask.dataframe
+
+    options = _pandas_options(layout)
+    # By itself dask takes the types from a sample, in which a column may hold 0 alone, and later
+    # 0.5. Told that they are numbers, pandas takes True for 1.
+    names: Sequence[str | int] = head.names or range(head.num_columns)
+    types = {name: str if name in layout.text_columns else np.float64 for name in names}
+    lazy = dask.dataframe.read_csv(path, **options | {"dtype": types}, sample=SAMPLE_BYTES)
+    frame = lazy.compute()
+    index = frame.index.to_numpy()  # counts the rows of each partition
+    if index.dtype.kind == "i" and np.all((np.diff(index) == 1) | (index[1:] == 0)):
+        frame = frame.reset_index(drop=True)
+    yield _part(frame, layout)
+
+
+def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import pyarrow
+    from pyarrow import csv
+
+    names = head.names or [f"f{i}" for i in range(head.num_columns)]
+    types = {n: pyarrow.string() if n in layout.text_columns else pyarrow.float64() for n in names}
+    table = csv.read_csv(
+        path,
+        csv.ReadOptions(autogenerate_column_names=not layout.header, block_size=BLOCK_BYTES),
+        csv.ParseOptions(delimiter=layout.separator),
+        csv.ConvertOptions(column_types=types, null_values=list(layout.missing)),
+    )
+    numbers = np.empty((table.num_rows, len(names) - len(layout.text_columns)), np.float32)
+    for i, name in enumerate(name for name in names if name not in layout.text_columns):
+        numbers[:, i] = table.column(name).to_numpy()
+    yield Part(numbers, {name: table.column(name).to_pylist() for name in layout.text_columns})
+
+
+def _polars(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+    import polars
+
+    names = head.names or [f"column_{i + 1}" for i in range(head.num_columns)]
+    schema = {n: polars.String if n in layout.text_columns else polars.Float64 for n in names}
+    frame = polars.read_csv(
+        path,
+        has_header=layout.header,
+        separator=layout.separator,
+        schema=schema,
+        null_values=list(layout.missing),
+    )
+    text = {name: frame.get_column(name).to_list() for name in layout.text_columns}
+    yield Part(frame.drop(*layout.text_columns).to_numpy().astype(np.float32), text)
+
+
+FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
+    "original": _original,
+    "chunked": _chunked,
+    "chunked_rows": _chunked_rows,
+    "dask": _dask,
+    "arrow": _arrow,
+    "polars": _polars,
+}
+
+
+def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
+    options: dict[str, Any] = {"header": 0 if layout.header else None}
+    if layout.separator != ",":
+        options["sep"] = layout.separator
+    if layout.text_columns:
+        options["dtype"] = dict.fromkeys(layout.text_columns, str)
+    if layout.text_columns or layout.missing:
+        options |= {"keep_default_na": False, "na_values": list(layout.missing)}
+    return options
+
+
+def _part(frame: pd.DataFrame, layout: CsvLayout) -> Part:
+    """Returns a frame's values; a column that is not of its kind raises ValueError."""
+    import pandas as pd
+
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first column for names of rows
+        raise ValueError("rows have more fields than the header")
+    text = {name: frame.pop(name) for name in layout.text_columns}
+    if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
+        raise ValueError("a column holds something else than numbers")
+    with np.errstate(over="ignore"):  # what is out of range becomes infinite: an error later
+        return Part(frame.to_numpy(dtype=np.float32), text)
+
+
+def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
+    import pandas as pd
+
+    text = {}
+    for name in layout.text_columns:
+        values = [pd.Series(part.text[name], dtype=object) for part in parts]
+        codes, distinct = pd.factorize(pd.concat(values), sort=True)
+        if (codes < 0).any() or "" in distinct:
+            raise ValueError(f"a field of {name} is missing")
+        text[name] = TextColumn([str(value) for value in distinct], codes.astype(np.int32))
+    numbers = [part.numbers for part in parts]
+    matrix = np.ascontiguousarray(numbers[0] if len(numbers) == 1 else np.concatenate(numbers))
+    return Table(matrix, [name for name in head.names if name not in text], text)
+
+
+def _looks_wrong(table: Table, layout: CsvLayout) -> bool:
+    """Returns whether there may be no rows, a short one, or a field missing or not finite."""
+    values = table.values
+    if not len(values):
+        return True
+    if not values.size:
+        return False
+    if layout.missing:  # a row that is too short ends with missing values
+        return bool(np.isinf(values).any() or np.isnan(values[:, -1]).any())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.isfinite(values.sum())  # one such field shows in the sum

@@ -1,0 +1,78 @@
+"""What a table is: how its file is laid out, and its content in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class CsvLayout:
+    """What is known of a file before it is read.
+
+    Attributes:
+        header: Whether the first line holds the columns' names.
+        text_columns: The names of the columns that hold text; the others hold numbers.
+        separator: One character.
+        missing: What stands for a number that is missing; by default none may be.
+        num_columns: The fields every row must have; None takes the first line's.
+        label_column: The field that holds the class, for messages; None if there is none.
+    """
+
+    header: bool = False
+    text_columns: tuple[str, ...] = ()
+    separator: str = ","
+    missing: tuple[str, ...] = ()
+    num_columns: int | None = None
+    label_column: int | None = None
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column of text.
+
+    Attributes:
+        names: The distinct values, sorted.
+        codes: int32, shape (rows,): each row's index into `names`.
+    """
+
+    names: list[str]
+    codes: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def values(self) -> list[str]:
+        """Returns the value of each row."""
+        return [self.names[code] for code in self.codes]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of a file.
+
+    Attributes:
+        values: float32, shape (rows, columns of numbers), C-contiguous.
+        columns: The names of these columns; empty without a header.
+        text: The columns of text, by name.
+    """
+
+    values: NDArray[np.float32]
+    columns: list[str] = field(default_factory=list)
+    text: dict[str, TextColumn] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the values in row order, then of names and codes of the text."""
+        digest = hashlib.sha256(self.values.data)
+        for name, column in self.text.items():
+            digest.update("\0".join([name, *column.names]).encode())
+            digest.update(column.codes.tobytes())
+        return digest.hexdigest()

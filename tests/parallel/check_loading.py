@@ -1,0 +1,202 @@
+"""Reading by several ranks: every layout of ranks on nodes gives what one process gives.
+
+NODES names the node of each rank: "a,a,b,b" is two nodes of two ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+# ruff: noqa: E402  (the node has to be named before anything asks for the communicator)
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+nodes = os.environ["NODES"].split(",")
+os.environ["CANDLE_P1_NODE"] = nodes[rank]
+
+import numpy as np
+import pytest
+from harness import run_checks
+
+from candle_p1.data import shared
+from candle_p1.data.cache import CacheSettings
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.csv import Loading, read_table
+from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.shared import NodeArray, sharers
+from candle_p1.data.table import CsvLayout
+from candle_p1.data.transforms import fill_missing, join_rows, scale_features
+from candle_p1.errors import DataError
+
+TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
+NUMBERS = CsvLayout()
+
+
+def shared_directory(comm):
+    """A new directory, the same on all ranks."""
+    return Path(comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+
+
+def write_table(directory, num_rows, final_newline=True, name="table.csv"):
+    random = np.random.default_rng(num_rows)
+    lines = ["name,a,b,c,empty"]
+    for _ in range(num_rows):
+        a, b = random.normal(size=2)
+        # Lines of very different length, some longer than a block.
+        word = random.choice(["x", "y" * int(random.integers(1, 60)), "z"])
+        lines.append(f"{word},{a:.5f},{b:.15e},{random.integers(0, 10)},na")
+    path = directory / name
+    path.write_text("\n".join(lines) + "\n" * final_newline)
+    return path
+
+
+def the_node_is_as_told(comm):
+    assert comm.num_nodes == len(set(nodes))
+    assert comm.local_size == nodes.count(nodes[comm.rank])
+    assert comm.local.size == comm.local_size
+    assert comm.local.rank == comm.local_rank
+
+
+def every_layout_reads_what_one_process_reads(comm):
+    directory = shared_directory(comm)
+    for num_rows in (1, 2, 3, 50, 301):
+        for final_newline in (True, False):
+            if comm.rank == 0:
+                write_table(directory, num_rows, final_newline)
+            comm.barrier()
+            alone = read_together(directory / "table.csv", TEXT_LAYOUT)
+            for block_bytes in (5, 64, 1000, None):
+                table = read_together(
+                    directory / "table.csv",
+                    TEXT_LAYOUT,
+                    comm,
+                    num_threads=1 + comm.rank % 2,
+                    block_bytes=block_bytes,
+                )
+                assert table.values.tobytes() == alone.values.tobytes()
+                assert table.text["name"].names == alone.text["name"].names
+                np.testing.assert_array_equal(table.text["name"].codes, alone.text["name"].codes)
+                assert sharers(table.values).size == comm.local_size
+            comm.barrier()
+
+
+def what_is_shared_is_read_only_and_the_same_memory(comm):
+    array = NodeArray((4, 3), np.float32, comm.local)
+    if comm.local_rank == 0:
+        array.array[:] = 7
+    comm.barrier()
+    assert (array.array == 7).all()
+    kept = array.keep(2)
+    assert kept.shape == (2, 3)
+    if comm.local_size > 1:
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0, 0] = 1
+    assert not list(Path("/dev/shm").glob("candle_p1-*"))
+
+
+def each_error_is_everyones(comm):
+    directory = shared_directory(comm)
+    path = directory / "bad.csv"
+    if comm.rank == 0:
+        lines = ["1,2"] * 100
+        lines[30], lines[80] = "1,x", "y,1"
+        path.write_text("\n".join(lines))
+    comm.barrier()
+    for block_bytes in (16, None):
+        with pytest.raises(DataError, match=r"line 31, column 2: the field 'x'"):
+            read_together(path, NUMBERS, comm, block_bytes=block_bytes)
+    with pytest.raises(DataError, match="No such file"):
+        read_together(directory / "absent.csv", NUMBERS, comm)
+
+
+def transforms_together_are_those_of_one_process(comm):
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        write_table(directory, 97)
+        write_table(directory, 13, name="other.csv")
+    comm.barrier()
+    for scaling in ("maxabs", "minmax", "std"):
+        results = []
+        for ranks in (None, comm):
+            tables = [
+                read_together(directory / name, TEXT_LAYOUT, ranks).values
+                for name in ("table.csv", "other.csv")
+            ]
+            filled = [fill_missing(table) for table in tables]
+            assert [table.shape for table in filled] == [(97, 3), (13, 3)]
+            scale_features(scaling, *filled, fit_to=[filled[0][:50]])
+            rows = np.arange(40, dtype=np.int64) % 13 - 1
+            joined = join_rows((filled[0], rows + 5), (filled[1], rows))
+            if ranks is comm:
+                assert sharers(joined).size == comm.local_size
+            results.append([*filled, joined])
+        for alone, together in zip(*results, strict=True):
+            assert np.ascontiguousarray(alone).tobytes() == np.ascontiguousarray(together).tobytes()
+
+
+def caches_serve_all_ranks(comm):
+    directory = shared_directory(comm)
+    path = directory / "table.csv"
+    if comm.rank == 0:
+        write_table(directory, 200)
+    comm.barrier()
+    alone = read_together(path, TEXT_LAYOUT)
+    notes = []
+    stage = directory / f"node-{comm.node}"
+    for stage_directory in (None, None, stage, stage):
+        settings = CacheSettings(directory / "cache", stage_directory=stage_directory)
+        table = read_table(path, Loading("cached", comm, 1, settings, notes.append), TEXT_LAYOUT)
+        assert table.sha256() == alone.sha256()
+        assert sharers(table.values).size == comm.local_size
+    comm.barrier()
+    assert notes == []
+    (cached,) = (directory / "cache").glob("*.table")
+    if comm.rank == comm.size - 1:
+        content = bytearray(cached.read_bytes())
+        content[-1] ^= 1
+        cached.write_bytes(content)
+    comm.barrier()
+    settings = CacheSettings(directory / "cache")
+    table = read_table(path, Loading("cached", comm, 1, settings, notes.append), TEXT_LAYOUT)
+    assert table.sha256() == alone.sha256()
+    assert len(notes) == (comm.rank == 0)
+
+
+def digests_are_computed_once_and_known_to_all(comm):
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        write_table(directory, 20)
+    comm.barrier()
+    reader = Reader(FileSet.of({"train": directory / "table.csv"}), Loading(comm=comm))
+    expected = reader.read("train", TEXT_LAYOUT).sha256()
+    reader.digest()
+    assert reader.digests == {"train": expected}
+
+
+def where_memory_is_short_the_disk_takes_its_place(comm):
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        write_table(directory, 50)
+    comm.barrier()
+    alone = read_together(directory / "table.csv", TEXT_LAYOUT)
+    notes, room = [], shared.DIRECTORY
+    shared.DIRECTORY = Path("/nonexistent")
+    try:
+        table = read_together(directory / "table.csv", TEXT_LAYOUT, comm, notify=notes.append)
+    finally:
+        shared.DIRECTORY = room
+    assert table.values.tobytes() == alone.values.tobytes()
+    assert len(notes) == 2 * (comm.local_rank == 0 and comm.local_size > 1)  # numbers and codes
+
+
+run_checks(
+    the_node_is_as_told,
+    every_layout_reads_what_one_process_reads,
+    what_is_shared_is_read_only_and_the_same_memory,
+    each_error_is_everyones,
+    transforms_together_are_those_of_one_process,
+    caches_serve_all_ranks,
+    digests_are_computed_once_and_known_to_all,
+    where_memory_is_short_the_disk_takes_its_place,
+    horovod=False,
+)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from candle_p1.data import cache
+from candle_p1.data.cache import CacheSettings, list_caches, read_cached
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import DataError
+
+LAYOUT = CsvLayout(header=True, text_columns=("name",))
+TEXT = "name,a,b\nx,1,2\ny,3,4.5\nx,-1,0\n"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def read(source, tmp_path):
+    """Reads the source by its cache; returns the table, and what the user is told."""
+
+    def read(**settings):
+        notes = []
+        settings = CacheSettings(tmp_path / "cache", **settings)
+        table = read_cached(source, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
+        return table, notes
+
+    return read
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The number of times that the text was parsed."""
+    calls = []
+    parse = cache.read_together
+    monkeypatch.setattr(cache, "read_together", lambda *a, **k: calls.append(1) or parse(*a, **k))
+    return calls
+
+
+def only_cache(tmp_path):
+    (path,) = (tmp_path / "cache").glob("*.table")
+    return path
+
+
+def same(table, other):
+    assert table.sha256() == other.sha256()
+    assert table.columns == other.columns
+    assert table.values.tobytes() == other.values.tobytes()
+    assert table.text["name"].values() == other.text["name"].values()
+
+
+def test_the_second_load_parses_nothing_and_gives_the_same(read, parsed):
+    first, notes = read()
+    second, more = read()
+    same(first, second)
+    assert (len(parsed), notes, more) == (1, [], [])
+    second.values[:] = 0  # a copy of this process alone
+    same(first, read()[0])
+
+
+def test_every_flipped_byte_is_noticed(read, parsed, tmp_path):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    content = path.read_bytes()
+    places = np.random.default_rng(0).choice(len(content), 60, replace=False)
+    for place in [0, 16, 32, 40, len(content) - 1, *places]:
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        parsed.clear()
+        table, notes = read()
+        same(first, table)
+        assert len(parsed) == 1, place
+        assert len(notes) == 1
+        assert "it is made anew" in notes[0]
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 39, 60, 4095, 4096, -1])
+def test_a_cache_that_is_cut_is_made_anew(read, parsed, tmp_path, num_bytes):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    table, notes = read()
+    same(first, table)
+    assert (len(parsed), len(notes)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.write_text(TEXT + "z,0,0\n"), "another size"),
+        (lambda path: os.utime(path, ns=(1, 1)), "changed later"),
+    ],
+)
+def test_another_source_is_read_anew(read, parsed, source, change, reason):
+    read()
+    change(source)
+    table, notes = read()
+    assert len(parsed) == 2
+    assert reason in notes[0]
+    assert table.text["name"].values() == [
+        row.split(",")[0] for row in source.read_text().split()[1:]
+    ]
+
+
+def test_other_content_of_the_same_size_and_time_is_noticed(read, parsed, source):
+    read()
+    status = source.stat()
+    source.write_text(TEXT.replace("4.5", "5.5"))
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    table, notes = read()
+    assert table.values[1, 1] == np.float32(5.5)
+    assert "other content" in notes[0]
+
+
+def test_layouts_have_caches_of_their_own(source, tmp_path):
+    settings = CacheSettings(tmp_path / "cache")
+    source.write_text("1,2\n3,4\n")
+    for layout in (CsvLayout(), CsvLayout(header=True), CsvLayout()):
+        read_cached(source, layout, SerialCommunicator(), settings)
+    assert len(list((tmp_path / "cache").glob("*.table"))) == 2
+
+
+def test_the_limit_removes_what_was_used_longest_ago(read, source, tmp_path):
+    read()
+    first = only_cache(tmp_path)
+    os.utime(first, (1, 1))
+    other = tmp_path / "other.csv"
+    other.write_text(TEXT)
+    notes = []
+    settings = CacheSettings(tmp_path / "cache", limit_bytes=first.stat().st_size + 10)
+    read_cached(other, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
+    assert not first.exists()
+    assert only_cache(tmp_path).name.startswith("other.csv")
+    assert "is removed" in notes[0]
+
+
+def test_a_copy_on_the_node_is_used_and_mended(read, parsed, tmp_path):
+    first, _ = read(stage_directory=tmp_path / "node")
+    same(first, read(stage_directory=tmp_path / "node")[0])
+    (copy,) = (tmp_path / "node").glob("*.table")
+    content = bytearray(copy.read_bytes())
+    content[-1] ^= 1
+    copy.write_bytes(content)
+    table, notes = read(stage_directory=tmp_path / "node")
+    same(first, table)
+    assert "does not fit its digest" in notes[0]
+    same(first, read(stage_directory=tmp_path / "node")[0])
+    assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
+
+
+def test_a_directory_that_cannot_be_written_is_one_message(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = CacheSettings(tmp_path / "file/cache")
+    with pytest.raises(DataError, match=r"cannot be written .*--cache_dir"):
+        read_cached(source, LAYOUT, SerialCommunicator(), settings)
+
+
+def test_caches_are_listed_with_what_is_wrong(read, source, tmp_path):
+    read()
+    (listed,) = list_caches(tmp_path / "cache")
+    assert listed.problem is None
+    assert listed.source["path"] == str(source)
+    source.write_text(TEXT + "z,0,0\n")
+    assert "another size" in next(list_caches(tmp_path / "cache")).problem
+    listed.path.write_text("junk")
+    assert "cut short" in next(list_caches(tmp_path / "cache")).problem
+
+
+def _read_once(path, directory, results):
+    calls = []
+    parse = cache.read_together
+    cache.read_together = lambda *a, **k: calls.append(1) or parse(*a, **k)
+    table = read_cached(path, LAYOUT, SerialCommunicator(), CacheSettings(directory))
+    results.put((len(calls), table.sha256()))
+
+
+def test_eight_processes_at_once_make_it_once(source, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    arguments = (source, tmp_path / "cache", results)
+    processes = [context.Process(target=_read_once, args=arguments) for _ in range(8)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sum(num for num, _ in found) == 1
+    assert len({digest for _, digest in found}) == 1
+
+
+WRITE_FOREVER = """
+import sys
+from pathlib import Path
+from candle_p1.data.cache import CacheSettings, read_cached
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import SerialCommunicator
+source, directory = map(Path, sys.argv[1:])
+print("ready", flush=True)
+while True:
+    read_cached(source, CsvLayout(), SerialCommunicator(), CacheSettings(directory))
+    for path in directory.glob("*.table"):
+        path.unlink()
+"""
+
+
+def test_a_kill_while_writing_leaves_no_half_cache(tmp_path):
+    source, directory = tmp_path / "big.csv", tmp_path / "cache"
+    row = ",".join(["1.5"] * 2000) + "\n"
+    source.write_text(row * 500)
+    for delay in np.linspace(0.01, 0.2, 8):
+        command = [sys.executable, "-c", WRITE_FOREVER, str(source), str(directory)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for cached in list_caches(directory):
+            assert cached.problem is None
+        notes = []
+        table = read_cached(
+            source, CsvLayout(), SerialCommunicator(), CacheSettings(directory), notify=notes.append
+        )
+        assert notes == []
+        assert table.values.shape == (500, 2000)
+        assert (table.values == np.float32(1.5)).all()

@@ -1,0 +1,124 @@
+"""Reading in blocks and waves on one process; tests/parallel/check_loading.py has the ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.data import shared
+from candle_p1.data.cooperative import _takers, read_together
+from candle_p1.data.shared import NodeArray
+from candle_p1.data.table import CsvLayout
+from candle_p1.errors import DataError
+
+LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.text("abc", min_size=1, max_size=30),
+            st.integers(-(10**6), 10**6),
+            st.sampled_from(["x", "y"]),
+            st.decimals(-100, 100, places=5),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    blank=st.integers(0, 30),
+    block_bytes=st.integers(1, 200),
+    num_threads=st.integers(1, 4),
+    newline=st.sampled_from(["\n", "\r\n"]),
+    ends=st.booleans(),
+)
+def test_any_blocks_give_the_same_table(
+    tmp_path_factory, rows, blank, block_bytes, num_threads, newline, ends
+):
+    lines = [f"{name},{a},{kind},{b}" for name, a, kind, b in rows]
+    lines.insert(blank, "")
+    text = newline.join(["name,a,kind,b", *lines]) + newline * ends
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    path.write_bytes(text.encode())
+    table = read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=num_threads)
+    expected = np.array([[float(a), float(b)] for _, a, _, b in rows], np.float32)
+    assert table.values.tobytes() == expected.tobytes()
+    assert table.columns == ["a", "b"]
+    assert table.text["name"].values() == [row[0] for row in rows]
+    assert table.text["name"].names == sorted({row[0] for row in rows})
+    assert table.text["kind"].values() == [row[2] for row in rows]
+    assert all(column.codes.dtype == np.int32 for column in table.text.values())
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12))
+def test_a_broken_line_goes_to_the_block_that_ends_it(ends):
+    for position, taker in enumerate(_takers(ends)):
+        later = [i for i in range(position + 1, len(ends)) if ends[i]]
+        assert taker == (later[0] if later else 0)
+
+
+@pytest.mark.parametrize("block_bytes", [3, 1000])
+def test_the_line_of_a_problem_is_found_in_any_block(tmp_path, block_bytes):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2\n\n3,4\n5,6\n7,8\n9,x\n1,y\n")
+    with pytest.raises(DataError) as caught:
+        read_together(path, CsvLayout(), block_bytes=block_bytes, num_threads=2)
+    assert (
+        str(caught.value)
+        == f"{path}, line 6, column 2: the field 'x' is not a finite float32 number"
+    )
+
+
+def test_a_mark_of_byte_order_is_passed_over(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes("\ufeffname,kind,a\nn,k,1\n".encode())
+    assert read_together(path, LAYOUT).values.tolist() == [[1]]
+
+
+def test_rows_that_become_shorter_need_more_room_than_expected(tmp_path):
+    """The rows of the first wave are long, so fewer are expected than there are."""
+    path = tmp_path / "table.csv"
+    rows = ["1.00000000000000000000000000,2\n"] * 5 + ["3,4\n"] * 500
+    path.write_text("".join(rows))
+    table = read_together(path, CsvLayout(), block_bytes=100)
+    np.testing.assert_array_equal(table.values, [[1, 2]] * 5 + [[3, 4]] * 500)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2\n" * 100)
+    before = NodeArray.__init__
+
+    def append(self, *arguments):
+        with path.open("a") as file:
+            file.write("3,4\n")
+        before(self, *arguments)
+
+    monkeypatch.setattr(NodeArray, "__init__", append)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        read_together(path, CsvLayout())
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"name,kind,a\n\xff,k,1\n")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_together(path, LAYOUT)
+
+
+def test_no_room_in_memory_and_on_disk_is_one_message(monkeypatch, tmp_path):
+    monkeypatch.setattr(shared, "DIRECTORY", tmp_path)
+    with pytest.raises(DataError, match=r"no room for .* MiB .*TMPDIR"):
+        shared._reserve(2**60, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_memory_is_short_the_disk_takes_its_place(monkeypatch, tmp_path):
+    monkeypatch.setattr(shared, "DIRECTORY", tmp_path / "absent")
+    monkeypatch.setattr(shared.tempfile, "gettempdir", lambda: str(tmp_path))
+    notes = []
+    path = shared._reserve(5000, notes.append)
+    assert path.parent == tmp_path
+    assert path.stat().st_size == 5000
+    assert "no shared memory" in notes[0]

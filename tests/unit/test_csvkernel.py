@@ -1,0 +1,188 @@
+"""The kernel against Python's float(), on many fields and on files of odd forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from candle_p1.data import _csvkernel as kernel
+
+FORMS = {
+    "fixed": lambda random: f"{random.normal() * 10.0 ** random.integers(-3, 6):.6f}",
+    "short": lambda random: f"{random.uniform(0, 20):.{random.integers(0, 4)}f}",
+    "integer": lambda random: str(random.integers(-(10 ** random.integers(1, 18)), 10**17)),
+    "digit": lambda random: str(random.integers(0, 10)),
+    "shortest": lambda random: repr(float(bits(random))),
+    "long": lambda random: f"{random.uniform(-1e3, 1e3):.{random.integers(12, 30)}f}",
+    "exponent": lambda random: f"{random.normal():.{random.integers(0, 20)}e}",
+    "wide exponent": lambda random: (
+        f"{random.normal():+.3E}"[:-4] + f"E{random.integers(-400, 400)}"
+    ),
+    "no digit before": lambda random: f"-.{random.integers(0, 10**9)}",
+    "no digit after": lambda random: f"{random.integers(0, 10**9)}.",
+    "spaces": lambda random: f" {random.normal():.4f}\t ",
+    "zeros": lambda random: "0" * random.integers(1, 30) + f"{random.uniform(0, 1):.5f}",
+    "halfway": lambda random: halfway(random),
+    "word": lambda random: random.choice(["inf", "-Infinity", "nan", "NAN", "+inf", "-0", "1e999"]),
+}
+FIELDS_PER_EXAMPLE = 14_000
+
+
+def bits(random):
+    """A double of any magnitude."""
+    return np.frombuffer(random.bytes(8), np.float64)[0]
+
+
+def halfway(random):
+    """Decimals of a number halfway between two of float32, where rounding twice may go wrong."""
+    single = np.float32(random.uniform(1, 1e6))
+    return f"{(float(single) + float(np.nextafter(single, np.float32(1e9)))) / 2:.25f}"
+
+
+def parse(text, num_columns, dtype=np.float32, **layout):
+    layout = kernel.Layout([False] * num_columns, **layout)
+    raw = np.frombuffer(text, np.uint8)
+    num_rows = kernel.count_rows(raw, 0, len(raw), layout)
+    values = np.empty((num_rows, num_columns), dtype)
+    codes = np.empty((0, num_rows), np.int32)
+    parsed, names, problem = kernel.parse(raw, 0, len(raw), layout, values, codes, 0)
+    assert names == []
+    assert problem is not None or parsed == num_rows
+    return values, problem
+
+
+def same_bits(values, expected):
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(values), nan)
+    assert values[~nan].tobytes() == expected[~nan].tobytes()
+
+
+@given(seed=st.integers(0, 2**32), separator=st.sampled_from(",\t;"), crlf=st.booleans())
+@settings(max_examples=80)
+def test_a_million_fields_are_what_python_makes_of_them(seed, separator, crlf):
+    random = np.random.default_rng(seed)
+    num_columns = int(random.integers(1, 60))
+    num_rows = FIELDS_PER_EXAMPLE // num_columns
+    makers = [FORMS[name] for name in random.choice(list(FORMS), num_columns)]
+    rows = [[make(random) for make in makers] for _ in range(num_rows)]
+    if separator == "\t":
+        rows = [[field.replace("\t", " ") for field in row] for row in rows]
+    end = "\r\n" if crlf else "\n"
+    text = end.join(separator.join(row) for row in rows).encode()
+    expected = np.array([[float(field) for field in row] for row in rows])
+    values, problem = parse(text, num_columns, np.float64, separator=separator, finite=False)
+    assert problem is None
+    same_bits(values, expected)
+    singles, _ = parse(text + end.encode(), num_columns, separator=separator, finite=False)
+    with np.errstate(over="ignore"):
+        same_bits(singles, expected.astype(np.float32))
+
+
+@given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
+@settings(max_examples=3000)
+def test_what_is_a_number_and_what_is_not(field):
+    """Python's float() decides, but for underscores and quotes."""
+    content = field[:-1] if field.endswith("\r") else field
+    quoted = len(content) > 1 and content[0] == content[-1] == '"' and '"' not in content[1:-1]
+    bare = content[1:-1] if quoted else content
+    try:
+        expected = float(bare) if "_" not in bare and '"' not in bare else None
+    except ValueError:
+        expected = None
+    values, problem = parse(f"1,{field}\n".encode(), 2, np.float64, finite=False)
+    if expected is None:
+        assert problem is not None
+    else:
+        assert problem is None
+        same_bits(values, np.array([[1.0, expected]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"1,2\n3,4", [[1, 2], [3, 4]]),
+        (b"1,2\r\n\r\n \n3,4\r\n", [[1, 2], [3, 4]]),
+        (b'"1","2"\n"3",4\n', [[1, 2], [3, 4]]),
+        (b" 1 ,\t2\n3,4 \n", [[1, 2], [3, 4]]),
+        (b"na,\n-,4\n", [[np.nan, np.nan], [np.nan, 4]]),
+        (b"", np.empty((0, 2))),
+    ],
+)
+def test_odd_forms(text, expected):
+    values, problem = parse(text, 2, missing=["na", "", "-"])
+    assert problem is None
+    np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 16, 17, 33])
+def test_runs_of_single_digits(num_columns):
+    """Eight of them are read at once, where they do not end the row."""
+    expected = np.arange(3 * num_columns).reshape(3, num_columns) % 10
+    expected[1, num_columns // 2] = -5
+    text = "".join(",".join(map(str, row)) + "\n" for row in expected).encode()
+    values, problem = parse(text, num_columns)
+    assert problem is None
+    np.testing.assert_array_equal(values, expected)
+    for wrong in (num_columns + 1, num_columns - 1):
+        if wrong:
+            assert parse(text, wrong)[1][:2] == (0, num_columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"1,2\n3\n", (4, 1, 0, b"")),
+        (b"1,2\n\n3,4,5\n", (5, 3, 0, b"")),
+        (b"1,2\n3,x\n", (4, 2, 1, b"x")),
+        (b"1,2\n3,1e39\n", (4, 2, 1, b"1e39")),
+        (b"1,2\n3,inf\n", (4, 2, 1, b"inf")),
+        (b"1,2\n,4\n", (4, 2, 0, b"")),
+        (b'1,2\n3,"4\n5,6\n', (4, 2, 1, b'"4\n')),
+        (b'1,2\n3,"4"4\n', (4, 2, 1, b'"4"4\n')),
+    ],
+)
+def test_the_first_line_that_does_not_fit(text, problem):
+    found = parse(text, 2)[1]
+    assert (found[0], found[1]) == problem[:2]
+    if found[1] == 2:
+        assert found == problem
+
+
+def test_text_is_coded_in_the_order_of_its_appearance():
+    text = b'b,1,"x, ""y"""\na,2,z\nb,3,z\n'
+    layout = kernel.Layout([True, False, True])
+    values, codes = np.empty((3, 1), np.float32), np.full((2, 3), -1, np.int32)
+    raw = np.frombuffer(text, np.uint8)
+    num_rows, names, problem = kernel.parse(raw, 0, len(raw), layout, values, codes, 0)
+    assert (num_rows, problem) == (3, None)
+    assert names == [[b"b", b"a"], [b'x, "y"', b"z"]]
+    np.testing.assert_array_equal(codes, [[0, 1, 0], [0, 1, 1]])
+    np.testing.assert_array_equal(values[:, 0], [1, 2, 3])
+
+
+def test_rows_go_where_they_are_told_and_nowhere_else():
+    raw = np.frombuffer(b"junk1,2\n3,4\njunk", np.uint8)
+    values, codes = np.full((5, 2), 9, np.float32), np.empty((0, 5), np.int32)
+    layout = kernel.Layout([False, False])
+    assert kernel.parse(raw, 4, 12, layout, values, codes, 2)[0] == 2
+    np.testing.assert_array_equal(values, [[9, 9], [9, 9], [1, 2], [3, 4], [9, 9]])
+
+
+def test_arrays_and_ranges_that_do_not_fit_are_refused():
+    raw = np.frombuffer(b"1,2\n3,4\n", np.uint8)
+    layout = kernel.Layout([False, False])
+    values, codes = np.empty((1, 2), np.float32), np.empty((0, 1), np.int32)
+    with pytest.raises(IndexError, match="more rows"):
+        kernel.parse(raw, 0, 8, layout, values, codes, 0)
+    with pytest.raises(IndexError, match="range"):
+        kernel.parse(raw, 0, 9, layout, values, codes, 0)
+    with pytest.raises(IndexError, match="rows"):
+        kernel.parse(raw, 0, 8, layout, values, codes, 2)
+    with pytest.raises(ValueError, match="columns"):
+        kernel.parse(raw, 0, 8, kernel.Layout([False]), values, codes, 0)
+    with pytest.raises(TypeError):
+        kernel.parse(raw, 0, 8, layout, np.empty((2, 2), np.float32, order="F"), codes, 0)
+    with pytest.raises(ValueError, match="separator"):
+        kernel.Layout([False], separator="\n")
