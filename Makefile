@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-jax check format pins wheel clean same-choice
+.PHONY: help setup demo test test-jax check format fuzz pins wheel clean same-choice
 
 # What .venv was set up with, so that only the first `make setup` needs to say it.
 -include .venv/choice.mk
@@ -63,6 +63,18 @@ format: setup ## Format the code and mend what the linter can
 test-jax: .venv-jax/setup.done ## Run one process with JAX, without TensorFlow, Horovod and MPI
 	.venv-jax/bin/python -c "$$ONLY_JAX"
 	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
+
+# Twice: with the instructions of x86, and as other processors read.
+FUZZ_SECONDS := 600
+FUZZ_FLAGS := -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
+fuzz: ## Parse damaged tables under sanitizers for FUZZ_SECONDS (600)
+	@mkdir -p build
+	@for kind in native portable; do \
+	  flags=; test $$kind = portable || case "$$(uname -m)" in x86_64) flags=-msse4.1;; esac; \
+	  $${CXX:-g++} $(FUZZ_FLAGS) $$flags -I candle_p1/data/csvkernel tests/fuzz/fuzz_csvkernel.cpp \
+	    -o build/fuzz-$$kind && echo "$$kind:" && \
+	  build/fuzz-$$kind $$(( $(FUZZ_SECONDS) / 2 )) $(FUZZ_SEED) || exit 1; \
+	done
 
 wheel: | $(UV) ## Build the wheel into dist/ and check that it holds this package alone
 	rm -rf dist

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
+from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
 from candle_p1.data.status import file_status, synthetic_sets
 from candle_p1.data.synthetic import make
 from candle_p1.errors import ParameterError
@@ -144,6 +145,34 @@ def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -
         return
     for info in found:
         _show(info)
+
+
+@command.command("cache")
+@click.option(
+    "--cache_dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="The directory; by default cache/ in the data directory ($CANDLE_DATA_DIR).",
+)
+@click.option("--clear", is_flag=True, help="Remove them all.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole paths.")
+def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
+    """Show the tables that the loader `cached` has kept, or remove them."""
+    caches = list(list_caches(CacheSettings(directory).path))
+    if clear:
+        clear_caches(CacheSettings(directory).path)
+    if as_json:
+        shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
+        click.echo(json.dumps({"caches": shown, "cleared": clear}, indent=2))
+        return
+    total = sum(cache.num_bytes for cache in caches)
+    for cache in caches:
+        source = cache.source["path"] if cache.source else "unknown"
+        fit = f"; to be made anew: {cache.problem}" if cache.problem else ""
+        click.echo(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, of {source}{fit}")
+    plural, where = "" if len(caches) == 1 else "s", "removed from" if clear else "in"
+    path = CacheSettings(directory).path
+    click.echo(f"{len(caches)} cached table{plural}, {total / MIB:.1f} MiB, {where} {path}")
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:

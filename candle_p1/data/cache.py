@@ -256,6 +256,20 @@ def list_caches(directory: Path) -> Iterator[CacheFile]:
         yield CacheFile(path, num_bytes, used_s, source, problem)
 
 
+def clear_caches(directory: Path) -> None:
+    """Removes all caches of a directory, and what was left of unfinished ones.
+
+    Raises:
+        DataError: One cannot be removed.
+    """
+    for pattern in (f"*{SUFFIX}", f".*{SUFFIX}{PARTIAL}"):
+        for path in directory.glob(pattern):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise DataError(f"cannot be removed: {error.strerror}", path) from error
+
+
 def _load(
     file: Path,
     source: dict[str, Any],

@@ -462,7 +462,6 @@ class _Load:
             codes[c, mine] = places[codes[c, mine]]
             sorted_names.append([names[i] for i in order])
         node.barrier()
-        kept = self._codes.keep(len(self._codes.array))
         columns = [name for name in self._head.names if name in self._layout.text_columns]
         codes_of = dict(zip(columns, self._codes.keep(len(columns)), strict=True))
         names_of = dict(zip(columns, sorted_names, strict=True))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,9 @@ import time
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from candle_p1.cli import cli
 from candle_p1.data import cache
 from candle_p1.data.cache import CacheSettings, list_caches, read_cached
 from candle_p1.data.table import CsvLayout
@@ -178,6 +181,20 @@ def test_caches_are_listed_with_what_is_wrong(read, source, tmp_path):
     assert "another size" in next(list_caches(tmp_path / "cache")).problem
     listed.path.write_text("junk")
     assert "cut short" in next(list_caches(tmp_path / "cache")).problem
+
+
+def test_the_command_lists_and_removes_them(read, tmp_path):
+    read()
+    directory = str(tmp_path / "cache")
+    (tmp_path / "cache/.x.table.partial").write_text("")
+    shown = CliRunner().invoke(cli, ["data", "cache", "--cache_dir", directory])
+    assert shown.exit_code == 0
+    assert str(only_cache(tmp_path)) in shown.output
+    assert "1 cached table, " in shown.output
+    options = ["--cache_dir", directory, "--clear", "--json"]
+    cleared = json.loads(CliRunner().invoke(cli, ["data", "cache", *options]).output)
+    assert len(cleared["caches"]) == 1
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def _read_once(path, directory, results):
