@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.head import read_head
+from candle_p1.data.source import read_head
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.errors import DataError, SetupError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from candle_p1.data.head import Head
+    from candle_p1.data.source import Head
     from candle_p1.data.table import CsvLayout
 
 PAPER_CHUNK_ROWS = 2_000_000

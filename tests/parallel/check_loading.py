@@ -86,6 +86,7 @@ def what_is_shared_is_read_only_and_the_same_memory(comm):
         array.array[:] = 7
     comm.barrier()
     assert (array.array == 7).all()
+    comm.barrier()
     kept = array.keep(2)
     assert kept.shape == (2, 3)
     if comm.local_size > 1:
