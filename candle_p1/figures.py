@@ -9,9 +9,10 @@ import numpy as np
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -21,6 +22,8 @@ DOTS_PER_INCH = 150
 MAX_DOTS = 5000
 """More samples than these are thinned out at random: they would only cover each other."""
 MARKERS = "osD^v<>P*X"
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+"""Colours that the colour-blind tell apart (Okabe and Ito, *Color Universal Design*, 2008)."""
 
 
 def scatter_by_class(
@@ -113,6 +116,78 @@ def measured_against_predicted(
     ends = [measured.min(), measured.max()]
     plot.plot(ends, ends, color="0.2", linestyle="--", linewidth=1, label="predicted = measured")
     plot.legend()
+    _save(figure, path)
+
+
+def compared_times(
+    path: Path,
+    measured: Mapping[str, Sequence[float]],
+    published: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    published_title: str,
+) -> None:
+    """Draws repeated times of several methods, and published ones in a panel of their own.
+
+    Args:
+        path: The PNG file.
+        measured: The times of each method, in s.
+        published: By machine, the times of some methods, in s; may be empty.
+        title: Above the picture.
+        published_title: Above the published times.
+    """
+    from matplotlib.figure import Figure
+
+    published_methods = [method for times in published.values() for method in times]
+    rows = {
+        method: row for row, method in enumerate(dict.fromkeys([*measured, *published_methods]))
+    }
+    size_inches = (1.5 * SIZE_INCHES[0], 2 + 0.55 * len(rows))
+    figure = Figure(figsize=size_inches, dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle(title)
+    widths = [3, 2] if published else [1]
+    plots = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
+    plots[0].set_title("measured on this machine", fontsize="medium")
+    for method, times in measured.items():
+        row, median = rows[method], float(np.median(times))
+        apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would hide each other
+        dots = plots[0].scatter(times, row + apart, s=25, color=BLUE, alpha=0.6, linewidths=0)
+        line = plots[0].vlines(median, row - 0.35, row + 0.35, color=VERMILION, linewidth=2)
+        plots[0].annotate(
+            f"{median:.3g}",
+            (max(times), row),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
+        )
+    legend: dict[str, Artist] = {"a repeat": dots, "median": line}
+    plots[0].set_yticks(list(rows.values()), list(rows))
+    plots[0].set_ylim(len(rows) - 0.5, -0.5)
+    for i, (machine, times_of) in enumerate(published.items()):
+        plots[1].set_title(published_title, fontsize="medium")
+        legend[machine] = plots[1].scatter(
+            list(times_of.values()),
+            [rows[method] for method in times_of],
+            s=45,
+            marker=MARKERS[1 + i],
+            facecolors="none",
+            edgecolors=(GREEN, PURPLE)[i % 2],
+            linewidths=1.5,
+        )
+    for plot in plots:
+        right = 1.15 * plot.get_xlim()[1]
+        plot.set_xlim(-0.01 * right, right)
+        plot.set_xlabel("time (s)")
+        plot.grid(axis="x", color="0.9")
+        plot.set_axisbelow(True)
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="outside lower center",
+        ncols=len(legend),
+        frameon=False,
+    )
     _save(figure, path)
 
 

@@ -1,0 +1,1 @@
+"""Measured comparisons, shown beside what the paper published."""

@@ -1,0 +1,106 @@
+"""A rank of a measuring job: loads a benchmark's files once, as a run does, and says what it took.
+
+``python -m candle_p1.bench.load_worker DIRECTORY``, by itself or under a launcher.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from candle_p1.bench.job import ERROR_MARK, LoadJob, LoadOutcome, bind, write_outcomes
+from candle_p1.bench.memory import MemorySampler
+from candle_p1.bench.reads import ReadCounter
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import FileSet, Reader, loading
+from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.devices import share_cores
+from candle_p1.environment import available_cores, core_quota
+from candle_p1.errors import EXIT_CODE, CandleError
+
+if TYPE_CHECKING:
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.params import ParameterSet
+
+SPECIMEN = "1,0.5,-2\n0,1e-3,12.25\n"
+
+
+def main() -> None:
+    """Measures; rank 0 writes what all ranks have measured into the job's directory."""
+    directory = Path(sys.argv[1])
+    try:
+        comm = connect()
+    except CandleError as error:
+        _fail(error)
+    try:
+        outcomes = comm.gather(_measure(LoadJob.read(directory), directory, comm))
+        if outcomes is not None:
+            write_outcomes(directory, outcomes)
+    except CandleError as error:  # all ranks have agreed upon it
+        _fail(error)
+    except Exception:
+        traceback.print_exc()
+        comm.abort(1)
+
+
+def _fail(error: CandleError) -> NoReturn:
+    print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_CODE)
+
+
+def _measure(job: LoadJob, directory: Path, comm: Communicator) -> LoadOutcome:
+    """Returns what this rank has measured; collective.
+
+    Raises:
+        CandleError: Some rank cannot load; the same on every rank.
+    """
+    benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
+    params = Attempt(lambda: bind(benchmark, job.flags, job.method, job.threads)).agree(comm)
+    located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
+    files = comm.broadcast(located.agree(comm))
+    assert files is not None
+    threads = (
+        job.threads
+        or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]
+    )
+    _read_specimen(directory, params, comm, threads)
+    reader = Reader(files, loading(params, comm, threads))
+
+    with ExitStack() as stack:
+        sampler = stack.enter_context(MemorySampler()) if job.samples_memory else None
+        counter = ReadCounter()
+        comm.barrier()
+        start = time.perf_counter()
+        load = Attempt(lambda: benchmark.load_data(reader, params))
+        elapsed_s = time.perf_counter() - start
+        reads = counter.count()
+        memory = sampler.stop() if sampler else []
+    load.agree(comm)
+    reader.digest()
+    return LoadOutcome(
+        elapsed_s=elapsed_s,
+        file_s=reader.load_s,
+        threads=threads,
+        matrix_bytes=reader.matrix_bytes,
+        digests=reader.digests,
+        memory=memory,
+        bytes_read=reads.bytes_read if reads else None,
+        storage_bytes_read=reads.storage_bytes_read if reads else None,
+    )
+
+
+def _read_specimen(directory: Path, params: ParameterSet, comm: Communicator, threads: int) -> None:
+    """Reads some numbers by the method, for what it imports and starts not to be measured."""
+    path = directory / "specimen.csv"
+    Attempt(lambda: path.write_text(SPECIMEN) if comm.rank == 0 else None).agree(comm)
+    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
+    reader = Reader(FileSet.of({"specimen": path}), loading(here, comm, threads))
+    Attempt(lambda: reader.read("specimen")).agree(comm)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A comparison of loading, as tables and as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from candle_p1.bench.load import BASELINES
+from candle_p1.bench.statistics import MIN_VALUES
+from candle_p1.figures import compared_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+MB = 1e6
+
+
+def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Yields the lines and tables that show a comparison.
+
+    Args:
+        report: What `candle_p1.bench.load.Comparison.measure` returned.
+    """
+    results = report["results"]
+    first = results[0]
+    yield (
+        f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB,"
+        f" {_conditions(first)}, {_count(first['repeats'], 'repeat')}"
+    )
+    yield _times(results)
+    yield f"memory and bytes read; a rank's matrices have {_megabytes(first['matrix_bytes'])} MB"
+    yield _bytes(results)
+    files = _files(report, results)
+    if files.row_count:
+        yield "each file, in s"
+        yield files
+    yield from _notes(report)
+
+
+def _notes(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a reader of the tables has to know."""
+    result = report["results"][0]
+    if result["ci95_s"] is None:
+        yield (
+            f"{_count(result['repeats'], 'repeat')}: fewer than {MIN_VALUES} give no 95 % interval"
+            " of the median, so the range is shown"
+        )
+    if report["synthetic"]:
+        yield "the data are synthetic"
+    yield "memory is what the load adds, without the file cache, in a job that is not timed"
+    yield (
+        "bytes read are those of system calls: of a file mapped into memory, as cached and recent"
+        " pandas do, only the storage tells, with --file_cache cold"
+    )
+    if report["published"]["tables"]:
+        yield f"published: {report['published']['source']}"
+        for table in report["published"]["tables"]:
+            yield f"  Table {table['table']}, {table['machine']}: {table['node']}"
+
+
+def picture(report: Mapping[str, Any], path: Path) -> None:
+    """Draws the times of all repeats, and the published ones beside them.
+
+    Args:
+        report: What `candle_p1.bench.load.Comparison.measure` returned.
+        path: The PNG file.
+    """
+    published = {
+        f"{table['machine']} (Table {table['table']})": {
+            method: sum(file[f"{method}_s"] for file in table["files"].values())
+            for method in BASELINES
+        }
+        for table in report["published"]["tables"]
+    }
+    compared_times(
+        path,
+        {result["method"]: result["repeats_s"] for result in report["results"]},
+        published,
+        title=f"{report['benchmark']}: loading all files, {_conditions(report['results'][0])}",
+        published_title="published, training and testing file",
+    )
+
+
+def _conditions(result: Mapping[str, Any]) -> str:
+    """Returns ranks, threads and the state of the file cache, in words."""
+    ranks, threads = _count(result["num_ranks"], "rank"), _count(result["threads"], "thread")
+    return f"{ranks} of {threads}, {result['file_cache']} file cache"
+
+
+def _count(num: int, what: str) -> str:
+    return f"{num} {what}{'s' * (num != 1)}"
+
+
+def _times(results: Sequence[Mapping[str, Any]]) -> Table:
+    first = results[0]
+    spread = "range" if first["ci95_s"] is None else "95 % interval"
+    baselines = [name for name in BASELINES if name in first["speedup"] and len(results) > 1]
+    speedups = [f"speed-up\nover {name}" for name in baselines]
+    table = _table("method", "median\n(s)", f"{spread}\n(s)", "MB/s", *speedups)
+    for result in results:
+        low, high = result["ci95_s"] or result["range_s"]
+        table.add_row(
+            result["method"],
+            _digits(result["median_s"]),
+            f"{_digits(low)} to {_digits(high)}",
+            _digits(result["file_bytes"] / MB / result["median_s"]),
+            *(_digits(result["speedup"][name]) for name in baselines),
+        )
+    return table
+
+
+def _bytes(results: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(
+        "method",
+        "peak of a rank\n(MB, matrices)",
+        "of the node\n(MB, matrices)",
+        "read\n(MB, files)",
+        "from storage\n(MB)",
+    )
+    for result in results:
+        table.add_row(
+            result["method"],
+            _megabytes(result["peak_rank_bytes"], result["matrix_bytes"]),
+            _megabytes(result["peak_bytes"], result["matrix_bytes"]),
+            _megabytes(result["bytes_read"], result["file_bytes"]),
+            _megabytes(result["storage_bytes_read"]),
+        )
+    return table
+
+
+def _megabytes(num_bytes: int | None, of_bytes: int | None = None) -> str:
+    if num_bytes is None:
+        return "not measured"
+    times = f"  {num_bytes / of_bytes:5.2f}x" if of_bytes else ""
+    return f"{_digits(num_bytes / MB)}{times}"
+
+
+def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the paper's tables for this benchmark, under the same of this machine."""
+    table = _table("machine", "file", "size", *BASELINES, "speed-up")
+    measured = {result["method"]: result["per_file_median_s"] for result in results}
+    if all(name in measured for name in BASELINES):
+        for role in results[0]["per_file_median_s"]:
+            size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
+            times = [measured[name][role] for name in BASELINES]
+            table.add_row("this one", role, size, *map(_digits, times), _ratio(*times))
+    for published in report["published"]["tables"]:
+        table.add_section()
+        for role, file in published["files"].items():
+            times = [file[f"{name}_s"] for name in BASELINES]
+            cells = [*(f"{seconds:.2f}" for seconds in times), _ratio(*times)]
+            table.add_row(f"{published['machine']} (published)", role, file["data_size"], *cells)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _ratio(slow: float, fast: float) -> str:
+    return _digits(slow / fast)
+
+
+def _digits(value: float) -> str:
+    """Returns a number with three digits, or all before its point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

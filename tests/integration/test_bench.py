@@ -1,0 +1,124 @@
+"""candle-p1 bench as users start it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+LOAD = [sys.executable, "-m", "candle_p1.cli", "bench", "load"]
+LIMIT_S = 60
+METHODS = ["original", "chunked"]
+
+
+@pytest.fixture
+def bench_load(execute, tmp_path):
+    """Compares the paper's methods on small data; returns (report, output)."""
+
+    def bench_load(*flags):
+        words = ["nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(METHODS)]
+        code, output = execute([*LOAD, *words, "--json", "load.json", *flags])
+        print(output)
+        assert code == 0, output
+        return json.loads((tmp_path / "load.json").read_text()), output
+
+    return bench_load
+
+
+def test_the_papers_methods_are_compared(bench_load, tmp_path):
+    report, output = bench_load("--picture", "load.png")
+    assert [result["method"] for result in report["results"]] == METHODS
+    for result in report["results"]:
+        assert result["repeats"] == len(result["repeats_s"]) == len(result["per_rank_s"]) == 2
+        assert result["ci95_s"] is None
+        assert result["range_s"] == sorted(result["repeats_s"])
+        assert result["peak_rank_bytes"] == result["peak_bytes"] >= result["matrix_bytes"]
+        assert result["file_bytes"] <= result["bytes_read"] < 2 * result["file_bytes"]
+        assert set(result["per_file_median_s"]) == {"train", "test"}
+        assert result["speedup"][result["method"]] == 1
+        assert (result["num_ranks"], result["file_cache"]) == (1, "warm")
+    timed = [job["method"] for job in report["jobs"] if job["purpose"] == "time"]
+    assert timed == METHODS + METHODS[::-1]
+    assert report["synthetic"]
+    assert report["machine"]["cpu"]
+    assert [table["machine"] for table in report["published"]["tables"]] == ["Summit", "Theta"]
+    assert "Summit (published)" in output
+    assert "the data are synthetic" in output
+    assert "fewer than 6" in output
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parallel
+def test_ranks_load_at_once(mpirun, bench_load):
+    report, _ = bench_load("--np", "2")
+    for result in report["results"]:
+        assert result["num_ranks"] == 2
+        for seconds, per_rank_s in zip(result["repeats_s"], result["per_rank_s"], strict=True):
+            assert len(per_rank_s) == 2
+            assert seconds == max(per_rank_s)
+        assert result["bytes_read"] >= 2 * result["file_bytes"]
+        assert result["peak_rank_bytes"] <= result["peak_bytes"] <= 2 * result["peak_rank_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["nt4"], "error: there is no benchmark 'nt4' (did you mean 'nt3'?)"),
+        (["nt3", "--methods", "chunkd"], "error: there is no method 'chunkd' (did you mean 'chun"),
+        (["nt3", "--size", "small", "--data_dir", "."], "error: --size is of synthetic files and"),
+        (["nt3", "--json", "no/such.json"], "error: --json no/such.json: there is no directory to"),
+        (["nt3", "--", "--epoch", "3"], "error: --epoch is not a flag (did you mean '--epochs'?)"),
+        (["nt3", "--", "--loader", "chunked"], "error: --loader is not for a comparison: use --me"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_code_2(execute, words, problem):
+    code, output = execute([*LOAD, *words])
+    assert code == 2
+    assert output.startswith(problem)
+    assert output.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_loaded_ends_the_comparison(execute, tmp_path):
+    (tmp_path / "nt_train2.csv").write_text("0,1.5,2\n1,x,2\n")
+    (tmp_path / "nt_test2.csv").write_text("0,1.5,2\n")
+    words = ["nt3", "--data_dir", ".", "--methods", "chunked", "--json", "load.json"]
+    code, output = execute([*LOAD, *words])
+    assert code == 2
+    assert output.startswith("error: chunked: ")
+    assert "nt_train2.csv, line 2, column 2: the field 'x' is not a finite" in output
+    assert not (tmp_path / "load.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "num_ranks"),
+    [
+        (signal.SIGINT, 1, 1),
+        (signal.SIGTERM, 143, 1),
+        pytest.param(signal.SIGINT, 1, 2, marks=pytest.mark.parallel),
+    ],
+)
+def test_a_signal_ends_the_jobs_too(request, start, number, code, num_ranks):
+    if num_ranks > 1:
+        request.getfixturevalue("mpirun")
+    process = start([*LOAD, "nt3", "--repeats", "1000", "--np", num_ranks])
+    jobs = workers(process, num_ranks)
+    process.send_signal(number)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code
+    assert not [job for job in jobs if job.is_running()]
+
+
+def workers(process, num_ranks):
+    """Waits until the ranks of a job are running; returns all processes of the job."""
+    num_processes = num_ranks + (num_ranks > 1)  # and the launcher
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        jobs = psutil.Process(process.pid).children(recursive=True)
+        if len(jobs) >= num_processes:
+            return jobs
+        time.sleep(0.01)
+    raise AssertionError("no job has started")
