@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.data.sampling import random_stream
+from candle_p1.data.transforms import change_rows
 from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from candle_p1.benchmark import Samples
     from candle_p1.params import ParameterSet
 
-ROWS_PER_BLOCK = 64
+LABELS_OR_NOISE = 1
+"""The purpose of random numbers; other streams of a run have other numbers."""
 
 
 def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
@@ -28,7 +33,8 @@ def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
         ParameterError: There is no such gene.
     """
     x, y = samples.x[:], samples.y[:]
-    chosen = _random(params).random(len(y)) < params["label_noise"]
+    random = random_stream(params["rng_seed"], LABELS_OR_NOISE)
+    chosen = random.random(len(y)) < params["label_noise"]
     if params["noise_correlated"]:
         gene, num_genes = params["feature_col"], x.shape[1]
         if gene >= num_genes:
@@ -43,11 +49,9 @@ def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
 
 def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
     """Adds noise of standard deviation std_dev to the scaled genes, in place."""
-    x, random = samples.x[:], _random(params)
-    for start in range(0, len(x), ROWS_PER_BLOCK):
-        block = x[start : start + ROWS_PER_BLOCK]
-        block += params["std_dev"] * random.standard_normal(block.shape, np.float32)
 
+    def add(start: int, rows: NDArray[np.float32]) -> None:
+        noise = random_stream(params["rng_seed"], LABELS_OR_NOISE, start)
+        rows += params["std_dev"] * noise.standard_normal(rows.shape, np.float32)
 
-def _random(params: ParameterSet) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(params["rng_seed"], spawn_key=(1,)))
+    change_rows(samples.x[:], add)

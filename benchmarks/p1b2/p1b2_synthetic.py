@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.cases import write_cases
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, number_patients, random_stream
+from candle_p1.data.sampling import random_stream
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, number_patients
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

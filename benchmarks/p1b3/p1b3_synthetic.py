@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.number_text import format_rows
-from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe, random_stream
+from candle_p1.data.sampling import random_stream
+from candle_p1.data.synthetic import SyntheticFile, SyntheticRecipe
 from p1b3_biology import FIVE_DOSES, ONE_DOSE, CellLines, Drugs, most_active
 from p1b3_features import Columns
 

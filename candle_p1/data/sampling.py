@@ -1,4 +1,4 @@
-"""Random choices as CANDLE's code makes them, so that the same files give the same split."""
+"""Random numbers: CANDLE's choices as its code makes them, and streams of our own."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def pandas_sample(num_rows: int, fraction: float, seed: int) -> NDArray[np.int64
     """
     random = np.random.RandomState(seed)  # the generator that pandas uses for an integer seed
     return random.choice(num_rows, size=round(fraction * num_rows), replace=False).astype(np.int64)
+
+
+def random_stream(seed: int, *key: int) -> np.random.Generator:
+    """Returns the random numbers for one purpose, named by a key; streams are independent."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import filelock
-import numpy as np
 import platformdirs
 
 from candle_p1.errors import DataError, ParameterError
@@ -31,11 +30,6 @@ Progress = Callable[[str, int, int], None]
 
 MANIFEST_NAME = "synthetic.json"
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
-
-
-def random_stream(seed: int, *key: int) -> np.random.Generator:
-    """Returns the random numbers for one purpose, named by a key; streams are independent."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:

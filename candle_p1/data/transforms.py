@@ -89,6 +89,22 @@ _FITS = {"maxabs": _fit_maxabs, "minmax": _fit_minmax, "std": _fit_std}
 SCALINGS = (*_FITS, "none")
 
 
+def change_rows(matrix: Matrix, change: Callable[[int, Matrix], None]) -> None:
+    """Lets a function change a matrix in place, some rows at a time.
+
+    Args:
+        matrix: Rows first, of any number of dimensions.
+        change: Takes the number of the first row, and the rows. Blocks are the same whatever the
+            number of ranks: what is drawn at random has to follow from that number.
+    """
+    with _shared(matrix) as share:
+        num_blocks = -(-len(matrix) // ROWS_AT_A_TIME)
+        rows = writable(matrix)
+        for block in range(num_blocks)[share(num_blocks)]:
+            start = block * ROWS_AT_A_TIME
+            change(start, rows[start : start + ROWS_AT_A_TIME])
+
+
 def fill_missing(matrix: Matrix) -> Matrix:
     """Puts the mean of its column in place of NaN, in place.
 

@@ -11,7 +11,7 @@ from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
 
 FLAGS = {
-    "nt3": ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20"],
+    "nt3": ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20", "--noise_gaussian", "True"],
     "p1b1": ["--dense", "40"],
     "p1b2": ["--dense", "40"],
     "p1b3": ["--dense", "40", "--train_steps", "20", "--val_steps", "5", "--test_steps", "5"],
