@@ -49,9 +49,10 @@ def parse(
     Returns:
         The rows parsed; the distinct values of each column of text; and, of the first line that
         does not fit, its place in the text in bytes, its number of fields, and column (from 0) and
-        content of its first unfit field. None where all lines fit.
+        content of its first unfit field. None where all lines fit. A line for which the arrays have
+        no row does not fit.
 
     Raises:
-        IndexError: The range is not in the text, or the arrays lack rows.
-        ValueError: The arrays do not have the layout's columns.
+        IndexError: The range is not in the text.
+        ValueError: The arrays do not have the layout's columns, or not the same rows.
     """

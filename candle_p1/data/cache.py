@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.shared import NodeArray
+from candle_p1.data.shared import allocate
 from candle_p1.data.synthetic import data_directory
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import Attempt
@@ -287,7 +287,7 @@ def _load(
         problem = str(error)
     table = None
     if not any(comm.allgather(problem)):
-        table, problem = _read_slabs(local, header, comm, num_threads)
+        table, problem = _read_slabs(local, header, comm, num_threads, notify)
     problems = [text for text in comm.allgather(problem) if text]
     if not problems:
         if comm.rank == 0:
@@ -302,7 +302,11 @@ def _load(
 
 
 def _read_slabs(
-    path: Path, header: dict[str, Any], comm: Communicator, num_threads: int
+    path: Path,
+    header: dict[str, Any],
+    comm: Communicator,
+    num_threads: int,
+    notify: Notify | None,
 ) -> tuple[Table | None, str | None]:
     """Returns the table, whole or what this rank has read of it; and what is wrong with it."""
     num_rows, num_columns = header["shape"]
@@ -315,7 +319,7 @@ def _read_slabs(
         whole: Bytes = np.frombuffer(mapping, np.uint8)[first:]
         read = _keep
     else:
-        array = Attempt(lambda: NodeArray((sum(sizes),), np.uint8, node)).agree(comm)
+        array = Attempt(lambda: allocate((sum(sizes),), np.uint8, node, notify)).agree(comm)
         whole = array.array
         file_number = os.open(path, os.O_RDONLY)
 

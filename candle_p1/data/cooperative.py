@@ -1,22 +1,25 @@
 """Reading a table by all ranks of a job together: each byte is read once and parsed once.
 
-The file is divided into blocks of bytes, which go round the ranks in turn: a wave is one block for
-each. In every wave a rank
+The file is divided into blocks of bytes, which go round the ranks in turn. Of each of its blocks a
+rank
 
-1. reads its block, by several threads;
-2. sends the line that its block breaks off to the rank whose block ends that line;
-3. counts the lines that end in its block, and learns from the counts before it which rows they are;
-4. parses them, by several threads, to these rows of the matrix, of which a node has one
+1. reads the bytes, by several threads;
+2. learns from the rank that has the block before how many rows end there, and whether it breaks off
+   a line;
+3. counts the lines that end in the block, and tells the rank that has the next one;
+4. parses them, by several threads, to their rows of the matrix, of which a node has one
    (candle_p1.data.shared);
-5. where there are several nodes, takes part in the exchange of the wave's rows.
+5. gets the beginning of its first line, if the block before has broken it off, and parses that.
 
-So no rank holds more of the file than a block and a line.
+What a rank waits for in 2 is known before the other one parses: the ranks parse at once, and none
+has to keep step. None holds more of the file than a block and a line. Where there are several
+nodes, they exchange their rows in the end, in place.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +27,7 @@ import numpy as np
 
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
+from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
 from candle_p1.data.source import open_together
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import DataError
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from candle_p1.data.source import Head, Source
     from candle_p1.data.table import CsvLayout, Table
     from candle_p1.distributed.comm import Communicator
@@ -40,8 +46,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 """What a thread reads and parses at a time: it stays in the processor's cache between the two."""
 SMALLEST_BLOCK_BYTES = 1 << 18
-MORE_ROWS = 1.03
-"""The rows expected, from the first wave, are exceeded by this factor to be on the safe side."""
 MAX_SHOWN_CHARS = 40
 
 
@@ -78,8 +82,68 @@ def read_together(
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
-        team = _Team(comm, pool, num_threads, notify)
-        return _Load(source, layout, head, team, block_bytes).run()
+        threads = _Threads(pool, num_threads)
+        ring = _Ring(comm)
+
+        def load(directory: Path) -> Table:
+            table = TableBuilder(source, layout, head, comm, directory)
+            return _Load(source, layout, head, table, ring, threads, block_bytes).run()
+
+        read: Table = try_directories(load, comm, notify)
+        return read
+
+
+class _Threads(NamedTuple):
+    """The threads of a rank."""
+
+    pool: ThreadPoolExecutor
+    num: int
+
+    def map(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+        """Runs work on the threads; returns the results in order."""
+        if self.num == 1:
+            return [work(*each) for each in zip(*arguments, strict=True)]
+        return list(self.pool.map(work, *arguments))
+
+
+class _Ring:
+    """The ranks in the order in which blocks go round; making one is collective.
+
+    Those of a node stand together, so that its rows of one round do.
+
+    Attributes:
+        position: This rank's place.
+        nodes: The node of each place.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        places = comm.allgather((comm.node, comm.local_rank))
+        order = sorted(range(comm.size), key=lambda rank: places[rank])
+        self.position = order.index(comm.rank)
+        self.nodes = [places[rank][0] for rank in order]
+        self.after = order[(self.position + 1) % comm.size]
+        self.before = order[self.position - 1]
+        self._order = order
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns every rank's value in their order; collective."""
+        everyone = self.comm.allgather(value)
+        return [everyone[rank] for rank in self._order]
+
+
+class _Begun(NamedTuple):
+    """What a block has to know of those before it.
+
+    Attributes:
+        num_rows: How many rows end there.
+        num_bytes: Of the line that is broken off, these are there.
+        is_blank: They are none, or spaces.
+    """
+
+    num_rows: int
+    num_bytes: int
+    is_blank: bool
 
 
 class _Problem(NamedTuple):
@@ -91,219 +155,165 @@ class _Problem(NamedTuple):
     content: bytes
 
 
-@dataclass
-class _Team:
-    """The ranks and their threads.
-
-    Attributes:
-        order: Ranks in the order of their blocks: those of a node stand together, so that its rows
-            of a wave do.
-        position: This rank's place in it.
-        nodes: The node of each place.
-    """
-
-    comm: Communicator
-    pool: ThreadPoolExecutor
-    num_threads: int
-    notify: Callable[[str], None] | None
-    order: list[int] = field(init=False)
-    position: int = field(init=False)
-    nodes: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        places = self.comm.allgather((self.comm.node, self.comm.local_rank))
-        self.order = sorted(range(self.comm.size), key=lambda rank: places[rank])
-        self.position = self.order.index(self.comm.rank)
-        self.nodes = [places[rank][0] for rank in self.order]
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value in the order of blocks; collective."""
-        everyone = self.comm.allgather(value)
-        return [everyone[rank] for rank in self.order]
-
-    def bounds_by_node(self, counts: Sequence[int], first: int) -> list[tuple[int, int]]:
-        """Returns each node's first row and the one after its last, by the rows of each block.
-
-        Args:
-            counts: Rows, in the order of blocks.
-            first: The first row of the first block.
-        """
-        bounds = []
-        for node in range(self.comm.num_nodes):
-            block, num_blocks = self.nodes.index(node), self.nodes.count(node)
-            last = first + sum(counts[block : block + num_blocks])
-            bounds.append((first, last))
-            first = last
-        return bounds
-
-    def map(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Runs work on the threads; returns the results in order."""
-        if self.num_threads == 1:
-            return [work(*each) for each in zip(*arguments, strict=True)]
-        return list(self.pool.map(work, *arguments))
-
-
 class _Load:
-    """One table, wave by wave."""
+    """One table, block by block."""
 
     def __init__(
-        self, source: Source, layout: CsvLayout, head: Head, team: _Team, block_bytes: int
+        self,
+        source: Source,
+        layout: CsvLayout,
+        head: Head,
+        table: TableBuilder,
+        ring: _Ring,
+        threads: _Threads,
+        block_bytes: int,
     ) -> None:
-        self._source, self._layout, self._head, self._team = source, layout, head, team
-        self._table = TableBuilder(source.path, layout, head, team.comm, team.notify)
-        self._kernel = kernel.Layout(self._table.is_text, layout.separator, list(layout.missing))
-        self._block_bytes = block_bytes
-        self._room = 0  # before the block, for the beginning of its first line
-        self._buffer = bytearray()
-        self._held = b""  # by the first rank: what the wave before has broken off
-        self._num_rows = 0
+        self._source, self._layout, self._head, self._table = source, layout, head, table
+        self._ring, self._threads, self._block_bytes = ring, threads, block_bytes
+        self._kernel = kernel.Layout(table.is_text, layout.separator, list(layout.missing))
+        self._buffer = bytearray(block_bytes)
+        self._counts: list[int] = []  # rows of each of this rank's blocks
+        self._error: DataError | None = None
+        self._problem: _Problem | None = None
 
     def run(self) -> Table:
-        """Reads all waves."""
-        comm, size = self._team.comm, self._source.num_bytes
-        wave_bytes = self._block_bytes * comm.size
-        for first in range(self._head.first_byte, size, wave_bytes):
-            start = min(first + self._team.position * self._block_bytes, size)
-            stop = min(start + self._block_bytes, size)
-            self._read_wave(start, stop, num_left=max(size - first - wave_bytes, 0))
-        Attempt(self._source.check).agree(comm)
-        return self._table.finish(self._num_rows)
+        """Reads all blocks.
 
-    def _read_wave(self, start: int, stop: int, num_left: int) -> None:
-        """Reads and parses this rank's block.
-
-        Args:
-            start: Its first byte.
-            stop: The byte after its last one.
-            num_left: Bytes of the file that are left to later waves.
+        A rank that fails goes on to read and count: the others need to know.
         """
-        team = self._team
-        Attempt(lambda: self._read_block(start, stop)).agree(team.comm)
-        bounds = self._divide(*self._complete_lines(start, stop))
-        counts = self._count(bounds)
-        everyones = team.gather(sum(counts))
-        first_row = self._num_rows + sum(everyones[: team.position])
-        self._num_rows += sum(everyones)
-        num_read = self._source.num_bytes - num_left - self._head.first_byte
-        expected = self._num_rows * (1 + MORE_ROWS * num_left / num_read)
-        self._table.reserve(self._num_rows, int(expected))
-        rows = [first_row, *(first_row + int(count) for count in np.cumsum(counts))]
-        names, problem = self._parse(bounds, rows, first_byte=start - self._room)
-        self._raise_first(problem)
-        parts = [slice(*part) for part in pairwise(rows)]
-        self._table.learn(list(zip(names, parts, strict=True)))
-        self._table.share(team.bounds_by_node(everyones, self._num_rows - sum(everyones)))
+        comm, ring = self._ring.comm, self._ring
+        starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
+        for number in range(ring.position, len(starts), comm.size):
+            begun = comm.receive(ring.before) if number else _Begun(0, 0, True)
+            stop = min(starts[number] + self._block_bytes, self._source.num_bytes)
+            self._take_block(starts[number], stop, begun)
+        Attempt(self._check).agree(comm)
+        agree_on_room(self._raise_no_room, comm)
+        self._raise_first()
+        self._table.sort_names()
+        rounds = self._bounds_of_rounds(len(starts))
+        if comm.num_nodes > 1:
+            comm.local.barrier()  # all of this node have written theirs
+            for bounds in rounds:
+                self._table.share(bounds)
+        num_rows = rounds[-1][-1][1] if rounds else 0
+        if num_rows == 0:
+            raise DataError("the file holds no rows", self._source.path)
+        return self._table.finish(num_rows)
 
-    def _read_block(self, start: int, stop: int) -> None:
-        """Puts the block's bytes into the buffer, behind room for the beginning of a line."""
-        needed = self._room + stop - start
-        if len(self._buffer) < needed:
-            self._buffer = bytearray(needed)
-        num_threads = self._team.num_threads
-        parts = [share_bounds(stop - start, i, num_threads) for i in range(num_threads)]
-        with memoryview(self._buffer)[self._room : needed] as view:
-            try:
-                self._team.map(
-                    lambda part: self._source.read(view[slice(*part)], start + part[0]), parts
-                )
-            except OSError as error:
-                raise DataError(
-                    f"cannot read the file: {error.strerror}", self._source.path
-                ) from error
+    def _take_block(self, start: int, stop: int, begun: _Begun) -> None:
+        """Reads and parses the bytes from start to stop."""
+        self._read(start, stop)
+        size = stop - start
+        end = self._buffer.rfind(b"\n", 0, size) + 1
+        if stop == self._source.num_bytes:
+            end = size  # the file's last line may lack its end
+        fragment = bytes(memoryview(self._buffer)[end:size])
+        if end == 0:  # no line ends here
+            self._counts.append(0)
+            self._tell(begun.num_rows, self._receive_fragment(begun) + fragment, stop)
+            return
+        body = (self._buffer.find(b"\n", 0, end) + 1 or end) if begun.num_bytes else 0
+        first_line = bytes(memoryview(self._buffer)[:body])
+        has_first = not (begun.is_blank and _is_blank(first_line))
+        bounds = self._divide(body, end)
+        text = np.frombuffer(self._buffer, np.uint8)
+        counts = self._threads.map(
+            lambda first, last: kernel.count_rows(text, first, last, self._kernel),
+            bounds[:-1],
+            bounds[1:],
+        )
+        row = begun.num_rows + has_first
+        rows = [row, *(row + int(count) for count in np.cumsum(counts))]
+        self._counts.append(rows[-1] - begun.num_rows)
+        self._tell(rows[-1], fragment, stop)
+        self._parse(text, bounds, rows, first_byte=start)
+        line = self._receive_fragment(begun) + first_line
+        if has_first:
+            place = start - begun.num_bytes
+            self._parse(np.frombuffer(line, np.uint8), [0, len(line)], [row - 1, row], place)
 
-    def _complete_lines(self, start: int, stop: int) -> tuple[int, int]:
-        """Hands on the line that the block breaks off, and takes the beginning of its first one.
+    def _tell(self, num_rows: int, fragment: bytes, stop: int) -> None:
+        """Tells the rank that has the next block, if there is one, and sends it the broken line."""
+        if stop == self._source.num_bytes:
+            return
+        comm, after = self._ring.comm, self._ring.after
+        comm.send(_Begun(num_rows, len(fragment), _is_blank(fragment)), after)
+        if fragment:
+            comm.send(fragment, after)
 
-        Returns:
-            Where in the buffer the lines that end in this block begin and stop.
-        """
-        team, first, end = self._team, self._room, self._room + stop - start
-        last_line = self._buffer.rfind(b"\n", first, end) + 1 or first
-        if start < stop == self._source.num_bytes:
-            last_line = end  # the file's last line may lack its end
-        fragment = bytes(memoryview(self._buffer)[last_line:end])
-        held, self._held = self._held, b""
-        if last_line == first:  # no line ends here: what came before goes on too
-            fragment, held = held + fragment, b""
-        taken = self._pass_on(fragment, ends=last_line > first)
-        if team.position == 0:  # what comes round is for the next wave
-            self._held, taken = taken, held
-        if len(taken) > self._room:
-            self._buffer = bytearray(len(taken)) + memoryview(self._buffer)[self._room :]
-            last_line += len(taken) - self._room
-            self._room = len(taken)
-        self._buffer[self._room - len(taken) : self._room] = taken
-        return self._room - len(taken), last_line
+    def _receive_fragment(self, begun: _Begun) -> bytes:
+        """Returns the beginning of this block's first line."""
+        return self._ring.comm.receive(self._ring.before) if begun.num_bytes else b""
 
-    def _pass_on(self, fragment: bytes, ends: bool) -> bytes:
-        """Sends what this block breaks off to the block that ends it; returns what it gets itself.
-
-        Args:
-            fragment: What is broken off.
-            ends: Whether a line ends in this block.
-        """
-        team = self._team
-        facts = team.gather((ends, bool(fragment)))
-        takers = _takers([ends for ends, _ in facts])
-        sources = [
-            team.order[position]
-            for position, (_, has_fragment) in enumerate(facts)
-            if has_fragment and takers[position] == team.position
-        ]
-        outgoing = {team.order[takers[team.position]]: fragment} if fragment else {}
-        received = team.comm.exchange(outgoing, sources)
-        return b"".join(received[rank] for rank in sources)
+    def _read(self, start: int, stop: int) -> None:
+        """Puts a block's bytes into the buffer."""
+        parts = [share_bounds(stop - start, i, self._threads.num) for i in range(self._threads.num)]
+        view = memoryview(self._buffer)
+        try:
+            self._threads.map(
+                lambda part: self._source.read(view[slice(*part)], start + part[0]), parts
+            )
+        except OSError as error:
+            self._error = DataError(f"cannot read the file: {error.strerror}", self._source.path)
+        except DataError as error:
+            self._error = error
 
     def _divide(self, begin: int, end: int) -> list[int]:
         """Returns bounds that divide lines of the buffer among the threads."""
         bounds = [begin]
-        for i in range(1, self._team.num_threads):
-            about = max(bounds[-1], begin + (end - begin) * i // self._team.num_threads)
+        for i in range(1, self._threads.num):
+            about = max(bounds[-1], begin + (end - begin) * i // self._threads.num)
             bounds.append(self._buffer.find(b"\n", about, end) + 1 or end)
         return [*bounds, end]
 
-    def _count(self, bounds: list[int]) -> list[int]:
-        """Returns the rows between bounds in the buffer."""
-        text = np.frombuffer(self._buffer, np.uint8)
-        return self._team.map(
-            lambda start, stop: kernel.count_rows(text, start, stop, self._kernel),
-            bounds[:-1],
-            bounds[1:],
-        )
-
     def _parse(
-        self, bounds: list[int], rows: list[int], first_byte: int
-    ) -> tuple[list[list[list[bytes]]], _Problem | None]:
-        """Parses what lies between bounds in the buffer.
+        self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
+    ) -> None:
+        """Parses lines to their rows; does nothing once there is an error.
 
         Args:
-            bounds: In bytes.
+            text: The lines.
+            bounds: Where in it each thread's begin and end.
             rows: The row of the first line after each bound.
-            first_byte: Where in the file the buffer begins.
-
-        Returns:
-            The texts that each thread has met, by column of text; and the first problem.
+            first_byte: Where in the file the text begins.
         """
-        text, numbers, codes = (
-            np.frombuffer(self._buffer, np.uint8),
-            self._table.numbers,
-            self._table.codes,
-        )
-        parsed = self._team.map(
-            lambda start, stop, row: kernel.parse(
-                text, start, stop, self._kernel, numbers, codes, row
+        table = self._table
+        if self._error is not None or self._problem is not None:
+            return
+        try:
+            table.reserve(rows[0], rows[-1])
+        except NoRoomError as error:
+            self._error = error
+            return
+        parsed = self._threads.map(
+            lambda first, last, row: kernel.parse(
+                text, first, last, self._kernel, table.numbers, table.codes, row
             ),
             bounds[:-1],
             bounds[1:],
             rows[:-1],
         )
         problems = [_Problem(first_byte + found[0], *found[1:]) for *_, found in parsed if found]
-        return [names for _, names, _ in parsed], min(problems, default=None)
+        self._problem = min(problems, default=None)
+        if self._problem is None:
+            for (_, names, _), part in zip(parsed, pairwise(rows), strict=True):
+                table.learn(names, slice(*part))
 
-    def _raise_first(self, problem: _Problem | None) -> None:
+    def _check(self) -> None:
+        """Raises this rank's error, unless it is one of room."""
+        if self._error is not None and not isinstance(self._error, NoRoomError):
+            raise self._error
+        self._source.check()
+
+    def _raise_no_room(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _raise_first(self) -> None:
         """Raises the error of the first line that does not fit, of all ranks'; on every rank."""
-        comm = self._team.comm
-        problems = [found for found in comm.allgather(problem) if found is not None]
+        comm = self._ring.comm
+        problems = [found for found in comm.allgather(self._problem) if found is not None]
         if problems:
             first = min(problems)
             error = comm.broadcast(self._describe(first) if comm.rank == 0 else None)
@@ -318,24 +328,34 @@ class _Load:
             if self._source.is_cut(problem.place):
                 text += "; the file ends within this line"
             return DataError(text, path, line)
+        error = partial(DataError, path=path, line=line, column=problem.column + 1)
         what = "the label" if problem.column == layout.label_column else "the field"
         if not problem.content.strip():
-            return DataError(f"{what} is missing", path, line, problem.column + 1)
+            return error(f"{what} is missing")
         shown = problem.content.decode("utf-8", "replace").rstrip("\n")
         if len(shown) > MAX_SHOWN_CHARS:
             shown = shown[:MAX_SHOWN_CHARS] + "…"
         kind = "text" if self._table.is_text[problem.column] else "a finite float32 number"
-        return DataError(f"{what} {shown!r} is not {kind}", path, line, problem.column + 1)
+        return error(f"{what} {shown!r} is not {kind}")
+
+    def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
+        """Returns, for each round of blocks, first row and the one after the last of each node."""
+        counts = self._ring.gather(self._counts)
+        nodes, size = self._ring.nodes, self._ring.comm.size
+        rounds, row = [], 0
+        for number in range(0, num_blocks, size):
+            bounds = []
+            for node in range(self._ring.comm.num_nodes):
+                first = row
+                row += sum(
+                    of_rank[number // size]
+                    for of_rank, its_node in zip(counts, nodes, strict=True)
+                    if its_node == node and number // size < len(of_rank)
+                )
+                bounds.append((first, row))
+            rounds.append(bounds)
+        return rounds
 
 
-def _takers(ends: Sequence[bool]) -> list[int]:
-    """Returns, for each block of a wave, which one ends the line it breaks off.
-
-    0 stands for the first block of the next wave.
-    """
-    takers, next_end = [], 0
-    for position in reversed(range(len(ends))):
-        takers.append(next_end)
-        if ends[position]:
-            next_end = position
-    return takers[::-1]
+def _is_blank(text: bytes) -> bool:
+    return not text.strip()

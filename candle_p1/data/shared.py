@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from candle_p1.distributed.comm import Attempt, SerialCommunicator
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
+from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
 
-DIRECTORY = Path("/dev/shm")
+T = TypeVar("T")
+
+MEMORY = Path("/dev/shm")
 """Files here lie in memory."""
 ROOM_LEFT = 0.05
-"""Share of that memory which is not taken."""
+"""Share of a file system which is not taken."""
+
+
+class NoRoomError(DataError):
+    """A directory has no room for what the ranks of a node share."""
 
 
 class _Mapping(mmap.mmap):
-    """A mapped file that knows the ranks that share it."""
+    """Mapped memory that knows the ranks that share it."""
 
     node: Communicator
 
@@ -41,19 +48,20 @@ class _Mapping(mmap.mmap):
 class NodeArray:
     """An array that the ranks of a node write together. Collective over the node.
 
-    One process has it to itself, in its own memory.
+    Its memory is taken page by page as it is written; several ranks have to reserve it before. One
+    process has it to itself, in memory of its own.
 
     Args:
         shape: Rows first; there may be fewer in the end, see `keep`.
         dtype: Of the elements.
         node: The ranks of this node.
-        notify: Is told, on one rank, where memory is short and the array goes to disk.
+        directory: Where its file is made.
 
     Attributes:
         array: Writable.
 
     Raises:
-        DataError: There is no room for it, in memory or on disk; the same on the node's ranks.
+        NoRoomError: The file cannot be made; the same on the node's ranks.
     """
 
     def __init__(
@@ -61,31 +69,46 @@ class NodeArray:
         shape: tuple[int, ...],
         dtype: DTypeLike,
         node: Communicator,
-        notify: Callable[[str], None] | None = None,
+        directory: Path = MEMORY,
     ) -> None:
-        self._node, self._file = node, -1
+        self._node, self._directory, self._file = node, directory, -1
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if node.size == 1 or num_bytes == 0:
+        if num_bytes == 0:
             self.array: NDArray[Any] = np.empty(shape, dtype)
             return
-        made = Attempt(lambda: _reserve(num_bytes, notify) if node.rank == 0 else None)
-        path = node.broadcast(made.agree(node))
-        assert path is not None
-
-        def open_file() -> int:
-            try:
-                return os.open(path, os.O_RDWR)
-            except OSError as error:
-                raise DataError(f"cannot open the node's memory: {error.strerror}", path) from error
-
-        try:
-            self._file = Attempt(open_file).agree(node)
-        finally:
-            if node.rank == 0:
-                path.unlink()
-        mapping = _Mapping(self._file, num_bytes)
+        if node.size == 1:
+            # Python 3.10 does not name the last.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+            mapping = _Mapping(-1, num_bytes, flags=flags)
+            with suppress(OSError):  # a kernel without them
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            self._file = _open_nameless(directory, num_bytes, node)
+            mapping = _Mapping(self._file, num_bytes)
         mapping.node = node
         self.array = np.frombuffer(mapping, dtype).reshape(shape)
+
+    def reserve(self, first: int, last: int) -> None:
+        """Takes the room of some elements, by their number in memory: writing them cannot fail.
+
+        By one rank, of what this rank writes.
+
+        Raises:
+            NoRoomError: There is none.
+        """
+        if self._file < 0 or first == last:
+            return
+        size = self.array.itemsize
+        try:
+            status = os.fstatvfs(self._file)
+            if status.f_bavail < ROOM_LEFT * status.f_blocks:
+                raise OSError(None, f"{status.f_bavail * status.f_frsize >> 20} MiB are left")
+            os.posix_fallocate(self._file, first * size, (last - first) * size)
+        except OSError as error:
+            raise NoRoomError(
+                f"no room for the data that the ranks of a node share: {error.strerror}",
+                self._directory,
+            ) from error
 
     def keep(self, num_rows: int) -> NDArray[Any]:
         """Returns the first rows, read-only where they are shared, and gives back the rest."""
@@ -97,6 +120,65 @@ class NodeArray:
             self._file = -1
             kept.flags.writeable = False
         return kept
+
+
+def allocate(
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    node: Communicator,
+    notify: Callable[[str], None] | None = None,
+) -> NodeArray:
+    """Returns an array all of whose room is taken; collective over the node.
+
+    Args:
+        shape: Of the array.
+        dtype: Of its elements.
+        node: The ranks of this node.
+        notify: See `try_directories`.
+
+    Raises:
+        DataError: There is no room, in memory or on disk; the same on the node's ranks.
+    """
+
+    def reserved(directory: Path) -> NodeArray:
+        array = NodeArray(shape, dtype, node, directory)
+        bounds = share_bounds(array.array.size, node.rank, node.size)
+        agree_on_room(lambda: array.reserve(*bounds), node)
+        return array
+
+    return try_directories(reserved, node, notify)
+
+
+def try_directories(
+    make: Callable[[Path], T], node: Communicator, notify: Callable[[str], None] | None
+) -> T:
+    """Returns what can be made in memory, else on disk.
+
+    Args:
+        make: Takes the directory of the files; raises NoRoomError on all ranks alike.
+        node: The ranks of this node.
+        notify: Is told, on one of them, where it has to be the disk.
+
+    Raises:
+        DataError: There is no room in either.
+    """
+    try:
+        return make(MEMORY)
+    except NoRoomError as error:
+        disk = Path(tempfile.gettempdir())
+        if notify and node.rank == 0:
+            notify(
+                f"{error}: they lie in a file in {disk}, which may be slower; in a container, give"
+                " more by --shm-size"
+            )
+        try:
+            return make(disk)
+        except NoRoomError as second:
+            raise DataError(
+                f"{second.problem}, and neither in {MEMORY}: enlarge it (in a container,"
+                " --shm-size), or set TMPDIR to a directory with room",
+                disk,
+            ) from error
 
 
 def sharers(array: NDArray[Any]) -> Communicator:
@@ -112,40 +194,44 @@ def sharers(array: NDArray[Any]) -> Communicator:
 def writable(array: NDArray[Any]) -> NDArray[Any]:
     """Returns a view of shared memory that can be written: to be used by all sharers together."""
     view = array.view()
-    if not isinstance(sharers(array), SerialCommunicator):
+    if sharers(array).size > 1:
         view.flags.writeable = True
     return view
 
 
-def _reserve(num_bytes: int, notify: Callable[[str], None] | None) -> Path:
-    """Returns a new file of this size, whose room is taken: writing to it cannot fail."""
-    problem = None
-    for directory in (DIRECTORY, Path(tempfile.gettempdir())):
+def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
+    """Returns an open file of this size, without room yet; collective."""
+
+    def make() -> str | None:
+        if node.rank != 0:
+            return None
         try:
-            usage = shutil.disk_usage(directory)
-            if usage.free - ROOM_LEFT * usage.total < num_bytes:
-                raise OSError(None, f"{usage.free / 2**20:.0f} MiB are free")
             file, name = tempfile.mkstemp(prefix="candle_p1-", dir=directory)
-            try:
-                os.posix_fallocate(file, 0, num_bytes)
-            except OSError:
-                Path(name).unlink()
-                raise
-            finally:
-                os.close(file)
         except OSError as error:
-            reason = f"{directory}: {error.strerror}"
-            problem = f"{problem}; {reason}" if problem else reason
-        else:
-            if problem and notify:
-                notify(
-                    f"no shared memory for {num_bytes / 2**20:.0f} MiB ({problem}): the data lie in"
-                    f" a file in {directory}, which may be slower; in a container, --shm-size"
-                )
-            return Path(name)
-    raise DataError(
-        f"no room for {num_bytes / 2**20:.0f} MiB of data that the ranks of a node share"
-        f" ({problem}): enlarge /dev/shm (in a container, --shm-size), or set TMPDIR to a directory"
-        " with room",
-        directory,
-    )
+            raise NoRoomError(
+                f"no file for the data that the ranks of a node share: {error.strerror}", directory
+            ) from error
+        os.truncate(file, num_bytes)
+        os.close(file)
+        return name
+
+    name = node.broadcast(agree_on_room(make, node))
+    assert name is not None
+    try:
+        return agree_on_room(lambda: os.open(name, os.O_RDWR), node)
+    finally:
+        if node.rank == 0:
+            Path(name).unlink()
+
+
+def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
+    """Returns what a rank's work gives; one rank's NoRoomError is raised on all; collective."""
+    error = None
+    try:
+        result = work()
+    except NoRoomError as caught:
+        error = caught
+    errors = [found for found in ranks.allgather(error) if found is not None]
+    if errors:
+        raise errors[0]
+    return result

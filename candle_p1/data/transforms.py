@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.data.shared import NodeArray, sharers, writable
+from candle_p1.data.shared import allocate, sharers, writable
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
 from candle_p1.scaling import share_bounds
@@ -148,7 +148,7 @@ def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
     num_rows = len(parts[0][1])
     num_columns = sum(matrix.shape[1] for matrix, _ in parts)
     node = sharers(parts[0][0])
-    joined = NodeArray((num_rows, num_columns), np.float32, node)
+    joined = allocate((num_rows, num_columns), np.float32, node)
     begin, end = share_bounds(num_rows, node.rank, node.size)
     for start in range(begin, end, ROWS_AT_A_TIME):
         block = slice(start, min(start + ROWS_AT_A_TIME, end))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from candle_p1.environment import launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
     from numpy.typing import NDArray
@@ -31,7 +32,8 @@ different names do not share memory."""
 class Communicator(ABC):
     """The ranks of a job.
 
-    Every method but `abort` is collective: all ranks must call it, in the same order.
+    Every method but `send`, `receive` and `abort` is collective: all ranks must call it, in the
+    same order.
 
     Attributes:
         rank: This rank, from 0.
@@ -72,11 +74,12 @@ class Communicator(ABC):
         """Returns the sum over ranks of an array of one shape and dtype; the same on every rank."""
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
-        """Sends bytes to some ranks; returns what each of `sources`, who sends to this, has sent.
+    def send(self, value: Any, rank: int) -> None:
+        """Sends a picklable value to a rank, which has to `receive` it; does not wait. By one."""
 
-        Collective in pairs: rank a names b in `outgoing` where b names a in `sources`.
-        """
+    @abstractmethod
+    def receive(self, rank: int) -> Any:
+        """Returns the next value that a rank sends to this one. By one."""
 
     @abstractmethod
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
@@ -100,6 +103,9 @@ class SerialCommunicator(Communicator):
     rank, size = 0, 1
     node, num_nodes = 0, 1
     local_rank, local_size = 0, 1
+
+    def __init__(self) -> None:
+        self._sent: deque[Any] = deque()
 
     @property
     def local(self) -> Communicator:  # type: ignore[override]
@@ -125,9 +131,13 @@ class SerialCommunicator(Communicator):
         """Returns a copy."""
         return array.copy()
 
-    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
-        """Returns what is sent to itself."""
-        return dict(outgoing)
+    def send(self, value: Any, rank: int) -> None:
+        """Keeps the value for `receive`."""
+        self._sent.append(value)
+
+    def receive(self, rank: int) -> Any:
+        """Returns what was sent first."""
+        return self._sent.popleft()
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Does nothing: there is one node."""
@@ -150,6 +160,7 @@ class MpiCommunicator(Communicator):
         from mpi4py import MPI
 
         self._mpi = MPI
+        self._under_way: list[Any] = []
         self._ranks = MPI.COMM_WORLD if ranks is None else ranks
         self.rank, self.size = self._ranks.rank, self._ranks.size
         if ranks is not None:  # of one node
@@ -190,12 +201,14 @@ class MpiCommunicator(Communicator):
         self._ranks.Allreduce(np.ascontiguousarray(array), total, op=self._mpi.SUM)
         return total
 
-    def exchange(self, outgoing: Mapping[int, bytes], sources: Sequence[int]) -> dict[int, bytes]:
-        """Sends and receives by name of rank."""
-        sent = [self._ranks.isend(content, dest=rank) for rank, content in outgoing.items()]
-        received = {rank: self._ranks.recv(source=rank) for rank in sources}
-        self._mpi.Request.waitall(sent)
-        return received
+    def send(self, value: Any, rank: int) -> None:
+        """Sends; what is under way is kept until it has arrived."""
+        self._under_way = [request for request in self._under_way if not request.test()[0]]
+        self._under_way.append(self._ranks.isend(value, dest=rank))
+
+    def receive(self, rank: int) -> Any:
+        """Waits for the value."""
+        return self._ranks.recv(source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Gathers the ranges in place, among the ranks that lead their nodes."""

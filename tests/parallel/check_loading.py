@@ -23,7 +23,7 @@ from candle_p1.data.cache import CacheSettings
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.reader import FileSet, Reader
-from candle_p1.data.shared import NodeArray, sharers
+from candle_p1.data.shared import NodeArray, NoRoomError, sharers
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.errors import DataError
@@ -82,6 +82,7 @@ def every_layout_reads_what_one_process_reads(comm):
 
 def what_is_shared_is_read_only_and_the_same_memory(comm):
     array = NodeArray((4, 3), np.float32, comm.local)
+    array.reserve(0, 12)
     if comm.local_rank == 0:
         array.array[:] = 7
     comm.barrier()
@@ -180,14 +181,25 @@ def where_memory_is_short_the_disk_takes_its_place(comm):
         write_table(directory, 50)
     comm.barrier()
     alone = read_together(directory / "table.csv", TEXT_LAYOUT)
-    notes, room = [], shared.DIRECTORY
-    shared.DIRECTORY = Path("/nonexistent")
-    try:
-        table = read_together(directory / "table.csv", TEXT_LAYOUT, comm, notify=notes.append)
-    finally:
-        shared.DIRECTORY = room
-    assert table.values.tobytes() == alone.values.tobytes()
-    assert len(notes) == 2 * (comm.local_rank == 0 and comm.local_size > 1)  # numbers and codes
+    reserve, memory = NodeArray.reserve, shared.MEMORY
+
+    def refuse(self, first, last):
+        if self._directory == memory and comm.rank == comm.size - 1:
+            raise NoRoomError("no room", memory)
+        reserve(self, first, last)
+
+    for name, value in (("MEMORY", Path("/nonexistent")), ("reserve", refuse)):
+        notes, owner = [], shared if name == "MEMORY" else NodeArray
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        try:
+            path = directory / "table.csv"
+            table = read_together(path, TEXT_LAYOUT, comm, block_bytes=64, notify=notes.append)
+        finally:
+            setattr(owner, name, before)
+        assert table.values.tobytes() == alone.values.tobytes()
+        if any(nodes.count(node) > 1 for node in nodes):
+            assert len(notes) == (comm.rank == 0)
 
 
 run_checks(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.data import shared
-from candle_p1.data.cooperative import _takers, read_together
-from candle_p1.data.shared import NodeArray
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.shared import NodeArray, NoRoomError, try_directories
 from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 
 LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
@@ -51,13 +53,6 @@ def test_any_blocks_give_the_same_table(
     assert all(column.codes.dtype == np.int32 for column in table.text.values())
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=12))
-def test_a_broken_line_goes_to_the_block_that_ends_it(ends):
-    for position, taker in enumerate(_takers(ends)):
-        later = [i for i in range(position + 1, len(ends)) if ends[i]]
-        assert taker == (later[0] if later else 0)
-
-
 @pytest.mark.parametrize("block_bytes", [3, 1000])
 def test_the_line_of_a_problem_is_found_in_any_block(tmp_path, block_bytes):
     path = tmp_path / "table.csv"
@@ -76,13 +71,23 @@ def test_a_mark_of_byte_order_is_passed_over(tmp_path):
     assert read_together(path, LAYOUT).values.tolist() == [[1]]
 
 
-def test_rows_that_become_shorter_need_more_room_than_expected(tmp_path):
-    """The rows of the first wave are long, so fewer are expected than there are."""
+def test_short_rows_have_room(tmp_path):
+    """A row has a byte for each field at least, and the last one may lack its end."""
     path = tmp_path / "table.csv"
-    rows = ["1.00000000000000000000000000,2\n"] * 5 + ["3,4\n"] * 500
-    path.write_text("".join(rows))
-    table = read_together(path, CsvLayout(), block_bytes=100)
-    np.testing.assert_array_equal(table.values, [[1, 2]] * 5 + [[3, 4]] * 500)
+    path.write_text("name,kind,a,b\n" + "n,k,1,\n" * 500 + "n,k,1,")
+    table = read_together(path, replace(LAYOUT, missing=("",)), block_bytes=100)
+    np.testing.assert_array_equal(table.values, [[1, np.nan]] * 501)
+    path.write_text(",,,,,\n" * 99 + ",,,,,")
+    table = read_together(path, CsvLayout(missing=("",)), block_bytes=100)
+    assert table.values.shape == (100, 6)
+
+
+@pytest.mark.parametrize("block_bytes", [10, 10_000])
+def test_more_lines_than_a_file_of_whole_rows_can_have(tmp_path, block_bytes):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2,3,4,5,6\n" * 3 + "1\n" * 500)
+    with pytest.raises(DataError, match="line 4: 1 fields where 6 are expected"):
+        read_together(path, CsvLayout(), block_bytes=block_bytes, num_threads=3)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
@@ -107,18 +112,9 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
         read_together(path, LAYOUT)
 
 
-def test_no_room_in_memory_and_on_disk_is_one_message(monkeypatch, tmp_path):
-    monkeypatch.setattr(shared, "DIRECTORY", tmp_path)
-    with pytest.raises(DataError, match=r"no room for .* MiB .*TMPDIR"):
-        shared._reserve(2**60, None)
-    assert list(tmp_path.iterdir()) == []
+def test_an_array_that_has_no_room_in_memory_and_on_disk_is_one_message(tmp_path):
+    def refuse(directory):
+        raise NoRoomError("no room", directory)
 
-
-def test_where_memory_is_short_the_disk_takes_its_place(monkeypatch, tmp_path):
-    monkeypatch.setattr(shared, "DIRECTORY", tmp_path / "absent")
-    monkeypatch.setattr(shared.tempfile, "gettempdir", lambda: str(tmp_path))
-    notes = []
-    path = shared._reserve(5000, notes.append)
-    assert path.parent == tmp_path
-    assert path.stat().st_size == 5000
-    assert "no shared memory" in notes[0]
+    with pytest.raises(DataError, match=r"no room, and neither in /dev/shm: .*TMPDIR"):
+        try_directories(refuse, SerialCommunicator(), None)

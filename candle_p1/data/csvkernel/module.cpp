@@ -38,22 +38,20 @@ static nb::tuple parse(Text text, std::size_t start, std::size_t stop, const Lay
   if (values.shape(1) + num_text != layout.is_text.size() || codes.shape(0) != num_text) {
     throw std::invalid_argument("the arrays do not have the columns of the layout");
   }
-  if (first_row > rows || (num_text > 0 && codes.shape(1) != rows)) {
-    throw std::out_of_range("the arrays do not have these rows");
+  if (num_text > 0 && codes.shape(1) != rows) {
+    throw std::invalid_argument("the arrays do not have the same rows");
   }
+  const std::size_t capacity = first_row < rows ? rows - first_row : 0;
   std::vector<std::int32_t*> columns;
   for (std::size_t c = 0; c < num_text; ++c) {
-    columns.push_back(codes.data() + c * rows + first_row);
+    columns.push_back(codes.data() + c * rows + (rows - capacity));
   }
   std::optional<csvkernel::Problem> problem;
   std::size_t num_rows = 0;
   {
     nb::gil_scoped_release released;
-    num_rows = parser.parse(data + start, data + stop, values.data() + first_row * values.shape(1),
-                            columns.data(), rows - first_row, problem);
-  }
-  if (problem && num_rows == rows - first_row) {
-    throw std::out_of_range("there are more rows in the text than in the arrays");
+    T* first = values.data() + (rows - capacity) * values.shape(1);
+    num_rows = parser.parse(data + start, data + stop, first, columns.data(), capacity, problem);
   }
   nb::list names;
   for (const auto& dictionary : parser.dictionaries()) {

@@ -82,10 +82,13 @@ inline bool parse_any_number(std::string_view text, double& value) {
   return true;
 }
 
-// The powers of ten that a double holds exactly, so that dividing an integer below 2^53 by one is
-// rounded correctly (W. D. Clinger, How to read floating point numbers accurately, 1990).
-inline constexpr std::array<double, 16> kPowersOfTen{1e0, 1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                                     1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+// Powers of ten, and their negatives. A double holds them exactly, so that dividing an integer below
+// 2^53 by one is rounded correctly (W. D. Clinger, How to read floating point numbers accurately,
+// 1990).
+inline constexpr double kDivisors[2][16] = {
+    {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15},
+    {-1e0, -1e1, -1e2, -1e3, -1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e11, -1e12, -1e13, -1e14,
+     -1e15}};
 
 #if defined(__SSE4_1__)
 
@@ -111,7 +114,7 @@ constexpr DigitPlaces make_digit_places() {
 
 alignas(16) inline constexpr DigitPlaces kDigitPlaces = make_digit_places();
 
-// Sixteen bytes of text, from the start of a field or from after its sign.
+// Sixteen bytes of text, from the start of a field.
 class Window {
  public:
   Window(const char* text, char separator)
@@ -121,7 +124,9 @@ class Window {
         are_digits_(mask(_mm_cmpeq_epi8(_mm_min_epu8(digits_, _mm_set1_epi8(9)), digits_))) {}
 
   // Whether these are eight fields of one digit, each with a separator behind it.
-  bool is_eight_digits() const { return separators_ == 0xAAAA && (are_digits_ & 0x5555) == 0x5555; }
+  bool is_eight_digits() const {
+    return ((separators_ ^ 0xAAAA) | (~are_digits_ & 0x5555)) == 0;
+  }
 
   void store_eight_digits(float* out) const {
     const __m128i bytes = _mm_shuffle_epi8(
@@ -136,28 +141,31 @@ class Window {
     std::copy(values, values + 8, out);
   }
 
-  // Reads a field of digits, at most one point among them, that ends here. Returns its length; 0
-  // where it is anything else. Without branches that depend on the length: they would be guessed
-  // wrong as often as lengths vary.
+  // Reads a field that ends here: digits, at most one point among them, perhaps a minus before.
+  // Returns its length; 0 where it is anything else. Without branches that depend on the length:
+  // they would be guessed wrong as often as lengths vary.
   int parse(double& value) const {
     const unsigned ends = separators_ | mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('\n')));
     if (ends == 0) return 0;
     const int length = __builtin_ctz(ends);
     const unsigned within = (1U << length) - 1;
+    const unsigned minus = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('-'))) & within & 1;
     const unsigned points = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('.'))) & within;
-    const bool plain = ((are_digits_ | points) & within) == within && (points & (points - 1)) == 0;
-    if (!plain || (are_digits_ & within) == 0) return 0;
+    const unsigned digits = are_digits_ & within;
+    if ((digits | points | minus) != within || (points & (points - 1)) != 0 || digits == 0) return 0;
     const int point = __builtin_ctz(points | (1U << length));
-    const auto* places = reinterpret_cast<const __m128i*>(kDigitPlaces[length][point].data());
-    const __m128i sixteen = _mm_shuffle_epi8(digits_, _mm_load_si128(places));
+    const auto* table = kDigitPlaces[length - minus][point - minus].data();
+    const __m128i places = _mm_add_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)),
+                                        _mm_set1_epi8(static_cast<char>(minus)));
+    const __m128i sixteen = _mm_shuffle_epi8(digits_, places);
     const __m128i pairs = _mm_maddubs_epi16(sixteen, _mm_set1_epi16(0x010A));
     const __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x00010064));
     const __m128i packed = _mm_packus_epi32(fours, fours);
     const __m128i eights = _mm_madd_epi16(packed, _mm_set1_epi32(0x00012710));
     const auto both = static_cast<std::uint64_t>(_mm_cvtsi128_si64(eights));
     const std::uint64_t integer = (both & 0xFFFFFFFF) * 100'000'000 + (both >> 32);
-    value = static_cast<double>(static_cast<std::int64_t>(integer)) /
-            kPowersOfTen[static_cast<unsigned>(length - point) - (points != 0)];
+    const unsigned decimals = static_cast<unsigned>(length - point) - (points != 0);
+    value = static_cast<double>(static_cast<std::int64_t>(integer)) / kDivisors[minus][decimals];
     return length;
   }
 
@@ -170,7 +178,7 @@ class Window {
 
 #else
 
-inline constexpr int kWindow = 17;
+inline constexpr int kWindow = 16;
 
 // The same, digit by digit, for other processors.
 class Window {
@@ -182,21 +190,23 @@ class Window {
   static void store_eight_digits(T*) {}
 
   int parse(double& value) const {
+    const bool minus = text_[0] == '-';
     std::int64_t integer = 0;
-    int length = 0, point = -1;
+    int length = minus, point = -1, num_digits = 0;
     for (; length < 16; ++length) {
       const char c = text_[length];
       if (is_digit(c)) {
         integer = integer * 10 + (c - '0');
+        ++num_digits;
       } else if (c == '.' && point < 0) {
         point = length;
       } else {
         break;
       }
     }
-    const bool ends = text_[length] == separator_ || text_[length] == '\n';
-    if (!ends || length > 15 || length == (point >= 0)) return 0;
-    value = static_cast<double>(integer) / kPowersOfTen[point < 0 ? 0 : length - point - 1];
+    const bool ends = length < 16 && (text_[length] == separator_ || text_[length] == '\n');
+    if (!ends || num_digits == 0) return 0;
+    value = static_cast<double>(integer) / kDivisors[minus][point < 0 ? 0 : length - point - 1];
     return length;
   }
 

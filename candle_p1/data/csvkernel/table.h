@@ -146,7 +146,7 @@ class Parser {
   }
 
   // Parses [first, stop) into rows of numbers, one after the other from `values` on, and the codes
-  // of text, column c from codes[c] on. There must be room for `capacity` rows.
+  // of text, column c from codes[c] on. There is room for `capacity` rows.
   //
   // Returns the number of rows; fewer than there are where `problem` says why.
   std::size_t parse(const char* first, const char* stop, T* values, std::int32_t* const* codes,
@@ -208,23 +208,22 @@ class Parser {
   const char* parse_numbers(const char* p, const char* stop, T* out, std::size_t num_columns,
                             bool& ended) {
     const T* const end = out + num_columns;
+    const char separator = layout_.separator;  // kept in a register
     while (out < end) {
       if (ended) return nullptr;
-      if (stop - p > kWindow) {  // a sign and the window
-        const bool negative = *p == '-';
-        const Window window(p + negative, layout_.separator);
-        if (window.is_eight_digits() && !negative && end - out >= 8) {
+      if (stop - p >= kWindow) {
+        const Window window(p, separator);
+        if (window.is_eight_digits() && end - out >= 8) {
           window.store_eight_digits(out);
           out += 8;
           p += 16;
           continue;
         }
         double value = 0;
-        const int length = window.parse(value);
-        if (length > 0) {
-          *out++ = static_cast<T>(negative ? -value : value);
-          p += negative + length;
-          ended = *p++ == '\n';
+        if (const int length = window.parse(value)) {
+          *out++ = static_cast<T>(value);
+          ended = p[length] == '\n';
+          p += length + 1;
           continue;
         }
       }
