@@ -78,9 +78,9 @@ def _measure(job: LoadJob, directory: Path, comm: Communicator) -> LoadOutcome:
         load = Attempt(lambda: benchmark.load_data(reader, params))
         elapsed_s = time.perf_counter() - start
         reads = counter.count()
+        load.agree(comm)
+        reader.digest()  # looks at every value, so that memory written through files counts, too
         memory = sampler.stop() if sampler else []
-    load.agree(comm)
-    reader.digest()
     return LoadOutcome(
         elapsed_s=elapsed_s,
         file_s=reader.load_s,

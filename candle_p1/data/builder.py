@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,27 @@ if TYPE_CHECKING:
     Names = list[list[bytes]]  # distinct texts, for each column of text
 
 
+class Place(NamedTuple):
+    """Where rows are put: in the table itself, or where ranks share it, in memory of this rank.
+
+    Attributes:
+        first: The first of the rows.
+        numbers: Takes the numbers.
+        codes: Takes the codes of the texts.
+        offset: The row of the table that is row 0 of these.
+    """
+
+    first: int
+    numbers: NDArray[np.float32]
+    codes: NDArray[np.int32]
+    offset: int
+
+
 class TableBuilder:
     """Room for all rows a file can have, of which the first ones are kept in the end.
 
     A row has at least a byte for each of its fields: the room is that many rows. It takes memory
-    where rows are reserved and written, and nowhere else.
+    where rows are put, and nowhere else.
 
     Args:
         source: The file.
@@ -38,8 +54,8 @@ class TableBuilder:
 
     Attributes:
         is_text: For each column, whether it holds text.
-        numbers: Takes the numbers: float32, shape (rows, columns of numbers).
-        codes: Takes the codes of the texts: int32, shape (columns of text, rows).
+        numbers: The numbers: float32, shape (rows, columns of numbers).
+        codes: The codes of the texts: int32, shape (columns of text, rows).
 
     Raises:
         NoRoomError: Shared memory cannot be had there; the same on all ranks.
@@ -54,6 +70,7 @@ class TableBuilder:
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         self._mine: list[slice] = []  # the rows that this rank has written
+        self._scratch = np.empty(0, np.float32)
         num_rows = source.num_bytes // head.num_columns + 2  # one may lack its end, one be cut
 
         def make() -> tuple[NodeArray, NodeArray]:
@@ -68,24 +85,36 @@ class TableBuilder:
         self.numbers: NDArray[np.float32] = self._numbers.array
         self.codes: NDArray[np.int32] = self._codes.array
 
-    def reserve(self, first: int, last: int) -> None:
-        """Takes the room of some rows, which this rank is going to write.
+    def place(self, first: int, last: int) -> Place:
+        """Returns where this rank is to put some rows."""
+        if not self._numbers.is_shared:
+            return Place(first, self.numbers, self.codes, 0)
+        size, width = last - first, self.numbers.shape[1]
+        if len(self._scratch) < size * width:
+            self._scratch = np.empty(size * width, np.float32)
+        numbers = self._scratch[: size * width].reshape(size, width)
+        return Place(first, numbers, np.empty((len(self.codes), size), np.int32), first)
 
-        Raises:
-            NoRoomError: There is none.
-        """
-        num_rows, width = self.numbers.shape
-        last = min(last, num_rows)
-        self._numbers.reserve(first * width, last * width)
-        for column in range(len(self.codes)):
-            self._codes.reserve(column * num_rows + first, column * num_rows + last)
-
-    def learn(self, names: Names, rows: slice) -> None:
+    def learn(self, place: Place, names: Names, rows: slice) -> None:
         """Makes the codes of some rows, indices into `names`, those of what this rank knows."""
         self._mine.append(rows)
-        for codes, known, column in zip(self.codes, self._names, names, strict=True):
-            places = [known.setdefault(name, len(known)) for name in column]
-            _recode(codes[rows], places)
+        here = slice(rows.start - place.offset, rows.stop - place.offset)
+        for codes, known, column in zip(place.codes, self._names, names, strict=True):
+            _recode(codes[here], [known.setdefault(name, len(known)) for name in column])
+
+    def put(self, place: Place) -> None:
+        """Puts the rows of a place into the table.
+
+        Raises:
+            NoRoomError: There is no room.
+        """
+        if place.numbers is self.numbers:
+            return
+        num_rows, width = self.numbers.shape
+        if width:
+            self._numbers.write(place.first * width, place.numbers)
+        for column, codes in enumerate(place.codes):
+            self._codes.write(column * num_rows + place.first, codes)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Gives all nodes the rows of each; collective.

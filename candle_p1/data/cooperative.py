@@ -278,17 +278,12 @@ class _Load:
             rows: The row of the first line after each bound.
             first_byte: Where in the file the text begins.
         """
-        table = self._table
         if self._error is not None or self._problem is not None:
             return
-        try:
-            table.reserve(rows[0], rows[-1])
-        except NoRoomError as error:
-            self._error = error
-            return
+        place = self._table.place(rows[0], rows[-1])
         parsed = self._threads.map(
             lambda first, last, row: kernel.parse(
-                text, first, last, self._kernel, table.numbers, table.codes, row
+                text, first, last, self._kernel, place.numbers, place.codes, row - place.offset
             ),
             bounds[:-1],
             bounds[1:],
@@ -296,9 +291,14 @@ class _Load:
         )
         problems = [_Problem(first_byte + found[0], *found[1:]) for *_, found in parsed if found]
         self._problem = min(problems, default=None)
-        if self._problem is None:
-            for (_, names, _), part in zip(parsed, pairwise(rows), strict=True):
-                table.learn(names, slice(*part))
+        if self._problem is not None:
+            return
+        for (_, names, _), part in zip(parsed, pairwise(rows), strict=True):
+            self._table.learn(place, names, slice(*part))
+        try:
+            self._table.put(place)
+        except NoRoomError as error:
+            self._error = error
 
     def _check(self) -> None:
         """Raises this rank's error, unless it is one of room."""
