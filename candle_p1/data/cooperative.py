@@ -227,11 +227,12 @@ class _Load:
         rows = [row, *(row + int(count) for count in np.cumsum(counts))]
         self._counts.append(rows[-1] - begun.num_rows)
         self._tell(rows[-1], fragment, stop)
-        self._parse(text, bounds, rows, first_byte=start)
-        line = self._receive_fragment(begun) + first_line
+        problems = self._parse(text, bounds, rows, first_byte=start)
+        line = np.frombuffer(self._receive_fragment(begun) + first_line, np.uint8)
         if has_first:
-            place = start - begun.num_bytes
-            self._parse(np.frombuffer(line, np.uint8), [0, len(line)], [row - 1, row], place)
+            first_byte = start - begun.num_bytes
+            problems += self._parse(line, [0, len(line)], [row - 1, row], first_byte)
+        self._problem = self._problem or min(problems, default=None)
 
     def _tell(self, num_rows: int, fragment: bytes, stop: int) -> None:
         """Tells the rank that has the next block, if there is one, and sends it the broken line."""
@@ -269,17 +270,20 @@ class _Load:
 
     def _parse(
         self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
-    ) -> None:
-        """Parses lines to their rows; does nothing once there is an error.
+    ) -> list[_Problem]:
+        """Parses lines to their rows; does nothing after an error in an earlier block.
 
         Args:
             text: The lines.
             bounds: Where in it each thread's begin and end.
             rows: The row of the first line after each bound.
             first_byte: Where in the file the text begins.
+
+        Returns:
+            The first problem that each thread has met, if it has.
         """
         if self._error is not None or self._problem is not None:
-            return
+            return []
         place = self._table.place(rows[0], rows[-1])
         parsed = self._threads.map(
             lambda first, last, row: kernel.parse(
@@ -290,15 +294,15 @@ class _Load:
             rows[:-1],
         )
         problems = [_Problem(first_byte + found[0], *found[1:]) for *_, found in parsed if found]
-        self._problem = min(problems, default=None)
-        if self._problem is not None:
-            return
+        if problems:
+            return problems
         for (_, names, _), part in zip(parsed, pairwise(rows), strict=True):
             self._table.learn(place, names, slice(*part))
         try:
             self._table.put(place)
         except NoRoomError as error:
             self._error = error
+        return []
 
     def _check(self) -> None:
         """Raises this rank's error, unless it is one of room."""

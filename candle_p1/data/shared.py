@@ -79,7 +79,14 @@ class NodeArray:
         if node.size == 1:
             # Python 3.10 does not name the last.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-            mapping = _Mapping(-1, num_bytes, flags=flags)
+            try:
+                mapping = _Mapping(-1, num_bytes, flags=flags)
+            except OSError as error:
+                raise DataError(
+                    f"no address space for {num_bytes / 2**30:.1f} GiB ({error.strerror}), most of"
+                    " which stays unused: raise the limit (ulimit -v)",
+                    directory,
+                ) from error
             with suppress(OSError):  # a kernel without them
                 mapping.madvise(mmap.MADV_HUGEPAGE)
         else:

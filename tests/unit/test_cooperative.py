@@ -65,6 +65,14 @@ def test_the_line_of_a_problem_is_found_in_any_block(tmp_path, block_bytes):
     )
 
 
+def test_the_first_problem_may_be_in_a_broken_line(tmp_path):
+    """The second block ends line 2 and holds line 3, which is parsed before it."""
+    path = tmp_path / "table.csv"
+    path.write_text("1,2\n1,x\n1,y\n")
+    with pytest.raises(DataError, match="line 2, column 2: the field 'x'"):
+        read_together(path, CsvLayout(), block_bytes=6)
+
+
 def test_a_mark_of_byte_order_is_passed_over(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes("\ufeffname,kind,a\nn,k,1\n".encode())
