@@ -1,8 +1,7 @@
 """Compares the methods of loading a benchmark's files, as the paper's Tables 3 and 4 do.
 
-Every measurement is a job of its own: fresh processes, which import what the method needs, touch as
-much free memory as a load may take (see `touch_memory`) and then meet at a barrier. The jobs of a
-method are
+Every measurement is a job of its own: fresh processes, which import what the method needs and then
+meet at a barrier. The jobs of a method are
 
 - one that is not counted, where a method has to prepare something first;
 - one whose memory is sampled. The samples cost time, so this one is not timed;

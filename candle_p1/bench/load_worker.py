@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from candle_p1.bench.job import ERROR_MARK, LoadJob, LoadOutcome, bind, write_outcomes
-from candle_p1.bench.memory import MemorySampler, touch_memory
+from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.reads import ReadCounter
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, loading
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.params import ParameterSet
 
-TOUCHED_PER_FILE_BYTE = 3
-"""About what the data frames of the largest method take."""
 SPECIMEN = "1,0.5,-2\n0,1e-3,12.25\n"
 
 
@@ -70,8 +68,6 @@ def _measure(job: LoadJob, directory: Path, comm: Communicator) -> LoadOutcome:
         or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]
     )
     _read_specimen(directory, params, comm, threads)
-    file_bytes = sum(path.stat().st_size for path in files.paths.values())
-    touch_memory(TOUCHED_PER_FILE_BYTE * file_bytes, comm.local_size)
     reader = Reader(files, loading(params, comm, threads))
 
     with ExitStack() as stack:

@@ -12,7 +12,6 @@ the one it watches. Still no timing should come from a process that is sampled.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import select
 import subprocess
@@ -20,9 +19,6 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,20 +67,6 @@ def memory_bytes(smaps_rollup: str) -> int:
     if "Pss_Anon" in kib:
         return (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
     return kib["Pss"] * 1024
-
-
-def touch_memory(num_bytes: int, num_ranks: int) -> None:
-    """Writes to free memory and gives it back, so that it is there when a load asks for it.
-
-    The host of a virtual machine takes back what is free, and handing it out again takes longer
-    than anything a fast loader does; how much of it there is depends on the job before.
-
-    Args:
-        num_bytes: How much for each rank; no more than its share of half of what is available.
-        num_ranks: Ranks on this node.
-    """
-    num_bytes = min(num_bytes, psutil.virtual_memory().available // 2 // num_ranks)
-    np.empty(num_bytes, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def growth(samples: Samples) -> Samples:

@@ -50,7 +50,6 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
         )
     if report["synthetic"]:
         yield "the data are synthetic"
-    yield "free memory is touched before each load, for a virtual machine's host to provide it"
     yield "memory is what the load adds, without the file cache, in a job that is not timed"
     yield (
         "bytes read are those of system calls: of a file mapped into memory, as cached and recent"
