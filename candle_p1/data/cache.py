@@ -313,13 +313,16 @@ def _read_slabs(
     first = _first_byte(header["num_bytes"])
     sizes = [4 * num_rows * num_columns, *(4 * num_rows for _ in header["text"])]
     node = comm.local
-    if node.size == 1:
+    # By all ranks: a node of one rank needs no memory to share, and agrees with the others.
+    array = Attempt(
+        lambda: allocate((sum(sizes),), np.uint8, node, notify) if node.size > 1 else None
+    ).agree(comm)
+    if array is None:
         with path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         whole: Bytes = np.frombuffer(mapping, np.uint8)[first:]
         read = _keep
     else:
-        array = Attempt(lambda: allocate((sum(sizes),), np.uint8, node, notify)).agree(comm)
         whole = array.array
         file_number = os.open(path, os.O_RDONLY)
 
@@ -351,7 +354,7 @@ def _read_slabs(
                 problem = "its content does not fit its digest"
     except UnfitCacheError as error:
         problem = str(error)
-    if node.size > 1:
+    if array is not None:
         os.close(file_number)
         node.barrier()
         whole = array.keep(len(whole))
