@@ -87,7 +87,7 @@ class TableBuilder:
 
     def place(self, first: int, last: int) -> Place:
         """Returns where this rank is to put some rows."""
-        if not self._numbers.is_shared:
+        if self._comm.local.size == 1:
             return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
         if len(self._scratch) < size * width:

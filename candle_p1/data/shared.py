@@ -95,11 +95,6 @@ class NodeArray:
         mapping.node = node
         self.array = np.frombuffer(mapping, dtype).reshape(shape)
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other ranks have it, too."""
-        return self._file >= 0
-
     def reserve(self, first: int, last: int) -> None:
         """Takes the room of some elements, by their number in memory: writing them cannot fail.
 
@@ -108,7 +103,7 @@ class NodeArray:
         Raises:
             NoRoomError: There is none.
         """
-        if self.is_shared and first < last:
+        if self._file >= 0 and first < last:
             size = self.array.itemsize
             with self._room():
                 os.posix_fallocate(self._file, first * size, (last - first) * size)
