@@ -65,7 +65,7 @@ test-jax: .venv-jax/setup.done ## Run one process with JAX, without TensorFlow, 
 	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
 
 # Twice: with the instructions of x86, and as other processors read.
-FUZZ_SECONDS := 600
+FUZZ_SECONDS ?= 600
 FUZZ_FLAGS := -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
 fuzz: ## Parse damaged tables under sanitizers for FUZZ_SECONDS (600)
 	@mkdir -p build

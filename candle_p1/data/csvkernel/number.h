@@ -117,15 +117,15 @@ alignas(16) inline constexpr DigitPlaces kDigitPlaces = make_digit_places();
 // Sixteen bytes of text, from the start of a field.
 class Window {
  public:
-  Window(const char* text, char separator)
+  explicit Window(const char* text)
       : text_(_mm_loadu_si128(reinterpret_cast<const __m128i*>(text))),
         digits_(_mm_sub_epi8(text_, _mm_set1_epi8('0'))),
-        separators_(mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8(separator)))),
         are_digits_(mask(_mm_cmpeq_epi8(_mm_min_epu8(digits_, _mm_set1_epi8(9)), digits_))) {}
 
   // Whether these are eight fields of one digit, each with a separator behind it.
-  bool is_eight_digits() const {
-    return ((separators_ ^ 0xAAAA) | (~are_digits_ & 0x5555)) == 0;
+  bool is_eight_digits(char separator) const {
+    const unsigned separators = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8(separator)));
+    return ((separators ^ 0xAAAA) | (~are_digits_ & 0x5555)) == 0;
   }
 
   void store_eight_digits(float* out) const {
@@ -141,18 +141,17 @@ class Window {
     std::copy(values, values + 8, out);
   }
 
-  // Reads a field that ends here: digits, at most one point among them, perhaps a minus before.
-  // Returns its length; 0 where it is anything else. Without branches that depend on the length:
+  // Reads a field of less than 16 bytes: digits, at most one point among them, perhaps a minus
+  // before. Returns false where it is anything else. Without branches that depend on the length:
   // they would be guessed wrong as often as lengths vary.
-  int parse(double& value) const {
-    const unsigned ends = separators_ | mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('\n')));
-    if (ends == 0) return 0;
-    const int length = __builtin_ctz(ends);
+  bool parse(int length, double& value) const {
     const unsigned within = (1U << length) - 1;
     const unsigned minus = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('-'))) & within & 1;
     const unsigned points = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('.'))) & within;
     const unsigned digits = are_digits_ & within;
-    if ((digits | points | minus) != within || (points & (points - 1)) != 0 || digits == 0) return 0;
+    if ((digits | points | minus) != within || (points & (points - 1)) != 0 || digits == 0) {
+      return false;
+    }
     const int point = __builtin_ctz(points | (1U << length));
     const auto* table = kDigitPlaces[length - minus][point - minus].data();
     const __m128i places = _mm_add_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(table)),
@@ -166,14 +165,14 @@ class Window {
     const std::uint64_t integer = (both & 0xFFFFFFFF) * 100'000'000 + (both >> 32);
     const unsigned decimals = static_cast<unsigned>(length - point) - (points != 0);
     value = static_cast<double>(static_cast<std::int64_t>(integer)) / kDivisors[minus][decimals];
-    return length;
+    return true;
   }
 
  private:
   static unsigned mask(__m128i bytes) { return static_cast<unsigned>(_mm_movemask_epi8(bytes)); }
 
   __m128i text_, digits_;
-  unsigned separators_, are_digits_;
+  unsigned are_digits_;
 };
 
 #else
@@ -183,36 +182,34 @@ inline constexpr int kWindow = 16;
 // The same, digit by digit, for other processors.
 class Window {
  public:
-  Window(const char* text, char separator) : text_(text), separator_(separator) {}
+  explicit Window(const char* text) : text_(text) {}
 
-  static constexpr bool is_eight_digits() { return false; }
+  static constexpr bool is_eight_digits(char) { return false; }
   template <class T>
   static void store_eight_digits(T*) {}
 
-  int parse(double& value) const {
+  bool parse(int length, double& value) const {
     const bool minus = text_[0] == '-';
     std::int64_t integer = 0;
-    int length = minus, point = -1, num_digits = 0;
-    for (; length < 16; ++length) {
-      const char c = text_[length];
+    int point = -1, num_digits = 0;
+    for (int i = minus; i < length; ++i) {
+      const char c = text_[i];
       if (is_digit(c)) {
         integer = integer * 10 + (c - '0');
         ++num_digits;
       } else if (c == '.' && point < 0) {
-        point = length;
+        point = i;
       } else {
-        break;
+        return false;
       }
     }
-    const bool ends = length < 16 && (text_[length] == separator_ || text_[length] == '\n');
-    if (!ends || num_digits == 0) return 0;
+    if (num_digits == 0) return false;
     value = static_cast<double>(integer) / kDivisors[minus][point < 0 ? 0 : length - point - 1];
-    return length;
+    return true;
   }
 
  private:
   const char* text_;
-  char separator_;
 };
 
 #endif

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ends.h"
 #include "number.h"
 
 namespace csvkernel {
@@ -209,21 +210,25 @@ class Parser {
                             bool& ended) {
     const T* const end = out + num_columns;
     const char separator = layout_.separator;  // kept in a register
+    FieldEnds ends(p, stop, separator);
     while (out < end) {
       if (ended) return nullptr;
-      if (stop - p >= kWindow) {
-        const Window window(p, separator);
-        if (window.is_eight_digits() && end - out >= 8) {
+      const char* const field_end = ends.next();
+      if (field_end != nullptr && field_end - p < kWindow && stop - p >= kWindow) {
+        const Window window(p);
+        const auto length = static_cast<int>(field_end - p);
+        if (length == 1 && end - out >= 8 && window.is_eight_digits(separator)) {
           window.store_eight_digits(out);
           out += 8;
           p += 16;
+          ends.restart(p);
           continue;
         }
         double value = 0;
-        if (const int length = window.parse(value)) {
+        if (window.parse(length, value)) {
           *out++ = static_cast<T>(value);
-          ended = p[length] == '\n';
-          p += length + 1;
+          ended = *field_end == '\n';
+          p = field_end + 1;
           continue;
         }
       }
@@ -233,6 +238,7 @@ class Parser {
       ++out;
       p = fields.position();
       ended = fields.at_end();
+      if (p - 1 != field_end) ends.restart(p);  // a quoted separator
     }
     return p;
   }
