@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.distributed.comm import Attempt
-from candle_p1.distributed.link import Link, Terminated
+from candle_p1.distributed.link import Link
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.screen import Screen, output_to_file
@@ -149,8 +148,8 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
             phase = "/".join(phases.failed_in) or None
             _record_agreed_failure(record_path, record, error, phase)
         raise
-    except (KeyboardInterrupt, Terminated) as interruption:
-        link.report_signal(getattr(interruption, "number", signal.SIGINT))
+    except KeyboardInterrupt:
+        link.report_interrupt()
         raise
     except BaseException as error:
         link.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -14,7 +14,6 @@ from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import devices
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
-from candle_p1.distributed.link import Terminated
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
@@ -181,8 +180,6 @@ def main(benchmark: Benchmark) -> None:
             sys.exit(EXIT_CODE)
         print(f"error: rank {comm.rank}: {error}", file=sys.stderr, flush=True)
         comm.abort(EXIT_CODE)
-    except Terminated as terminated:
-        sys.exit(128 + terminated.number)
     except Exception:
         traceback.print_exc()
         comm.abort(1)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 UNWIND_S = 3.0
-"""How long the main thread may take to unwind after a signal before the process ends itself."""
+"""How long the main thread may take to unwind after Ctrl-C, and the sentinel to end this process
+after another signal, before it ends itself."""
 CONNECT_S = 10.0
 HEARTBEAT_S = 1.0
 """How often a rank tells how many steps it has begun, while that changes."""
@@ -37,19 +38,13 @@ HOROVOD_SHUTDOWN = "Horovod has been shut down"
 """What the operations of Horovod say after a stall, and after another rank has gone."""
 
 
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived: unwinds the main thread like KeyboardInterrupt."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(signal.Signals(number).name)
-
-
 class Link:
     """Connects a rank to the sentinel of its run; rank 0 starts the sentinel. Collective.
 
     Signals are seen at once, also while the main thread sits in a collective: they arrive through
-    the wake-up file descriptor, which the C-level handler writes.
+    the wake-up file descriptor, which the C-level handler writes. After SIGTERM and SIGHUP the
+    sentinel ends the process; an exception out of their handler could arise anywhere, and while
+    TensorFlow traces a model it crashes there. Ctrl-C raises KeyboardInterrupt as it always does.
 
     Args:
         comm: The ranks of the run.
@@ -89,7 +84,7 @@ class Link:
         self._wakeup, self._wakeup_writer = socket.socketpair()
         self._handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
-        self._signal: int | None = None
+        self._interrupted = False
         self._send(
             {
                 "hello": {
@@ -118,13 +113,13 @@ class Link:
     def report_error(self, message: str, traceback: str | None = None) -> None:
         """Tells the sentinel that this rank failed, and waits until the failure is on record.
 
-        After a signal the error is taken for the signal's: libraries through which the exception of
-        a handler passes (TensorFlow, while it traces) turn it into one of their own.
+        After Ctrl-C the error is taken for its own: libraries through which KeyboardInterrupt passes
+        (TensorFlow, while it traces) turn it into one of theirs.
 
         Returns after the sentinel has told the other ranks to end.
         """
-        if self._signal is not None:
-            self.report_signal(self._signal)
+        if self._interrupted:
+            self.report_interrupt()
             return
         self._ending.set()  # this rank ends by raising; it need not be ended
         stalled = HOROVOD_SHUTDOWN in message
@@ -134,10 +129,10 @@ class Link:
         self._send({"error": {"message": message, "traceback": traceback, "stalled": stalled}})
         self._thread.join(timeout=UNWIND_S)
 
-    def report_signal(self, number: int) -> None:
-        """Tells the sentinel that a signal unwound this rank, and waits until that is on record."""
+    def report_interrupt(self) -> None:
+        """Tells the sentinel that Ctrl-C unwound this rank, and waits until that is on record."""
         self._ending.set()
-        self._send({"signal": number})
+        self._send({"signal": signal.SIGINT})
         self._thread.join(timeout=UNWIND_S)
 
     def close(self) -> None:
@@ -172,16 +167,21 @@ class Link:
             if handler in (signal.SIG_IGN, None):
                 continue  # nohup, or whoever embeds Python, has decided about it
             self._handlers[number] = handler
-            signal.signal(number, self._unwind)
+            signal.signal(number, self._handle)
 
-    def _unwind(self, number: int, frame: FrameType | None) -> None:
-        """Is the handler of signals: notes the signal and unwinds the main thread."""
-        self._signal = number
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Is the handler of signals, and leaves them to `_listen`, but for Ctrl-C."""
+        if number != signal.SIGINT:
+            return
+        self._interrupted = True
+        if self._send_lock.acquire(blocking=False):  # else this very thread may hold it
+            self._send_lock.release()
+            self._send({"signal": number})  # before anything crashes on the way
         handler = self._handlers[number]
-        if number == signal.SIGINT and callable(handler):
+        if callable(handler):
             handler(number, frame)  # Python's own raises KeyboardInterrupt
         else:
-            raise Terminated(number)
+            raise KeyboardInterrupt
 
     def _listen(self) -> None:
         """Runs in a thread: passes signals on to the sentinel and obeys its order to end."""

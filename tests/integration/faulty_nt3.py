@@ -34,11 +34,11 @@ def note_phase_and_fail(self, path):
             raise ValueError("planted")
         elif what == "exhaust memory":
             bytearray(2**60)
-        elif what == "turn a signal into an error":  # as TensorFlow does while it traces
+        elif what == "turn Ctrl-C into an error":  # as TensorFlow does while it traces
             try:
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGINT)
             except BaseException as caught:
-                raise ValueError("in place of the signal") from caught
+                raise ValueError("in place of Ctrl-C") from caught
 
 
 Link.report_phase = note_phase_and_fail

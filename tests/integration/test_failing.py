@@ -146,12 +146,12 @@ def test_the_launcher_is_interrupted(job, tmp_path, number):
     assert "SIG" in record["failure"]["reason"]
 
 
-def test_a_signal_that_a_library_turned_into_an_error_is_an_interruption(job, tmp_path):
-    process = job("0:train:turn a signal into an error", num_ranks=1)
+def test_ctrl_c_that_a_library_turned_into_an_error_is_an_interruption(job, tmp_path):
+    process = job("0:train:turn Ctrl-C into an error", num_ranks=1)
     code, _, record = end_of(process, tmp_path)
     assert code != 0
     assert record["status"] == "interrupted"
-    assert "SIGTERM" in record["failure"]["reason"]
+    assert "SIGINT" in record["failure"]["reason"]
 
 
 @pytest.mark.parametrize(
