@@ -104,6 +104,7 @@ class Benchmark(ABC):
         recipe: Makes its synthetic data; None if it has none.
         supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
         unsupported: Its own parameters that CANDLE's files set and nothing here reads.
+        other_feeds: The names of what `other_samples` returns.
     """
 
     name: ClassVar[str]
@@ -113,6 +114,7 @@ class Benchmark(ABC):
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[frozenset[str]] = frozenset()
+    other_feeds: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:
@@ -148,6 +150,13 @@ class Benchmark(ABC):
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the test metrics of the best constant predictor, by metric name."""
+        return {}
+
+    def other_samples(self, data: DataSet) -> Mapping[str, Samples]:
+        """Returns the training samples in other forms, by name, for ``candle-p1 bench step``.
+
+        They hold the same batches, made in ways that are worth a comparison.
+        """
         return {}
 
     def evaluate(self, trained: Trained) -> Quality:

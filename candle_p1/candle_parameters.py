@@ -369,6 +369,27 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
     Parameter(
         "data_seed", int, 2019, "random seed of the synthetic data", minimum=0, maximum=MAX_SEED
     ),
+    Parameter(
+        "kernels",
+        str,
+        "fast",
+        "fast forms of layers and optimizers where there are any, or Keras's own (plain)",
+        choices=("fast", "plain"),
+    ),
+    Parameter(
+        "compression",
+        str,
+        "none",
+        "what gradients are sent as: none, as they are, or fp16, half of the bytes",
+        choices=("none", "fp16"),
+    ),
+    Parameter(
+        "backward_passes_per_step",
+        int,
+        1,
+        "batches whose gradients are added up before ranks exchange them and the weights change",
+        minimum=1,
+    ),
     Parameter("deterministic", bool, True, "repeat runs of the same seed and ranks bit for bit"),
     Parameter(
         "check_replicas", bool, False, "compare the models of all ranks after every step; slow"

@@ -49,20 +49,28 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
     """
     from keras import layers
 
+    from candle_p1.kernels.layers import Conv1D, MaxPooling1D
     from candle_p1.layers import LocallyConnected1D
 
     convolutions = read_convolutions(params, length)
     initializer = params["initialization"] or "glorot_uniform"
+    normalize, activation = params["batch_normalization"], params["activation"]
     for each in convolutions:
-        layer = LocallyConnected1D if params["locally_connected"] else layers.Conv1D
+        layer = LocallyConnected1D if params["locally_connected"] else Conv1D
         model.add(
-            layer(each.filters, each.kernel_size, each.strides, kernel_initializer=initializer)
+            layer(
+                each.filters,
+                each.kernel_size,
+                each.strides,
+                activation=None if normalize else activation,
+                kernel_initializer=initializer,
+            )
         )
-        if params["batch_normalization"]:
+        if normalize:
             model.add(layers.BatchNormalization())
-        model.add(layers.Activation(params["activation"]))
+            model.add(layers.Activation(activation))
         if each.pool_size:
-            model.add(layers.MaxPooling1D(each.pool_size))
+            model.add(MaxPooling1D(each.pool_size))
     if convolutions:
         model.add(layers.Flatten())
 

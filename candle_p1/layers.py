@@ -20,6 +20,7 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         filters: Output channels.
         kernel_size: Inputs that one output sees.
         strides: Inputs from one output to the next.
+        activation: Of the outputs; None is none.
         kernel_initializer: Initial weights.
     """
 
@@ -28,11 +29,13 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         filters: int,
         kernel_size: int,
         strides: int = 1,
+        activation: Any = None,
         kernel_initializer: Any = "glorot_uniform",
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.filters, self.kernel_size, self.strides = filters, kernel_size, strides
+        self.activation = keras.activations.get(activation)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -56,7 +59,8 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         windows = ops.concatenate(
             [inputs[:, i : i + last : self.strides] for i in range(self.kernel_size)], axis=-1
         )
-        return ops.einsum("bpi,pif->bpf", windows, self.kernel) + self.bias
+        outputs = ops.einsum("bpi,pif->bpf", windows, self.kernel) + self.bias
+        return self.activation(outputs)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[Any, ...]:
         """Returns (batch, positions, filters)."""
@@ -71,6 +75,7 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
             "filters": self.filters,
             "kernel_size": self.kernel_size,
             "strides": self.strides,
+            "activation": keras.activations.serialize(self.activation),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 

@@ -24,11 +24,12 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
     """Returns a ``keras.optimizers.Optimizer``; with loss scaling where data_type is f16.
 
     Args:
-        params: Gives optimizer, momentum and data_type.
+        params: Gives optimizer, momentum, backward_passes_per_step and data_type.
         learning_rate: The learning rate, scaled already.
 
     Raises:
-        ParameterError: There is no such optimizer, or momentum is given to one that has none.
+        ParameterError: There is no such optimizer, or momentum is given to one that has none, or
+            several passes are asked for in mixed precision.
     """
     import keras
 
@@ -41,6 +42,13 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
                 " none; leave it out"
             )
         settings["momentum"] = params["momentum"]
+    if params["backward_passes_per_step"] > 1:
+        if params["data_type"] == "f16":
+            raise ParameterError(
+                f"backward_passes_per_step ({params.origin('backward_passes_per_step')}): gradients"
+                " of several passes are not added up under loss scaling; use data_type f32"
+            )
+        settings["gradient_accumulation_steps"] = params["backward_passes_per_step"]
     optimizer = optimizer_class(**settings)
     if params["data_type"] == "f16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -82,8 +90,11 @@ def _optimizer_class(name: str) -> Any:
     for special in ("optimizer", "lossscaleoptimizer"):
         known.pop(special, None)
     try:
-        return known[name.lower()]
+        found = known[name.lower()]
     except KeyError:
         raise ParameterError(
             f"optimizer {name!r} is none of Keras's{did_you_mean(name.lower(), known)}"
         ) from None
+    from candle_p1.kernels.optimizers import FORMS
+
+    return FORMS.get(found, found)

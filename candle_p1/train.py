@@ -9,12 +9,12 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from candle_p1 import environment
+from candle_p1 import environment, kernels
 from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import devices
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
-from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
+from candle_p1.errors import EXIT_CODE, CandleError, DistributedError, ParameterError
 from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.optimizers import check_names, default_learning_rate, make_optimizer
@@ -67,8 +67,9 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             with phases("preprocess"):
                 data = _limit(benchmark.preprocess(raw, params), params)
             with phases("build"):
-                plan = _plan(params, len(data.train), comm)
-                model = _build(benchmark, params, data, plan, device, comm)
+                plan = make_plan(params, len(data.train), comm)
+                _check_passes(plan, params)
+                model = build_model(benchmark, params, data, plan, device, comm)
             return data, plan, model
 
         prepared = Attempt(prepare)
@@ -116,6 +117,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 "loss": model.loss if isinstance(model.loss, str) else type(model.loss).__name__,
                 "data_type": params["data_type"],
                 "jit_compile": bool(model.jit_compile),
+                "kernels": "fast" if kernels.are_fast() else "plain",
             },
             distributed=exchange,
             training=training,
@@ -205,19 +207,11 @@ def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
 def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
     """Sets up device, precision and Horovod, and proves that gradients are averaged."""
     comm = this.comm
-    configure = partial(
-        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
-    )
-    device = Attempt(configure).agree(comm)
+    device = set_up_device(params, comm)
     if params["verbose"]:
         this.screen.say(params.to_text())
     for warning in device.warnings:
         this.screen.warn(warning)
-    import keras
-
-    keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
-    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
-    keras.config.set_dtype_policy(policies[params["data_type"]])
     exchange = distributed.start_horovod(
         comm,
         stall_shutdown_s=params["stall_shutdown_s"],
@@ -227,9 +221,28 @@ def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)
     distributed.check_averaging(
-        lambda: distributed.distribute_optimizer(plain(), comm), plain, comm
+        lambda: distributed.distribute_optimizer(plain(), comm, params["compression"]), plain, comm
     )
     return device, exchange | {"averaging_checked": comm.size > 1}
+
+
+def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
+    """Sets up this rank's device, the precision and the kernels; collective.
+
+    Raises:
+        CandleError: The device cannot be had; the same on every rank.
+    """
+    configure = partial(
+        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
+    )
+    device = Attempt(configure).agree(comm)
+    import keras
+
+    keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
+    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
+    keras.config.set_dtype_policy(policies[params["data_type"]])
+    kernels.choose(params["kernels"], on_cpu=not device.is_gpu)
+    return device
 
 
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
@@ -252,7 +265,8 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     return data
 
 
-def _plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
+def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
+    """Returns what the parameters make of these samples on these ranks."""
     learning_rate = params["learning_rate"]
     if learning_rate is None:
         learning_rate = default_learning_rate(params["optimizer"])
@@ -272,7 +286,18 @@ def _plan(params: ParameterSet, num_samples: int, comm: Communicator) -> Scaling
     )
 
 
-def _build(
+def _check_passes(plan: ScalingPlan, params: ParameterSet) -> None:
+    """Raises where the last gradients would be added up and never used."""
+    passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
+    total = num_steps * plan.epochs_per_rank
+    if total % passes:
+        raise ParameterError(
+            f"backward_passes_per_step {passes} ({params.origin('backward_passes_per_step')}) does"
+            f" not divide the {total} steps of a rank: the gradients of the last ones would be lost"
+        )
+
+
+def build_model(
     benchmark: Benchmark,
     params: ParameterSet,
     data: DataSet,
@@ -291,7 +316,7 @@ def _build(
     # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
-        optimizer=distributed.distribute_optimizer(optimizer, comm),
+        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"]),
         loss=benchmark.loss(params),
         metrics=benchmark.metrics(params),
         jit_compile="auto" if xla else False,

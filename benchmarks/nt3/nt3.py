@@ -95,6 +95,8 @@ class Nt3(Benchmark):
         import keras
         from keras import layers
 
+        from candle_p1.kernels.layers import Dense
+
         num_genes = data.train.x_shape[0]
         initializer = params["initialization"] or "glorot_uniform"
         model = keras.Sequential([layers.Input((num_genes, 1))], name="nt3")
@@ -102,11 +104,11 @@ class Nt3(Benchmark):
         if not params["conv"]:
             model.add(layers.Flatten())
         for units in params["dense"] or ():
-            model.add(layers.Dense(units, kernel_initializer=initializer))
+            model.add(Dense(units, kernel_initializer=initializer))
             model.add(layers.Activation(params["activation"]))
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
-        model.add(layers.Dense(params["classes"], kernel_initializer=initializer))
+        model.add(Dense(params["classes"], kernel_initializer=initializer))
         # The softmax, and the loss after it, stay in float32 under mixed precision.
         model.add(layers.Activation(params["out_activation"], dtype=keras.config.floatx()))
         return model

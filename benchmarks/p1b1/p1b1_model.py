@@ -25,6 +25,8 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
     import keras
     from keras import layers
 
+    from candle_p1.kernels.layers import Dense
+
     profile = layers.Input((num_features,), name="profile")
     inputs, condition = [profile], []
     if params["model"] == "cvae":
@@ -38,7 +40,7 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
     encoded = _dense_layers(join(profile), units, params)
     latent = _latent(encoded, params, num_features)
     decoded = _dense_layers(join(latent), list(reversed(units)), params)
-    output = layers.Dense(
+    output = Dense(
         num_features,
         activation=params["out_activation"],
         kernel_initializer=_initializer(params),
@@ -48,11 +50,12 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
 
 
 def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
-    from keras import layers
+
+    from candle_p1.kernels.layers import Dense
 
     size = params["latent_dim"]
     if params["model"] == "ae":
-        return layers.Dense(
+        return Dense(
             size,
             activation=params["latent_activation"] or params["activation"],
             kernel_initializer=_initializer(params),
@@ -60,8 +63,8 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
         )(encoded)
     from candle_p1.layers import SampleNormal
 
-    mean = layers.Dense(size, name="z_mean")(encoded)
-    log_variance = layers.Dense(size, name="z_log_var")(encoded)
+    mean = Dense(size, name="z_mean")(encoded)
+    log_variance = Dense(size, name="z_log_var")(encoded)
     # The cross-entropy is a mean over features, so the divergence is divided by as many.
     return SampleNormal(params["epsilon_std"], 1 / num_features, name="z")([mean, log_variance])
 
@@ -69,9 +72,11 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
 def _dense_layers(tensor: Any, units: Sequence[int], params: ParameterSet) -> Any:
     from keras import layers
 
+    from candle_p1.kernels.layers import Dense
+
     for size in units:
         before = tensor
-        tensor = layers.Dense(
+        tensor = Dense(
             size, activation=params["activation"], kernel_initializer=_initializer(params)
         )(tensor)
         if params["residual"] and before.shape == tensor.shape:

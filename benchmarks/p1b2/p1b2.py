@@ -79,12 +79,14 @@ class P1b2(Benchmark):
         import keras
         from keras import layers
 
+        from candle_p1.kernels.layers import Dense
+
         assert isinstance(data, P1b2Data)
         initializer = params["initialization"] or "glorot_uniform"
         model = keras.Sequential([layers.Input(data.train.x_shape)], name="p1b2")
         for units in params["dense"] or ():
             model.add(
-                layers.Dense(
+                Dense(
                     units,
                     activation=params["activation"],
                     kernel_initializer=initializer,
@@ -94,7 +96,7 @@ class P1b2(Benchmark):
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
         model.add(
-            layers.Dense(
+            Dense(
                 len(data.types),
                 activation=params["out_activation"] or params["activation"],
                 kernel_initializer=initializer,
@@ -126,6 +128,8 @@ BENCHMARK = P1b2()
 def _penalties(weight: float) -> dict[str, Any]:
     import keras
 
+    from candle_p1.kernels.regularizers import L2
+
     class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
         """Squares of the activities, summed over units and averaged over the batch.
 
@@ -139,7 +143,7 @@ def _penalties(weight: float) -> dict[str, Any]:
     if not weight:
         return {}
     return {
-        "kernel_regularizer": keras.regularizers.L2(weight),
+        "kernel_regularizer": L2(weight),
         "activity_regularizer": MeanL2(),
     }
 

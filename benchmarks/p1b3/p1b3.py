@@ -16,6 +16,7 @@ from candle_p1.convolutions import add_convolutions
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
 from candle_p1.scores import RegressionScore
+from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import P1b3Recipe
 from p1b3_tables import (
@@ -92,6 +93,7 @@ class P1b3(Benchmark):
         "test_drugs": "test_drug_data",
     }
     recipe = P1b3Recipe()
+    other_feeds = ("merged",)
     supports = frozenset(
         {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
     )
@@ -237,6 +239,12 @@ class P1b3(Benchmark):
             lines.shape[1],
         )
 
+    def other_samples(self, data: DataSet) -> dict[str, Samples]:
+        """Returns the samples as CANDLE makes them."""
+        rows = data.train.x
+        assert isinstance(rows, JoinedRows)
+        return {"merged": Samples(MergedRows(rows), data.train.y)}
+
     def metrics(self, params: ParameterSet) -> list[Any]:
         """Returns the accuracy at the cut-offs, and the metric asked for."""
         from candle_p1.metrics import CutoffAccuracy
@@ -248,6 +256,7 @@ class P1b3(Benchmark):
         import keras
         from keras import layers
 
+        from candle_p1.kernels.layers import Dense
         from candle_p1.layers import NoiseOnColumns
 
         assert isinstance(data, P1b3Data)
@@ -261,14 +270,14 @@ class P1b3(Benchmark):
             model.add(layers.Reshape((num_inputs, 1)))
             add_convolutions(model, params, num_inputs)
         for units in params["dense"] or ():
-            model.add(layers.Dense(units, kernel_initializer=initializer))
+            model.add(Dense(units, kernel_initializer=initializer))
             if params["batch_normalization"]:
                 model.add(layers.BatchNormalization())
             model.add(layers.Activation(params["activation"]))
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
         # The loss stays in float32 under mixed precision.
-        model.add(layers.Dense(1, kernel_initializer=initializer, dtype=keras.config.floatx()))
+        model.add(Dense(1, kernel_initializer=initializer, dtype=keras.config.floatx()))
         return model
 
     def evaluate(self, trained: Trained) -> Quality:

@@ -125,8 +125,11 @@ class JoinedRows:
         first_drug = 1 + self.lines.shape[1]
         batch = np.empty((len(line), first_drug + self.drugs.shape[1]), np.float32)
         batch[:, 0] = self.log_concentration[which]
-        batch[:, 1:first_drug] = self.lines[line]
-        batch[:, first_drug:] = self.drugs[drug]
+        for row, of_line, of_drug in zip(
+            batch, line, drug, strict=True
+        ):  # without an array between
+            row[1:first_drug] = self.lines[of_line]
+            row[first_drug:] = self.drugs[of_drug]
         return batch
 
 

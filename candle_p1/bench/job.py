@@ -9,24 +9,19 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
-from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
+from candle_p1.errors import EXIT_CODE, CandleError, SetupError
 from candle_p1.machines.launchers import Launch, mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from candle_p1.bench.memory import Samples
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.params import ParameterSet
+    from typing_extensions import Self
 
-WORKER = "candle_p1.bench.load_worker"
 ERROR_MARK = "error: "
-OPTIONS = {"loader": "--methods", "load_threads": "--threads"}
-"""What sets a benchmark's parameter in a comparison."""
 END_S = 5.0
 """How long a job may take to end when it is asked to."""
 KILLED = (-9, 128 + 9)
@@ -34,91 +29,45 @@ KILLED = (-9, 128 + 9)
 
 
 @dataclass(frozen=True)
-class LoadJob:
-    """What a job loads, and how.
+class Job:
+    """What the ranks of a job are to measure; its fields go to them as JSON.
 
     Attributes:
-        benchmark: Its name, path or module.
-        flags: Of the benchmark.
-        method: The loader.
-        threads: Of each rank; 0 is its share of the cores.
-        samples_memory: Whether to sample the memory meanwhile, which takes time.
+        worker: The module that each rank runs, with the job's directory as its argument; see
+            candle_p1.bench.worker.
     """
 
-    benchmark: str
-    flags: Sequence[str]
-    method: str
-    threads: int
-    samples_memory: bool
+    worker: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """What is measured, for messages."""
+        raise NotImplementedError
 
     def write(self, directory: Path) -> None:
         """Writes the job into its directory."""
         (directory / "job.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
-    def read(cls, directory: Path) -> LoadJob:
+    def read(cls, directory: Path) -> Self:
         """Reads a job from its directory."""
         return cls(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
 
 
-@dataclass(frozen=True)
-class LoadOutcome:
-    """What a rank has measured.
-
-    Attributes:
-        elapsed_s: From the barrier to the end of the load.
-        file_s: The time of each file, by role.
-        threads: That this rank may read with.
-        matrix_bytes: Of the matrices this rank has loaded.
-        digests: Of the tables as read, by role.
-        memory: Samples since before the barrier; none where they were not taken.
-        bytes_read: By system calls; None where the kernel does not count.
-        storage_bytes_read: From storage; None likewise.
-    """
-
-    elapsed_s: float
-    file_s: dict[str, float]
-    threads: int
-    matrix_bytes: int
-    digests: dict[str, str]
-    memory: Samples
-    bytes_read: int | None
-    storage_bytes_read: int | None
-
-
-def bind(benchmark: Benchmark, flags: Sequence[str], method: str, threads: int) -> ParameterSet:
-    """Returns the parameters of a benchmark whose files are loaded by a method.
-
-    Args:
-        benchmark: What to load.
-        flags: Of the benchmark.
-        method: The loader.
-        threads: Of each rank; 0 is its share of the cores.
-
-    Raises:
-        CandleError: A flag is wrong, or names the loader, or a file is missing.
-    """
-    params = benchmark.bind(benchmark.initialize_parameters(argv=flags))
-    for name, option in OPTIONS.items():
-        if params.origin(name).kind == "flag":
-            raise ParameterError(f"--{name} is not for a comparison: use {option}")
-    return params.replace({"loader": method, "load_threads": threads})
-
-
-def write_outcomes(directory: Path, outcomes: Sequence[LoadOutcome]) -> None:
-    """Writes what the ranks have measured into their job's directory."""
+def write_outcomes(directory: Path, outcomes: Sequence[Any]) -> None:
+    """Writes what the ranks have measured, a dataclass each, into their job's directory."""
     content = json.dumps([asdict(outcome) for outcome in outcomes])
     (directory / "outcomes.json").write_text(content, encoding="utf-8")
 
 
-def launch(num_ranks: int, directory: str) -> Launch:
+def launch(worker: str, num_ranks: int, directory: str) -> Launch:
     """Returns the command that starts a job's ranks; its directory holds the job."""
-    command = [sys.executable, "-m", WORKER, directory]
+    command = [sys.executable, "-m", worker, directory]
     return mpirun(num_ranks, command) if num_ranks > 1 else Launch(command)
 
 
-def run(job: LoadJob, num_ranks: int) -> list[LoadOutcome]:
-    """Runs a job to its end; returns what each rank has measured.
+def run(job: Job, num_ranks: int) -> list[dict[str, Any]]:
+    """Runs a job to its end; returns what each rank has measured, as a dictionary.
 
     The job ends with this call, also when an exception, as of Ctrl-C, ends it.
 
@@ -133,13 +82,13 @@ def run(job: LoadJob, num_ranks: int) -> list[LoadOutcome]:
         output = directory / "output.log"
         with (
             output.open("wb") as file,
-            _process(launch(num_ranks, name).command, file) as process,
+            _process(launch(job.worker, num_ranks, name).command, file) as process,
         ):
             code = process.wait()
         if code:
             raise _failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
         outcomes = json.loads((directory / "outcomes.json").read_text(encoding="utf-8"))
-        return [LoadOutcome(**outcome) for outcome in outcomes]
+        return list(outcomes)
 
 
 @contextmanager
@@ -170,14 +119,14 @@ def _end(family: Sequence[psutil.Process]) -> None:
         _, left = psutil.wait_procs(left, timeout=END_S)
 
 
-def _failure(job: LoadJob, code: int, output: str) -> Exception:
+def _failure(job: Job, code: int, output: str) -> Exception:
     """Returns the error that a job's exit code and output tell of."""
     told = [line for line in output.splitlines() if line.startswith(ERROR_MARK)]
     if code == EXIT_CODE and told:
-        return CandleError(f"{job.method}: {told[0].removeprefix(ERROR_MARK)}")
+        return CandleError(f"{job.name}: {told[0].removeprefix(ERROR_MARK)}")
     if code in KILLED:
         return SetupError(
-            f"{job.method}: the job was killed, as the system does when its memory runs out: try"
+            f"{job.name}: the job was killed, as the system does when its memory runs out: try"
             " fewer ranks, a smaller data set, or leave this method out"
         )
-    return RuntimeError(f"the job that measured {job.method} ended with code {code}:\n{output}")
+    return RuntimeError(f"the job that measured {job.name} ended with code {code}:\n{output}")

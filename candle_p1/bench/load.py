@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment
 from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import LoadJob, LoadOutcome, bind, launch, run
+from candle_p1.bench.job import launch, run
+from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
 from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.bench.published import published_loading, source
 from candle_p1.bench.statistics import summarize
@@ -132,7 +133,7 @@ class Comparison:
         Raises:
             SetupError: Several cannot be.
         """
-        return launch(self.num_ranks, "").notes
+        return launch(LoadJob.worker, self.num_ranks, "").notes
 
     def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
         """Returns the files to load, made first where they are synthetic.
@@ -172,7 +173,8 @@ class Comparison:
             self._prepare_file_cache(step.method, list(files.paths.values()))
             sampled = step.purpose == "memory"
             job = LoadJob(self.benchmark, self.flags, step.method, self.threads, sampled)
-            measured.append((step, run(job, self.num_ranks)))
+            outcomes = run(job, self.num_ranks)
+            measured.append((step, [LoadOutcome(**outcome) for outcome in outcomes]))
             _check_same_values(measured[0], measured[-1], files.paths)
         return self._report(measured, files) | {"started": started}
 

@@ -5,59 +5,36 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from candle_p1.bench.job import ERROR_MARK, LoadJob, LoadOutcome, bind, write_outcomes
+from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
 from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.reads import ReadCounter
+from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.devices import share_cores
 from candle_p1.environment import available_cores, core_quota
-from candle_p1.errors import EXIT_CODE, CandleError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from candle_p1.distributed.comm import Communicator
     from candle_p1.params import ParameterSet
 
 SPECIMEN = "1,0.5,-2\n0,1e-3,12.25\n"
 
 
-def main() -> None:
-    """Measures; rank 0 writes what all ranks have measured into the job's directory."""
-    directory = Path(sys.argv[1])
-    try:
-        comm = connect()
-    except CandleError as error:
-        _fail(error)
-    try:
-        outcomes = comm.gather(_measure(LoadJob.read(directory), directory, comm))
-        if outcomes is not None:
-            write_outcomes(directory, outcomes)
-    except CandleError as error:  # all ranks have agreed upon it
-        _fail(error)
-    except Exception:
-        traceback.print_exc()
-        comm.abort(1)
-
-
-def _fail(error: CandleError) -> NoReturn:
-    print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
-    sys.exit(EXIT_CODE)
-
-
-def _measure(job: LoadJob, directory: Path, comm: Communicator) -> LoadOutcome:
+def measure(directory: Path, comm: Communicator) -> LoadOutcome:
     """Returns what this rank has measured; collective.
 
     Raises:
         CandleError: Some rank cannot load; the same on every rank.
     """
+    job = LoadJob.read(directory)
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: bind(benchmark, job.flags, job.method, job.threads)).agree(comm)
     located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
@@ -103,4 +80,4 @@ def _read_specimen(directory: Path, params: ParameterSet, comm: Communicator, th
 
 
 if __name__ == "__main__":
-    main()
+    serve(measure)

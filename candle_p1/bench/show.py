@@ -28,7 +28,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     first = results[0]
     yield (
         f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB,"
-        f" {_conditions(first)}, {_count(first['repeats'], 'repeat')}"
+        f" {_conditions(first)}, {count(first['repeats'], 'repeat')}"
     )
     yield _times(results)
     yield f"memory and bytes read; a rank's matrices have {_megabytes(first['matrix_bytes'])} MB"
@@ -45,7 +45,7 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     result = report["results"][0]
     if result["ci95_s"] is None:
         yield (
-            f"{_count(result['repeats'], 'repeat')}: fewer than {MIN_VALUES} give no 95 % interval"
+            f"{count(result['repeats'], 'repeat')}: fewer than {MIN_VALUES} give no 95 % interval"
             " of the median, so the range is shown"
         )
     if report["synthetic"]:
@@ -86,11 +86,12 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
 
 def _conditions(result: Mapping[str, Any]) -> str:
     """Returns ranks, threads and the state of the file cache, in words."""
-    ranks, threads = _count(result["num_ranks"], "rank"), _count(result["threads"], "thread")
+    ranks, threads = count(result["num_ranks"], "rank"), count(result["threads"], "thread")
     return f"{ranks} of {threads}, {result['file_cache']} file cache"
 
 
-def _count(num: int, what: str) -> str:
+def count(num: int, what: str) -> str:
+    """Returns a number of things, in words."""
     return f"{num} {what}{'s' * (num != 1)}"
 
 
@@ -99,21 +100,21 @@ def _times(results: Sequence[Mapping[str, Any]]) -> Table:
     spread = "range" if first["ci95_s"] is None else "95 % interval"
     baselines = [name for name in BASELINES if name in first["speedup"] and len(results) > 1]
     speedups = [f"speed-up\nover {name}" for name in baselines]
-    table = _table("method", "median\n(s)", f"{spread}\n(s)", "MB/s", *speedups)
+    table = plain_table("method", "median\n(s)", f"{spread}\n(s)", "MB/s", *speedups)
     for result in results:
         low, high = result["ci95_s"] or result["range_s"]
         table.add_row(
             result["method"],
-            _digits(result["median_s"]),
-            f"{_digits(low)} to {_digits(high)}",
-            _digits(result["file_bytes"] / MB / result["median_s"]),
-            *(_digits(result["speedup"][name]) for name in baselines),
+            digits(result["median_s"]),
+            f"{digits(low)} to {digits(high)}",
+            digits(result["file_bytes"] / MB / result["median_s"]),
+            *(digits(result["speedup"][name]) for name in baselines),
         )
     return table
 
 
 def _bytes(results: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(
+    table = plain_table(
         "method",
         "peak of a rank\n(MB, matrices)",
         "of the node\n(MB, matrices)",
@@ -135,18 +136,18 @@ def _megabytes(num_bytes: int | None, of_bytes: int | None = None) -> str:
     if num_bytes is None:
         return "not measured"
     times = f"  {num_bytes / of_bytes:5.2f}x" if of_bytes else ""
-    return f"{_digits(num_bytes / MB)}{times}"
+    return f"{digits(num_bytes / MB)}{times}"
 
 
 def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Table:
     """Returns the paper's tables for this benchmark, under the same of this machine."""
-    table = _table("machine", "file", "size", *BASELINES, "speed-up")
+    table = plain_table("machine", "file", "size", *BASELINES, "speed-up")
     measured = {result["method"]: result["per_file_median_s"] for result in results}
     if all(name in measured for name in BASELINES):
         for role in results[0]["per_file_median_s"]:
             size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
             times = [measured[name][role] for name in BASELINES]
-            table.add_row("this one", role, size, *map(_digits, times), _ratio(*times))
+            table.add_row("this one", role, size, *map(digits, times), _ratio(*times))
     for published in report["published"]["tables"]:
         table.add_section()
         for role, file in published["files"].items():
@@ -156,7 +157,8 @@ def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> T
     return table
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """Returns a table without rows; its first column is text, and the others are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=True)
@@ -164,9 +166,9 @@ def _table(*columns: str) -> Table:
 
 
 def _ratio(slow: float, fast: float) -> str:
-    return _digits(slow / fast)
+    return digits(slow / fast)
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Returns a number with three digits, or all before its point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

@@ -17,24 +17,39 @@ from candle_p1.files import write_atomically
 from candle_p1.instrument.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rich.table import Table
+
+    from candle_p1.bench.load import Comparison
+    from candle_p1.bench.step import StepComparison
+
+
+_size = click.option(
+    "--size",
+    type=click.Choice(["small", "full"]),
+    help="Take synthetic files of this size; small by default.",
+)
+_data_dir = click.option(
+    "--data_dir", metavar="DIRECTORY", help="Take the files there, under CANDLE's names."
+)
+_json = click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the results and all raw values to this file.",
+)
 
 
 @click.group("bench")
 def command() -> None:
-    """Measure and compare: ways to load the data."""
+    """Measure and compare: ways to load the data, forms of a training step."""
 
 
 @command.command("load")
 @click.argument("benchmark")
-@click.option(
-    "--size",
-    type=click.Choice(["small", "full"]),
-    help="Load synthetic files of this size; small by default.",
-)
-@click.option("--data_dir", metavar="DIRECTORY", help="Load the files there, under CANDLE's names.")
+@_size
+@_data_dir
 @click.option(
     "--methods",
     metavar="NAME,NAME,...",
@@ -70,12 +85,7 @@ def command() -> None:
     show_default=True,
     help="Read the files once before every load, or drop them from the file cache.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the results and all raw values to this file.",
-)
+@_json
 @click.option(
     "--picture",
     "picture_file",
@@ -103,29 +113,109 @@ def load_command(
     from candle_p1.bench import show
     from candle_p1.bench.load import Comparison, choose_methods
 
+    _check_directories({"--json": json_file, "--picture": picture_file})
+    words = [*_data_flags(size, data_dir), *flags]
+    report = _measure(Comparison(benchmark, words, choose_methods(methods), **conditions))
+    _print(show.parts(report))
+    _write(report, json_file)
+    if picture_file:
+        show.picture(report, picture_file)
+        Screen().say(f"picture: {picture_file}")
+
+
+@command.command("step")
+@click.argument("benchmark")
+@_size
+@_data_dir
+@click.option(
+    "--np",
+    "num_ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of ranks that train, on this machine.",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["plain", "none"]),
+    default="plain",
+    show_default=True,
+    help="Compare with plain Keras, or, where there are several ranks, with one process and with"
+    " ranks that do not exchange gradients; or with nothing.",
+)
+@click.option(
+    "--steps",
+    "num_steps",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Timed steps of a job, after some that are not.",
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Jobs of each form. Six steps are the fewest that give a 95 % interval of the median.",
+)
+@_json
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def step_command(
+    benchmark: str,
+    size: str | None,
+    data_dir: str | None,
+    against: str,
+    json_file: Path | None,
+    flags: tuple[str, ...],
+    **conditions: Any,
+) -> None:
+    """Compare BENCHMARK's training step, as a run has it, with plain Keras and with its floor.
+
+    The floor is what matrix products and the optimizer's memory traffic take at the rates that this
+    machine reaches, measured in the same job.
+
+    Flags after "--" go to the benchmark: candle-p1 bench step nt3 -- --batch_size 40.
+    """
+    from candle_p1.bench import show_step
+    from candle_p1.bench.step import StepComparison
+
+    _check_directories({"--json": json_file})
+    words = [*_data_flags(size, data_dir), *flags]
+    report = _measure(StepComparison(benchmark, words, against=against == "plain", **conditions))
+    _print(show_step.parts(report))
+    _write(report, json_file)
+
+
+def _data_flags(size: str | None, data_dir: str | None) -> list[str]:
+    """Returns the benchmark's flags for the data of a comparison."""
     if size and data_dir:
         raise ParameterError("--size is of synthetic files and --data_dir names others: give one")
-    for option, path in (("--json", json_file), ("--picture", picture_file)):
+    named = [("--size", size), ("--data_dir", data_dir)]
+    return [word for flag, value in named if value for word in (flag, value)]
+
+
+def _check_directories(paths: Mapping[str, Path | None]) -> None:
+    for option, path in paths.items():
         if path and not os.access(path.absolute().parent, os.W_OK):
             raise ParameterError(f"{option} {path}: there is no directory to write it to")
-    named = [("--size", size), ("--data_dir", data_dir)]
-    words = [word for flag, value in named if value for word in (flag, value)]
-    comparison = Comparison(benchmark, [*words, *flags], choose_methods(methods), **conditions)
 
+
+def _measure(comparison: Comparison | StepComparison) -> dict[str, Any]:
+    """Makes the data where they are missing, and measures."""
     screen = Screen()
     with screen.making_data() as making:
         files = comparison.locate_files(making)
     for note in comparison.notes:
         screen.say(f"note: {note}")
     with _ended_by_signals(), _progress() as starting:
-        report = comparison.measure(files, starting)
-    _print(show.parts(report))
+        return comparison.measure(files, starting)
+
+
+def _write(report: Mapping[str, Any], json_file: Path | None) -> None:
     if json_file:
         write_atomically(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
-        screen.say(f"results: {json_file}")
-    if picture_file:
-        show.picture(report, picture_file)
-        screen.say(f"picture: {picture_file}")
+        Screen().say(f"results: {json_file}")
 
 
 @contextmanager

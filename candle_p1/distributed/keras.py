@@ -69,17 +69,19 @@ def start_horovod(
     }
 
 
-def distribute_optimizer(optimizer: Any, comm: Communicator) -> Any:
+def distribute_optimizer(optimizer: Any, comm: Communicator, compression: str = "none") -> Any:
     """Returns an optimizer of the same class and settings that averages gradients over ranks first.
 
     The averaging comes before everything else the optimizer does, so that clipping acts on the
     averaged gradient, and loss scaling's check for overflow, an operation inside a conditional,
     holds no collective. One allreduce per gradient lets Horovod overlap communication with
-    back-propagation.
+    back-propagation. An optimizer that accumulates gradients over several passes averages their
+    mean, once.
 
     Args:
         optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
         comm: The ranks; with one, `optimizer` itself is returned.
+        compression: What gradients are sent as: "none", as they are, or "fp16".
 
     Raises:
         DistributedError: The optimizer has been used already; its state would be lost.
@@ -95,20 +97,30 @@ def distribute_optimizer(optimizer: Any, comm: Communicator) -> Any:
             variables = (
                 self._trainable_variables if trainable_variables is None else trainable_variables
             )
-            super().apply(average_gradients(grads, variables), trainable_variables)
+            if not self.gradient_accumulation_steps:
+                grads = average_gradients(grads, variables, compression)
+            super().apply(grads, trainable_variables)
+
+        def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+            if self.gradient_accumulation_steps:  # what Keras calls with the means of the passes
+                grads = average_gradients(grads, self._trainable_variables, compression)
+            return super()._clip_gradients(grads)
 
     Distributed.__name__ = f"Distributed{plain.__name__}"
     Distributed.__qualname__ = Distributed.__name__
     return Distributed.from_config(optimizer.get_config())
 
 
-def average_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def average_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], compression: str = "none"
+) -> list[Any]:
     """Returns the gradients averaged over ranks by Horovod; collective.
 
     Args:
         gradients: Tensors; sparse ones (tf.IndexedSlices) are made dense; None stays None, and must
             be None on every rank.
         variables: The Keras variables they belong to, of the same length.
+        compression: See `distribute_optimizer`.
     """
     import tensorflow as tf
 
@@ -117,7 +129,10 @@ def average_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> lis
         gradient
         if gradient is None
         else hvd.allreduce(
-            tf.convert_to_tensor(gradient), op=hvd.Average, name=f"gradient.{i}.{variable.path}"
+            tf.convert_to_tensor(gradient),
+            op=hvd.Average,
+            name=f"gradient.{i}.{variable.path}",
+            compression=getattr(hvd.Compression, compression),
         )
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
     ]
@@ -196,7 +211,7 @@ def check_averaging(
     if comm.size == 1:
         return
     generator = np.random.default_rng(20190805)  # one stream: every rank knows all samples
-    num_samples, num_features, num_steps = 4, 3, 2
+    num_samples, num_features = 4, 3
     x = generator.normal(size=(comm.size, num_samples, num_features)).astype("float32")
     y = generator.normal(size=(comm.size, num_samples, 1)).astype("float32")
 
@@ -206,7 +221,7 @@ def check_averaging(
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float32")
         model = keras.Sequential([keras.layers.Input((num_features,)), layer])
         model.compile(optimizer=optimizer, loss="mse", jit_compile=False, auto_scale_loss=False)
-        for _ in range(num_steps):
+        for _ in range(2 * (optimizer.gradient_accumulation_steps or 1)):
             model.train_on_batch(x, y)
         return layer.kernel.numpy()
 

@@ -113,8 +113,8 @@ class Link:
     def report_error(self, message: str, traceback: str | None = None) -> None:
         """Tells the sentinel that this rank failed, and waits until the failure is on record.
 
-        After Ctrl-C the error is taken for its own: libraries through which KeyboardInterrupt passes
-        (TensorFlow, while it traces) turn it into one of theirs.
+        After Ctrl-C the error is taken for its own: libraries through which KeyboardInterrupt
+        passes (TensorFlow, while it traces) turn it into one of theirs.
 
         Returns after the sentinel has told the other ranks to end.
         """

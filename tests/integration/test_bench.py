@@ -122,3 +122,53 @@ def workers(process, num_ranks):
             return jobs
         time.sleep(0.01)
     raise AssertionError("no job has started")
+
+
+SMALL_MODEL = ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20"]
+
+
+@pytest.fixture
+def bench_step(execute, tmp_path):
+    """Compares steps of a small NT3; returns (report, output)."""
+
+    def bench_step(*flags, code=0):
+        words = ["nt3", "--size", "small", "--steps", "1", "--rounds", "1", "--json", "step.json"]
+        found, output = execute([*LOAD[:-1], "step", *words, *flags, "--", *SMALL_MODEL])
+        print(output)
+        assert found == code, output
+        return json.loads((tmp_path / "step.json").read_text()), output
+
+    return bench_step
+
+
+def test_a_step_is_compared_with_plain_keras(bench_step):
+    report, output = bench_step()
+    ours, plain = report["results"]
+    assert (ours["kernels"], plain["kernels"]) == ("fast", "plain")
+    assert ours["repeats"] == plain["repeats"] == 1
+    assert ours["batch_size"] == plain["batch_size"] == 20
+    assert ours["peak_bytes"] > ours["state_bytes"] > 0
+    assert ours["matrix_bytes"] > 0
+    found = report["differences"]["plain Keras"]
+    assert found["loss"] < 1e-5
+    assert 0 < found["update"] < 1e-3  # the kernels do differ, by rounding
+    assert report["floor"]["total_s"] > 0
+    assert "plain Keras trains the same" in output
+    assert "the data are synthetic" in output
+
+
+@pytest.mark.parallel
+def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench_step):
+    report, output = bench_step("--np", "2")
+    together, alone, one = report["results"]
+    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
+    assert (together["exchange"], alone["exchange"]) == (True, False)
+    assert together["state_bytes"] == 2 * one["state_bytes"]
+    assert "exposed communication" in output
+
+
+def test_an_epoch_that_is_too_short_is_refused(execute):
+    words = ["step", "nt3", "--size", "small", "--steps", "500", "--against", "none"]
+    code, output = execute([*LOAD[:-1], *words, "--", *SMALL_MODEL])
+    assert code == 2
+    assert "ask for fewer by --steps" in output

@@ -174,6 +174,39 @@ def clipping_acts_on_the_averaged_gradient(comm):
         np.testing.assert_allclose(variable.numpy(), [-np.clip(average, -1, 1)], atol=1e-6)
 
 
+def compressed_gradients_are_averaged_to_half_precision(comm):
+    everyone = np.random.default_rng(8).normal(size=(comm.size, 50)).astype("float32")
+    variable = keras.Variable(np.zeros(50, "float32"), name="compressed")
+    (averaged,) = average_gradients([tf.constant(everyone[comm.rank])], [variable], "fp16")
+    expected = everyone.mean(axis=0)
+    assert averaged.dtype == tf.float32
+    assert (averaged.numpy() != expected).any()
+    np.testing.assert_allclose(averaged.numpy(), expected, atol=3e-3)
+
+
+def gradients_of_several_passes_are_those_of_one_larger_batch(comm):
+    x, y = samples()
+    passes, size = 2, 4
+
+    def optimizer(passes):
+        return keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=passes)
+
+    model = small_nt3(distribute_optimizer(optimizer(passes), comm))
+    for step in range(2):
+        for i in range(passes):
+            before = weights_of(model)
+            first = ((step * passes + i) * comm.size + comm.rank) * size
+            model.train_on_batch(x[first : first + size], y[first : first + size])
+            assert (weights_of(model) != before).any() == (i == passes - 1)
+    mine = weights_of(model)
+    assert len({each.tobytes() for each in comm.allgather(mine)}) == 1
+    alone = small_nt3(optimizer(None))
+    whole = passes * comm.size * size
+    for step in range(2):
+        alone.train_on_batch(*(each[step * whole : (step + 1) * whole] for each in (x, y)))
+    np.testing.assert_allclose(mine, weights_of(alone), rtol=1e-4, atol=1e-6)
+
+
 def mixed_precision_trains(comm):
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -270,6 +303,8 @@ if __name__ == "__main__":
         a_run_repeats_bit_for_bit,
         ranks_draw_different_dropout_masks,
         clipping_acts_on_the_averaged_gradient,
+        compressed_gradients_are_averaged_to_half_precision,
+        gradients_of_several_passes_are_those_of_one_larger_batch,
         mixed_precision_trains,
         the_self_check_accepts_ours_and_refuses_others,
         a_used_optimizer_is_refused,

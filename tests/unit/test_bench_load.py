@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from importlib.resources import files
 
 import pytest
@@ -10,8 +11,8 @@ from jsonschema import validate
 from rich.table import Table
 
 from candle_p1.bench import file_cache, job, load, show
-from candle_p1.bench.job import LoadJob, LoadOutcome
 from candle_p1.bench.load import Comparison, Step, choose_methods, schedule
+from candle_p1.bench.load_job import LoadJob, LoadOutcome
 from candle_p1.bench.published import published_loading
 from candle_p1.data.reader import FileSet
 from candle_p1.errors import CandleError, DataError, ParameterError, SetupError
@@ -140,7 +141,9 @@ def compare(monkeypatch, tmp_path):
     def compare(measure, methods=("original", "chunked"), **conditions):
         file = tmp_path / "train.csv"
         file.write_text("1,2\n")
-        monkeypatch.setattr(load, "run", lambda job, num_ranks: measure(job))
+        monkeypatch.setattr(
+            load, "run", lambda job, num_ranks: [asdict(one) for one in measure(job)]
+        )
         files_read = FileSet.of({"train": file})
         return Comparison("nt3", [], list(methods), **conditions).measure(files_read)
 
@@ -237,7 +240,9 @@ def fail(monkeypatch):
 
     def fail(program):
         monkeypatch.setattr(
-            job, "launch", lambda num_ranks, directory: job.Launch([sys.executable, "-c", program])
+            job,
+            "launch",
+            lambda worker, num_ranks, directory: job.Launch([sys.executable, "-c", program]),
         )
         with pytest.raises(Exception, match=r".") as caught:
             job.run(LoadJob("nt3", [], "chunked", 0, samples_memory=False), 1)

@@ -1,0 +1,59 @@
+"""Keras's layers, in the form that candle_p1.kernels has chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from candle_p1 import kernels
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
+    """A 1D convolution. Its fast form covers strides of one without padding, dilation or groups."""
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the convolution, shape (batch, positions, filters)."""
+        simple = (
+            self.strides == self.dilation_rate == (1,)
+            and self.groups == 1
+            and self.padding == "valid"
+            and self.data_format == "channels_last"
+            and self.use_bias
+            and self.compute_dtype != "float16"
+        )
+        if not (kernels.are_fast() and simple):
+            return super().call(inputs)
+        from candle_p1.kernels.operations import convolve
+
+        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+        rectify = self.activation is keras.activations.relu
+        outputs = convolve(inputs, kernel, bias, rectify=rectify)
+        return outputs if rectify else self.activation(outputs)
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class Dense(keras.layers.Dense):  # type: ignore[misc]
+    """A dense layer. Its fast form covers inputs of two dimensions."""
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the outputs, shape (batch, units)."""
+        simple = self.use_bias and len(inputs.shape) == 2 and self.compute_dtype != "float16"
+        if not (kernels.are_fast() and simple):
+            return super().call(inputs, training=training)
+        from candle_p1.kernels.operations import multiply
+
+        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+        return self.activation(multiply(inputs, kernel, bias))
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class MaxPooling1D(keras.layers.MaxPooling1D):  # type: ignore[misc]
+    """Maxima of neighbouring positions. In the fast form a pool of one passes its input on."""
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the maxima, shape (batch, pools, channels)."""
+        if kernels.are_fast() and self.pool_size == self.strides == (1,):
+            return inputs
+        return super().call(inputs)

@@ -1,0 +1,208 @@
+"""The fast forms, in TensorFlow.
+
+What is slow on CPUs, and what is done in its place:
+
+- oneDNN's gradient of a convolution's kernel over a long sequence reaches a small part of what
+  matrix products do, and over many short sequences nearly all of it. Long ones are cut.
+- The gradient of a dense layer's inputs, as a product with a large transposed kernel, reaches half
+  of what the transposed product does.
+- An optimizer written as elementwise operations reads and writes every weight many times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+STRETCH = 64
+"""Positions of a short sequence."""
+
+
+def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
+    """Returns the 1D convolution with a stride of one and no padding, plus a bias for each filter.
+
+    Args:
+        inputs: Shape (batch, length, channels).
+        kernel: Shape (size, channels, filters).
+        bias: Shape (filters,).
+        rectify: Whether to put zeros in place of what is negative.
+
+    Returns:
+        Shape (batch, length - size + 1, filters).
+    """
+
+    # One function of all three: TensorFlow fuses them, but not across the end of one.
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def compute(inputs: Any, kernel: Any, bias: Any) -> Any:
+        image = tf.nn.conv2d(inputs[:, tf.newaxis], kernel[tf.newaxis], 1, "VALID")
+        image = tf.nn.bias_add(image, bias)
+        outputs = tf.squeeze(tf.nn.relu(image) if rectify else image, axis=1)
+
+        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
+            if rectify:
+                upstream = tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
+            return (
+                tf.nn.conv1d_transpose(upstream, kernel, tf.shape(inputs), 1, "VALID"),
+                _kernel_gradient(inputs, upstream, kernel.shape),
+                tf.raw_ops.BiasAddGrad(out_backprop=upstream),
+            )
+
+        return outputs, gradient
+
+    return compute(inputs, kernel, bias)
+
+
+def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
+    """Returns a dense layer's outputs.
+
+    Args:
+        inputs: Shape (batch, features).
+        kernel: Shape (features, units).
+        bias: Shape (units,).
+
+    Returns:
+        Shape (batch, units).
+    """
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def compute(inputs: Any, kernel: Any, bias: Any) -> Any:
+        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
+            of_inputs = tf.transpose(tf.matmul(kernel, upstream, transpose_b=True))
+            of_kernel = tf.matmul(inputs, upstream, transpose_a=True)
+            return of_inputs, of_kernel, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
+
+        return tf.nn.bias_add(tf.matmul(inputs, kernel), bias), gradient
+
+    return compute(inputs, kernel, bias)
+
+
+def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
+    """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters).
+
+    It is a sum over positions: each stretch of them becomes a sample of its own. The last one of a
+    sequence is filled up with zeros.
+    """
+    size, channels, filters = shape
+    positions = upstream.shape[1]
+    num = -(-positions // STRETCH)
+    missing = num * STRETCH - positions
+    padded = tf.pad(upstream, [[0, 0], [0, missing], [0, 0]])
+    longer = tf.pad(inputs, [[0, 0], [0, missing], [0, 0]])
+    stretches = tf.signal.frame(longer, STRETCH + size - 1, STRETCH, axis=1)
+    gradient = tf.raw_ops.Conv2DBackpropFilter(
+        input=tf.reshape(stretches, [-1, 1, STRETCH + size - 1, channels]),
+        filter_sizes=[1, size, channels, filters],
+        out_backprop=tf.reshape(padded, [-1, 1, STRETCH, filters]),
+        strides=[1, 1, 1, 1],
+        padding="VALID",
+    )
+    return tf.squeeze(gradient, axis=0)
+
+
+def descend(variable: Any, gradient: Any, rate: Any, momentum: Any, decay: float) -> None:
+    """Moves a variable by gradient descent.
+
+    Args:
+        variable: A ``tf.Variable``; so is what follows as state, or a ``keras.Variable``.
+        gradient: Of the same shape and dtype.
+        rate: The learning rate.
+        momentum: The state of the momentum; None is none.
+        decay: Of the momentum.
+    """
+    if momentum is None:
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=variable.handle, alpha=_like(rate, variable), delta=gradient
+        )
+    else:
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=_handle(momentum),
+            lr=_like(rate, variable),
+            grad=gradient,
+            momentum=_like(decay, variable),
+        )
+
+
+def adam(
+    variable: Any,
+    gradient: Any,
+    rate: Any,
+    *,
+    moments: tuple[Any, Any],
+    decays: tuple[float, float],
+    epsilon: float,
+    step: Any,
+) -> None:
+    """Moves a variable as Adam does.
+
+    Args:
+        variable: See `descend`, as for the following.
+        gradient: Of the same shape and dtype.
+        rate: The learning rate.
+        moments: The states of the first and the second moment.
+        decays: Of the first and the second moment.
+        epsilon: Is added to the root of the second.
+        step: The number of this update, from 1.
+    """
+    step = _like(step, variable)
+    first, second = (_like(decay, variable) for decay in decays)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=_handle(moments[0]),
+        v=_handle(moments[1]),
+        beta1_power=first**step,
+        beta2_power=second**step,
+        lr=_like(rate, variable),
+        beta1=first,
+        beta2=second,
+        epsilon=_like(epsilon, variable),
+        grad=gradient,
+    )
+
+
+def rmsprop(
+    variable: Any,
+    gradient: Any,
+    rate: Any,
+    *,
+    mean_square: Any,
+    last: Any,
+    decay: float,
+    epsilon: float,
+) -> None:
+    """Moves a variable as RMSprop without momentum does.
+
+    Args:
+        variable: See `descend`, as for the following.
+        gradient: Of the same shape and dtype.
+        rate: The learning rate.
+        mean_square: The state of the mean square.
+        last: Takes the step that is made.
+        decay: Of the mean square.
+        epsilon: Is added to the mean square.
+    """
+    tf.raw_ops.ResourceApplyRMSProp(
+        var=variable.handle,
+        ms=_handle(mean_square),
+        mom=_handle(last),
+        lr=_like(rate, variable),
+        rho=_like(decay, variable),
+        momentum=_like(0.0, variable),
+        epsilon=_like(epsilon, variable),
+        grad=gradient,
+    )
+
+
+def square_sum(values: Any) -> Any:
+    """Returns the sum of squares, in one pass."""
+    return 2 * tf.nn.l2_loss(values)
+
+
+def _handle(state: Any) -> Any:
+    return getattr(state, "value", state).handle
+
+
+def _like(value: Any, variable: Any) -> Any:
+    """Returns a number as a tensor of the variable's dtype."""
+    return tf.cast(value, variable.dtype)

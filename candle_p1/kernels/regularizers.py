@@ -1,0 +1,22 @@
+"""Keras's penalties, in the form that candle_p1.kernels has chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from candle_p1 import kernels
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class L2(keras.regularizers.L2):  # type: ignore[misc]
+    """A penalty on the sum of squares. Its fast form makes no matrix of the squares."""
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the penalty."""
+        if not kernels.are_fast():
+            return super().__call__(x)
+        from candle_p1.kernels.operations import square_sum
+
+        return self.l2 * square_sum(x)
