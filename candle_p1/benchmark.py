@@ -153,10 +153,7 @@ class Benchmark(ABC):
         return {}
 
     def other_samples(self, data: DataSet) -> Mapping[str, Samples]:
-        """Returns the training samples in other forms, by name, for ``candle-p1 bench step``.
-
-        They hold the same batches, made in ways that are worth a comparison.
-        """
+        """Returns the training samples made in other ways, for ``candle-p1 bench step``."""
         return {}
 
     def evaluate(self, trained: Trained) -> Quality:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment, kernels
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import devices
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
-from candle_p1.errors import EXIT_CODE, CandleError, DistributedError, ParameterError
+from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
-from candle_p1.optimizers import check_names, default_learning_rate, make_optimizer
+from candle_p1.optimizers import check_names, make_optimizer
+from candle_p1.prepare import build_model, check_passes, make_plan, set_up_device
 from candle_p1.records import finite, over_ranks
 from candle_p1.scaling import ScalingPlan, share_epochs
 
@@ -68,7 +68,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 data = _limit(benchmark.preprocess(raw, params), params)
             with phases("build"):
                 plan = make_plan(params, len(data.train), comm)
-                _check_passes(plan, params)
+                check_passes(plan, params)
                 model = build_model(benchmark, params, data, plan, device, comm)
             return data, plan, model
 
@@ -226,25 +226,6 @@ def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
     return device, exchange | {"averaging_checked": comm.size > 1}
 
 
-def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
-    """Sets up this rank's device, the precision and the kernels; collective.
-
-    Raises:
-        CandleError: The device cannot be had; the same on every rank.
-    """
-    configure = partial(
-        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
-    )
-    device = Attempt(configure).agree(comm)
-    import keras
-
-    keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
-    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
-    keras.config.set_dtype_policy(policies[params["data_type"]])
-    kernels.choose(params["kernels"], on_cpu=not device.is_gpu)
-    return device
-
-
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
     def locate() -> FileSet | None:
         if this.comm.rank != 0:
@@ -263,67 +244,6 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     data.train = data.train.first(params["train_samples"] or 0)
     data.validation = data.validation.first(params["val_samples"] or 0)
     return data
-
-
-def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
-    """Returns what the parameters make of these samples on these ranks."""
-    learning_rate = params["learning_rate"]
-    if learning_rate is None:
-        learning_rate = default_learning_rate(params["optimizer"])
-    return ScalingPlan.make(
-        num_ranks=comm.size,
-        epochs=params["epochs"],
-        batch_size=params["batch_size"],
-        learning_rate=learning_rate,
-        num_samples=num_samples,
-        epochs_scaling=params["epochs_scaling"],
-        batch_scaling=params["batch_scaling"],
-        lr_scaling=params["lr_scaling"],
-        warmup_epochs=params["warmup_epochs"],
-        warmup_from=params["base_lr"],
-        data_parallel=params["data_parallel"],
-        max_steps=params["train_steps"] or 0,
-    )
-
-
-def _check_passes(plan: ScalingPlan, params: ParameterSet) -> None:
-    """Raises where the last gradients would be added up and never used."""
-    passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
-    total = num_steps * plan.epochs_per_rank
-    if total % passes:
-        raise ParameterError(
-            f"backward_passes_per_step {passes} ({params.origin('backward_passes_per_step')}) does"
-            f" not divide the {total} steps of a rank: the gradients of the last ones would be lost"
-        )
-
-
-def build_model(
-    benchmark: Benchmark,
-    params: ParameterSet,
-    data: DataSet,
-    plan: ScalingPlan,
-    device: Device,
-    comm: Communicator,
-) -> Any:
-    """Builds and compiles the model, with the same weights on every rank of the same seed."""
-    import keras
-
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(params["rng_seed"])
-    model = benchmark.build_model(params, data)
-    distributed.seed_ranks(model, params["rng_seed"], comm.rank)
-    optimizer = make_optimizer(params, plan.learning_rate)
-    # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
-    xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
-    model.compile(
-        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"]),
-        loss=benchmark.loss(params),
-        metrics=benchmark.metrics(params),
-        jit_compile="auto" if xla else False,
-        auto_scale_loss=False,
-    )
-    model.optimizer.build(model.trainable_variables)
-    return model
 
 
 def _check_same_data(reader: Reader, comm: Communicator) -> None:

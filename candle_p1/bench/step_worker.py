@@ -29,7 +29,7 @@ from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import ParameterError
-from candle_p1.train import build_model, make_plan, set_up_device
+from candle_p1.prepare import build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from pathlib import Path

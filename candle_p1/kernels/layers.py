@@ -11,7 +11,11 @@ from candle_p1 import kernels
 
 @keras.saving.register_keras_serializable("candle_p1")
 class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
-    """A 1D convolution. Its fast form covers strides of one without padding, dilation or groups."""
+    """A 1D convolution.
+
+    Its fast form covers inputs of known length, with a bias, strides of one, and no padding,
+    dilation or groups.
+    """
 
     def call(self, inputs: Any) -> Any:
         """Returns the convolution, shape (batch, positions, filters)."""
@@ -22,6 +26,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             and self.data_format == "channels_last"
             and self.use_bias
             and self.compute_dtype != "float16"
+            and inputs.shape[1] is not None
         )
         if not (kernels.are_fast() and simple):
             return super().call(inputs)

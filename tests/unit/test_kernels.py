@@ -84,6 +84,16 @@ def test_other_convolutions_are_keras_s():
     assert_as_plain(lambda: Conv1D(4, 5, use_bias=False), x, (5, 3, 4))
 
 
+def test_a_convolution_of_inputs_of_any_length():
+    model = keras.Sequential([keras.layers.Input((None, 3)), Conv1D(4, 5)])
+    for length in (9, 300):
+        x = rng.normal(size=(2, length, 3)).astype("float32")
+        kernel, bias = (weight.numpy() for weight in model.weights)
+        windows = np.lib.stride_tricks.sliding_window_view(x, 5, axis=1)
+        expected = np.einsum("bpck,kcf->bpf", windows, kernel) + bias
+        np.testing.assert_allclose(model.predict_on_batch(x), expected, **CLOSE)
+
+
 @pytest.mark.parametrize("activation", [None, "sigmoid"])
 def test_a_dense_layer_and_its_gradients(activation):
     x = rng.normal(size=(7, 11)).astype("float32")
