@@ -13,8 +13,8 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(
     ("script", "num_ranks", "num_checks"),
     [
-        ("check_averaging.py", 2, 11),
-        ("check_averaging.py", 3, 11),
+        ("check_averaging.py", 2, 13),
+        ("check_averaging.py", 3, 13),
         ("check_comm.py", 3, 5),
         ("check_evaluation.py", 2, 6),
         ("check_losses.py", 2, 4),
