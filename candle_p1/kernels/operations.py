@@ -205,4 +205,5 @@ def _handle(state: Any) -> Any:
 
 def _like(value: Any, variable: Any) -> Any:
     """Returns a number as a tensor of the variable's dtype."""
-    return tf.cast(value, variable.dtype)
+    # Not tf.cast alone, which takes a Python float as float32.
+    return tf.cast(tf.convert_to_tensor(value, dtype_hint=variable.dtype), variable.dtype)

@@ -151,7 +151,7 @@ def test_a_step_is_compared_with_plain_keras(bench_step):
     assert ours["matrix_bytes"] > 0
     found = report["differences"]["plain Keras"]
     assert found["loss"] < 1e-5
-    assert 0 < found["update"] < 1e-3  # the kernels do differ, by rounding
+    assert 0 <= found["update"] < 1e-3
     assert report["floor"]["total_s"] > 0
     assert "plain Keras trains the same" in output
     assert "the data are synthetic" in output

@@ -160,8 +160,8 @@ def test_an_optimizer(name, dtype):
             graph = step.get_concrete_function(*map(tf.constant, gradients[0])).graph
             types = {one.type for one in graph.get_operations()}
     for one, other, value in zip(*ends, start, strict=True):
-        atol = {"float32": 5e-6, "float64": 1e-13}[dtype]
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=atol)
+        # In float64 too: Keras rounds some of an optimizer's settings to float32.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=5e-6)
         assert (one != value).any()
     assert operation is None or operation in types
 
