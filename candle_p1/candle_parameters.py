@@ -57,7 +57,7 @@ _GENERAL = _group(
         "profiling",
         bool,
         False,
-        "profile some steps of rank 0, into profile/ of the run",
+        "profile the Python calls of every rank, into profile/ of the run",
         short=("-p",),
     ),
 )
@@ -400,6 +400,30 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
         300,
         "time after which a stalled collective ends the job, in s; 0 is never",
         minimum=0,
+    ),
+    Parameter(
+        "power",
+        str,
+        "auto",
+        "where power is read: auto, none, or any of nvml, rapl, cray, amd, replay:FILE with commas"
+        " between them",
+    ),
+    Parameter("power_hz", float, 10.0, "readings of power per second", minimum=0.1, maximum=1000),
+    Parameter(
+        "communication_log", bool, True, "note every collective's size and time in the record"
+    ),
+    Parameter(
+        "timeline",
+        str,
+        None,
+        "file for Horovod's timeline; tracing slows a run down",
+        optional=True,
+    ),
+    Parameter(
+        "profile",
+        bool,
+        False,
+        "trace some steps of rank 0 by the framework's own profiler, into profile/ of the run",
     ),
 )
 """What this package adds to CANDLE's."""

@@ -8,25 +8,28 @@ ends the others); a signal arrives (interrupted: the sentinel again).
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import sys
 import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.link import Link
 from candle_p1.errors import CandleError, ParameterError
+from candle_p1.instrument import communication, efficiency, phases
+from candle_p1.instrument.communication import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
+from candle_p1.instrument.power.meter import PowerMeter
+from candle_p1.instrument.profiles import CallProfile, write_profiles
 from candle_p1.instrument.screen import Screen, output_to_file
 from candle_p1.records import RECORD_NAME, SCHEMA_VERSION, utc_now, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.params import ParameterSet
@@ -43,6 +46,9 @@ class Run:
         directory: Where its files go.
         record: The record so far; complete on rank 0 only.
         phases: This rank's clock.
+        exchanges: What this rank exchanges with others.
+        power: What reads this node's power.
+        profile: Of this rank's calls.
         screen: Silent on all ranks but 0.
         comm: The ranks.
         link: To the sentinel.
@@ -52,10 +58,13 @@ class Run:
     directory: Path
     record: dict[str, Any]
     phases: PhaseTimer
+    exchanges: CommunicationLog
+    power: PowerMeter
+    profile: CallProfile
     screen: Screen
     comm: Communicator
     link: Link
-    start: float = field(default_factory=time.perf_counter)
+    start: float
 
     @property
     def record_path(self) -> Path:
@@ -86,21 +95,63 @@ class Run:
 
         Args:
             rank_facts: What the record says of this rank.
-            parts: The sections of the record.
+            parts: The sections of the record; that of communication as far as it is not logged,
+                and that of efficiency only where it cannot be told.
         """
-        facts = rank_facts | {"peak_rss_bytes": peak_rss_bytes()}
-        gathered = self.comm.allgather((facts, self.phases.seconds))
-        if self.comm.rank != 0:
+        intervals = self.phases.intervals()
+        end = time.perf_counter()
+        energy = self.power.measure(intervals, self.directory, self.start)
+        mine = _Measured(
+            rank_facts | {"peak_rss_bytes": self.phases.peak_rss_bytes},
+            self.phases.phases,
+            self.exchanges,
+            self.start,
+            end,
+            self.profile.statistics(),
+        )
+        gathered = self.comm.gather(mine)
+        if gathered is None:
             return
+        write_profiles(self.directory, [measured.profile for measured in gathered])
         self.record |= parts
         self.record |= {
             "status": "ok",
             "ended": utc_now(),
-            "ranks": [facts for facts, _ in gathered],
-            "phases": summarize_phases([seconds for _, seconds in gathered]),
-            "total_s": time.perf_counter() - self.start,
+            "ranks": [measured.facts for measured in gathered],
+            "phases": summarize_phases(
+                [measured.phases for measured in gathered],
+                [measured.start for measured in gathered],
+            ),
+            "total_s": end - self.start,
+            "energy": energy,
+            "communication": parts["communication"]
+            | summarize_communication([measured.exchanges for measured in gathered]),
+            "efficiency": parts.get("efficiency") or _efficiency(gathered),
         }
         write_record(self.record_path, self.record)
+
+
+class _Measured(NamedTuple):
+    """What a rank has measured, for the record."""
+
+    facts: dict[str, Any]
+    phases: dict[phases.Path, phases.Phase]
+    exchanges: CommunicationLog
+    start: float
+    end: float
+    profile: bytes | None
+
+
+def _efficiency(of_ranks: Sequence[_Measured]) -> dict[str, Any]:
+    """Returns how well the ranks worked together over the whole run."""
+    waited_s = [
+        sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
+        for rank in of_ranks
+    ]
+    took_s = [rank.end - rank.start for rank in of_ranks]
+    useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
+    facts = efficiency.efficiencies(useful_s, max(took_s))
+    return {"definition": efficiency.DEFINITION} | facts
 
 
 @contextmanager
@@ -108,8 +159,20 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
     """Opens the run's directory and record, watches over it, and records how it ends; collective.
 
     Raises:
-        ParameterError: The directory holds the record of another run already.
+        ParameterError: The directory holds the record of another run already, or a source of power
+            that was asked for is not there; the same on all ranks.
     """
+    with (
+        PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
+        _opened_run(name, params, comm, power) as run,
+    ):
+        yield run
+
+
+@contextmanager
+def _opened_run(
+    name: str, params: ParameterSet, comm: Communicator, power: PowerMeter
+) -> Iterator[Run]:
     start = time.perf_counter()
     record = {
         "schema_version": SCHEMA_VERSION,
@@ -136,16 +199,25 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         if comm.rank == 0:
             _record_agreed_failure(record_path, record, error, phase=None)
         raise
-    phases = PhaseTimer(on_enter=link.report_phase)
+    timer = PhaseTimer(on_enter=link.report_phase, begin=start)
+    exchanges = CommunicationLog()
+    profile = CallProfile(params["profiling"])
     log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
     try:
-        with output_to_file(log):
-            yield Run(directory, record, phases, screen, comm, link, start)
+        with (
+            output_to_file(log),
+            phases.at_work(timer),
+            communication.at_work(exchanges if params["communication_log"] else None),
+            profile.running(),
+        ):
+            yield Run(
+                directory, record, timer, exchanges, power, profile, screen, comm, link, start
+            )
     except CandleError as error:
         if not error.agreed:
             link.report_error(str(error))
         elif comm.rank == 0:
-            phase = "/".join(phases.failed_in) or None
+            phase = "/".join(timer.failed_in) or None
             _record_agreed_failure(record_path, record, error, phase)
         raise
     except KeyboardInterrupt:
@@ -169,11 +241,6 @@ def describe_rank(comm: Communicator, **facts: Any) -> dict[str, Any]:
         "local_rank": comm.local_rank,
         **facts,
     }
-
-
-def peak_rss_bytes() -> int:
-    """Returns the largest resident memory this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _open_directory(name: str, params: ParameterSet, record: dict[str, Any]) -> Path:

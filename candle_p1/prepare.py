@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from candle_p1.data.samples import DataSet
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.gradient_log import GradientLog
     from candle_p1.params import ParameterSet
 
 
@@ -79,8 +80,12 @@ def build_model(
     plan: ScalingPlan,
     device: Device,
     comm: Communicator,
+    log: GradientLog | None = None,
 ) -> Any:
-    """Builds and compiles the model, with the same weights on every rank of the same seed."""
+    """Builds and compiles the model, with the same weights on every rank of the same seed.
+
+    The log is told when gradients are exchanged.
+    """
     import keras
 
     keras.backend.clear_session()
@@ -91,7 +96,7 @@ def build_model(
     # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
-        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"]),
+        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"], log),
         loss=benchmark.loss(params),
         metrics=benchmark.metrics(params),
         jit_compile="auto" if xla else False,

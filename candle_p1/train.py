@@ -13,6 +13,13 @@ from candle_p1 import environment, kernels
 from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.tracing import (
+    is_traced,
+    log_gradients,
+    open_timeline,
+    taking,
+    unknown_efficiency,
+)
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.evaluation import Trained
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from candle_p1.data.samples import DataSet
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.gradient_log import GradientLog
+    from candle_p1.distributed.tracing import Timeline
     from candle_p1.params import EditableParameters, ParameterSet
 
 
@@ -49,13 +58,15 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
     params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
     _check_same_parameters(params, comm)
     Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before minutes of loading
+    timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
     with recorded_run(benchmark.name, params, comm) as this:
         phases = this.phases
 
         with phases("startup"):
-            device, exchange = _start(params, this)
+            device, exchange = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
+        gradients = log_gradients(this.exchanges, params, device, comm)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
 
@@ -69,7 +80,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             with phases("build"):
                 plan = make_plan(params, len(data.train), comm)
                 check_passes(plan, params)
-                model = build_model(benchmark, params, data, plan, device, comm)
+                model = build_model(benchmark, params, data, plan, device, comm, gradients)
             return data, plan, model
 
         prepared = Attempt(prepare)
@@ -83,7 +94,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 
         this.screen.say(plan.explain())
         with phases("train"):
-            history, training = _train(benchmark, model, data, plan, params, this)
+            history, training = _train(benchmark, model, data, plan, params, gradients, this)
 
         with phases("evaluate"):
             directory = this.result_directory(params["save_path"])
@@ -122,7 +133,9 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             distributed=exchange,
             training=training,
             quality=quality,
-            energy={"kind": "absent", "reason": "no power source is read"},
+            communication={"logged": params["communication_log"]},
+            **unknown_efficiency(gradients, comm),
+            **({"timeline": timeline.describe(this.start)} if timeline else {}),
             environment=environment.capture(),
             warnings=device.warnings,
         )
@@ -204,7 +217,9 @@ def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
     )
 
 
-def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
+def _start(
+    params: ParameterSet, timeline: Timeline | None, this: Run
+) -> tuple[Device, dict[str, Any]]:
     """Sets up device, precision and Horovod, and proves that gradients are averaged."""
     comm = this.comm
     device = set_up_device(params, comm)
@@ -216,6 +231,7 @@ def _start(params: ParameterSet, this: Run) -> tuple[Device, dict[str, Any]]:
         comm,
         stall_shutdown_s=params["stall_shutdown_s"],
         deterministic=params["deterministic"],
+        timeline=timeline.path if timeline else None,
     )
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
@@ -264,6 +280,7 @@ def _train(
     data: DataSet,
     plan: ScalingPlan,
     params: ParameterSet,
+    gradients: GradientLog | None,
     this: Run,
 ) -> tuple[Any, dict[str, Any]]:
     """Trains; returns the history and what the record says of it. Collective."""
@@ -279,6 +296,7 @@ def _train(
     )
     from candle_p1.distributed.profiler import StepProfiler
     from candle_p1.instrument.callbacks import BeforeEpoch, BeforeStep, EpochTimer, Progress
+    from candle_p1.instrument.epochs import summarize_epoch
 
     comm = this.comm
     if not params["train_bool"]:
@@ -286,7 +304,7 @@ def _train(
     feed = TrainFeed(
         data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["shuffle"]
     )
-    timer = EpochTimer()
+    timer = EpochTimer(this.start, taking(gradients, comm))
     validation = SharedValidation(
         EvaluationFeed(data.validation, params["batch_size"], comm, params["val_steps"]), comm
     )
@@ -294,6 +312,7 @@ def _train(
         timer,
         BeforeEpoch(feed.set_epoch),
         BeforeStep(this.link.count_step),
+        *([BeforeStep(gradients.count_step)] if gradients else []),
         EpochMetrics(comm),
         validation,
     ]
@@ -313,7 +332,7 @@ def _train(
         for name in ("history.csv", "training.log"):
             callbacks.append(keras.callbacks.CSVLogger(this.directory / name))
         callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))
-        if params["profiling"]:
+        if params["profile"]:
             callbacks.append(StepProfiler(this.directory / "profile"))
 
     try:
@@ -323,21 +342,23 @@ def _train(
     finally:
         this.screen.end_training()
 
-    train_s, validation_s = zip(*comm.allgather((timer.seconds, validation.seconds)), strict=True)
+    of_ranks, validation_s = zip(*comm.allgather((timer.epochs, validation.seconds)), strict=True)
     epochs = [
         {
             "epoch": epoch + 1,
-            "train": over_ranks([seconds[epoch] for seconds in train_s], "s"),
+            **summarize_epoch([epochs[epoch] for epochs in of_ranks], is_first=epoch == 0),
             "validation": over_ranks([seconds[epoch] for seconds in validation_s], "s"),
             "metrics": {k: finite(values[epoch]) for k, values in history.history.items()},
         }
         for epoch in range(len(history.epoch))
     ]
-    slowest_s = sum(max(seconds) for seconds in zip(*train_s, strict=True))
+    slowest_s = sum(epoch["train"]["max_s"] for epoch in epochs)
     num_samples = comm.size * plan.samples_per_epoch * len(epochs)
     training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
-    if params["profiling"]:
+    if params["profiling"] or params["profile"]:
         training["profiled"] = True
+    if is_traced():
+        training["traced"] = True
     if limit and limit.reached:
         training["stopped"] = f"timeout of {params['timeout']} s"
     elif early_stop.stopped_epoch:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from candle_p1.instrument.usage import memory_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -58,15 +60,6 @@ class MemorySampler:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
-
-
-def memory_bytes(smaps_rollup: str) -> int:
-    """Returns the memory, in bytes, that the content of a smaps_rollup file tells of."""
-    lines = (line.split() for line in smaps_rollup.splitlines()[1:])
-    kib = {name.rstrip(":"): int(value) for name, value, _ in lines}
-    if "Pss_Anon" in kib:
-        return (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
-    return kib["Pss"] * 1024
 
 
 def growth(samples: Samples) -> Samples:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from candle_p1.bench.load import Comparison
+    from candle_p1.bench.power import PowerComparison
     from candle_p1.bench.step import StepComparison
 
 
@@ -43,7 +44,7 @@ _json = click.option(
 
 @click.group("bench")
 def command() -> None:
-    """Measure and compare: ways to load the data, forms of a training step."""
+    """Measure and compare: ways to load data, forms of a training step, readings of power."""
 
 
 @command.command("load")
@@ -187,6 +188,59 @@ def step_command(
     _write(report, json_file)
 
 
+@command.command("power")
+@click.option(
+    "--seconds",
+    "window_s",
+    type=click.FloatRange(min=1),
+    default=10.0,
+    show_default=True,
+    help="Length of a window. Below 10 the two energies of a GPU say little about each other.",
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=1),
+    default=6,
+    show_default=True,
+    help="Rounds of one window that is sampled and one that is not; 6 are the fewest that give a"
+    " 95 % interval of the median.",
+)
+@click.option(
+    "--power_hz",
+    type=click.FloatRange(min=0.1, max=1000),
+    default=10.0,
+    show_default=True,
+    help="Samples per second.",
+)
+@_size
+@_data_dir
+@_json
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def power_command(
+    size: str | None,
+    data_dir: str | None,
+    json_file: Path | None,
+    flags: tuple[str, ...],
+    **conditions: Any,
+) -> None:
+    """Compare a GPU's energy counter with its integrated power, and find what sampling costs.
+
+    One process trains NT3 with the Keras backend of the environment, as KERAS_BACKEND=jax, and is
+    sampled in every other window. Where there is no sensor, a simulated recording is sampled.
+
+    Flags after "--" go to NT3: candle-p1 bench power -- --batch_size 40.
+    """
+    from candle_p1.bench import power_show
+    from candle_p1.bench.power import PowerComparison
+
+    _check_directories({"--json": json_file})
+    words = [*_data_flags(size, data_dir), *flags]
+    report = _measure(PowerComparison(words, **conditions))
+    _print(power_show.parts(report))
+    _write(report, json_file)
+
+
 def _data_flags(size: str | None, data_dir: str | None) -> list[str]:
     """Returns the benchmark's flags for the data of a comparison."""
     if size and data_dir:
@@ -201,7 +255,7 @@ def _check_directories(paths: Mapping[str, Path | None]) -> None:
             raise ParameterError(f"{option} {path}: there is no directory to write it to")
 
 
-def _measure(comparison: Comparison | StepComparison) -> dict[str, Any]:
+def _measure(comparison: Comparison | PowerComparison | StepComparison) -> dict[str, Any]:
     """Makes the data where they are missing, and measures."""
     screen = Screen()
     with screen.making_data() as making:

@@ -32,6 +32,7 @@ from candle_p1.data.synthetic import data_directory
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import DataError
+from candle_p1.instrument.phases import part
 from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
@@ -145,8 +146,9 @@ def read_cached(
 
         def write() -> None:
             if comm.rank == 0:
-                _make_room(settings, fresh, notify)
-                write_cache(file, fresh, source, num_threads)
+                with part("write"):
+                    _make_room(settings, fresh, notify)
+                    write_cache(file, fresh, source, num_threads)
 
         Attempt(write).agree(comm)
         return table
@@ -349,7 +351,7 @@ def _read_slabs(
 
     problem = None
     try:
-        with ThreadPoolExecutor(num_threads) as pool:
+        with part("read"), ThreadPoolExecutor(num_threads) as pool:
             if not all(pool.map(check, mine)):
                 problem = "its content does not fit its digest"
     except UnfitCacheError as error:

@@ -31,6 +31,7 @@ from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
 from candle_p1.data.source import open_together
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import DataError
+from candle_p1.instrument.phases import part
 from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
@@ -184,22 +185,24 @@ class _Load:
         comm, ring = self._ring.comm, self._ring
         starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
         for number in range(ring.position, len(starts), comm.size):
-            begun = comm.receive(ring.before) if number else _Begun(0, 0, True)
+            with part("exchange"):
+                begun = comm.receive(ring.before) if number else _Begun(0, 0, True)
             stop = min(starts[number] + self._block_bytes, self._source.num_bytes)
             self._take_block(starts[number], stop, begun)
-        Attempt(self._check).agree(comm)
-        agree_on_room(self._raise_no_room, comm)
-        self._raise_first()
-        self._table.sort_names()
-        rounds = self._bounds_of_rounds(len(starts))
-        if comm.num_nodes > 1:
-            comm.local.barrier()  # all of this node have written theirs
-            for bounds in rounds:
-                self._table.share(bounds)
-        num_rows = rounds[-1][-1][1] if rounds else 0
-        if num_rows == 0:
-            raise DataError("the file holds no rows", self._source.path)
-        return self._table.finish(num_rows)
+        with part("exchange"):
+            Attempt(self._check).agree(comm)
+            agree_on_room(self._raise_no_room, comm)
+            self._raise_first()
+            self._table.sort_names()
+            rounds = self._bounds_of_rounds(len(starts))
+            if comm.num_nodes > 1:
+                comm.local.barrier()  # all of this node have written theirs
+                for bounds in rounds:
+                    self._table.share(bounds)
+            num_rows = rounds[-1][-1][1] if rounds else 0
+            if num_rows == 0:
+                raise DataError("the file holds no rows", self._source.path)
+            return self._table.finish(num_rows)
 
     def _take_block(self, start: int, stop: int, begun: _Begun) -> None:
         """Reads and parses the bytes from start to stop."""
@@ -218,16 +221,18 @@ class _Load:
         has_first = not (begun.is_blank and _is_blank(first_line))
         bounds = self._divide(body, end)
         text = np.frombuffer(self._buffer, np.uint8)
-        counts = self._threads.map(
-            lambda first, last: kernel.count_rows(text, first, last, self._kernel),
-            bounds[:-1],
-            bounds[1:],
-        )
+        with part("parse"):
+            counts = self._threads.map(
+                lambda first, last: kernel.count_rows(text, first, last, self._kernel),
+                bounds[:-1],
+                bounds[1:],
+            )
         row = begun.num_rows + has_first
         rows = [row, *(row + int(count) for count in np.cumsum(counts))]
         self._counts.append(rows[-1] - begun.num_rows)
         self._tell(rows[-1], fragment, stop)
-        problems = self._parse(text, bounds, rows, first_byte=start)
+        with part("parse"):
+            problems = self._parse(text, bounds, rows, first_byte=start)
         line = np.frombuffer(self._receive_fragment(begun) + first_line, np.uint8)
         if has_first:
             first_byte = start - begun.num_bytes
@@ -239,22 +244,25 @@ class _Load:
         if stop == self._source.num_bytes:
             return
         comm, after = self._ring.comm, self._ring.after
-        comm.send(_Begun(num_rows, len(fragment), _is_blank(fragment)), after)
-        if fragment:
-            comm.send(fragment, after)
+        with part("exchange"):
+            comm.send(_Begun(num_rows, len(fragment), _is_blank(fragment)), after)
+            if fragment:
+                comm.send(fragment, after)
 
     def _receive_fragment(self, begun: _Begun) -> bytes:
         """Returns the beginning of this block's first line."""
-        return self._ring.comm.receive(self._ring.before) if begun.num_bytes else b""
+        with part("exchange"):
+            return self._ring.comm.receive(self._ring.before) if begun.num_bytes else b""
 
     def _read(self, start: int, stop: int) -> None:
         """Puts a block's bytes into the buffer."""
         parts = [share_bounds(stop - start, i, self._threads.num) for i in range(self._threads.num)]
         view = memoryview(self._buffer)
         try:
-            self._threads.map(
-                lambda part: self._source.read(view[slice(*part)], start + part[0]), parts
-            )
+            with part("read"):
+                self._threads.map(
+                    lambda bounds: self._source.read(view[slice(*bounds)], start + bounds[0]), parts
+                )
         except OSError as error:
             self._error = DataError(f"cannot read the file: {error.strerror}", self._source.path)
         except DataError as error:
@@ -296,8 +304,8 @@ class _Load:
         problems = [_Problem(first_byte + found[0], *found[1:]) for *_, found in parsed if found]
         if problems:
             return problems
-        for (_, names, _), part in zip(parsed, pairwise(rows), strict=True):
-            self._table.learn(place, names, slice(*part))
+        for (_, names, _), bounds_of_rows in zip(parsed, pairwise(rows), strict=True):
+            self._table.learn(place, names, slice(*bounds_of_rows))
         try:
             self._table.put(place)
         except NoRoomError as error:

@@ -21,6 +21,7 @@ from candle_p1.data.cooperative import read_together
 from candle_p1.data.source import read_head
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.errors import DataError, SetupError
+from candle_p1.instrument.phases import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,10 +65,11 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
     try:
         with path.open("rb") as file:
             head, _ = read_head(file.fileno(), path, layout)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of mixed types in a column: an error below
-            parts = list(FRAME_READERS[method](path, layout, head))
-        table = _join(parts, head, layout)
+        with part("parse"):  # a library reads while it parses
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of mixed types in a column: an error below
+                parts = list(FRAME_READERS[method](path, layout, head))
+            table = _join(parts, head, layout)
     except ImportError as error:
         raise SetupError(
             f"loader {method} needs a library that is not installed ({error}): install"

@@ -19,6 +19,7 @@ import numpy as np
 from candle_p1.data.shared import allocate, sharers, writable
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
+from candle_p1.instrument.phases import part
 from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def scale_features(scaling: str, *matrices: Matrix, fit_to: Sequence[Matrix] | N
         return
     if scaling not in SCALINGS:
         raise ParameterError(f"scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
-    with _shared(*matrices) as share:
+    with part("scale"), _shared(*matrices) as share:
         columns = share(matrices[0].shape[1])
         mine = [writable(matrix)[:, columns] for matrix in matrices]
         fit_to_mine = mine if fit_to is None else [matrix[:, columns] for matrix in fit_to]

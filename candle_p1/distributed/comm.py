@@ -6,6 +6,7 @@ Small objects and arrays travel by mpi4py; gradients by Horovod (candle_p1.distr
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,6 +16,7 @@ import numpy as np
 
 from candle_p1.environment import launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
+from candle_p1.instrument.communication import collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -180,25 +182,31 @@ class MpiCommunicator(Communicator):
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self._ranks.Barrier()
+        with collective("mpi", "barrier", lambda: 0):
+            self._ranks.Barrier()
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """Returns the root's value."""
-        received: T = self._ranks.bcast(value, root)
+        num_bytes = _num_bytes_of(value if self.rank == root else None)
+        with collective("mpi", "broadcast", num_bytes):
+            received: T = self._ranks.bcast(value, root)
         return received
 
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value."""
-        return self._ranks.allgather(value)
+        with collective("mpi", "allgather", _num_bytes_of(value)):
+            return self._ranks.allgather(value)
 
     def gather(self, value: T) -> list[T] | None:
         """Returns every rank's value on rank 0."""
-        return self._ranks.gather(value)
+        with collective("mpi", "gather", _num_bytes_of(value)):
+            return self._ranks.gather(value)
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum over ranks."""
         total = np.empty_like(array, order="C")
-        self._ranks.Allreduce(np.ascontiguousarray(array), total, op=self._mpi.SUM)
+        with collective("mpi", "allreduce", lambda: array.nbytes):
+            self._ranks.Allreduce(np.ascontiguousarray(array), total, op=self._mpi.SUM)
         return total
 
     def send(self, value: Any, rank: int) -> None:
@@ -208,7 +216,8 @@ class MpiCommunicator(Communicator):
 
     def receive(self, rank: int) -> Any:
         """Waits for the value."""
-        return self._ranks.recv(source=rank)
+        with collective("mpi", "receive", lambda: 0):
+            return self._ranks.recv(source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Gathers the ranges in place, among the ranks that lead their nodes."""
@@ -218,7 +227,9 @@ class MpiCommunicator(Communicator):
         counts = [stop - start for start, stop in bounds]
         places = [start for start, _ in bounds]
         view = array.view(np.uint8)
-        self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, places, element])
+        mine = counts[self.node] * array.itemsize
+        with collective("mpi", "allgather in place", lambda: mine):
+            self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, places, element])
         element.Free()
 
     def abort(self, code: int) -> NoReturn:
@@ -227,6 +238,11 @@ class MpiCommunicator(Communicator):
         sys.stderr.flush()
         self._ranks.Abort(code)
         raise AssertionError("MPI_Abort returned")
+
+
+def _num_bytes_of(value: Any) -> Callable[[], int]:
+    """Returns what counts the bytes that a picklable value travels as."""
+    return lambda: len(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
 _communicator: Communicator | None = None

@@ -9,30 +9,45 @@ every function here does nothing, and needs neither TensorFlow nor Horovod.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from candle_p1.distributed.clock import read_clock
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import DistributedError, SetupError
+from candle_p1.instrument.communication import note_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.gradient_log import GradientLog
 
 STALL_CHECK_S = 60
+TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
 """Of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""
 
 
 def start_horovod(
-    comm: Communicator, *, stall_shutdown_s: int = 300, deterministic: bool = True
+    comm: Communicator,
+    *,
+    stall_shutdown_s: int = 300,
+    deterministic: bool = True,
+    timeline: Path | None = None,
 ) -> dict[str, Any]:
     """Initializes Horovod on the ranks of `comm`; collective; does nothing with one rank.
 
     Settings already in the environment win. A collective that stalls for `stall_shutdown_s` seconds
     ends with an error on every rank (0: never).
+
+    Args:
+        comm: The ranks.
+        stall_shutdown_s: See above.
+        deterministic: Whether runs are to repeat bit for bit.
+        timeline: Where Horovod traces what it does, on rank 0; None is nowhere.
 
     Returns:
         How gradients are exchanged, as it stands in a run record.
@@ -49,6 +64,8 @@ def start_horovod(
         # Which gradients are fused depends on their timing, and with it, from three ranks on, the
         # order in which MPI adds.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    if timeline is not None:
+        os.environ[TIMELINE_VARIABLE] = str(timeline)
     hvd = Attempt(_horovod).agree(comm)
     hvd.init()
 
@@ -69,7 +86,12 @@ def start_horovod(
     }
 
 
-def distribute_optimizer(optimizer: Any, comm: Communicator, compression: str = "none") -> Any:
+def distribute_optimizer(
+    optimizer: Any,
+    comm: Communicator,
+    compression: str = "none",
+    log: GradientLog | None = None,
+) -> Any:
     """Returns an optimizer of the same class and settings that averages gradients over ranks first.
 
     The averaging comes before everything else the optimizer does, so that clipping acts on the
@@ -82,6 +104,7 @@ def distribute_optimizer(optimizer: Any, comm: Communicator, compression: str = 
         optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
         comm: The ranks; with one, `optimizer` itself is returned.
         compression: What gradients are sent as: "none", as they are, or "fp16".
+        log: Is told when gradients are exchanged.
 
     Raises:
         DistributedError: The optimizer has been used already; its state would be lost.
@@ -98,12 +121,12 @@ def distribute_optimizer(optimizer: Any, comm: Communicator, compression: str = 
                 self._trainable_variables if trainable_variables is None else trainable_variables
             )
             if not self.gradient_accumulation_steps:
-                grads = average_gradients(grads, variables, compression)
+                grads = average_gradients(grads, variables, compression, log)
             super().apply(grads, trainable_variables)
 
         def _clip_gradients(self, grads: Sequence[Any]) -> Any:
             if self.gradient_accumulation_steps:  # what Keras calls with the means of the passes
-                grads = average_gradients(grads, self._trainable_variables, compression)
+                grads = average_gradients(grads, self._trainable_variables, compression, log)
             return super()._clip_gradients(grads)
 
     Distributed.__name__ = f"Distributed{plain.__name__}"
@@ -112,7 +135,10 @@ def distribute_optimizer(optimizer: Any, comm: Communicator, compression: str = 
 
 
 def average_gradients(
-    gradients: Sequence[Any], variables: Sequence[Any], compression: str = "none"
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    compression: str = "none",
+    log: GradientLog | None = None,
 ) -> list[Any]:
     """Returns the gradients averaged over ranks by Horovod; collective.
 
@@ -121,34 +147,66 @@ def average_gradients(
             be None on every rank.
         variables: The Keras variables they belong to, of the same length.
         compression: See `distribute_optimizer`.
+        log: See `distribute_optimizer`.
     """
     import tensorflow as tf
 
     hvd = _horovod()
-    return [
-        gradient
-        if gradient is None
-        else hvd.allreduce(
-            tf.convert_to_tensor(gradient),
-            op=hvd.Average,
-            name=f"gradient.{i}.{variable.path}",
-            compression=getattr(hvd.Compression, compression),
-        )
+    given = {
+        f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None
+    }
+    ready = [read_clock(gradient) for gradient in given.values()] if log else []
+    averaged = [
+        hvd.allreduce(
+            gradient, op=hvd.Average, name=name, compression=getattr(hvd.Compression, compression)
+        )
+        for name, gradient in given.items()
     ]
+    if log:
+        sizes = [
+            gradient.shape.num_elements() * (2 if compression == "fp16" else gradient.dtype.size)
+            for gradient in given.values()
+        ]
+        log.write(
+            ready, [read_clock(each) for each in averaged], dict(zip(given, sizes, strict=True))
+        )
+    remaining = iter(averaged)
+    return [None if gradient is None else next(remaining) for gradient in gradients]
 
 
 def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
     """Copies the root's weights and optimizer state to every rank; collective, before step one.
 
-    The optimizer must be built.
+    The optimizer must be built. What is timed is the exchange, without TensorFlow's preparing it.
 
     Random states (of dropout, say) are left alone: ranks shall draw different numbers.
     """
     if comm.size == 1:
         return
-    variables = [*model.weights, *model.optimizer.variables]
-    _horovod().broadcast_variables([variable.value for variable in variables], root_rank=root)
+    import tensorflow as tf
+
+    hvd = _horovod()
+    variables = [variable.value for variable in [*model.weights, *model.optimizer.variables]]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def copy() -> tuple[Any, Any]:
+        given = [tf.convert_to_tensor(variable) for variable in variables]
+        with tf.device("CPU:0"):
+            begins = [read_clock(value) for value in given]
+        received = [
+            hvd.broadcast(value, root_rank=root, name=f"state.{i}") for i, value in enumerate(given)
+        ]
+        with tf.device("CPU:0"):
+            ends = [read_clock(value) for value in received]
+        for variable, value in zip(variables, received, strict=True):
+            variable.assign(value)
+        return tf.reduce_min(begins), tf.reduce_max(ends)
+
+    begin, end = copy()
+    num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
+    note_exchange("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
 
 
 def seed_ranks(model: Any, seed: int, rank: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import keras
+
+from candle_p1.instrument.epochs import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,25 +17,44 @@ if TYPE_CHECKING:
 
 
 class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times the training part of every epoch. Must come first in the list.
+    """Times the training part of every epoch, and its steps. Must come first in the list.
 
     Keras hands the epoch's metrics over only when its last step is done, so the time is complete.
 
+    Args:
+        start_s: When the run began, by time.perf_counter.
+        take_exchange: Returns the time in which this rank waited for the exchange of gradients
+            since the last call, and that in which gradients were under way, in s; or None for both,
+            where that is not measured.
+
     Attributes:
-        seconds: The time of each epoch on this rank.
+        epochs: The epochs so far.
     """
 
-    def __init__(self) -> None:
+    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
+
+    def __init__(
+        self, start_s: float, take_exchange: Callable[[], tuple[float | None, float | None]]
+    ) -> None:
         super().__init__()
-        self.seconds: list[float] = []
+        self._start_s, self._take_exchange = start_s, take_exchange
+        self.epochs: list[Epoch] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the clock."""
-        self._start = time.perf_counter()
+        self._begins: list[float] = []
+        self._begin = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Notes the time."""
+        self._begins.append(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stops it."""
-        self.seconds.append(time.perf_counter() - self._start)
+        """Stops the clock."""
+        end = time.perf_counter()
+        begin_s, seconds = self._begin - self._start_s, end - self._begin
+        steps_s = [later - earlier for earlier, later in pairwise([*self._begins, end])]
+        self.epochs.append(Epoch(begin_s, seconds, steps_s, *self._take_exchange()))
 
 
 class BeforeEpoch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -18,13 +18,15 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from candle_p1.environment import TERMINAL_VARIABLE, launcher_variable
 from candle_p1.errors import ParameterError
+from candle_p1.instrument.tables import summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from rich.table import Table
 
 QUIET_S = 30.0
 """How long a log may be without a line of training."""
@@ -142,20 +144,9 @@ class Screen:
             self._progress = None
 
     def show_result(self, record: Mapping[str, Any], path: Path) -> None:
-        """Prints the phases, the quality beside the naive predictor's, and where the record is."""
-        self._print(_phase_table(record))
-        for name, figure in record["quality"].items():
-            line = f"test {name} {_number(figure['value'])}"
-            if "naive" in figure:
-                line += f" (naive predictor {_number(figure['naive'])})"
-            self.say(line)
-        longest = max(record["phases"], key=lambda name: record["phases"][name]["mean_s"])
-        share = record["phases"][longest]["mean_s"] / record["total_s"]
-        self.say(f"{share:.0%} of the time went into {longest}")
-        data = "synthetic data" if record["data"]["synthetic"] else "the data given"
-        rate = record["training"].get("samples_per_s")
-        trained = f"trained on {data}" + (f" at {rate:,.1f} samples/s" if rate else "")
-        self.say(trained)
+        """Prints what a run has given, and where its record is."""
+        for part in summary(record):
+            self._print(part)
         self.say(f"record: {path}")
 
 
@@ -180,32 +171,6 @@ def _console(rank: int, terminal: TextIO | None) -> Console:
     return Console(
         quiet=rank != 0, force_terminal=is_terminal, soft_wrap=not is_terminal, highlight=False
     )
-
-
-def _phase_table(record: Mapping[str, Any]) -> Table:
-    num_ranks = record["num_ranks"]
-    table = Table(
-        title=f"{record['benchmark']} on {num_ranks} rank{'s' * (num_ranks > 1)}: seconds per phase"
-    )
-    table.add_column("phase")
-    for column in ("min", "mean", "max"):
-        table.add_column(column, justify="right")
-    for name, phase in record["phases"].items():
-        _add_phase(table, name, phase, indent=0)
-    table.add_section()
-    table.add_row("total", "", "", f"{record['total_s']:.2f}")
-    return table
-
-
-def _add_phase(table: Table, name: str, phase: Mapping[str, Any], indent: int) -> None:
-    seconds = (f"{phase[key]:.2f}" for key in ("min_s", "mean_s", "max_s"))
-    table.add_row("  " * indent + name, *seconds)
-    for part_name, part in phase.get("parts", {}).items():
-        _add_phase(table, part_name, part, indent + 1)
-
-
-def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.4f}"
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from candle_p1.bench.file_cache import cool, resident_share, warm
 from candle_p1.bench.memory import (
     MemorySampler,
     growth,
-    memory_bytes,
     peak_bytes,
     peak_of_sum_bytes,
 )
 from candle_p1.bench.reads import ReadCounter
 from candle_p1.errors import SetupError
+from candle_p1.instrument.usage import memory_bytes
 
 ROLLUP = """\
 00400000-7ffe40f52000 ---p 00000000 00:00 0                          [rollup]

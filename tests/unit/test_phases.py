@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 
 import pytest
 
-from candle_p1.instrument.phases import PhaseTimer, summarize_phases
+from candle_p1.instrument import phases as module
+from candle_p1.instrument.phases import Phase, PhaseTimer, add_communication, at_work, part
+from candle_p1.instrument.phases import summarize_phases as summarize
+from candle_p1.instrument.usage import Usage
+
+
+def seconds_of(timer):
+    return {path: phase.seconds for path, phase in timer.phases.items()}
 
 
 def test_phases_nest_and_add_up():
@@ -19,13 +27,23 @@ def test_phases_nest_and_add_up():
         pass
     with phases("train"):
         pass
-    assert phases.seconds == {
+    assert seconds_of(phases) == {
         ("broadcast", "wait"): 1,
         ("broadcast", "transfer"): 1,
         ("broadcast",): 5,
         ("train",): 2,
     }
     assert entered[:2] == [("broadcast",), ("broadcast", "wait")]
+    assert phases.intervals() == [("broadcast", 0, 5), ("train", 6, 8)]
+
+
+def test_the_first_phase_can_begin_before_the_timer():
+    phases = PhaseTimer(clock=itertools.count(10).__next__, begin=7)
+    with phases("startup"):
+        pass
+    with phases("load"):
+        pass
+    assert phases.intervals() == [("startup", 7, 10), ("load", 11, 12)]
 
 
 def test_the_phase_an_error_leaves_is_known_and_timed():
@@ -33,16 +51,87 @@ def test_the_phase_an_error_leaves_is_known_and_timed():
     with pytest.raises(ValueError, match="x"), phases("load"), phases("parse"):
         raise ValueError("x")
     assert phases.failed_in == ("load", "parse")
-    assert set(phases.seconds) == {("load",), ("load", "parse")}
+    assert set(phases.phases) == {("load",), ("load", "parse")}
     with phases("report"):
         pass
-    assert ("report",) in phases.seconds
+    assert ("report",) in phases.phases
+
+
+def test_code_that_has_no_timer_tells_the_one_at_work():
+    phases = PhaseTimer(clock=itertools.count().__next__)
+    with part("lost"):
+        add_communication(100.0)
+    with at_work(phases), phases("load"):
+        with part("read"):
+            add_communication(0.5)
+        with part("parse"):
+            pass
+        with part("read"):
+            pass
+        add_communication(0.25)
+    assert module._running is None
+    assert phases.phases["load", "read"].seconds == 2
+    assert phases.phases["load", "read"].communication_s == 0.5
+    assert phases.phases["load",].communication_s == 0.75
+    assert phases.phases["load", "read"].usage is None
+
+
+def test_a_phase_knows_what_it_used(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    phases = PhaseTimer()
+    num_bytes = 64 << 20
+    with phases("first"):
+        with phases("large"):
+            memory = mmap.mmap(-1, num_bytes)
+            memory.write(b"x" * num_bytes)
+            del memory
+        (tmp_path / "file").read_bytes()
+        sum(range(1_000_000))
+    with phases("second"):
+        pass
+    first, second = phases.phases["first",], phases.phases["second",]
+    assert first.usage.read_bytes >= 3_000_000 > second.usage.read_bytes
+    assert first.usage.cpu_s > second.usage.cpu_s
+    assert first.usage.num_minor_faults >= num_bytes / mmap.PAGESIZE > second.usage.num_minor_faults
+    # The peak of a phase is at least that of what lies in it, and a later one has its own.
+    large = phases.phases["first", "large"]
+    assert first.peak_rss_bytes >= large.peak_rss_bytes > second.peak_rss_bytes + num_bytes / 2
+    assert phases.peak_rss_bytes == first.peak_rss_bytes
+    assert 0 < second.pss_bytes <= second.peak_rss_bytes
+    assert large.pss_bytes is None
 
 
 def test_the_summary_keeps_every_ranks_seconds_and_the_order_in_time():
-    first = {("load",): 1.0, ("broadcast", "wait"): 3.0, ("broadcast",): 3.5}
-    second = {("load",): 4.0, ("broadcast", "wait"): 0.0, ("broadcast",): 0.5}
-    summary = summarize_phases([first, second])
+    used = Usage(1.5, 1, 2, 3, 4, 5)
+    first = {
+        ("load", "read"): Phase(10.25, 0.5),
+        ("load",): Phase(10.0, 1.0, 0.25, used, 100, 50),
+        ("broadcast", "wait"): Phase(11.0, 3.0),
+        ("broadcast",): Phase(11.0, 3.5, 0.0, used, 100, 50),
+    }
+    second = {
+        ("load",): Phase(20.0, 4.0, 0.0, used._replace(cpu_s=0.5), 300, 40),
+        ("broadcast",): Phase(24.0, 0.5, 0.0, used, 300, 40),
+    }
+    summary = summarize([first, second], [10.0, 19.0])
     assert list(summary) == ["load", "broadcast"]
     assert summary["load"]["per_rank_s"] == [1.0, 4.0]
+    assert summary["load"]["per_rank_begin_s"] == [0.0, 1.0]
+    assert summary["load"]["communication"]["per_rank_s"] == [0.25, 0.0]
+    assert summary["load"]["usage"]["cpu"]["per_rank_s"] == [1.5, 0.5]
+    assert summary["load"]["usage"]["peak_rss"]["max_bytes"] == 300
+    assert summary["load"]["usage"]["pss"]["mean_bytes"] == 45
+    assert summary["load"]["usage"]["read"]["max_bytes"] == 5
+    assert summary["load"]["parts"]["read"]["per_rank_s"] == [0.5, 0.0]
+    assert summary["load"]["parts"]["read"]["per_rank_begin_s"] == [0.25, None]
+    assert "usage" not in summary["load"]["parts"]["read"]
     assert summary["broadcast"]["parts"]["wait"]["max_s"] == 3.0
+    assert "communication" not in summary["broadcast"]
+
+
+def test_what_the_kernel_does_not_tell_is_left_out():
+    unknown = Usage(1.0, 0, 0, 0, 0, -1)
+    assert unknown.since(unknown).read_bytes == -1
+    summary = summarize([{("load",): Phase(0.0, 1.0, 0.0, unknown, 100, None)}])
+    assert "read" not in summary["load"]["usage"]
+    assert "pss" not in summary["load"]["usage"]

@@ -31,6 +31,12 @@ RECORD = {
     "quality": {"accuracy": {"value": 0.975, "naive": 0.5}, "loss": {"value": None}},
     "data": {"synthetic": True},
     "training": {"samples_per_s": 1234.5},
+    "efficiency": {
+        "load_balance": 0.9,
+        "communication_efficiency": 0.8,
+        "parallel_efficiency": 0.72,
+    },
+    "energy": {"kind": "absent", "reason": "no sensor"},
 }
 
 

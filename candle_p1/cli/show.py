@@ -1,0 +1,53 @@
+"""candle-p1 show: one run, in full."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from candle_p1.files import write_atomically
+from candle_p1.records import RECORD_NAME, read_record
+
+WIDTH = 120
+"""Columns of output that goes to no terminal."""
+
+
+@click.command("show")
+@click.argument("record", type=click.Path(path_type=Path))
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page to this file, with the picture of phases and power; it needs no other file.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the picture alone, as SVG.",
+)
+def command(record: Path, html: Path | None, picture: Path | None) -> None:
+    """Show a run: its phases, epochs, communication, efficiency and energy.
+
+    RECORD is a run's run.json, or the directory that holds it.
+    """
+    from rich.console import Console
+
+    from candle_p1.instrument.tables import details
+    from candle_p1.reports.power_picture import power_svg
+    from candle_p1.reports.run_page import run_page
+
+    path = record / RECORD_NAME if record.is_dir() else record
+    content = read_record(path)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    for part in details(content):
+        if isinstance(part, str):
+            console.print(part, markup=False, soft_wrap=True)
+        else:
+            console.print(part)
+    if html:
+        write_atomically(html, run_page(content, path.parent))
+        click.echo(f"page: {html}")
+    if picture:
+        write_atomically(picture, power_svg(content, path.parent))
+        click.echo(f"picture: {picture}")

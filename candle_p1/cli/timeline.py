@@ -1,0 +1,255 @@
+"""candle-p1 timeline: what Horovod's timeline of a traced run says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from candle_p1.errors import CandleError, ParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from candle_p1.instrument.timeline.summary import TimelineSummary
+    from candle_p1.instrument.timeline.tracks import Track
+
+MIB = 2**20
+POWER_FILES = "power-*.csv"
+SHOWN_TENSORS = 15
+TENSOR_KINDS = ("negotiate", "wait", "queue", "memcpy", "transfer")
+
+
+@click.group("timeline")
+def command() -> None:
+    """Read Horovod's timeline of a run with --timeline. Times in it are those of a traced run."""
+
+
+@command.command("summary")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    help="Also write everything, with every tensor and step, to this file.",
+)
+@click.option(
+    "--gradients",
+    help="A regular expression for the names of gradients, by which steps are found; by default"
+    " those of this package.",
+)
+def summary_command(path: Path, json_path: Path | None, gradients: str | None) -> None:
+    """Sum up the timeline FILE (also .gz), whole or cut, of any size."""
+    import re
+
+    from candle_p1.instrument.timeline.summary import GRADIENT, summarize
+
+    try:
+        re.compile(gradients or "")
+    except re.error as error:
+        raise ParameterError(f"--gradients {gradients}: {error}") from error
+    summary = summarize(path, gradients=gradients or GRADIENT)
+    if json_path:
+        try:
+            with json_path.open("w", encoding="utf-8") as file:
+                json.dump(summary.to_dict(), file)
+        except OSError as error:
+            raise ParameterError(f"--json {json_path}: {error.strerror}") from error
+    _show(summary)
+
+
+@command.command("slice")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "begin_s",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Where the piece begins, in seconds on the timeline's clock.",
+)
+@click.option(
+    "--to",
+    "end_s",
+    type=click.FloatRange(min=0),
+    help="Where it ends; by default where the timeline does.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The file to write, gzipped if it ends in .gz; by default FILE with .slice.json.",
+)
+@click.option(
+    "--record",
+    "record_path",
+    type=click.Path(path_type=Path),
+    help="The run's run.json: draws its phases, and the power in the files beside it.",
+)
+def slice_command(
+    path: Path, begin_s: float, end_s: float | None, out: Path | None, record_path: Path | None
+) -> None:
+    """Cut a piece out of the timeline FILE, for ui.perfetto.dev or chrome://tracing."""
+    from candle_p1.instrument.timeline.slice import cut
+
+    tracks = _tracks(path, record_path) if record_path else []
+    out = out or path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".slice.json")
+    piece = cut(path, out, begin_s, end_s, tracks)
+    click.echo(
+        f"{piece.path}: {piece.begin_s:.3f} to {piece.end_s:.3f} s,"
+        f" {piece.num_events:,} events of {piece.num_tensors:,} tensors"
+        f" and {piece.num_track_events:,} of phases and power,"
+        f" {piece.path.stat().st_size / MIB:.1f} MiB"
+    )
+    click.echo("open it at https://ui.perfetto.dev or chrome://tracing")
+
+
+def _tracks(path: Path, record_path: Path) -> list[Track]:
+    """Returns what the record has to draw; says what it lacks."""
+    from candle_p1.instrument.timeline.clock import read_origin_epoch_us
+    from candle_p1.instrument.timeline.tracks import origin_s, phase_track, power_track
+    from candle_p1.records import read_record
+
+    record = read_record(record_path)
+    zero_s = origin_s(record, read_origin_epoch_us(path))
+    if zero_s is None:
+        raise CandleError(
+            f"{path} does not say when its clock was 0, nor does {record_path}: leave out --record"
+        )
+    phases = phase_track(record, zero_s)
+    power = [power_track(file, zero_s) for file in sorted(record_path.parent.glob(POWER_FILES))]
+    if phases is None:
+        click.echo(f"{record_path} does not say when phases began: they are not drawn")
+    if not power:
+        click.echo(f"no {POWER_FILES} beside {record_path}: no power is drawn")
+    return [*power, *([phases] if phases else [])]
+
+
+def _show(summary: TimelineSummary) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    for part in _parts(summary):
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
+    """Yields the lines and tables that show a summary."""
+    cut = ", cut" if summary.cut else ""
+    yield (
+        f"{summary.path}: {summary.num_events:,} events, {summary.begin_s:.3f} to"
+        f" {summary.end_s:.3f} s{cut}; times are those of a traced run"
+    )
+    if not summary.activities:
+        return
+    yield "time in s; where intervals of several tensors overlap, it counts once (union)"
+    yield _activity_table(summary)
+    broadcast = summary.broadcast
+    if broadcast:
+        yield (
+            f"broadcast overhead {broadcast.overhead_s:.3f} s, of it {broadcast.waiting_s:.3f} s"
+            f" waiting and {broadcast.broadcast_s:.3f} s broadcasting"
+            f" {broadcast.num_tensors:,} tensors{'' if broadcast.whole else '; it did not end'}"
+        )
+    for name, messages in summary.messages.items():
+        if messages["sizes"]:
+            yield (
+                f"{name}: {messages['num']:,} messages of {messages['num_tensors']:,} tensors,"
+                f" {messages['bytes'] / MIB:,.1f} MiB in {messages['duration_s']:.3f} s"
+            )
+            yield _message_table(messages)
+    longest = sorted(summary.tensors, key=lambda row: row.get("transfer_s", 0.0), reverse=True)
+    yield (
+        f"the {min(len(longest), SHOWN_TENSORS)} of {len(longest):,} tensors with the longest"
+        " transfers, in s"
+    )
+    yield _tensor_table(longest[:SHOWN_TENSORS])
+    yield from _step_lines(summary)
+    for row in summary.unfinished:
+        yield f"not ended: {row['activity']} of {row['tensor']}, since {row['begin_s']:.3f} s"
+
+
+def _activity_table(summary: TimelineSummary) -> Table:
+    table = _table(("activity", "kind"), ("union", "intervals", "first", "last"))
+    names = sorted(summary.activities, key=lambda name: summary.activities[name]["first_s"])
+    for name in names:
+        row = summary.activities[name]
+        _add(table, name, row["kind"], row)
+    table.add_section()
+    kinds = [row["kind"] for row in summary.activities.values()]
+    for kind, row in summary.kinds.items():
+        if kinds.count(kind) > 1:
+            _add(table, "", kind, row)
+    for name, row in summary.libraries.items():
+        _add(table, "", f"transfer by {name}", row)
+    return table
+
+
+def _add(table: Table, name: str, kind: str, row: dict[str, Any]) -> None:
+    seconds = (f"{row[key]:.3f}" for key in ("first_s", "last_s"))
+    table.add_row(name, kind, f"{row['union_s']:.3f}", f"{row['num']:,}", *seconds)
+
+
+def _message_table(messages: dict[str, Any]) -> Table:
+    table = _table((), ("from", "messages", "MiB", "s", "MiB/s"))
+    for row in messages["sizes"]:
+        rate = row["bytes_per_s"]
+        table.add_row(
+            _size(row["from_bytes"]),
+            f"{row['num']:,}",
+            f"{row['bytes'] / MIB:,.3f}",
+            f"{row['duration_s']:.3f}",
+            "" if rate is None else f"{rate / MIB:,.1f}",
+        )
+    return table
+
+
+def _tensor_table(rows: list[dict[str, Any]]) -> Table:
+    kinds = [kind for kind in TENSOR_KINDS if any(f"{kind}_s" in row for row in rows)]
+    table = _table(("tensor",), ("count", "MiB", *kinds))
+    for row in rows:
+        name = row["name"].removeprefix("StatefulPartitionedCall/")  # of every tf.function
+        mib = "" if row["bytes"] is None else f"{row['bytes'] / MIB:,.3f}"
+        seconds = (f"{row[f'{kind}_s']:.3f}" if f"{kind}_s" in row else "" for kind in kinds)
+        table.add_row(name, f"{row['num']:,}", mib, *seconds)
+    return table
+
+
+def _step_lines(summary: TimelineSummary) -> Iterator[str]:
+    if not summary.num_steps:
+        yield "no steps: no tensor has a gradient's name (--gradients)"
+        return
+    from statistics import median
+
+    steps = summary.steps
+    lengths_s = [end - begin for begin, end in zip(steps["begin_s"], steps["end_s"], strict=True)]
+    longest_s = max(lengths_s)
+    yield (
+        f"{summary.num_steps:,} steps, median {median(lengths_s):.4f} s from the first negotiation"
+        f" to the last gradient, {median(steps['allreduce_s']):.4f} s of it reducing"
+        f" {median(steps['bytes']) / MIB:.3f} MiB of {median(steps['num_tensors']):,.0f} gradients"
+        f" in {median(steps['num_messages']):,.0f} messages; the longest, {longest_s:.4f} s, is"
+        f" number {lengths_s.index(longest_s) + 1:,}"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes // size} {unit}"
+    return f"{num_bytes} B"
+
+
+def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for column in left:
+        table.add_column(column, overflow="fold")
+    for column in right:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

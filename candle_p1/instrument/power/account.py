@@ -1,0 +1,262 @@
+"""Energies of a job: per phase and device, and their totals, in which no device counts twice."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.instrument.power.trace import KINDS, Energy, add, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from candle_p1.instrument.power.sampler import Sampler
+    from candle_p1.instrument.power.source import Channel
+
+Interval = tuple[str, float, float]
+"""The name of a phase, and when it began and ended, in s by the clock of the sampler."""
+
+
+@dataclass(frozen=True)
+class DeviceEnergy:
+    """The energies of one device of one node.
+
+    Attributes:
+        channel: The sensor.
+        total: Of the run.
+        phases: Of each phase.
+    """
+
+    channel: Channel
+    total: Energy
+    phases: dict[str, Energy]
+
+
+@dataclass(frozen=True)
+class NodeEnergy:
+    """What one node has measured. Small, to be gathered.
+
+    Attributes:
+        node: Its number.
+        host: Its name.
+        boot: What tells it from all other machines; that of two containers on one is the same.
+        devices: The energies of its devices.
+        power_hz: Samples per second.
+        overhead: The share of a core that sampling has taken.
+        absent: Sources that are not there, and why.
+        notes: What a reader has to know.
+        trace: The name of the file of its samples.
+    """
+
+    node: int
+    host: str
+    boot: str
+    devices: list[DeviceEnergy]
+    power_hz: float
+    overhead: float | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    trace: str | None = None
+
+
+def measure_node(
+    sampler: Sampler,
+    intervals: Sequence[Interval],
+    *,
+    node: int,
+    absent: Mapping[str, str],
+    trace: str | None = None,
+) -> NodeEnergy:
+    """Returns what a node has measured in a run.
+
+    Args:
+        sampler: The node's, stopped.
+        intervals: The phases of the rank that samples; a phase entered twice stands there twice.
+            The total goes from the first begin to the last end, as far as it was sampled.
+        node: The node's number.
+        absent: Sources that are not there, and why.
+        trace: The name of the file of the samples.
+    """
+    begin_s = max(min(begin for _, begin, _ in intervals), sampler.start_s)
+    end_s = min(max(end for _, _, end in intervals), sampler.stop_s)
+    devices = []
+    for each in sampler.traces():
+        phases: dict[str, list[Energy]] = {}
+        for name, begin, end in intervals:
+            phases.setdefault(name, []).append(each.energy(begin, end))
+        total = each.energy(begin_s, end_s)
+        summed = {name: add(parts) for name, parts in phases.items()}
+        devices.append(DeviceEnergy(each.channel, total, summed))
+    return NodeEnergy(
+        node=node,
+        host=platform.node(),
+        boot=boot_id(),
+        devices=devices,
+        power_hz=sampler.hz,
+        overhead=sampler.overhead,
+        absent=absent,
+        notes=sampler.notes,
+        trace=trace if any(device.total.num_samples for device in devices) else None,
+    )
+
+
+def boot_id() -> str:
+    """Returns what tells this machine, since it was started, from all others."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+def combine(nodes: Sequence[NodeEnergy]) -> dict[str, Any]:
+    """Returns the section ``energy`` of a run's record.
+
+    A total is the sum of the devices that are ``counted``. Where one of them is absent, or where
+    nodes measure different things, the total is absent too: no part of it is shown for the whole.
+
+    Args:
+        nodes: What every node has measured, in their order.
+    """
+    devices = [_Device(node, device) for node in nodes for device in node.devices]
+    counted, absent = _counted(devices), _absent_sources(nodes)
+    reason = _why_uneven(nodes, counted)
+    if not counted:
+        reasons = [f"{each['source']}: {each['reason']}" for each in absent]
+        reason = "; ".join(reasons) or "no source was read"
+    total = _total([(each, each.device.total) for each in counted], reason)
+    if "energy_j" in total:
+        total["total_j"] = total.pop("energy_j")
+        total["total_s"] = max(each.device.total.duration_s for each in counted)
+    in_total = set(counted)
+    names = dict.fromkeys(name for each in counted for name in each.device.phases)
+    phases = {
+        name: [(each, each.device.phases[name]) for each in counted if name in each.device.phases]
+        for name in names
+    }
+    overheads = [node.overhead for node in nodes if node.overhead is not None]
+    return {
+        **total,
+        "covers": sorted({each.domain for each in counted}),
+        "phases": {name: _total(parts, reason) for name, parts in phases.items()},
+        "devices": [_describe(each, counted=each in in_total) for each in devices],
+        "absent": absent,
+        "power_hz": nodes[0].power_hz,
+        "sampler_overhead": max(overheads, default=None),
+        "notes": [f"node {node.node}: {note}" for node in nodes for note in node.notes],
+        "traces": [node.trace for node in nodes if node.trace],
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Device:
+    """A device, and the node that has measured it."""
+
+    node: NodeEnergy
+    device: DeviceEnergy
+
+    @property
+    def host(self) -> str:
+        return self.node.boot
+
+    @property
+    def domain(self) -> str:
+        return self.device.channel.domain
+
+
+def _counted(devices: Sequence[_Device]) -> list[_Device]:
+    """Returns the devices that enter the totals: every part of every machine once."""
+    best: dict[tuple[str, str], _Device] = {}
+    for each in sorted(devices, key=_preference):  # the sort keeps the order of nodes
+        best.setdefault((each.host, each.device.channel.device), each)
+    once = [each for each in devices if best[each.host, each.device.channel.device] is each]
+    whole = {each.host for each in once if each.domain == "node"}
+    by_sensors = {(each.host, each.domain) for each in once if each.device.channel.sensor != "cray"}
+    return [
+        each
+        for each in once
+        if each.domain == "node"
+        or (
+            each.host not in whole
+            # A Cray's controller shows the same processors and cards that their own sensors show.
+            and (each.device.channel.sensor != "cray" or (each.host, each.domain) not in by_sensors)
+        )
+    ]
+
+
+def _preference(each: _Device) -> tuple[int, bool]:
+    """Returns what comes first among readings of one device: the better kind, then a counter."""
+    return KINDS.index(each.device.total.kind), each.device.channel.reading == "power"
+
+
+def _why_uneven(nodes: Sequence[NodeEnergy], counted: Sequence[_Device]) -> str | None:
+    """Returns why the machines cannot be added; None where they measure the same parts."""
+    covers: dict[str, set[str]] = {node.boot: set() for node in nodes}
+    for each in counted:
+        covers[each.host].add(each.domain)
+    most = max(covers.values(), key=len)
+    for node in nodes:
+        if covers[node.boot] != most:
+            here = ", ".join(sorted(covers[node.boot])) or "nothing"
+            others = ", ".join(sorted(most))
+            return f"node {node.node} ({node.host}) measures {here}, another one {others}"
+    return None
+
+
+def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[str, Any]:
+    """Returns the sum over devices, for the record."""
+    energies, watts = [], []
+    for each, energy in parts:
+        if energy.energy_j is None or energy.mean_w is None:
+            where = f"{each.device.channel.device} of node {each.node.node}"
+            uneven = uneven or f"{where}: {energy.reason}"
+        else:
+            energies.append(energy.energy_j)
+            watts.append(energy.mean_w)
+    if uneven is not None:
+        return {"kind": "absent", "reason": uneven}
+    kind = worst(energy.kind for _, energy in parts)
+    few = any(energy.few_samples for _, energy in parts)
+    sums = {"kind": kind, "energy_j": sum(energies), "mean_w": sum(watts)}
+    return sums | ({"few_samples": True} if few else {})
+
+
+def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[dict[str, Any]]:
+    """Returns the sources that are not there, one reason once, with the nodes where it holds."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for node in nodes:
+        for source, reason in node.absent.items():
+            found.setdefault((source, reason), []).append(node.node)
+    return [
+        {"source": source, "reason": reason, "nodes": numbers}
+        for (source, reason), numbers in found.items()
+    ]
+
+
+def _describe(each: _Device, *, counted: bool) -> dict[str, Any]:
+    channel = each.device.channel
+    return {
+        "node": each.node.node,
+        "host": each.node.host,
+        "device": channel.device,
+        "label": channel.label,
+        "domain": channel.domain,
+        "source": channel.source,
+        "reading": channel.reading,
+        "resolution_s": channel.resolution_s,
+        "counted": counted,
+        **_energy(each.device.total),
+        "phases": {name: _energy(energy) for name, energy in each.device.phases.items()},
+    }
+
+
+def _energy(energy: Energy) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": energy.kind, "num_samples": energy.num_samples}
+    if energy.reason is not None:
+        facts["reason"] = energy.reason
+    if energy.energy_j is not None:
+        facts |= {"energy_j": energy.energy_j, "mean_w": energy.mean_w}
+    if energy.few_samples:
+        facts["few_samples"] = True
+    return facts

@@ -1,0 +1,102 @@
+"""Sources by name, as ``--power`` gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.instrument.power.amd import AmdSource
+from candle_p1.instrument.power.cray import CraySource
+from candle_p1.instrument.power.gpus import JobGpus
+from candle_p1.instrument.power.null import NullSource
+from candle_p1.instrument.power.nvml import NvmlSource
+from candle_p1.instrument.power.rapl import RaplSource
+from candle_p1.instrument.power.replay import ReplaySource
+from candle_p1.instrument.power.source import SensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from candle_p1.instrument.power.source import PowerSource
+
+AUTO, NONE, REPLAY = "auto", "none", "replay"
+SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
+    "nvml": NvmlSource,
+    "rapl": lambda job: RaplSource(),
+    "cray": lambda job: CraySource(),
+    "amd": AmdSource,
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What was asked for.
+
+    Attributes:
+        sources: What is there.
+        absent: What is not there, by its name, and why.
+    """
+
+    sources: list[PowerSource]
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+def check_names(names: str) -> list[str]:
+    """Returns the sources that a value of ``--power`` names.
+
+    Args:
+        names: "auto": all sensors that are there; "none"; names of sensors and recordings,
+            "replay:FILE", with commas between them.
+
+    Raises:
+        ParameterError: A name is unknown, or goes with no other.
+    """
+    found = [name.strip() for name in names.split(",")]
+    for name in found:
+        if name.startswith(f"{REPLAY}:") and name != f"{REPLAY}:":
+            continue
+        if name not in (*SENSORS, AUTO, NONE):
+            known = (AUTO, NONE, *SENSORS, f"{REPLAY}:FILE")
+            raise ParameterError(
+                f"power: {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}"
+            )
+        if name in (AUTO, NONE) and len(found) > 1:
+            raise ParameterError(f"power: {name!r} goes with no other source")
+    if len(set(found)) < len(found):
+        raise ParameterError(f"power: {names!r} names a source twice")
+    return found
+
+
+def open_sources(names: str, job: JobGpus | None = None) -> Opened:
+    """Opens the sources of this node.
+
+    Args:
+        names: See `check_names`.
+        job: The GPUs of this job's ranks.
+
+    Raises:
+        ParameterError: A name is wrong, or a source asked for by its name is not there.
+    """
+    job, asked = job or JobGpus(), check_names(names)
+    if asked == [NONE]:
+        return Opened([NullSource()], {NONE: "--power none: it was not asked for"})
+    opened = Opened([])
+    for name in SENSORS if asked == [AUTO] else asked:
+        try:
+            opened.sources.append(_open(name, job))
+        except SensorError as error:
+            if asked != [AUTO]:
+                for source in opened.sources:
+                    source.stop()
+                raise ParameterError(f"power {name}: {error}") from error
+            opened.absent[name] = str(error)
+    return Opened(opened.sources or [NullSource()], opened.absent)
+
+
+def _open(name: str, job: JobGpus) -> PowerSource:
+    kind, _, file = name.partition(":")
+    if kind == REPLAY:
+        return ReplaySource(Path(file).expanduser())
+    return SENSORS[name](job)

@@ -1,0 +1,122 @@
+"""Cray's pm_counters: what the node's controller measures, of the whole node and of its parts.
+
+Every file is one line, "123 J 1700000000000000 us", renewed about ten times a second. The paper
+read them through PoLiMEr. The node's energy contains that of its processors, memory and
+accelerators, and more.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import repeat
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from candle_p1.instrument.power.source import Channel, PowerSource, SensorError
+from candle_p1.instrument.power.sysfs import read_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from candle_p1.instrument.power.source import Domain, Reading
+
+ROOT = Path("/sys/cray/pm_counters")
+LIMIT_W = 50_000.0
+"""Mean power that no node reaches."""
+USUAL_SCAN_HZ = 10.0
+STALE_S = 2.0
+"""How long the controller may count no scan."""
+
+
+class CraySource(PowerSource):
+    """Reads the node, its processors, its memory and its accelerators.
+
+    A part is read by its energy counter, or by its power where it has none.
+
+    Args:
+        root: The directory of the counters.
+        clock: Returns seconds.
+
+    Raises:
+        SensorError: There are none, or they are not for this user.
+    """
+
+    name = "cray"
+
+    def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.perf_counter) -> None:
+        if not root.is_dir():
+            raise SensorError(f"{root} is missing: this is no node of a Cray")
+        self._freshness_file, self._clock = str(root / "freshness"), clock
+        self._scan, self._scan_s = self._freshness(), clock()
+        try:
+            scan_hz = float(read_line(root / "raw_scan_hz").split()[0])
+        except (SensorError, ValueError, IndexError):
+            scan_hz = USUAL_SCAN_HZ
+        parts: list[tuple[str, str, str, Domain]] = [
+            ("", "node", "node", "node"),
+            ("cpu_", "cpu", "processors", "cpu"),
+            ("memory_", "memory", "memory", "memory"),
+        ]
+        for file in sorted(root.glob("accel*_energy")):
+            part = file.name.removesuffix("_energy")
+            parts.append((f"{part}_", part, f"accelerator {part.removeprefix('accel')}", "gpu"))
+        self._files: dict[Channel, str] = {}
+        for prefix, device, label, domain in parts:
+            readings: tuple[Reading, ...] = ("energy", "power")
+            reading = next((r for r in readings if (root / f"{prefix}{r}").exists()), None)
+            if reading is None:
+                continue
+            channel = Channel(
+                device,
+                label.strip(),
+                domain,
+                self.name,
+                reading,
+                limit_w=LIMIT_W,
+                resolution_s=1 / scan_hz,
+            )
+            self._files[channel] = str(root / f"{prefix}{reading}")
+        if not self._files:
+            raise SensorError(f"{root} has no counters of energy or power")
+        for channel in self._files:
+            self.read(channel)
+        self.channels = list(self._files)
+
+    def sample(self) -> Iterator[float | SensorError]:
+        """Reads all channels, unless the controller no longer renews them."""
+        stale = self._why_stale()
+        return super().sample() if stale is None else repeat(stale, len(self.channels))
+
+    def read(self, channel: Channel) -> float:
+        """Returns J or W."""
+        file = self._files[channel]
+        text = read_line(file)
+        words = text.split()
+        unit = "J" if channel.reading == "energy" else "W"
+        try:
+            value, found_unit = float(words[0]), words[1]
+        except (IndexError, ValueError):
+            value, found_unit = nan, ""
+        if found_unit != unit:
+            raise SensorError(f"{file}: {text!r} is no number of {unit}")
+        return value
+
+    def _freshness(self) -> str | None:
+        """Returns the number of the controller's last scan; None where it is not told."""
+        try:
+            return read_line(self._freshness_file)
+        except SensorError:
+            return None
+
+    def _why_stale(self) -> SensorError | None:
+        scan, now_s = self._freshness(), self._clock()
+        if scan is None or scan != self._scan:
+            self._scan, self._scan_s = scan, now_s
+        stood_s = now_s - self._scan_s
+        if stood_s <= STALE_S:
+            return None
+        return SensorError(
+            f"{self._freshness_file} has stood at {scan} for {stood_s:.1f} s: the node's controller"
+            " does not renew the counters"
+        )

@@ -1,0 +1,66 @@
+"""Power from a file that a run has written, as if its devices were here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.errors import DataError
+from candle_p1.instrument.power.files import read_traces
+from candle_p1.instrument.power.source import REPLAYED, PowerSource, SensorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from candle_p1.instrument.power.source import Channel
+
+
+class ReplaySource(PowerSource):
+    """Reads a recording, from its beginning on, as it was and at the speed at which it was.
+
+    Between two readings of the recording it goes along a line; after the last one there is nothing.
+
+    Args:
+        file: The recording.
+        clock: Returns seconds.
+
+    Raises:
+        SensorError: The file is not there or is no recording.
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        try:
+            traces = read_traces(file)
+        except DataError as error:
+            raise SensorError(str(error)) from error
+        self._traces = {
+            replace(
+                trace.channel,
+                source=REPLAYED + trace.channel.sensor,
+                label=f"{trace.channel.label} (replayed)",
+            ): trace
+            for trace in traces
+        }
+        self.channels = list(self._traces)
+
+    def start(self) -> None:
+        """Begins the recording."""
+        self._start_s = self._clock()
+
+    def read(self, channel: Channel) -> float:
+        """Returns J or W."""
+        trace = self._traces[channel]
+        time_s = self._clock() - self._start_s + self._first_s
+        if time_s > trace.times_s[-1]:
+            raise SensorError(f"the recording ends at {trace.times_s[-1]:.3f} s")
+        return float(np.interp(time_s, trace.times_s, trace.values))
+
+    @property
+    def _first_s(self) -> float:
+        """The time of the recording at which it begins."""
+        return float(min(trace.times_s[0] for trace in self._traces.values()))

@@ -1,0 +1,219 @@
+"""The thread that samples the power of a node while a run goes on."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.instrument.power.counter import Counter
+from candle_p1.instrument.power.source import Channel, SensorError
+from candle_p1.instrument.power.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from candle_p1.instrument.power.source import PowerSource
+    from candle_p1.instrument.power.trace import Energy
+
+MAX_FAILURES = 3
+"""Readings that may fail one after the other before a sensor is given up."""
+END_S = 5.0
+"""How long a sensor may take to answer at the end of a run."""
+
+
+class Sampler:
+    """Samples all channels of some sources, in a thread of its own, at a steady rate.
+
+    The first sample is taken in `start` and the last one in `stop`. Whatever a sensor does, nothing
+    is raised: a sensor that fails ends its trace, with the reason.
+
+    Args:
+        sources: What to read; None of them may be read by anyone else at the time.
+        hz: Samples per second.
+        clock: Returns seconds; the run's phases must be timed by the same.
+
+    Attributes:
+        hz: The rate.
+        start_s: When the first sample was taken, by the clock.
+        stop_s: When the last one was.
+        notes: What a reader of the samples has to know.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[PowerSource],
+        hz: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.hz = hz
+        self.start_s = self.stop_s = clock()
+        self._sources, self._clock = list(sources), clock
+        self._records = [
+            (source, [_Record(channel, self.start_s) for channel in source.channels])
+            for source in self._sources
+        ]
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cpu_s = 0.0
+        self._num_early = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the samples has to know."""
+        if not self._num_early:
+            return []
+        return [f"{self._num_early} readings were dropped: the clock had gone back"]
+
+    @property
+    def overhead(self) -> float | None:
+        """The share of one core that the thread has taken; None before `stop`."""
+        wall_s = self.stop_s - self.start_s
+        return self._cpu_s / wall_s if wall_s > 0 else None
+
+    def start(self) -> None:
+        """Takes the first sample and starts the thread."""
+        for source, records in self._records:
+            try:
+                source.start()
+            except Exception as error:
+                for record in records:
+                    record.end(f"it could not be started: {error}")
+        self.start_s = self._clock()
+        self.sample()
+        # A daemon does not keep alive a process whose run has failed.
+        self._thread = threading.Thread(target=self._run, name="power sampler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and takes the last sample; later calls do nothing."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(END_S)
+            if self._thread.is_alive():  # and holds the lock
+                self.stop_s = self._clock()
+                for _, records in self._records:
+                    for record in records:
+                        record.end(f"a sensor did not answer within {END_S:g} s")
+                return
+        self.sample()
+        self.stop_s = self._clock()
+        for source in self._sources:
+            try:
+                source.stop()
+            except Exception:  # all has been read
+                continue
+
+    def sample(self) -> None:
+        """Takes a sample of every channel."""
+        with self._lock:
+            for source, records in self._records:
+                values = source.sample()
+                for record in records:
+                    before_s = self._clock()
+                    value = next(values)
+                    # Some drivers take milliseconds: the value is of some time in between.
+                    time_s = (before_s + self._clock()) / 2
+                    self._num_early += not record.add(time_s, value)
+
+    def traces(self) -> list[Trace]:
+        """Returns what all channels have read; without samples those that could not be read.
+
+        Not to be called before `stop`.
+        """
+        interval_s = 1 / self.hz
+        nothing = np.empty(0)
+        return [
+            trace
+            for source, records in self._records
+            for trace in (
+                *(record.trace(interval_s) for record in records),
+                *(
+                    Trace(channel, nothing, nothing, interval_s, reason)
+                    for channel, reason in source.absent.items()
+                ),
+            )
+        ]
+
+    def energy(self, begin_s: float, end_s: float) -> dict[Channel, Energy]:
+        """Returns the energy of every channel between two times of the clock."""
+        return {trace.channel: trace.energy(begin_s, end_s) for trace in self.traces()}
+
+    def _run(self) -> None:
+        interval_s = 1 / self.hz
+        tick = 1
+        while True:
+            delay_s = self.start_s + tick * interval_s - self._clock()
+            if self._ending.wait(min(max(delay_s, 0.0), interval_s)):
+                return
+            self.sample()
+            self._cpu_s = time.thread_time()
+            # Ticks that were missed are not made up for: samples at once would tell nothing.
+            tick = max(tick, math.floor((self._clock() - self.start_s) / interval_s)) + 1
+
+
+class _Record:
+    """What one channel has read so far."""
+
+    def __init__(self, channel: Channel, start_s: float) -> None:
+        self._channel, self._start_s = channel, start_s
+        self._counter = Counter(channel) if channel.reading == "energy" else None
+        self._times_s, self._values = array("d"), array("d")
+        self._num_failures = 0
+        self._failure: str | None = None
+        self._ended = False
+
+    def add(self, time_s: float, value: float | SensorError) -> bool:
+        """Adds a reading; returns whether it came after the last one."""
+        if self._ended:
+            return True
+        if self._times_s and time_s <= self._times_s[-1]:
+            return False
+        if not isinstance(value, SensorError) and not 0 <= value < math.inf:
+            value = SensorError(f"it reads {value}")
+        if isinstance(value, SensorError):
+            self._fail(time_s, str(value))
+            return True
+        try:
+            amount = (
+                self._counter.joules(time_s, value) if self._counter else value * self._channel.unit
+            )
+        except SensorError as error:
+            self._fail(time_s, str(error))
+            self._ended = True
+            return True
+        self._num_failures, self._failure = 0, None
+        self._times_s.append(time_s)
+        self._values.append(amount)
+        return True
+
+    def end(self, reason: str) -> None:
+        """Takes no further readings."""
+        self._failure, self._ended = reason, True
+
+    def trace(self, interval_s: float) -> Trace:
+        """Returns the readings."""
+        times_s, values = np.array(self._times_s), np.array(self._values)
+        return Trace(self._channel, times_s, values, interval_s, self._failure)
+
+    def _fail(self, time_s: float, reason: str) -> None:
+        if not self._num_failures:
+            self._failure = f"from {time_s - self._start_s:.3f} s on: {reason}"
+        self._num_failures += 1
+        self._ended = self._num_failures >= MAX_FAILURES

@@ -1,0 +1,29 @@
+"""Files of the kernel, of one line each, which it makes anew for every reading."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from candle_p1.instrument.power.source import SensorError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES = 256
+
+
+def read_line(file: Path | str) -> str:
+    """Returns the line of a file, in a tenth of the time that Path.read_text takes.
+
+    Raises:
+        SensorError: It cannot be read; the cause is the OSError.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            return os.read(descriptor, MAX_BYTES).decode().strip()
+        finally:
+            os.close(descriptor)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SensorError(f"{file}: {getattr(error, 'strerror', error)}") from error

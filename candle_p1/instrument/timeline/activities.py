@@ -1,0 +1,79 @@
+"""What the names of a timeline's events mean.
+
+For every tensor Horovod logs the negotiation (from the first rank that is ready to the last), then
+the operation, from when all ranks have agreed on it to its end, and within the operation its
+activities, one after the other::
+
+    NEGOTIATE_ALLREDUCE
+    ALLREDUCE
+      QUEUE                      waiting for the accelerator's stream
+      MEMCPY_IN_FUSION_BUFFER
+      NCCL_ALLREDUCE             in the hands of a communication library
+      MEMCPY_OUT_FUSION_BUFFER
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+OPERATIONS = {
+    "ALLREDUCE": "allreduce",
+    "ADASUM": "allreduce",
+    "ALLGATHER": "allgather",
+    "BROADCAST": "broadcast",
+    "ALLTOALL": "alltoall",
+    "REDUCESCATTER": "reducescatter",
+    "JOIN": "join",
+    "BARRIER": "barrier",
+}
+LIBRARIES = ("NCCL", "MPI", "GLOO", "CCL", "DDL")
+LIBRARY_OPERATIONS = OPERATIONS | {"BCAST": "broadcast", "REDUCE": "reduce"}
+"""By the last word of the name: NCCL_BCAST, MPI_CROSS_ALLGATHER."""
+
+NEGOTIATE = "negotiate"
+TRANSFER = "transfer"
+KINDS_BY_WORD = {
+    "QUEUE": "queue",
+    "WAIT": "wait",
+    "MEMCPY": "memcpy",
+    "COPY": "memcpy",
+    "INIT": "setup",
+    "ALLOCATE": "setup",
+}
+"""By the first word of the name: WAIT_FOR_DATA, INIT_NCCL."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What an event's name says.
+
+    Attributes:
+        name: As in the file.
+        kind: "negotiate"; the operation ("allreduce", "broadcast", ...); or, within an operation,
+            "queue", "wait" (for a tensor's data), "memcpy", "setup" (of buffers and communicators),
+            "transfer" (by a library) or "other".
+        operation: What is negotiated, or done by a library; else None.
+        library: Which does it; else None.
+        is_operation: This is a whole operation, from agreement to end.
+    """
+
+    name: str
+    kind: str
+    operation: str | None = None
+    library: str | None = None
+    is_operation: bool = False
+
+
+@cache
+def classify(name: str) -> Activity:
+    """Returns what an event's name means; a name that is not known is of kind "other"."""
+    if name in OPERATIONS:
+        return Activity(name, OPERATIONS[name], OPERATIONS[name], is_operation=True)
+    first, _, rest = name.partition("_")
+    if first == "NEGOTIATE":
+        return Activity(name, NEGOTIATE, OPERATIONS.get(rest, rest.lower()))
+    operation = LIBRARY_OPERATIONS.get(name.rpartition("_")[2])
+    if first in LIBRARIES and operation:
+        return Activity(name, TRANSFER, operation, first)
+    return Activity(name, KINDS_BY_WORD.get(first, "other"))

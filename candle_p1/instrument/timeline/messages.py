@@ -1,0 +1,135 @@
+"""Messages: what a communication library is handed at once, after Horovod has fused tensors.
+
+The tensors of a message log the library's activity one after the other: first all begins, then all
+ends. So a begin after an end belongs to another message. A tensor's type and shape follow when its
+operation ends; for a broadcast Horovod does not log them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_BITS = re.compile(r"\d+$")
+_NUMBER = re.compile(r"\d+")
+US_PER_S = 1_000_000
+
+
+def tensor_bytes(args: Mapping[str, Any] | None) -> int | None:
+    """Returns the size that the end of an operation states as dtype and shape; None: it does not.
+
+    Args:
+        args: Such as ``{"dtype": "float32", "shape": "[20, 1, 128]"}``.
+    """
+    if not args:
+        return None
+    dtype, shape = args.get("dtype"), args.get("shape")
+    return _size(dtype, shape) if isinstance(dtype, str) and isinstance(shape, str) else None
+
+
+@lru_cache(maxsize=4096)
+def _size(dtype: str, shape: str) -> int:
+    bits = _BITS.search(dtype)  # float16, bfloat16, int8, ...; "bool" has none
+    return (int(bits[0]) // 8 if bits else 1) * math.prod(map(int, _NUMBER.findall(shape)))
+
+
+class Message:
+    """One message, from its first tensor's begin to the end of the operation of its last.
+
+    Attributes:
+        name: The library's activity.
+        begin_us: When the library gets it.
+        end_us: When it is through.
+        num_tensors: Fused in it.
+        num_bytes: Of its tensors; None where the size of one is not logged.
+    """
+
+    __slots__ = ("_num_unsized", "begin_us", "end_us", "ending", "name", "num_bytes", "num_tensors")
+
+    def __init__(self, name: str, begin_us: int) -> None:
+        self.name, self.begin_us, self.end_us = name, begin_us, begin_us
+        self.num_tensors = self._num_unsized = 0
+        self.num_bytes: int | None = 0
+        self.ending = False
+
+    def add_tensor(self) -> None:
+        """Counts a tensor."""
+        self.num_tensors += 1
+        self._num_unsized += 1
+
+    def end_tensor(self, us: int) -> None:
+        """Ends the activity of one tensor."""
+        self.ending, self.end_us = True, us
+
+    def add_size(self, num_bytes: int | None) -> bool:
+        """Adds a tensor's size; returns whether it was the last."""
+        if num_bytes is None or self.num_bytes is None:
+            self.num_bytes = None
+        else:
+            self.num_bytes += num_bytes
+        self._num_unsized -= 1
+        return self._num_unsized == 0
+
+
+@dataclass
+class MessageStatistics:
+    """The messages of one activity of a library, by size.
+
+    Attributes:
+        num: How many.
+        num_tensors: In all of them.
+        num_bytes: Of those whose size is known.
+        num_unsized: Those whose size is not.
+        duration_us: Their time together; where two overlap, counted once.
+        sizes: By the floor of log2 of the bytes: [messages, bytes, µs].
+    """
+
+    num: int = 0
+    num_tensors: int = 0
+    num_bytes: int = 0
+    num_unsized: int = 0
+    duration_us: int = 0
+    sizes: dict[int, list[int]] = field(default_factory=dict)
+    _end_us: int = 0
+
+    def add(self, message: Message) -> None:
+        """Adds a message that is complete."""
+        duration_us = max(message.end_us - max(message.begin_us, self._end_us), 0)
+        self._end_us = max(self._end_us, message.end_us)
+        self.num += 1
+        self.num_tensors += message.num_tensors
+        self.duration_us += duration_us
+        if message.num_bytes is None:
+            self.num_unsized += 1
+            return
+        self.num_bytes += message.num_bytes
+        size = self.sizes.setdefault(max(message.num_bytes.bit_length() - 1, 0), [0, 0, 0])
+        for i, amount in enumerate((1, message.num_bytes, duration_us)):
+            size[i] += amount
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the statistics with units in the names."""
+        return {
+            "num": self.num,
+            "num_tensors": self.num_tensors,
+            "bytes": self.num_bytes,
+            "num_unsized": self.num_unsized,
+            "duration_s": self.duration_us / US_PER_S,
+            "sizes": [
+                {
+                    "from_bytes": 2**power,
+                    "below_bytes": 2 ** (power + 1),
+                    "num": num,
+                    "bytes": num_bytes,
+                    "duration_s": us / US_PER_S,
+                    "bytes_per_s": num_bytes * US_PER_S / us if us else None,
+                }
+                for power, (num, num_bytes, us) in sorted(self.sizes.items())
+            ],
+        }

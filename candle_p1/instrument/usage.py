@@ -1,0 +1,108 @@
+"""What this process has used of the machine so far, as Linux keeps account of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc/self")
+RESET_PEAK = "5"  # proc(5), clear_refs: sets the peak to what is resident now
+
+
+class Usage(NamedTuple):
+    """Counts since the process began, all threads together; or between two times.
+
+    Attributes:
+        cpu_s: Time on a core, in user and system mode.
+        num_voluntary_switches: Context switches to wait for something.
+        num_involuntary_switches: Context switches because others wanted the core.
+        num_minor_faults: Page faults that needed no input.
+        num_major_faults: Page faults that did.
+        read_bytes: Bytes read through system calls, wherever they came from, also from the
+            kernel's page cache; -1 where the kernel does not tell.
+    """
+
+    cpu_s: float
+    num_voluntary_switches: int
+    num_involuntary_switches: int
+    num_minor_faults: int
+    num_major_faults: int
+    read_bytes: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Returns the counts so far."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            used.ru_utime + used.ru_stime,
+            used.ru_nvcsw,
+            used.ru_nivcsw,
+            used.ru_minflt,
+            used.ru_majflt,
+            _read_bytes(),
+        )
+
+    def since(self, earlier: Usage) -> Usage:
+        """Returns what was used after an earlier time."""
+        return self._combine(earlier, -1)
+
+    def plus(self, other: Usage) -> Usage:
+        """Returns the sum of two stretches."""
+        return self._combine(other, 1)
+
+    def _combine(self, other: Usage, sign: int) -> Usage:
+        combined = [one + sign * another for one, another in zip(self, other, strict=True)]
+        if self.read_bytes < 0:
+            combined[-1] = -1
+        return Usage(combined[0], *(int(count) for count in combined[1:]))
+
+
+def reset_peak_rss() -> None:
+    """Lets `peak_rss_bytes` begin anew, where the kernel allows it."""
+    with suppress(OSError):
+        (PROC / "clear_refs").write_text(RESET_PEAK)
+
+
+def peak_rss_bytes() -> int:
+    """Returns the largest resident memory since `reset_peak_rss`."""
+    with suppress(OSError):
+        for line in (PROC / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def pss_bytes() -> int | None:
+    """Returns the resident memory now, of pages that processes share a fair part; None: unknown."""
+    with suppress(OSError):
+        return memory_bytes((PROC / "smaps_rollup").read_text())
+    return None
+
+
+def memory_bytes(smaps_rollup: str) -> int:
+    """Returns the proportional set size, in bytes, that the content of a smaps_rollup file tells.
+
+    Without the pages of files that are merely read, where the kernel tells them apart.
+    """
+    lines = (line.split() for line in smaps_rollup.splitlines()[1:])
+    kib = {name.rstrip(":"): int(value) for name, value, _ in lines}
+    if "Pss_Anon" in kib:
+        return (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
+    return kib["Pss"] * 1024
+
+
+def _read_bytes() -> int:
+    try:
+        descriptor = os.open(PROC / "io", os.O_RDONLY)
+    except OSError:
+        return -1
+    try:
+        content = os.read(descriptor, 4096)
+    except OSError:
+        return -1
+    finally:
+        os.close(descriptor)
+    return int(content.split(b"\n", 1)[0].split()[1])  # the first line is "rchar: N"

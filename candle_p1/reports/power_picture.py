@@ -1,0 +1,110 @@
+"""Power over time with the phases of the run behind it, as the paper's Figures 7, 12 and 19."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
+from candle_p1.instrument.power.files import read_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from candle_p1.instrument.power.trace import Trace
+
+SIZE_INCHES = (10.0, 4.4)
+SHADES = ("#F2F2F2", "#DDE7F0")
+LINES = (BLUE, VERMILION, GREEN, PURPLE)
+MIN_LABEL_SHARE = 0.04
+"""A phase that takes less of the picture's width than this has no room for its name."""
+
+
+def power_svg(record: Mapping[str, Any], directory: Path) -> str:
+    """Returns the picture as SVG, with its text as text.
+
+    Where no power was measured the picture shows the phases alone, and says so.
+
+    Args:
+        record: The run's.
+        directory: Where the record's files of readings are.
+
+    Raises:
+        DataError: One of these cannot be read.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "candle_p1", "font.size": 10}):
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        _shade_phases(axes, record)
+        _draw_power(axes, record, directory)
+        axes.set(xlabel="seconds since the start of the run", xlim=(0, record["total_s"]))
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _shade_phases(axes: Axes, record: Mapping[str, Any]) -> None:
+    """Puts a band behind each phase of rank 0, and its name where there is room."""
+    for i, (name, phase) in enumerate(record["phases"].items()):
+        begin, seconds = phase["per_rank_begin_s"][0], phase["per_rank_s"][0]
+        axes.axvspan(begin, begin + seconds, color=SHADES[i % len(SHADES)], lw=0)
+        if seconds > MIN_LABEL_SHARE * record["total_s"]:
+            axes.text(
+                begin + seconds / 2,
+                1.01,
+                f"{name}\n{seconds:.1f} s",
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+                fontsize=9,
+            )
+
+
+def _draw_power(axes: Axes, record: Mapping[str, Any], directory: Path) -> None:
+    traces = [
+        (node["node"], trace)
+        for node, name in _files(record["energy"])
+        for trace in read_traces(directory / name)
+    ]
+    if not traces:
+        axes.set_yticks([])
+        axes.text(
+            0.5, 0.5, "power was not measured", transform=axes.transAxes, ha="center", va="center"
+        )
+        return
+    for i, (node, trace) in enumerate(traces):
+        times_s, watts = mean_power(trace)
+        label = f"node {node}: {trace.channel.label}"
+        color, style = LINES[i % len(LINES)], "-" if i < len(LINES) else "--"
+        axes.step(times_s, watts, where="post", color=color, ls=style, lw=1.2, label=label)
+    simulated = record["energy"]["kind"] == "simulated"
+    axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower right", frameon=True, fontsize=9)
+
+
+def _files(energy: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """Returns the files of readings, each with a device of its node."""
+    nodes = {device["node"]: device for device in energy.get("devices", [])}
+    return list(zip(nodes.values(), energy.get("traces", []), strict=False))
+
+
+def mean_power(trace: Trace) -> tuple[Any, Any]:
+    """Returns times and the power from each of them on, in s and W.
+
+    A counter's is the mean to its next reading. Both arrays are float64, of one length.
+    """
+    if trace.channel.reading == "power" or len(trace.times_s) < 2:
+        return trace.times_s, trace.values if trace.channel.reading == "power" else trace.times_s
+    watts = np.diff(trace.values) / np.diff(trace.times_s)
+    return trace.times_s, np.append(watts, watts[-1:])

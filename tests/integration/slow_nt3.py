@@ -1,0 +1,36 @@
+"""NT3's script, where SLOW_RANKS take SLOW_S seconds more before every exchange."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+sys.path.insert(0, os.environ["NT3_FOLDER"])
+
+from candle_p1 import train
+from candle_p1.distributed import keras as distributed
+from candle_p1.distributed.comm import connect
+from nt3 import BENCHMARK, Nt3
+
+is_slow = str(connect().rank) in os.environ["SLOW_RANKS"].split(",")
+delay_s = float(os.environ["SLOW_S"]) if is_slow else 0.0
+broadcast_state = distributed.broadcast_state
+
+
+def broadcast_slowly(*arguments):
+    time.sleep(10 * delay_s)
+    broadcast_state(*arguments)
+
+
+def slow_callbacks(self, params):
+    import keras
+
+    return [
+        keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(delay_s))
+    ]
+
+
+distributed.broadcast_state = broadcast_slowly
+Nt3.callbacks = slow_callbacks
+train.main(BENCHMARK)

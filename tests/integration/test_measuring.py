@@ -1,0 +1,167 @@
+"""What a run measures: phases, exchange, efficiency, energy, profiles; and candle-p1 show."""
+
+from __future__ import annotations
+
+import csv
+import math
+import pstats
+import re
+from pathlib import Path
+
+import pytest
+
+from candle_p1.instrument.timeline.summary import summarize
+from candle_p1.records import read_record
+
+HERE = Path(__file__).parent
+SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]
+
+
+@pytest.fixture
+def slow_nt3(mpirun, execute, nt3_script, monkeypatch, tmp_path):
+    """Trains NT3 on two ranks, the second of them slow; returns (record, output)."""
+    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+    monkeypatch.setenv("SLOW_RANKS", "1")
+    monkeypatch.setenv("SLOW_S", "0.1")
+
+    def run(*flags):
+        words = [HERE / "slow_nt3.py", "--output_dir", ".", *flags]
+        code, output = execute(mpirun(2, *words))
+        print(output)
+        assert code == 0, output
+        return read_record(tmp_path / "run.json"), output
+
+    return run
+
+
+def write_recording(path, seconds=300, hz=20):
+    """Writes the power of a processor, as a counter, and of its memory, as power."""
+    energy_j = 0.0
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        columns = "time_s,node,device,label,domain,source,reading,resolution_s,value"
+        writer.writerow(columns.split(","))
+        for i in range(seconds * hz):
+            power_w = 80 + 30 * math.sin(i / hz)
+            energy_j += power_w / hz
+            writer.writerow([i / hz, 0, "package-0", "CPU", "cpu", "rapl", "energy", "", energy_j])
+            writer.writerow([i / hz, 0, "dram-0", "DRAM", "memory", "rapl", "power", "", 11.5])
+
+
+@pytest.mark.parallel
+def test_a_traced_run_its_timeline_and_its_record_tell_the_same(slow_nt3, tmp_path):
+    flags = ["--epochs", "4", "--timeline", "timeline.json"]
+    record, output = slow_nt3(*SMALL_MODEL, *flags)
+    assert record["training"]["traced"]
+    assert "are not to be compared" in output
+    timeline = summarize(tmp_path / "timeline.json").to_dict()
+    named = {
+        (each["library"], each["name"]): each for each in record["communication"]["collectives"]
+    }
+    # The first rank is always ready first, so its exchange is that of both.
+    broadcast_s = named["horovod", "broadcast"]["time"]["per_rank_s"][0]
+    assert broadcast_s > 0.5
+    assert timeline["broadcast"]["overhead_s"] == pytest.approx(broadcast_s, rel=0.05)
+    exchange_s = sum(epoch["exchange"]["per_rank_s"][0] for epoch in record["training"]["epochs"])
+    num_steps = sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
+    steps_s = timeline["steps"]["exchange_s"][-num_steps:]  # before them stands the self-check
+    assert sum(steps_s) == pytest.approx(exchange_s, rel=0.05)
+
+
+@pytest.mark.parallel
+def test_a_slow_rank_shows(slow_nt3):
+    record, output = slow_nt3(*SMALL_MODEL, "--epochs", "4")
+    for epoch in record["training"]["epochs"][1:]:
+        fast, slow = epoch["exposed_communication"]["per_rank_s"]
+        assert fast > 0.9 * 0.1 * epoch["steps"]["num"] > 2 * slow
+        efficiency = epoch["efficiency"]
+        assert efficiency["load_balance"] < 0.8
+        product = efficiency["load_balance"] * efficiency["communication_efficiency"]
+        assert efficiency["parallel_efficiency"] == pytest.approx(product)
+    run = record["efficiency"]
+    fast, slow = run["useful"]["per_rank_s"]
+    assert slow - fast > 0.05 * sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
+    assert run["load_balance"] == pytest.approx((fast + slow) / 2 / slow)
+    assert re.search(r"parallel efficiency 0\.\d+ = load balance", output)
+
+
+@pytest.mark.parallel
+def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tmp_path):
+    write_recording(tmp_path / "recording.csv")
+    words = [nt3_script, "--output_dir", ".", *SMALL_MODEL, "--epochs", "4"]
+    words += ["--power", "replay:recording.csv", "--power_hz", "20", "--profiling", "True"]
+    code, output = execute(mpirun(2, *words))
+    assert code == 0, output
+    record = read_record(tmp_path / "run.json")
+
+    phases = record["phases"]
+    for rank in range(2):
+        in_phases_s = sum(phase["per_rank_s"][rank] for phase in phases.values())
+        assert 0.98 * record["total_s"] < in_phases_s < 1.02 * record["total_s"]
+    begins = [phase["per_rank_begin_s"][0] for phase in phases.values()]
+    assert begins == sorted(begins)
+    assert begins[0] == 0
+    for phase in phases.values():
+        parts_s = sum(part["mean_s"] for part in phase.get("parts", {}).values())
+        assert parts_s <= phase["mean_s"]
+    assert {"read", "parse", "exchange"} <= set(phases["load"]["parts"])
+    assert "scale" in phases["preprocess"]["parts"]
+    assert phases["load"]["usage"]["read"]["max_bytes"] > 1000
+    largest = max(rank["peak_rss_bytes"] for rank in record["ranks"])
+    assert phases["train"]["usage"]["peak_rss"]["max_bytes"] <= largest
+
+    energy = record["energy"]
+    assert energy["kind"] == "simulated"
+    assert energy["covers"] == ["cpu", "memory"]
+    in_phases_j = sum(phase["energy_j"] for phase in energy["phases"].values())
+    assert in_phases_j == pytest.approx(energy["total_j"], rel=1e-3)
+    memory = next(device for device in energy["devices"] if device["domain"] == "memory")
+    assert memory["mean_w"] == pytest.approx(11.5, rel=1e-3)
+    assert (tmp_path / energy["traces"][0]).exists()
+
+    assert record["training"]["profiled"]
+    profiles = sorted((tmp_path / "profile").glob("rank-*.prof"))
+    assert len(profiles) == 2
+    calls = sum(pstats.Stats(str(profile)).total_calls for profile in profiles)
+    assert f"{calls} function calls" in (tmp_path / "profile/top.txt").read_text()
+
+    code, output = execute(["candle-p1", "show", ".", "--html", "page.html"])
+    assert code == 0, output
+    for words in ("energy (simulated)", "use of the machine", "messages by size", "p99"):
+        assert words in output.replace("99 %", "p99")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    assert "power (W), simulated" in page
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+
+
+def test_a_run_without_sensors_says_so_and_why(execute, nt3_script, tmp_path):
+    words = ["python", nt3_script, "--output_dir", ".", *SMALL_MODEL, "--epochs", "1"]
+    code, output = execute([*words, "--power", "none"])
+    assert code == 0, output
+    energy = read_record(tmp_path / "run.json")["energy"]
+    assert energy["kind"] == "absent"
+    assert "--power none" in energy["reason"]
+    assert "total_j" not in energy
+    code, output = execute(["candle-p1", "show", "run.json"])
+    assert code == 0, output
+    assert "energy: not measured" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--power", "cray"], "power cray"),
+        (["--power", "solar"], "'solar' is none of"),
+        (["--power", "replay:missing.csv"], "missing.csv"),
+        (["--timeline", "t.json"], "start several"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_run(
+    execute, nt3_script, tmp_path, flags, reason
+):
+    code, output = execute(["python", nt3_script, "--output_dir", ".", *flags])
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert reason in output
+    assert not (tmp_path / "run.json").exists()

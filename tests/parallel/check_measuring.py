@@ -1,0 +1,84 @@
+"""What ranks measure of their exchanges, where one of them is slow."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+from harness import run_checks
+
+from candle_p1.distributed.gradient_log import CAPACITY, GradientLog
+from candle_p1.distributed.keras import broadcast_state, distribute_optimizer
+from candle_p1.instrument import communication, phases
+from candle_p1.instrument.communication import CommunicationLog, summarize_communication
+from candle_p1.instrument.phases import PhaseTimer
+
+SLOW_S = 0.02
+NUM_STEPS = CAPACITY + 40  # more than the table of times holds
+
+
+class Slow(keras.callbacks.Callback):
+    """Sleeps before every step, and counts it."""
+
+    def __init__(self, seconds, count):
+        super().__init__()
+        self._seconds, self._count = seconds, count
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._count()
+        time.sleep(self._seconds)
+
+
+def trained(comm, slow_rank, compression="none", accumulate=None):
+    """Returns log, timer and what `take` gives of a small model's epoch; one rank is slow."""
+    keras.utils.set_random_seed(1)
+    log, timer = CommunicationLog(), PhaseTimer()
+    gradients = GradientLog(log)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    sgd = keras.optimizers.SGD(0.01, gradient_accumulation_steps=accumulate)
+    optimizer = distribute_optimizer(sgd, comm, compression, gradients)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, gradients.count_step)
+    x = np.ones((NUM_STEPS, 4), "float32")
+    with communication.at_work(log), phases.at_work(timer), timer("train"):
+        broadcast_state(model, comm)
+        model.fit(x, x[:, :3], batch_size=1, verbose=0, callbacks=[slow])
+        took = gradients.take()
+    return log, timer, took
+
+
+def the_fast_rank_waits_for_the_slow_one(comm):
+    _, timer, (exposed_s, exchange_s) = trained(comm, slow_rank=1)
+    waited = comm.allgather((exposed_s, exchange_s))
+    assert waited[0][0] > 0.8 * NUM_STEPS * SLOW_S, waited
+    assert waited[0][0] > 2 * waited[1][0], waited
+    assert all(exposed <= exchange for exposed, exchange in waited), waited
+    assert timer.phases["train",].communication_s >= exposed_s
+
+
+def every_step_of_every_gradient_is_counted(comm):
+    log, _, _ = trained(comm, slow_rank=0)
+    facts = summarize_communication(comm.allgather(log))
+    named = {each["name"]: each for each in facts["collectives"]}
+    kernel, bias = (named[name] for name in named if name.startswith("allreduce"))
+    assert kernel["num_calls"] == bias["num_calls"] == comm.size * NUM_STEPS
+    assert kernel["num_bytes"] == kernel["num_calls"] * 4 * 3 * 4
+    assert named["broadcast"]["num_calls"] == comm.size
+    assert named["broadcast"]["num_bytes"] >= 4 * 15  # the root's weights, once
+    assert {each["from_bytes"] for each in facts["message_sizes"]} >= {8, 32}
+
+
+def what_is_sent_is_counted_where_it_is_compressed_or_added_up(comm):
+    log, _, _ = trained(comm, slow_rank=0, compression="fp16", accumulate=2)
+    (kernel, _) = (each for name, each in log.by_name.items() if "allreduce" in name[1])
+    assert kernel.num_calls == NUM_STEPS // 2
+    assert kernel.num_bytes == kernel.num_calls * 2 * 3 * 4
+
+
+run_checks(
+    the_fast_rank_waits_for_the_slow_one,
+    every_step_of_every_gradient_is_counted,
+    what_is_sent_is_counted_where_it_is_compressed_or_added_up,
+)
