@@ -15,10 +15,10 @@ import keras
 import numpy as np
 
 from candle_p1.bench.power_job import PowerJob, PowerOutcome, Window
+from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.feed import TrainFeed
-from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.instrument.power.choose import SENSORS
 from candle_p1.instrument.power.files import write_traces
@@ -28,7 +28,6 @@ from candle_p1.instrument.power.replay import ReplaySource
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.instrument.power.source import Channel, SensorError
 from candle_p1.instrument.power.trace import Trace
-from candle_p1.prepare import build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,13 +52,8 @@ def measure(directory: Path, comm: Communicator) -> PowerOutcome:
     job = PowerJob.read(directory)
     benchmark = find_benchmark(job.benchmark)
     params = benchmark.bind(benchmark.initialize_parameters(argv=job.flags))
-    params = params.replace({"epochs": 1, "epochs_scaling": "none", "train_steps": 0})
-    serial = SerialCommunicator()
-    device = set_up_device(params, serial)
-    reader = Reader(benchmark.locate_files(params), loading(params, serial, device.threads))
-    data = benchmark.preprocess(benchmark.load_data(reader, params), params)
-    plan = make_plan(params, len(data.train), serial)
-    model = build_model(benchmark, params, data, plan, device, serial)
+    training = prepare_training(benchmark, one_epoch(params), SerialCommunicator())
+    device, data, plan, (model,), _ = training
     feed = TrainFeed(data.train, plan, seed=params["rng_seed"], rank=0, shuffle=True)
     sensors = _Sensors(directory, job)
     windows = _Windows(job, sensors)

@@ -22,14 +22,12 @@ from candle_p1.bench.floor import (
 )
 from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.step_job import MAX_COMPARED, WARM_UP_STEPS, StepJob, StepOutcome
+from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.feed import TrainFeed
-from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import keras as distributed
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import ParameterError
-from candle_p1.prepare import build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,26 +49,9 @@ def measure(directory: Path, comm: Communicator) -> StepOutcome:
     job = StepJob.read(directory)
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: bind(benchmark, job)).agree(comm)
-    device = set_up_device(params, comm)
     partners = comm if job.exchange else SerialCommunicator()
-    distributed.start_horovod(partners, deterministic=params["deterministic"])
-    located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
-    files = comm.broadcast(located.agree(comm))
-    assert files is not None
-    reader = Reader(files, loading(params, comm, device.threads))
-
-    def prepare() -> tuple[DataSet, Any, Any]:
-        data = benchmark.preprocess(benchmark.load_data(reader, params), params)
-        plan = make_plan(params, len(data.train), comm)
-        if plan.steps_per_epoch < steps_of(job):
-            raise ParameterError(
-                f"an epoch has {plan.steps_per_epoch} steps and {steps_of(job)} are measured: ask"
-                " for fewer by --steps, or take --size full"
-            )
-        return data, plan, build_model(benchmark, params, data, plan, device, partners)
-
-    data, plan, model = Attempt(prepare).agree(comm)
-    distributed.broadcast_state(model, partners)
+    training = prepare_training(benchmark, params, comm, partners=partners, num_steps=steps_of(job))
+    device, data, plan, (model,), matrix_bytes = training
     steps = _Steps(comm, samples_memory=job.measures_machine)
     feed = TrainFeed(
         _samples(benchmark, data, job), plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True
@@ -93,7 +74,7 @@ def measure(directory: Path, comm: Communicator) -> StepOutcome:
         flops=matrix_product_flops(model, plan.batch_size),
         optimizer_bytes=optimizer_bytes(model),
         state_bytes=state_bytes(model),
-        matrix_bytes=reader.matrix_bytes,
+        matrix_bytes=matrix_bytes,
         memory=steps.memory,
     )
     if not job.measures_machine:
@@ -119,10 +100,7 @@ def bind(benchmark: Benchmark, job: StepJob) -> ParameterSet:
     params = benchmark.bind(benchmark.initialize_parameters(argv=job.flags))
     if params.origin("kernels").kind == "flag":
         raise ParameterError("--kernels is not for a comparison: it measures both")
-    # An epoch each: its length does not matter, and every number of ranks can divide it.
-    return params.replace(
-        {"kernels": job.kernels, "epochs": 1, "epochs_scaling": "none", "train_steps": 0}
-    )
+    return one_epoch(params, kernels=job.kernels)
 
 
 def _samples(benchmark: Benchmark, data: DataSet, job: StepJob) -> Samples:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from candle_p1.bench.load import Comparison
+    from candle_p1.bench.overhead import OverheadMeasurement
     from candle_p1.bench.power import PowerComparison
     from candle_p1.bench.step import StepComparison
 
@@ -44,7 +45,7 @@ _json = click.option(
 
 @click.group("bench")
 def command() -> None:
-    """Measure and compare: ways to load data, forms of a training step, readings of power."""
+    """Measure and compare: ways to load data, forms of a training step, power, overheads."""
 
 
 @command.command("load")
@@ -188,6 +189,59 @@ def step_command(
     _write(report, json_file)
 
 
+@command.command("overhead")
+@click.argument("benchmark")
+@_size
+@_data_dir
+@click.option(
+    "--np",
+    "num_ranks",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Number of ranks that train, on this machine.",
+)
+@click.option(
+    "--epochs",
+    "num_epochs",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Epochs of a stretch.",
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Rounds of one stretch with measuring and one without.",
+)
+@_json
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def overhead_command(
+    benchmark: str,
+    size: str | None,
+    data_dir: str | None,
+    json_file: Path | None,
+    flags: tuple[str, ...],
+    **conditions: Any,
+) -> None:
+    """Find what a run's own measuring costs: phases, steps, and the log of communication.
+
+    Two models of BENCHMARK train in turn in one job, one measured and one not.
+
+    Flags after "--" go to the benchmark: candle-p1 bench overhead nt3 -- --batch_size 40.
+    """
+    from candle_p1.bench.overhead import OverheadMeasurement, lines
+
+    _check_directories({"--json": json_file})
+    words = [*_data_flags(size, data_dir), *flags]
+    report = _measure(OverheadMeasurement(benchmark, words, **conditions))
+    _print(lines(report))
+    _write(report, json_file)
+
+
 @command.command("power")
 @click.option(
     "--seconds",
@@ -255,7 +309,9 @@ def _check_directories(paths: Mapping[str, Path | None]) -> None:
             raise ParameterError(f"{option} {path}: there is no directory to write it to")
 
 
-def _measure(comparison: Comparison | PowerComparison | StepComparison) -> dict[str, Any]:
+def _measure(
+    comparison: Comparison | OverheadMeasurement | PowerComparison | StepComparison,
+) -> dict[str, Any]:
     """Makes the data where they are missing, and measures."""
     screen = Screen()
     with screen.making_data() as making:

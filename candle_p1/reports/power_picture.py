@@ -90,7 +90,7 @@ def _draw_power(axes: Axes, record: Mapping[str, Any], directory: Path) -> None:
     simulated = record["energy"]["kind"] == "simulated"
     axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", frameon=True, fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, frameon=False, fontsize=9)
 
 
 def _files(energy: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:

@@ -172,3 +172,31 @@ def test_an_epoch_that_is_too_short_is_refused(execute):
     code, output = execute([*LOAD[:-1], *words, "--", *SMALL_MODEL])
     assert code == 2
     assert "ask for fewer by --steps" in output
+
+
+def test_the_overhead_of_measuring_is_told_with_its_interval(execute, tmp_path):
+    words = ["nt3", "--size", "small", "--epochs", "1", "--rounds", "6", "--json", "overhead.json"]
+    code, output = execute([*LOAD[:-1], "overhead", *words, "--", *SMALL_MODEL])
+    assert code == 0, output
+    report = json.loads((tmp_path / "overhead.json").read_text())
+    assert report["num_ranks"] == 2
+    assert report["num_steps"] == 14
+    assert len(report["measured_s"]) == len(report["bare_s"]) == 6
+    ratios = [one / other for one, other in zip(*(report[k] for k in SERIES), strict=True)]
+    assert report["range_ratio"] == [min(ratios), max(ratios)]
+    assert report["ci95_ratio"][0] <= report["median_ratio"] <= report["ci95_ratio"][1]
+    assert "make a step longer by" in output
+
+
+SERIES = ("measured_s", "bare_s")
+
+
+def test_the_sampling_of_power_is_compared_where_there_is_no_sensor(execute, tmp_path):
+    words = ["--seconds", "1", "--rounds", "1", "--json", "power.json"]
+    code, output = execute([*LOAD[:-1], "power", *words, "--", *SMALL_MODEL])
+    assert code == 0, output
+    report = json.loads((tmp_path / "power.json").read_text())
+    assert report["sources"]
+    if "nvml" in report["absent"]:
+        assert report["readings"] == []
+        assert "not measured, for no NVIDIA GPU" in output

@@ -132,6 +132,14 @@ def test_a_phase_that_lies_mostly_in_a_gap_is_absent():
         assert "not read" in missed.reason
 
 
+def test_a_phase_in_a_short_gap_is_an_estimate():
+    for trace in (sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)):
+        missed = without(trace, 4.01, 4.79).energy(4.1, 4.6)
+        assert missed.kind == "estimated"
+        assert missed.few_samples
+        assert missed.energy_j == pytest.approx(25)
+
+
 def test_a_counter_that_stands_still_is_absent_and_never_0():
     stuck = sampled(COUNTER, lambda t: 50 * min(t, 4), 20)
     assert stuck.energy(0, 3.9).energy_j == pytest.approx(195)

@@ -1,0 +1,113 @@
+"""A rank of the job that finds what measuring costs.
+
+``python -m candle_p1.bench.overhead_worker DIRECTORY``. Two models of the same weights train in
+turn, stretch by stretch, in the same processes: jobs differ from each other by more than the
+percent that is looked for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
+from candle_p1.bench.training import one_epoch, prepare_training
+from candle_p1.bench.worker import serve
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.feed import TrainFeed
+from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.gradient_log import GradientLog
+from candle_p1.distributed.tracing import taking
+from candle_p1.instrument import communication, phases
+from candle_p1.instrument.callbacks import BeforeStep, EpochTimer
+from candle_p1.instrument.communication import CommunicationLog
+from candle_p1.instrument.phases import PhaseTimer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from candle_p1.benchmark import Benchmark
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.params import ParameterSet
+
+
+def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
+    """Returns what this rank has measured; collective.
+
+    Raises:
+        CandleError: Some rank cannot train; the same on every rank.
+    """
+    job = OverheadJob.read(directory)
+
+    def bind() -> tuple[Benchmark, ParameterSet]:
+        benchmark = find_benchmark(job.benchmark)
+        return benchmark, one_epoch(benchmark.bind(benchmark.initialize_parameters(argv=job.flags)))
+
+    benchmark, params = Attempt(bind).agree(comm)
+    log, timer = CommunicationLog(), PhaseTimer()
+    gradients = GradientLog(log) if comm.size > 1 else None
+    training = prepare_training(benchmark, params, comm, logs=(gradients, None))
+    device, data, plan, (measured_model, bare_model), _ = training
+    feed = TrainFeed(data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True)
+
+    def train(model: Any, callbacks: list[Any]) -> float:
+        stretch = _Stretch()
+        callbacks = [*callbacks, stretch]
+        model.fit(feed, epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks)
+        return stretch.seconds
+
+    def train_measured() -> float:
+        measuring: list[Any] = [EpochTimer(0.0, taking(gradients, comm))]
+        if gradients:
+            measuring.append(BeforeStep(gradients.count_step))
+        with communication.at_work(log), phases.at_work(timer), timer("train"):
+            return train(measured_model, measuring)
+
+    def train_bare() -> float:
+        return train(bare_model, [])
+
+    seconds: dict[Any, list[float]] = {train_measured: [], train_bare: []}
+    for number in range(1 + job.num_rounds):  # the first round traces the models
+        order = [train_measured, train_bare]
+        for stretch in order if number % 2 else order[::-1]:
+            comm.barrier()
+            took = stretch()
+            if number:
+                seconds[stretch].append(took)
+    return OverheadOutcome(
+        seconds[train_measured],
+        seconds[train_bare],
+        device.threads,
+        device.name,
+        plan.batch_size,
+        plan.steps_per_epoch,
+    )
+
+
+class _Stretch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times epochs, each from its first step until all callbacks have heard of its end.
+
+    Must come last in the list.
+
+    Attributes:
+        seconds: The time of all epochs.
+    """
+
+    async_safe = True  # it reads no logs of a step
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        if batch == 0:
+            self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+if __name__ == "__main__":
+    serve(measure)
