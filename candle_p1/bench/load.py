@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment
 from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import launch, run
+from candle_p1.bench.job import run
 from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
+from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.bench.published import published_loading, source
 from candle_p1.bench.statistics import summarize
@@ -34,10 +35,12 @@ from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
 from candle_p1.records import utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
+    from candle_p1.params import ParameterSet
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
@@ -105,61 +108,29 @@ def schedule(methods: Sequence[str], num_repeats: int) -> list[Step]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Measurement):
     """What is compared, and under which conditions.
 
     Attributes:
-        benchmark: The benchmark's name, path or module.
-        flags: Of the benchmark.
         methods: Loaders, see `choose_methods`.
-        num_ranks: How many ranks load at once, on this machine.
         threads: Of each rank, for loaders that have threads; 0 is its share of the cores.
         num_repeats: Timed jobs of each method.
         file_cache: "warm" or "cold", before every job.
     """
 
-    benchmark: str
-    flags: Sequence[str]
-    methods: Sequence[str]
-    num_ranks: int = 1
+    job = LoadJob
+
+    methods: Sequence[str] = ()
     threads: int = 0
     num_repeats: int = 6
     file_cache: str = "warm"
 
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of how the ranks are started.
+    def bind(self, benchmark: Benchmark) -> ParameterSet:
+        """Returns the parameters of the first method."""
+        return bind(benchmark, self.flags, self.methods[0], self.threads)
 
-        Raises:
-            SetupError: Several cannot be.
-        """
-        return launch(LoadJob.worker, self.num_ranks, "").notes
-
-    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the files to load, made first where they are synthetic.
-
-        Args:
-            progress: Called while they are made; see Benchmark.locate_files.
-
-        Raises:
-            CandleError: The benchmark, a flag or a file is wrong.
-        """
-        if environment.launcher_variable():
-            raise ParameterError("this command starts ranks itself: use --np and no launcher")
-        benchmark = find_benchmark(self.benchmark)
-        params = bind(benchmark, self.flags, self.methods[0], self.threads)
-        return benchmark.locate_files(params, progress)
-
-    def measure(
-        self,
-        files: FileSet,
-        starting: Callable[[int, int, str], None] = lambda done, total, what: None,
-    ) -> dict[str, Any]:
-        """Runs all jobs; returns what ``candle-p1 bench load --json`` writes.
-
-        Args:
-            files: As `locate_files` returned them.
-            starting: Called before each job with the jobs done, all jobs, and what comes.
+    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+        """Runs all jobs; see Measurement.
 
         Raises:
             CandleError: A job cannot load, or reads other values than the first; the files cannot

@@ -8,76 +8,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment
-from candle_p1.bench.job import launch, run
+from candle_p1.bench.job import run
+from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
 from candle_p1.bench.statistics import MIN_VALUES, median_interval
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError
 from candle_p1.records import utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from candle_p1.data.reader import FileSet
 
 
 @dataclass(frozen=True)
-class OverheadMeasurement:
+class OverheadMeasurement(Measurement):
     """What is measured, and under which conditions.
 
     Attributes:
-        benchmark: The benchmark's name, path or module.
-        flags: Of the benchmark.
-        num_ranks: How many train, on this machine.
         num_epochs: Epochs of a stretch.
         num_rounds: Rounds of a stretch with measuring and one without.
     """
 
-    benchmark: str
-    flags: Sequence[str]
-    num_ranks: int = 2
+    job = OverheadJob
+
     num_epochs: int = 10
     num_rounds: int = 30
 
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of how the ranks are started.
-
-        Raises:
-            SetupError: Several cannot be.
-        """
-        return launch(OverheadJob.worker, self.num_ranks, "").notes
-
-    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the files to train on, made first where they are synthetic.
-
-        Args:
-            progress: Called while they are made; see Benchmark.locate_files.
-
-        Raises:
-            CandleError: The benchmark, a flag or a file is wrong.
-        """
-        if environment.launcher_variable():
-            raise ParameterError("this command starts ranks itself: use --np and no launcher")
-        benchmark = find_benchmark(self.benchmark)
-        params = benchmark.bind(benchmark.initialize_parameters(argv=self.flags))
-        return benchmark.locate_files(params, progress)
-
-    def measure(
-        self,
-        files: FileSet,
-        starting: Callable[[int, int, str], None] = lambda done, total, what: None,
-    ) -> dict[str, Any]:
-        """Runs the job; returns what ``candle-p1 bench overhead --json`` writes.
-
-        Args:
-            files: As `locate_files` returned them.
-            starting: Called before the job with the jobs done, all jobs, and what comes.
-
-        Raises:
-            CandleError: The job cannot train.
-            RuntimeError: It has failed otherwise.
-        """
+    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+        """Runs the job; see Measurement."""
         started = utc_now()
         job = OverheadJob(self.benchmark, list(self.flags), self.num_epochs, self.num_rounds)
         starting(0, 1, f"{2 * self.num_rounds} stretches of {self.num_epochs} epochs")

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1 import environment
 from candle_p1.bench.job import run
+from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.power_job import PowerJob, PowerOutcome, Window
 from candle_p1.bench.statistics import median_interval
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError
 from candle_p1.records import utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from candle_p1.data.reader import FileSet
 
@@ -34,19 +34,17 @@ MAX_OVERHEAD = 0.01
 
 
 @dataclass(frozen=True)
-class PowerComparison:
+class PowerComparison(Measurement):
     """What is measured, and under which conditions.
 
     Attributes:
-        flags: Of the benchmark.
-        benchmark: The benchmark's name, path or module.
         window_s: The length of a window.
         num_rounds: Rounds of one window that is sampled and one that is not.
         power_hz: Samples per second.
     """
 
-    flags: Sequence[str]
-    benchmark: str = "nt3"
+    job = PowerJob
+
     window_s: float = MIN_WINDOW_S
     num_rounds: int = 6
     power_hz: float = 10.0
@@ -61,36 +59,8 @@ class PowerComparison:
             f" {MAX_DIFFERENCE:.0%} that are asked for"
         ]
 
-    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the files to train on, made first where they are synthetic.
-
-        Args:
-            progress: Called while they are made; see Benchmark.locate_files.
-
-        Raises:
-            CandleError: The benchmark, a flag or a file is wrong.
-        """
-        if environment.launcher_variable():
-            raise ParameterError("this command measures one process: start it without a launcher")
-        benchmark = find_benchmark(self.benchmark)
-        params = benchmark.bind(benchmark.initialize_parameters(argv=self.flags))
-        return benchmark.locate_files(params, progress)
-
-    def measure(
-        self,
-        files: FileSet,
-        starting: Callable[[int, int, str], None] = lambda done, total, what: None,
-    ) -> dict[str, Any]:
-        """Runs the job; returns what ``candle-p1 bench power --json`` writes.
-
-        Args:
-            files: As `locate_files` returned them.
-            starting: Called before the job with the jobs done, all jobs, and what comes.
-
-        Raises:
-            CandleError: The job cannot train.
-            RuntimeError: It has failed otherwise.
-        """
+    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+        """Runs the job; see Measurement."""
         started = utc_now()
         job = PowerJob(
             self.benchmark, list(self.flags), self.window_s, self.num_rounds, self.power_hz

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1 import environment
-from candle_p1.bench.job import launch, run
+from candle_p1.bench.job import run
+from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.memory import peak_of_sum_bytes
 from candle_p1.bench.statistics import summarize
 from candle_p1.bench.step_job import StepJob, StepOutcome
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import CandleError, ParameterError
+from candle_p1.errors import CandleError
 from candle_p1.records import utc_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from candle_p1.data.reader import FileSet
 
 OURS = "as in a run"
@@ -55,33 +54,20 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class StepComparison:
+class StepComparison(Measurement):
     """What is compared, and under which conditions.
 
     Attributes:
-        benchmark: The benchmark's name, path or module.
-        flags: Of the benchmark.
-        num_ranks: How many train, on this machine.
         against: Whether to compare with other forms.
         num_steps: Timed steps of a job.
         num_rounds: Jobs of each variant.
     """
 
-    benchmark: str
-    flags: Sequence[str]
-    num_ranks: int = 1
+    job = StepJob
+
     against: bool = True
     num_steps: int = 3
     num_rounds: int = 2
-
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of how the ranks are started.
-
-        Raises:
-            SetupError: Several cannot be.
-        """
-        return launch(StepJob.worker, self.num_ranks, "").notes
 
     def variants(self) -> list[Variant]:
         """Returns what is compared, the form of a run first."""
@@ -101,31 +87,8 @@ class StepComparison:
             *(Variant(replace(plain, variant=f"plain, {feed}", feed=feed), 1) for feed in others),
         ]
 
-    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the files to train on, made first where they are synthetic.
-
-        Args:
-            progress: Called while they are made; see Benchmark.locate_files.
-
-        Raises:
-            CandleError: The benchmark, a flag or a file is wrong.
-        """
-        if environment.launcher_variable():
-            raise ParameterError("this command starts ranks itself: use --np and no launcher")
-        benchmark = find_benchmark(self.benchmark)
-        params = benchmark.bind(benchmark.initialize_parameters(argv=self.flags))
-        return benchmark.locate_files(params, progress)
-
-    def measure(
-        self,
-        files: FileSet,
-        starting: Callable[[int, int, str], None] = lambda done, total, what: None,
-    ) -> dict[str, Any]:
-        """Runs all jobs; returns what ``candle-p1 bench step --json`` writes.
-
-        Args:
-            files: As `locate_files` returned them.
-            starting: Called before each job with the jobs done, all jobs, and what comes.
+    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+        """Runs all jobs; see Measurement.
 
         Raises:
             CandleError: A job cannot train, or variants that should agree do not.

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from candle_p1.bench.load import Comparison
-    from candle_p1.bench.overhead import OverheadMeasurement
-    from candle_p1.bench.power import PowerComparison
-    from candle_p1.bench.step import StepComparison
+    from candle_p1.bench.measurement import Measurement
 
 
 _size = click.option(
@@ -117,7 +114,7 @@ def load_command(
 
     _check_directories({"--json": json_file, "--picture": picture_file})
     words = [*_data_flags(size, data_dir), *flags]
-    report = _measure(Comparison(benchmark, words, choose_methods(methods), **conditions))
+    report = _measure(Comparison(benchmark, words, methods=choose_methods(methods), **conditions))
     _print(show.parts(report))
     _write(report, json_file)
     if picture_file:
@@ -290,7 +287,7 @@ def power_command(
 
     _check_directories({"--json": json_file})
     words = [*_data_flags(size, data_dir), *flags]
-    report = _measure(PowerComparison(words, **conditions))
+    report = _measure(PowerComparison("nt3", words, **conditions))
     _print(power_show.parts(report))
     _write(report, json_file)
 
@@ -309,9 +306,7 @@ def _check_directories(paths: Mapping[str, Path | None]) -> None:
             raise ParameterError(f"{option} {path}: there is no directory to write it to")
 
 
-def _measure(
-    comparison: Comparison | OverheadMeasurement | PowerComparison | StepComparison,
-) -> dict[str, Any]:
+def _measure(comparison: Measurement) -> dict[str, Any]:
     """Makes the data where they are missing, and measures."""
     screen = Screen()
     with screen.making_data() as making:

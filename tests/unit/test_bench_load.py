@@ -145,7 +145,7 @@ def compare(monkeypatch, tmp_path):
             load, "run", lambda job, num_ranks: [asdict(one) for one in measure(job)]
         )
         files_read = FileSet.of({"train": file})
-        return Comparison("nt3", [], list(methods), **conditions).measure(files_read)
+        return Comparison("nt3", [], methods=list(methods), **conditions).measure(files_read)
 
     return compare
 
@@ -225,13 +225,13 @@ def test_a_file_that_cannot_be_read_is_named(compare, monkeypatch):
 
 def test_a_comparison_names_its_loaders_by_methods():
     with pytest.raises(ParameterError, match="--loader is not for a comparison: use --methods"):
-        Comparison("nt3", ["--loader", "original"], ["chunked"]).locate_files()
+        Comparison("nt3", ["--loader", "original"], methods=["chunked"]).locate_files()
 
 
 def test_a_comparison_is_not_started_by_a_launcher(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(ParameterError, match="use --np"):
-        Comparison("nt3", [], ["chunked"]).locate_files()
+        Comparison("nt3", [], methods=["chunked"]).locate_files()
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def compare(tmp_path, monkeypatch):
     def compare(outcome, **conditions):
         monkeypatch.setattr(power, "run", lambda job, num_ranks: [asdict(outcome)])
         (tmp_path / "train.csv").write_text("1,2\n")
-        return PowerComparison([], **conditions).measure(
+        return PowerComparison("nt3", [], **conditions).measure(
             FileSet.of({"train": tmp_path / "train.csv"})
         )
 
@@ -110,14 +110,14 @@ def test_few_rounds_and_short_windows_are_told(compare):
     lines = [part for part in power_show.parts(report) if isinstance(part, str)]
     assert any("fewer than 6" in line for line in lines)
     assert not any("against the energy counter: " in line for line in lines)
-    assert PowerComparison([], window_s=5.0).notes
-    assert not PowerComparison([]).notes
+    assert PowerComparison("nt3", [], window_s=5.0).notes
+    assert not PowerComparison("nt3", []).notes
 
 
 def test_it_is_one_process(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(ParameterError, match="without a launcher"):
-        PowerComparison([]).locate_files()
+        PowerComparison("nt3", []).locate_files()
 
 
 def test_the_worker_takes_both_energies_of_nvidia_gpus():
