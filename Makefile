@@ -17,7 +17,7 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks tests
-BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/clock_op/*)
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/ops/source/*)
 # Compiled once here: TensorFlow's modules take seconds to compile, in every process of every rank
 # where Python may not write them.
 INSTALL = $(UV) pip install --compile-bytecode --constraint constraints.txt --python

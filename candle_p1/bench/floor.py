@@ -95,12 +95,8 @@ def _median_s(work: Callable[[], None]) -> float:
 
 
 def _states(optimizer: Any) -> list[Any]:
-    """Returns the state that the algorithm needs: not the counters, and not what a kernel adds."""
-    return [
-        variable
-        for variable in optimizer.variables
-        if variable.ndim > 0 and not variable.path.endswith("last_step")
-    ]
+    """Returns the state that the algorithm needs: not the counters."""
+    return [variable for variable in optimizer.variables if variable.ndim > 0]
 
 
 def _num_bytes(variables: list[Any]) -> int:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.distributed.clock import read_clock
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.instrument.communication import note_exchange
+from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

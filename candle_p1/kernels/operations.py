@@ -6,7 +6,8 @@ What is slow on CPUs, and what is done in its place:
   matrix products do, and over many short sequences nearly all of it. Long ones are cut.
 - The gradient of a dense layer's inputs, as a product with a large transposed kernel, reaches half
   of what the transposed product does.
-- An optimizer written as elementwise operations reads and writes every weight many times.
+- An optimizer written as elementwise operations reads and writes every weight many times, and
+  TensorFlow's RMSprop three.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+
+from candle_p1.ops import apply_rmsprop
 
 STRETCH = 64
 """Positions of a short sequence."""
@@ -167,30 +170,26 @@ def rmsprop(
     rate: Any,
     *,
     mean_square: Any,
-    last: Any,
     decay: float,
     epsilon: float,
 ) -> None:
-    """Moves a variable as RMSprop without momentum does.
+    """Moves a variable of float32 as RMSprop without momentum does.
 
     Args:
         variable: See `descend`, as for the following.
         gradient: Of the same shape and dtype.
         rate: The learning rate.
         mean_square: The state of the mean square.
-        last: Takes the step that is made.
         decay: Of the mean square.
         epsilon: Is added to the mean square.
     """
-    tf.raw_ops.ResourceApplyRMSProp(
-        var=variable.handle,
-        ms=_handle(mean_square),
-        mom=_handle(last),
-        lr=_like(rate, variable),
-        rho=_like(decay, variable),
-        momentum=_like(0.0, variable),
-        epsilon=_like(epsilon, variable),
-        grad=gradient,
+    apply_rmsprop(
+        variable.handle,
+        _handle(mean_square),
+        gradient,
+        rate=_like(rate, variable),
+        decay=decay,
+        epsilon=epsilon,
     )
 
 

@@ -55,18 +55,12 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
-    """RMSprop. Its fast form has no momentum, but keeps the last step, which nothing reads."""
-
-    def build(self, variables: Any) -> None:
-        """Makes the state."""
-        built = self.built
-        super().build(variables)
-        if not built and kernels.are_fast() and not self.momentum:
-            self._last_steps = self.add_optimizer_variables(variables, "last_step")
+    """RMSprop. Its fast form has no momentum, and float32."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its mean square."""
-        if not _suits(gradient, variable) or self.centered or self.momentum:
+        simple = not (self.centered or self.momentum) and variable.dtype == "float32"
+        if not (_suits(gradient, variable) and simple):
             super().update_step(gradient, variable, learning_rate)
             return
         from candle_p1.kernels import operations
@@ -77,7 +71,6 @@ class RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
             gradient,
             learning_rate,
             mean_square=self._velocities[index],
-            last=self._last_steps[index],
             decay=self.rho,
             epsilon=self.epsilon,
         )

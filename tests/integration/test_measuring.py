@@ -50,7 +50,7 @@ def write_recording(path, seconds=300, hz=20):
 
 @pytest.mark.parallel
 def test_a_traced_run_its_timeline_and_its_record_tell_the_same(slow_nt3, tmp_path):
-    flags = ["--epochs", "4", "--timeline", "timeline.json"]
+    flags = ["--epochs", "6", "--timeline", "timeline.json"]
     record, output = slow_nt3(*SMALL_MODEL, *flags)
     assert record["training"]["traced"]
     assert "are not to be compared" in output
@@ -62,9 +62,11 @@ def test_a_traced_run_its_timeline_and_its_record_tell_the_same(slow_nt3, tmp_pa
     broadcast_s = named["horovod", "broadcast"]["time"]["per_rank_s"][0]
     assert broadcast_s > 0.5
     assert timeline["broadcast"]["overhead_s"] == pytest.approx(broadcast_s, rel=0.05)
-    exchange_s = sum(epoch["exchange"]["per_rank_s"][0] for epoch in record["training"]["epochs"])
-    num_steps = sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
-    steps_s = timeline["steps"]["exchange_s"][-num_steps:]  # before them stands the self-check
+    # Not in the first epoch, where either rank may be the first to have traced the model.
+    epochs = record["training"]["epochs"][1:]
+    exchange_s = sum(epoch["exchange"]["per_rank_s"][0] for epoch in epochs)
+    num_steps = sum(epoch["steps"]["num"] for epoch in epochs)
+    steps_s = timeline["steps"]["exchange_s"][-num_steps:]
     assert sum(steps_s) == pytest.approx(exchange_s, rel=0.05)
 
 

@@ -128,7 +128,7 @@ OPTIMIZERS = {
     "nesterov": (keras.optimizers.SGD, {"momentum": 0.9, "nesterov": True}, None),
     "adam": (keras.optimizers.Adam, {}, "ResourceApplyAdam"),
     "amsgrad": (keras.optimizers.Adam, {"amsgrad": True}, None),
-    "rmsprop": (keras.optimizers.RMSprop, {}, "ResourceApplyRMSProp"),
+    "rmsprop": (keras.optimizers.RMSprop, {}, "CandleP1Rmsprop"),
     "rmsprop momentum": (keras.optimizers.RMSprop, {"momentum": 0.5}, None),
     "centered": (keras.optimizers.RMSprop, {"centered": True}, None),
     "clipped": (keras.optimizers.Adam, {"clipnorm": 0.1}, "ResourceApplyAdam"),
@@ -163,7 +163,8 @@ def test_an_optimizer(name, dtype):
         # In float64 too: Keras rounds some of an optimizer's settings to float32.
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=5e-6)
         assert (one != value).any()
-    assert operation is None or operation in types
+    if operation != "CandleP1Rmsprop" or dtype == "float32":
+        assert operation is None or operation in types
 
 
 def test_a_sparse_gradient_is_keras_s():

@@ -1,0 +1,59 @@
+"""Operations of our own for TensorFlow, in C++.
+
+They are registered through TensorFlow's C interface, so they are compiled without TensorFlow and
+serve every version of it. Their code is in ``source/``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def load() -> Any:
+    """Returns a module of functions: ``candle_p1_clock`` and ``candle_p1_rmsprop``."""
+    import tensorflow as tf
+
+    return tf.load_op_library(str(files("candle_p1.ops").joinpath("operations.so")))
+
+
+def read_clock(after: Any) -> Any:
+    """Returns what time.perf_counter shows once a tensor is there; float64, in s.
+
+    For tensors on the CPU: of others TensorFlow would make a copy there.
+    """
+    return load().candle_p1_clock(after)
+
+
+def apply_rmsprop(
+    variable: Any,
+    mean_square: Any,
+    gradient: Any,
+    *,
+    rate: Any,
+    decay: float,
+    epsilon: float,
+) -> None:
+    """Moves a variable as RMSprop without momentum does, reading and writing each value once.
+
+    Args:
+        variable: The handle of a ``tf.Variable`` of float32 on the CPU.
+        mean_square: The handle of its mean square.
+        gradient: Float32, of the same shape.
+        rate: The learning rate, a scalar tensor of float32.
+        decay: Of the mean square.
+        epsilon: Is added to the mean square under the root.
+    """
+    import tensorflow as tf
+
+    load().candle_p1_rmsprop(
+        variable,
+        mean_square,
+        gradient,
+        rate,
+        decay=decay,
+        epsilon=epsilon,
+        threads=max(1, tf.config.threading.get_intra_op_parallelism_threads()),
+    )

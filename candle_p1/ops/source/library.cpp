@@ -1,0 +1,17 @@
+// Registers the operations when tf.load_op_library loads this library, which then finds them.
+
+#include "tensorflow.h"
+
+namespace {
+
+using namespace tensorflow_c;
+
+__attribute__((constructor)) void register_operations() {
+  if (!tf.find_all()) return;
+  Outcome outcome;
+  register_clock(outcome);
+  if (outcome.ok()) register_rmsprop(outcome);
+  if (!outcome.ok()) std::fprintf(stderr, "candle_p1: %s\n", tf.message(outcome));
+}
+
+}  // namespace

@@ -1,0 +1,148 @@
+// TensorFlow's C interface (tensorflow/c/ops.h, kernels.h, kernels_experimental.h, tf_tensor.h,
+// tf_status.h), as far as it is used here. Its functions are looked up in the library that the
+// process has loaded.
+
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+namespace tensorflow_c {
+
+constexpr char kLibrary[] = "libtensorflow_framework.so.2";
+constexpr int kFloat = 1;   // TF_FLOAT
+constexpr int kDouble = 2;  // TF_DOUBLE
+
+// What the interface keeps opaque.
+struct OpBuilder;
+struct KernelBuilder;
+struct Construction;
+struct Context;
+struct ShapeContext;
+struct ShapeHandle;
+struct LockHolder;
+struct Status;
+struct Tensor;
+
+using Copy = void (*)(Context*, Tensor* source, Tensor* destination);
+
+struct Functions {
+  OpBuilder* (*new_op)(const char*);
+  void (*add_attr)(OpBuilder*, const char*);
+  void (*add_input)(OpBuilder*, const char*);
+  void (*add_output)(OpBuilder*, const char*);
+  void (*set_stateful)(OpBuilder*, bool);
+  void (*set_shape_function)(OpBuilder*, void (*)(ShapeContext*, Status*));
+  void (*register_op)(OpBuilder*, Status*);
+  ShapeHandle* (*scalar_shape)(ShapeContext*);
+  void (*set_shape)(ShapeContext*, int, ShapeHandle*, Status*);
+  void (*delete_shape)(ShapeHandle*);
+
+  KernelBuilder* (*new_kernel)(const char*, const char*, void* (*)(Construction*),
+                               void (*)(void*, Context*), void (*)(void*));
+  void (*register_kernel)(const char*, KernelBuilder*, Status*);
+  void (*get_float)(Construction*, const char*, float*, Status*);
+  void (*get_int)(Construction*, const char*, int32_t*, Status*);
+  void (*fail_construction)(Construction*, Status*);
+
+  void (*get_input)(Context*, int, Tensor**, Status*);
+  Tensor* (*allocate_output)(Context*, int, int, const int64_t*, int, std::size_t, Status*);
+  void (*fail)(Context*, Status*);
+  void (*lock_variables)(Context*, bool, bool, const int*, std::size_t, Copy, LockHolder**,
+                         Status*);
+  void (*release)(LockHolder*);
+  void (*get_variable)(Context*, int, bool, bool, bool, Copy, Tensor**, Status*);
+
+  void* (*data)(const Tensor*);
+  std::size_t (*num_bytes)(const Tensor*);
+  int (*type)(const Tensor*);
+  void (*delete_tensor)(Tensor*);
+
+  Status* (*new_status)();
+  void (*delete_status)(Status*);
+  void (*set_status)(Status*, int, const char*);
+  int (*code)(const Status*);
+  const char* (*message)(const Status*);
+
+  // Returns false if TensorFlow is not loaded, or lacks a function.
+  bool find_all() {
+    library_ = dlopen(kLibrary, RTLD_LAZY | RTLD_NOLOAD);
+    return library_ != nullptr && find("TF_NewOpDefinitionBuilder", new_op) &&
+           find("TF_OpDefinitionBuilderAddAttr", add_attr) &&
+           find("TF_OpDefinitionBuilderAddInput", add_input) &&
+           find("TF_OpDefinitionBuilderAddOutput", add_output) &&
+           find("TF_OpDefinitionBuilderSetIsStateful", set_stateful) &&
+           find("TF_OpDefinitionBuilderSetShapeInferenceFunction", set_shape_function) &&
+           find("TF_RegisterOpDefinition", register_op) &&
+           find("TF_ShapeInferenceContextScalar", scalar_shape) &&
+           find("TF_ShapeInferenceContextSetOutput", set_shape) &&
+           find("TF_DeleteShapeHandle", delete_shape) &&
+           find("TF_NewKernelBuilder", new_kernel) &&
+           find("TF_RegisterKernelBuilder", register_kernel) &&
+           find("TF_OpKernelConstruction_GetAttrFloat", get_float) &&
+           find("TF_OpKernelConstruction_GetAttrInt32", get_int) &&
+           find("TF_OpKernelConstruction_Failure", fail_construction) &&
+           find("TF_GetInput", get_input) && find("TF_AllocateOutput", allocate_output) &&
+           find("TF_OpKernelContext_Failure", fail) &&
+           find("TF_MaybeLockVariableInputMutexesInOrder", lock_variables) &&
+           find("TF_ReleaseVariableInputLockHolder", release) &&
+           find("TF_GetInputTensorFromVariable", get_variable) &&
+           find("TF_TensorData", data) && find("TF_TensorByteSize", num_bytes) &&
+           find("TF_TensorType", type) && find("TF_DeleteTensor", delete_tensor) &&
+           find("TF_NewStatus", new_status) && find("TF_DeleteStatus", delete_status) &&
+           find("TF_SetStatus", set_status) && find("TF_GetCode", code) &&
+           find("TF_Message", message);
+  }
+
+ private:
+  template <typename Function>
+  bool find(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library_, name));
+    if (function == nullptr) std::fprintf(stderr, "candle_p1: TensorFlow has no %s\n", name);
+    return function != nullptr;
+  }
+
+  void* library_ = nullptr;
+};
+
+inline Functions tf;
+
+// A status that ends with its scope.
+class Outcome {
+ public:
+  Outcome() : status_(tf.new_status()) {}
+  ~Outcome() { tf.delete_status(status_); }
+  Outcome(const Outcome&) = delete;
+  Outcome& operator=(const Outcome&) = delete;
+  operator Status*() const { return status_; }
+  bool ok() const { return tf.code(status_) == 0; }
+
+ private:
+  Status* status_;
+};
+
+// A tensor that is let go with its scope.
+class Held {
+ public:
+  Held() = default;
+  ~Held() {
+    if (tensor_ != nullptr) tf.delete_tensor(tensor_);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  Tensor** out() { return &tensor_; }
+  float* floats() const { return static_cast<float*>(tf.data(tensor_)); }
+  std::size_t num_bytes() const { return tf.num_bytes(tensor_); }
+  bool is_float() const { return tf.type(tensor_) == kFloat; }
+
+ private:
+  Tensor* tensor_ = nullptr;
+};
+
+void register_clock(Status* status);
+void register_rmsprop(Status* status);
+
+}  // namespace tensorflow_c
