@@ -46,6 +46,7 @@ class OverheadOutcome:
         device: "cpu", or the GPU's name.
         batch_size: Samples of a step of this rank.
         steps_per_epoch: Steps of an epoch.
+        direct_s: What the measuring of one step takes by itself; see `direct_cost_s` of the worker.
     """
 
     measured_s: list[float]
@@ -54,3 +55,4 @@ class OverheadOutcome:
     device: str
     batch_size: int
     steps_per_epoch: int
+    direct_s: float

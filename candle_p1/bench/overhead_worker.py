@@ -7,6 +7,7 @@ percent that is looked for.
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,17 @@ from candle_p1.instrument import communication, phases
 from candle_p1.instrument.callbacks import BeforeStep, EpochTimer
 from candle_p1.instrument.communication import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.distributed.comm import Communicator
     from candle_p1.params import ParameterSet
+
+NUM_CALLS = 1000
 
 
 def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
@@ -83,7 +88,49 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
         device.name,
         plan.batch_size,
         plan.steps_per_epoch,
+        direct_cost_s(len(bare_model.trainable_weights), plan.steps_per_epoch, comm.size > 1),
     )
+
+
+def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_exchange: bool) -> float:
+    """Returns what the measuring of one step takes by itself, in s.
+
+    That is the operations in the graph, in one that holds nothing else; the callbacks before a
+    step; and the reading of the table at the end of an epoch, shared among its steps.
+    """
+    timer = EpochTimer(0.0, lambda: (0.0, 0.0))
+    timer.on_epoch_begin(0)
+    seconds = _median_s(lambda: timer.on_train_batch_begin(0))
+    if not has_exchange:
+        return seconds
+    import tensorflow as tf
+
+    log = GradientLog(CommunicationLog())
+    sizes = {str(number): 4 for number in range(num_gradients)}
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def measured(value: Any) -> Any:
+        ready, done = ([read_clock(value) for _ in sizes] for _ in range(2))
+        log.write(ready, done, sizes)
+        return value
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def bare(value: Any) -> Any:
+        return value + 0
+
+    value = tf.zeros(())
+    graph_s = _median_s(lambda: measured(value)) - _median_s(lambda: bare(value))
+    return seconds + _median_s(log.count_step) + graph_s + _median_s(log.take) / steps_per_epoch
+
+
+def _median_s(work: Callable[[], Any]) -> float:
+    """Returns the median time of many calls."""
+    seconds = []
+    for _ in range(NUM_CALLS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 class _Stretch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -185,6 +185,7 @@ def test_the_overhead_of_measuring_is_told_with_its_interval(execute, tmp_path):
     ratios = [one / other for one, other in zip(*(report[k] for k in SERIES), strict=True)]
     assert report["range_ratio"] == [min(ratios), max(ratios)]
     assert report["ci95_ratio"][0] <= report["median_ratio"] <= report["ci95_ratio"][1]
+    assert 0 < report["direct_s"] < report["median_step_s"]
     assert "make a step longer by" in output
 
 
