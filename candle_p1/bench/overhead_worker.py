@@ -25,7 +25,6 @@ from candle_p1.instrument import communication, phases
 from candle_p1.instrument.callbacks import BeforeStep, EpochTimer
 from candle_p1.instrument.communication import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
-from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,23 +102,9 @@ def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_exchange: bool) 
     seconds = _median_s(lambda: timer.on_train_batch_begin(0))
     if not has_exchange:
         return seconds
-    import tensorflow as tf
-
     log = GradientLog(CommunicationLog())
-    sizes = {str(number): 4 for number in range(num_gradients)}
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def measured(value: Any) -> Any:
-        ready, done = ([read_clock(value) for _ in sizes] for _ in range(2))
-        log.write(ready, done, sizes)
-        return value
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def bare(value: Any) -> Any:
-        return value + 0
-
-    value = tf.zeros(())
-    graph_s = _median_s(lambda: measured(value)) - _median_s(lambda: bare(value))
+    measured, bare = log.example(num_gradients)
+    graph_s = _median_s(measured) - _median_s(bare)
     return seconds + _median_s(log.count_step) + graph_s + _median_s(log.take) / steps_per_epoch
 
 

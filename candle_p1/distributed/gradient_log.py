@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from candle_p1.instrument import phases
+from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from candle_p1.instrument.communication import CommunicationLog
@@ -73,6 +76,28 @@ class GradientLog:
                     self._num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
             step = self._num_steps.assign_add(1) - 1
             self._table[step % CAPACITY].assign(tf.stack([tf.stack(ready), tf.stack(done)]))
+
+    def example(self, num_gradients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Returns two functions: a graph with this log and nothing else, and one without.
+
+        Their difference is what the log adds to a step of so many gradients.
+        """
+        import tensorflow as tf
+
+        value = tf.zeros(())
+        sizes = {str(number): value.dtype.size for number in range(num_gradients)}
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def logged(value: Any) -> Any:
+            ready, done = ([read_clock(value) for _ in sizes] for _ in range(2))
+            self.write(ready, done, sizes)
+            return value
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def bare(value: Any) -> Any:
+            return value + 0
+
+        return lambda: logged(value), lambda: bare(value)
 
     def read(self) -> None:
         """Takes the steps since the last time out of the table, which holds `CAPACITY`."""
