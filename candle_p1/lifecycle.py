@@ -26,6 +26,7 @@ from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.power.meter import PowerMeter
 from candle_p1.instrument.profiles import CallProfile, write_profiles
 from candle_p1.instrument.screen import Screen, output_to_file
+from candle_p1.launch_layout import launch_layout
 from candle_p1.records import RECORD_NAME, SCHEMA_VERSION, utc_now, write_record
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ def _opened_run(
         "command": sys.argv,
         "num_ranks": comm.size,
         "num_nodes": comm.num_nodes,
+        "launcher": Attempt(launch_layout).agree(comm).launcher,
         "parameters": {
             key: {"value": value, "origin": str(params.origin(key))}
             for key, value in params.items()

@@ -40,6 +40,7 @@ def test_the_published_network_learns_with_epochs_and_not_at_once(train, tmp_pat
     assert record["plan"]["epochs_per_rank"] == 48
     assert record["plan"]["learning_rate"] == 0.002
     assert record["plan"]["steps_per_epoch"] == 14
+    assert record["launcher"] == "mpirun"
     assert record["data"]["synthetic"]
     assert record["distributed"]["averaging_checked"]
     assert record["quality"]["accuracy"]["value"] >= 0.95

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
         ("check_evaluation.py", 2, 6),
         ("check_losses.py", 2, 4),
         ("check_measuring.py", 2, 3),
+        ("check_preflight.py", 2, 5),
     ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, script, num_ranks, num_checks):

@@ -1,0 +1,173 @@
+# shellcheck shell=bash
+# What every job script needs: modules, the Python environment, settings, checks, and the launch.
+# Read by the scripts in jobs/ and those that "candle-p1 submit" writes.
+#
+# A job can be told, through its environment:
+#   CANDLE_P1_ROOT       the checkout; by default where the job was submitted
+#   CANDLE_P1_NODES      number of nodes; by default those of the job
+#   CANDLE_P1_MODULES    modules to load in place of the machine's; empty for none
+#   CANDLE_P1_SETUP      a file of bash to read after that, for all else a site needs
+#   CANDLE_P1_VENV       Python's virtual environment; by default .venv of the checkout
+#   CANDLE_P1_PYTHON     the Python to start; by default python of the environment, or of $PATH
+#   CANDLE_P1_STAGE      1: read through caches on the nodes' own storage; or a directory for them
+#   CANDLE_P1_DATA_DIR   directory of the benchmark's files; without it, data are synthetic
+#   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's
+#   CANDLE_P1_PREFLIGHT  0: start without looking at the nodes
+#   CANDLE_P1_MINUTES    time limit, where the script watches it and it was changed at submission
+#   CANDLE_P1_WARNING_S  how long before that the ranks are told to end, in s
+# The variables that job_default sets can be set in advance too.
+
+job_note() { echo "job: $*" >&2; }
+
+job_fail() {
+  job_note "$*"
+  exit 2
+}
+
+# job_default NAME VALUE: exports a variable, with this value where it has none.
+job_default() {
+  if [[ -z ${!1+set} ]]; then
+    export "$1=$2"
+  else
+    export "${1?}"
+  fi
+}
+
+# job_modules NAME...: loads modules.
+job_modules() {
+  local names=("$@") status=0
+  if [[ -n ${CANDLE_P1_MODULES+set} ]]; then
+    read -ra names <<<"$CANDLE_P1_MODULES"
+  fi
+  ((${#names[@]})) || return 0
+  if ! type module >/dev/null 2>&1; then
+    job_note "there is no command module: not loaded: ${names[*]}"
+    return 0
+  fi
+  set +eu # it is not written for these
+  module load "${names[@]}"
+  status=$?
+  set -eu
+  ((status == 0)) ||
+    job_fail "module load ${names[*]} failed: name what this site has in CANDLE_P1_MODULES"
+}
+
+# job_limit MINUTES WARNING_S: ends the ranks ahead of the end of the time limit, which the scheduler
+# does not announce.
+job_limit() {
+  local minutes=${CANDLE_P1_MINUTES:-$1} warning_s=${CANDLE_P1_WARNING_S:-$2}
+  JOB_END_S=$((minutes * 60 - warning_s))
+}
+
+job_count_nodes() {
+  if [[ -n ${CANDLE_P1_NODES:-} ]]; then
+    echo "$CANDLE_P1_NODES"
+  elif [[ -n ${SLURM_JOB_NUM_NODES:-} ]]; then
+    echo "$SLURM_JOB_NUM_NODES"
+  elif [[ -n ${COBALT_JOBSIZE:-} ]]; then
+    echo "$COBALT_JOBSIZE"
+  elif [[ -n ${PBS_NODEFILE:-} ]]; then
+    sort -u "$PBS_NODEFILE" | wc -l
+  elif [[ -n ${LSB_DJOB_HOSTFILE:-} ]]; then # names the node of this script too
+    sort -u "$LSB_DJOB_HOSTFILE" | grep -cv -e batch -e login
+  else
+    echo 1
+  fi
+}
+
+# job_prepare: sets PYTHON, NODES and RANKS, and the settings that all machines share.
+job_prepare() {
+  if [[ -n ${CANDLE_P1_SETUP:-} ]]; then
+    # shellcheck source=/dev/null
+    source "$CANDLE_P1_SETUP"
+  fi
+  local venv=${CANDLE_P1_VENV:-$CANDLE_P1_ROOT/.venv}
+  if [[ -x $venv/bin/python ]]; then
+    export PATH="$venv/bin:$PATH"
+  elif [[ -n ${CANDLE_P1_VENV:-} ]]; then
+    job_fail "CANDLE_P1_VENV=$venv holds no bin/python"
+  fi
+  PYTHON=${CANDLE_P1_PYTHON:-$(command -v python || command -v python3)} ||
+    job_fail "there is no python in \$PATH: set CANDLE_P1_VENV, or load it in CANDLE_P1_SETUP"
+  NODES=$(job_count_nodes) || job_fail "the job's nodes cannot be counted: set CANDLE_P1_NODES"
+  RANKS=$((NODES * RANKS_PER_NODE))
+  export NODES RANKS
+  job_default KMP_BLOCKTIME 0
+  job_default KMP_AFFINITY granularity=fine,compact,1,0
+  job_default NCCL_DEBUG WARN
+  job_default HOROVOD_LOG_LEVEL warning
+  job_default PYTHONUNBUFFERED 1
+  job_default TF_CPP_MIN_LOG_LEVEL 2
+}
+
+# job_launcher WORD...: keeps the words that stand before what ranks run.
+job_launcher() { JOB_LAUNCH=("$@"); }
+
+# job_has MODULE: whether Python finds a module, which is not imported: where this script runs,
+# libraries of the nodes may be missing.
+job_has() {
+  "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
+    "$1" 2>/dev/null
+}
+
+job_check() {
+  command -v "${JOB_LAUNCH[0]}" >/dev/null ||
+    job_fail "${JOB_LAUNCH[0]}, which starts ranks on $CANDLE_P1_MACHINE, is not in \$PATH"
+  job_has candle_p1 ||
+    job_fail "$PYTHON has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
+  ((RANKS == 1)) || job_has mpi4py ||
+    job_fail "$PYTHON has no mpi4py, which more than one rank needs"
+  if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.preflight; then
+    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight ||
+      job_fail "the nodes are not fit: see above; CANDLE_P1_PREFLIGHT=0 starts all the same"
+  fi
+}
+
+# Passes the scheduler's signal on to the ranks, which write their record as interrupted.
+job_forward() {
+  job_note "told to end: the ranks are told too"
+  case ${JOB_LAUNCH[0]} in
+    srun) scancel --signal=TERM "$SLURM_JOB_ID" ;; # srun itself would kill them
+    *) kill -TERM "$JOB_PID" ;;
+  esac || true
+}
+
+# job_run PROGRAM FLAG...: starts the ranks, each with this program; ends as they do.
+job_run() {
+  local program=$1 limit=() flags=() stage=${CANDLE_P1_STAGE:-0} status=0
+  shift
+  [[ $program == /* ]] || program=$CANDLE_P1_ROOT/$program
+  job_check
+  if [[ -n ${CANDLE_P1_DATA_DIR:-} ]]; then
+    flags+=(--data_dir "$CANDLE_P1_DATA_DIR")
+  fi
+  if [[ $stage == 1 ]]; then
+    stage=${LOCAL_STORAGE:-${TMPDIR:-/tmp}}
+  fi
+  if [[ $stage != 0 ]]; then
+    flags+=(--loader cached --stage_dir "$stage")
+  fi
+  if [[ -n ${CANDLE_P1_FLAGS:-} ]]; then
+    local words
+    read -ra words <<<"$CANDLE_P1_FLAGS"
+    flags+=("${words[@]}")
+  fi
+  if [[ -n ${JOB_END_S:-} ]]; then
+    ((JOB_END_S > SECONDS)) || job_fail "the time limit is over before the ranks have started"
+    limit=(timeout --foreground --signal=TERM "$((JOB_END_S - SECONDS))")
+  fi
+  # An empty array counts as unset before bash 4.4.
+  local line=(${limit[@]+"${limit[@]}"} "${JOB_LAUNCH[@]}" "$PYTHON" "$program" "$@"
+    ${flags[@]+"${flags[@]}"})
+  job_note "$NODES nodes, $RANKS ranks: ${line[*]}"
+  "${line[@]}" &
+  JOB_PID=$!
+  trap job_forward TERM USR1 USR2
+  wait "$JOB_PID" || status=$?
+  while kill -0 "$JOB_PID" 2>/dev/null; do # a signal ends a wait, and not the ranks
+    status=0
+    wait "$JOB_PID" || status=$?
+  done
+  trap - TERM USR1 USR2
+  return "$status"
+}

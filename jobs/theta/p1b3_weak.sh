@@ -1,0 +1,27 @@
+#!/bin/bash
+# P1B3, weak scaling, Theta (Cray XC40, Argonne): 48 nodes, 48 ranks.
+# 1 rank per node, each with 64 cores, 64 threads; 1 epoch on each rank (a run that the paper does not have).
+# Submit: qsub -A PROJECT jobs/theta/p1b3_weak.sh
+#COBALT -q default
+#COBALT -n 48
+#COBALT -t 180
+#COBALT --jobname p1b3_weak
+#COBALT -O p1b3_weak
+#COBALT --attrs mcdram=cache:numa=quad
+set -euo pipefail
+
+export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
+export CANDLE_P1_MACHINE=theta
+export RANKS_PER_NODE=1
+export LOCAL_STORAGE="/local/scratch"
+# shellcheck source=common/job_env.sh
+source "$CANDLE_P1_ROOT/common/job_env.sh"
+job_default OMP_NUM_THREADS 64
+job_default KMP_BLOCKTIME 0
+job_default PMI_NO_FORK 1
+job_limit 180 60
+job_prepare
+
+job_launcher aprun -n "$RANKS" -N 1 -d 64 -j 1 -cc depth -e "OMP_NUM_THREADS=$OMP_NUM_THREADS"
+job_run benchmarks/p1b3/p1b3_baseline_keras2.py --size full --epochs 1 --epochs_scaling weak \
+  --batch_scaling none

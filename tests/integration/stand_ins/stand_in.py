@@ -1,0 +1,111 @@
+"""What the stand-ins of launchers and schedulers share.
+
+A stand-in takes the options that the command's documentation names, and no other; checks that what
+is asked for fits the machine; and does the work on this one. Simulated nodes are told apart by
+$CANDLE_P1_NODE. $STAND_IN_MAX_RANKS starts no more ranks than that, and says so. SIGUSR1 to a
+scheduler stands for the time at which it warns a job that its time limit is near.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+from candle_p1.machines.launchers import mpirun
+
+
+class Options(argparse.ArgumentParser):
+    """Options of a command; an error is told in its name."""
+
+    def __init__(self, name):
+        super().__init__(prog=name, allow_abbrev=False, add_help=False)
+
+    def refuse(self, problem):
+        self.exit(255, f"{self.prog} (stand-in): {problem}\n")
+
+    def error(self, message):
+        self.refuse(message)
+
+
+def directives(script, mark):
+    """Returns the words after a scheduler's mark, at the start of a script."""
+    words = []
+    for line in Path(script).read_text().splitlines():
+        if line.startswith(mark + " "):
+            words += shlex.split(line[len(mark) :])
+        elif not line.startswith("#"):
+            break
+    return words
+
+
+def set_options(parser, words):
+    """Returns what words set, without defaults, so that the command line can go over directives."""
+    found = vars(parser.parse_args(words))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def minutes(parser, text):
+    hours, _, rest = text.rpartition(":")
+    if not rest.isdigit() or (hours and not hours.isdigit()):
+        parser.refuse(f"no time limit: {text}")
+    return int(hours or 0) * 60 + int(rest)
+
+
+def start_ranks(name, num_ranks, per_node, hosts, settings, command):
+    """Becomes mpirun, whose own variables for the ranks are hidden behind those of `settings`.
+
+    These are assignments of bash, for which RANK, LOCAL, SIZE and HERE are the rank, the local
+    rank, and the numbers of ranks in all and on the node.
+    """
+    most = int(os.environ.get("STAND_IN_MAX_RANKS", num_ranks))
+    if most < num_ranks:
+        print(f"{name} (stand-in): starts {most} of {num_ranks} ranks", flush=True)
+    # mpirun would ask the scheduler for nodes; the ranks get its variables back.
+    of_scheduler = {name: os.environ.pop(name) for name in set(os.environ) if _is_schedulers(name)}
+    settings += "".join(f" {name}={shlex.quote(value)}" for name, value in of_scheduler.items())
+    wrapper = (
+        f"HOSTS=({shlex.join(hosts)}); RANK=$OMPI_COMM_WORLD_RANK; SIZE=$OMPI_COMM_WORLD_SIZE;"
+        f" FIRST=$((RANK / {per_node} * {per_node})); LOCAL=$((RANK - FIRST));"
+        f" HERE=$((SIZE - FIRST < {per_node} ? SIZE - FIRST : {per_node}));"
+        " unset ${!OMPI_COMM_WORLD_*};"
+        f' export CANDLE_P1_NODE=${{HOSTS[RANK / {per_node}]}} {settings}; exec "$@"'
+    )
+    launch = mpirun(min(most, num_ranks), ["bash", "-c", wrapper, name, *command])
+    os.execvp(launch.command[0], launch.command)
+
+
+def _is_schedulers(name):
+    return name.startswith(("COBALT_", "LSB_", "LS_"))
+
+
+def run_job(script, environment, output, error=None, warns=True):
+    """Runs a job to its end.
+
+    Args:
+        script: The script.
+        environment: Its environment.
+        output: File for its output.
+        error: File for its errors; None is the same.
+        warns: Whether the scheduler warns a job, by SIGTERM to all its processes.
+    """
+    with Path(output).open("w") as out, Path(error or os.devnull).open("w") as err:
+        job = subprocess.Popen(
+            [str(script)] if os.access(script, os.X_OK) else ["bash", str(script)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err if error else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if warns:
+            signal.signal(signal.SIGUSR1, lambda *_: os.killpg(job.pid, signal.SIGTERM))
+        try:
+            job.wait()
+        finally:
+            if job.returncode is None:
+                os.killpg(job.pid, signal.SIGKILL)
+    return job.returncode

@@ -1,0 +1,239 @@
+"""The job scripts of Summit and Theta, as they are, from submission to record.
+
+The commands of those machines are stand-ins (stand_ins/), which check what is asked for and start
+the ranks on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from candle_p1.records import read_record
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.parallel
+
+ALL = "CANDLE_P1_ALL_JOBS"
+"""Set, all ready scripts of Summit and Theta run, which takes minutes; else two of each."""
+STAND_INS = Path(__file__).parent / "stand_ins"
+STEPS = "--train_steps 2 --val_steps 1 --test_steps 1"
+SMALL = {
+    "nt3": f"--size small --conv 4 20 1 --pool 10 --dense 8 {STEPS}",
+    "p1b1": f"--size small --dense 8 {STEPS}",
+    "p1b2": f"--size small --dense 8 {STEPS}",
+    "p1b3": f"--size small --dense 8 {STEPS}",
+}
+SUBMIT = "from candle_p1.cli.submit import command; command()"
+
+
+@pytest.fixture
+def settings(environment, mpirun, monkeypatch):
+    """What a job is told through its environment; stands in for the site too."""
+    monkeypatch.setenv("PATH", f"{STAND_INS}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return {
+        "CANDLE_P1_ROOT": str(ROOT),
+        "CANDLE_P1_VENV": sys.prefix,
+        "CANDLE_P1_MODULES": "",
+        "CANDLE_DATA_DIR": environment["CANDLE_DATA_DIR"],
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture
+def set_all(settings, monkeypatch):
+    """Sets these in the environment, which LSF hands on to a job."""
+
+    def set_all(**further):
+        for name, value in (settings | further).items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+def ready(pattern, *some):
+    """Returns the ready scripts to run."""
+    scripts = sorted((ROOT / "jobs").glob(pattern))
+    return scripts if ALL in os.environ else [each for each in scripts if each.stem in some]
+
+
+def flags_for(script, num_ranks):
+    """Returns what makes the run of a ready script small: an epoch on each rank."""
+    benchmark, mode = Path(script).stem.split("_")
+    shares = mode == "strong" and benchmark != "p1b3"
+    return f"{SMALL[benchmark]} --epochs {num_ranks if shares else 1}"
+
+
+def preflight_for(script):
+    """Returns whether the nodes are looked at before: once for each machine, to save time."""
+    return "1" if Path(script).stem == "nt3_weak" else "0"
+
+
+def layout(record):
+    """Returns (node, local rank) of every rank."""
+    return [(rank["node"], rank["local_rank"]) for rank in record["ranks"]]
+
+
+def record_of(directory, script):
+    benchmark = Path(script).stem.split("_")[0]
+    return read_record(directory / f"output/{benchmark}/EXP000/RUN000/run.json")
+
+
+def told(directory):
+    """Returns what jobs have said, for the message of a failure."""
+    return "\n".join(
+        path.read_text()
+        for ending in ("out", "output", "error")
+        for path in directory.glob(f"*.{ending}")
+    )
+
+
+@pytest.mark.parametrize(
+    "script", ready("summit/*.lsf", "nt3_weak", "p1b3_strong"), ids=lambda p: p.name
+)
+def test_summit(script, set_all, execute, tmp_path):
+    """NT3 under strong scaling with all ranks of a node; the others with two of them."""
+    num_ranks = 6 if script.name == "nt3_strong.lsf" else 2
+    set_all(
+        CANDLE_P1_FLAGS=flags_for(script, num_ranks),
+        CANDLE_P1_PREFLIGHT=preflight_for(script),
+        STAND_IN_MAX_RANKS=str(num_ranks),
+    )
+    code, output = execute(["bsub", "-P", "ABC123", "-nnodes", "1", script])
+    assert code == 0, output
+    record = record_of(tmp_path, script)
+    assert record["status"] == "ok", told(tmp_path)
+    assert record["launcher"] == "jsrun"
+    assert layout(record) == [(0, rank) for rank in range(num_ranks)]
+    assert record["environment"]["settings"]["CUDA_VISIBLE_DEVICES"] == "0"
+    said = told(tmp_path)
+    assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in said
+    assert ("starts 2 of 6 ranks" in said) == (num_ranks == 2)
+
+
+@pytest.mark.parametrize(
+    "script", ready("theta/*.sh", "nt3_weak", "p1b2_strong"), ids=lambda p: p.name
+)
+def test_theta(script, settings, execute, tmp_path):
+    """With two nodes, a rank on each."""
+    told_job = settings | {
+        "CANDLE_P1_FLAGS": flags_for(script, 2),
+        "CANDLE_P1_PREFLIGHT": preflight_for(script),
+        "CANDLE_P1_MINUTES": "60",
+    }
+    env = ":".join(f"{name}={value}" for name, value in told_job.items())
+    code, output = execute(["qsub", "-A", "ABC123", "-n", "2", "-t", "60", "--env", env, script])
+    assert code == 0, output
+    record = record_of(tmp_path, script)
+    assert record["status"] == "ok", told(tmp_path)
+    assert record["launcher"] == "aprun"
+    assert layout(record) == [(0, 0), (1, 0)]
+    assert record["environment"]["settings"]["KMP_BLOCKTIME"] == "0"
+    assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in told(tmp_path)
+
+
+def test_a_submitted_job_has_script_and_record_side_by_side(set_all, execute, tmp_path):
+    set_all(STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
+    words = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
+    code, output = execute([sys.executable, "-c", SUBMIT, *words.split(), *SMALL["nt3"].split()])
+    assert code == 0, output
+    directory = tmp_path / "output/nt3/EXP000/JOB000"
+    said = told(directory)
+    assert read_record(directory / "run.json")["status"] == "ok", said
+    assert (directory / "job.lsf").exists()
+    assert "job " in output
+
+
+def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, tmp_path):
+    flags = SMALL["nt3"].replace(STEPS, "") + " --epochs 100000"
+    set_all(CANDLE_P1_FLAGS=flags, STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
+    script = ROOT / "jobs/summit/nt3_weak.lsf"
+    bsub = start(["bsub", "-P", "ABC123", "-nnodes", "1", script])
+    await_(lambda: "/100000" in told(tmp_path), 120)
+    bsub.send_signal(signal.SIGUSR1)
+    bsub.communicate(timeout=60)
+    record = tmp_path / "output/nt3/EXP000/RUN000/run.json"
+    await_(lambda: read_record(record)["status"] != "running", 30)  # the sentinel outlives the job
+    assert read_record(record)["status"] == "interrupted", told(tmp_path)
+    assert "told to end" in told(tmp_path)
+
+
+def await_(condition, limit_s):
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def within(set_all, execute, tmp_path):
+    """Runs lines as a job of a stand-in; returns what it said."""
+    count = iter(range(100))
+
+    def within(submit, lines):
+        set_all()
+        script = tmp_path / f"job{next(count)}.sh"
+        script.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
+        script.chmod(0o755)
+        code, output = execute([*submit.split(), script], cwd=tmp_path)
+        said = output + told(tmp_path)
+        for path in tmp_path.glob("*.o*"):
+            path.unlink()
+        return code, said
+
+    return within
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("jsrun -n 6 -a 1 -c 8 -g 1 -r 6 true", "5 fit on a host of 42 and 6"),
+        ("jsrun -n 7 -a 1 -c 6 -g 1 -r 7 true", "6 fit on a host of 42 and 6"),
+        ("jsrun -n 12 -a 1 -c 7 -g 1 -r 6 true", "12 resource sets, 6 per host, on 1 hosts"),
+        ("jsrun -n 6 -a 1 -c 7 -g 1 -r 6 -b packed:8 true", "a resource set has 7 cores"),
+        ("jsrun -n 6 -N 6 true", "unrecognized arguments: -N"),
+        ("jsrun -n 6 -c 7 -r 6 -d scattered true", "packed, cyclic or plane:#"),
+    ],
+)
+def test_the_stand_in_of_jsrun_refuses(line, problem, within):
+    _, said = within("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", [line])
+    assert re.search(problem, said), said
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("aprun -n 2 -N 1 -d 65 -j 1 -cc depth true", "a node has 64 CPUs then"),
+        ("aprun -n 3 -N 1 -d 64 -j 1 -cc depth true", "the job has 2 nodes"),
+        ("aprun -n 2 -N 1 -d 64 -j 1 true", "-d goes with -cc depth"),
+        ("aprun -n 2 -N 1 -d 64 -j 5 -cc depth true", "4 hardware threads"),
+    ],
+)
+def test_the_stand_in_of_aprun_refuses(line, problem, within):
+    _, said = within("qsub -A ABC123 -n 2 -t 30 -O x", [line])
+    assert problem in said
+
+
+@pytest.mark.parametrize(
+    ("submit", "problem"),
+    [
+        ("bsub -nnodes 1 -W 1:00", "names no project"),
+        ("bsub -P A -nnodes 1 -W 3:00", "too long for 1 nodes"),
+        ("bsub -P A -nnodes 5000 -W 1:00", "1 to 4608"),
+        ("bsub -P A -nnodes 1 -W 1:00 -alloc_flags ssd", "-alloc_flags: ssd"),
+        ("bsub -P A -nnodes 1 -W 1:00 --gpus 6", "unrecognized"),
+        ("qsub -n 2 -t 30", "names no project"),
+        ("qsub -A A -n 2 -t 30 --attrs mcdram=cached", "--attrs mcdram=cached"),
+        ("qsub -A A -n 2 -t 200", "180 at most"),
+        ("qsub -A A -l select=2", "unrecognized"),
+    ],
+)
+def test_the_stand_ins_of_schedulers_refuse(submit, problem, within):
+    code, said = within(submit, ["true"])
+    assert code != 0
+    assert problem in said

@@ -1,0 +1,96 @@
+"""The preflight of a job whose ranks are counted to two nodes, a and b."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from harness import run_checks
+
+from candle_p1 import environment, node_facts, preflight
+from candle_p1.distributed.comm import NODE_VARIABLE, connect
+from candle_p1.errors import SetupError
+from candle_p1.launch_layout import launch_layout
+from candle_p1.node_checks import Needs
+
+NODE = "ab"[launch_layout().rank % 2]
+NOTHING = {"shared_memory_bytes": 0, "memory_bytes": 0, "disk_bytes": 0}
+NO_OPTION = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+
+
+def only_on_b(variables):
+    return patch.dict(os.environ, variables if NODE == "b" else {})
+
+
+def the_launcher_and_mpi_agree_on_ranks(comm):
+    layout = launch_layout()
+    assert layout.launcher == "mpirun"
+    assert (layout.rank, layout.size) == (comm.rank, comm.size)
+    assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)  # one machine
+    assert comm.num_nodes == 2
+    preflight.check_ranks(layout, comm)
+
+
+def nodes_that_are_alike_pass(comm):
+    findings = preflight.examine(comm, Needs(**NOTHING), NODE)
+    values = {finding.name: finding.value for finding in findings}
+    assert comm.allgather(values) == [values] * comm.size
+    assert values["ranks"] == f"{comm.size} on 2 nodes"
+    assert values["horovod"] == environment.package_versions()["horovod"]
+    assert values["MPI"].startswith("Open MPI")
+    assert len(node_facts.loaded_mpi_libraries()) == 1
+
+
+def a_fault_of_one_node_is_everyones_error(comm):
+    file = Path(__file__)
+    with only_on_b({"CANDLE_DATA_DIR": str(file / "below")}):
+        needs = Needs(**NOTHING)
+        with pytest.raises(SetupError) as raised:
+            preflight.examine(comm, needs, NODE)
+    message = str(raised.value)
+    assert raised.value.agreed
+    assert comm.allgather(message) == [message] * comm.size
+    assert message.startswith(f"node b: data: {file} is not a directory. Fix: ")
+
+
+def other_versions_are_found(comm):
+    versions = environment.package_versions()
+    if NODE == "b":
+        versions["keras"] = "3.0"
+    with (
+        patch.object(environment, "package_versions", lambda: versions),
+        pytest.raises(SetupError, match=r"^node b: keras: 3\.0, where the others have "),
+    ):
+        preflight.examine(comm, Needs(**NOTHING), NODE)
+
+
+def the_command_ends_with_2_and_one_message(comm):
+    said = io.StringIO()
+    with (
+        only_on_b({"CANDLE_DATA_DIR": "/dev/null/below"}),
+        contextlib.redirect_stderr(said),
+        pytest.raises(SystemExit) as ended,
+    ):
+        preflight.main(NO_OPTION)
+    assert ended.value.code == 2
+    spoken = comm.allgather(said.getvalue())
+    assert spoken[0].startswith("error: node b: data: /dev/null is not a directory. Fix: ")
+    assert spoken[0].count("\n") == 1
+    assert not any(spoken[1:])
+
+
+if __name__ == "__main__":
+    os.environ[NODE_VARIABLE] = NODE
+    connect()
+    run_checks(
+        the_launcher_and_mpi_agree_on_ranks,
+        nodes_that_are_alike_pass,
+        a_fault_of_one_node_is_everyones_error,
+        other_versions_are_found,
+        the_command_ends_with_2_and_one_message,
+        horovod=False,
+    )

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1.cli.submit import command, read_minutes
+from candle_p1.errors import CandleError, ParameterError, SetupError
+from tests.conftest import ROOT
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CANDLE_P1_PROJECT", raising=False)
+    monkeypatch.delenv("CANDLE_P1_MACHINES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def submit(*words):
+    result = CliRunner().invoke(command, [str(word) for word in words], standalone_mode=False)
+    if isinstance(result.exception, CandleError):
+        raise result.exception
+    assert result.exception is None, result.output
+    return result
+
+
+@pytest.fixture
+def scheduler(monkeypatch, tmp_path):
+    """Puts a command into $PATH that keeps its words in a file and prints what it is told to."""
+
+    def scheduler(name, prints, code=0):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f'#!/bin/bash\necho "$@" >>"{tmp_path}/words"\necho "{prints}"\nexit {code}\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+        return lambda: (tmp_path / "words").read_text().split()
+
+    return scheduler
+
+
+def test_the_script_is_kept_where_the_record_will_be(scheduler, tmp_path):
+    words = scheduler("bsub", "Job <4711> is submitted to default queue <batch>.")
+    result = submit("nt3", "--machine", "summit", "--nodes", 64, "--project", "ABC123")
+    script = tmp_path / "output/nt3/EXP000/JOB000/job.lsf"
+    assert words() == [str(script)]
+    assert "job 4711" in result.output
+    text = script.read_text()
+    assert "#BSUB -P ABC123\n" in text
+    assert "#BSUB -nnodes 64\n" in text
+    assert f"export CANDLE_P1_ROOT={ROOT}\n" in text
+    words_of_run = text.replace("\\\n", " ").split()
+    assert words_of_run[-4:] == ["--output_dir", f"{tmp_path}/output/nt3", "--run_id", "JOB000"]
+    assert script.stat().st_mode & 0o100
+
+
+def test_jobs_are_numbered_apart_from_runs(scheduler, tmp_path):
+    scheduler("sbatch", "12")
+    for _ in range(2):
+        submit("nt3", "--machine", "slurm", "--", "--experiment_id", "mine")
+    assert [path.name for path in sorted((tmp_path / "output/nt3/mine").iterdir())] == [
+        "JOB000",
+        "JOB001",
+    ]
+
+
+def test_a_named_run_is_kept_and_not_written_over(scheduler, tmp_path):
+    scheduler("sbatch", "12")
+    line = ["nt3", "--machine", "slurm", "--", "--output_dir", "o", "--run_id", "R7"]
+    submit(*line)
+    text = (tmp_path / "o/EXP000/R7/job.sh").read_text()
+    words = text.replace("\\\n", " ").split()
+    assert words[-4:] == ["--output_dir", f"{tmp_path}/o", "--run_id", "R7"]
+    with pytest.raises(ParameterError, match="R7 already belongs to a run"):
+        submit(*line)
+
+
+def test_the_working_directory_as_output_directory(scheduler, tmp_path):
+    scheduler("sbatch", "12")
+    submit("nt3", "--machine", "slurm", "--", "--output_dir", ".")
+    assert (tmp_path / "job.sh").read_text().rstrip().endswith("--output_dir .")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ([], "--size full --epochs 384 --epochs_scaling strong"),
+        (["--mode", "weak"], "--size full --epochs 8 --epochs_scaling weak"),
+        (
+            ["--", "--epochs", "16", "--size", "small"],
+            "--epochs_scaling strong --epochs 16 --size small",
+        ),
+        (
+            ["--mode", "weak", "--", "--epochs_scaling", "strong_ceil"],
+            "--size full --epochs 8 --epochs_scaling strong_ceil",
+        ),
+        (
+            ["--", "--data_parallel", "batch_step"],
+            "--size full --epochs 384 --data_parallel batch_step",
+        ),
+    ],
+)
+def test_flags_of_the_mode_give_way_to_the_users(words, flags):
+    result = submit("nt3", "--machine", "slurm", "--dry-run", *words)
+    text = " ".join(result.output.replace("\\\n", " ").split())
+    assert f"nt3_baseline_keras2.py {flags} --output_dir " in text
+
+
+def test_a_config_file_of_the_user_has_chosen(tmp_path):
+    (tmp_path / "ours.txt").write_text("[Global_Params]\nepochs = 32\n")
+    result = submit("nt3", "--machine", "slurm", "--dry-run", "--", "--config_file", "ours.txt")
+    assert "--epochs " not in result.output
+
+
+def test_a_dry_run_writes_and_submits_nothing(tmp_path):
+    result = submit("nt3", "--machine", "pbs", "--dry-run")
+    assert "#PBS -l select=1:mpiprocs=2" in result.output
+    assert f"$ qsub {tmp_path}/output/nt3/EXP000/JOB000/job.sh" in result.output
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--machine", "sumit"], "no machine 'sumit' .did you mean 'summit'"),
+        (["--machine", "summit"], "charges jobs to a project"),
+        (["--machine", "summit", "--ranks-per-node", 7], "7 ranks per node on summit"),
+        (["--machine", "slurm", "--nodes", 5], "384 epochs do not divide among 10 ranks"),
+        (["--machine", "slurm", "--time", "long"], "--time long: give minutes, H:MM"),
+        (["--machine", "slurm", "--", "--epoch", "3"], "--epoch is not a flag"),
+    ],
+)
+def test_errors_come_before_anything_is_written(words, problem, tmp_path):
+    with pytest.raises(ParameterError, match=problem):
+        submit("nt3", *words)
+    assert not (tmp_path / "output").exists()
+
+
+def test_the_project_may_be_named_in_the_environment(monkeypatch):
+    monkeypatch.setenv("CANDLE_P1_PROJECT", "ABC123")
+    result = submit("nt3", "--machine", "theta", "--nodes", 128, "--dry-run")
+    assert "#COBALT -A ABC123\n" in result.output
+
+
+def test_without_a_scheduler_the_error_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match="sbatch, which takes jobs of slurm, is not in"):
+        submit("nt3", "--machine", "slurm")
+
+
+def test_what_the_scheduler_says_against_it(scheduler):
+    scheduler("sbatch", "invalid account", code=1)
+    with pytest.raises(SetupError, match="ended with 1: invalid account"):
+        submit("nt3", "--machine", "slurm")
+
+
+def test_a_local_job_runs_at_once_and_ends_with_its_code(scheduler, monkeypatch, tmp_path):
+    scheduler("mpirun", "", code=5)
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setenv("CANDLE_P1_VENV", str(tmp_path))  # or the script takes the real mpirun
+    monkeypatch.setenv("CANDLE_P1_PYTHON", sys.executable)
+    monkeypatch.setenv("CANDLE_P1_PREFLIGHT", "0")
+    result = CliRunner().invoke(command, ["p1b3", "--machine", "local"])
+    assert result.exit_code == 5
+    assert "p1b3_baseline_keras2.py" in (tmp_path / "words").read_text()
+    assert (tmp_path / "output/p1b3/EXP000/JOB000/job.sh").exists()
+
+
+def test_another_virtual_environment_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "prefix", "/opt/venv")
+    result = submit("nt3", "--machine", "slurm", "--dry-run")
+    assert "job_default CANDLE_P1_VENV /opt/venv\n" in result.output
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    assert "CANDLE_P1_VENV" not in submit("nt3", "--machine", "slurm", "--dry-run").output
+
+
+def test_a_benchmark_elsewhere_and_a_machine_of_ones_own(tmp_path):
+    (tmp_path / "ours.toml").write_text('base = "pbs"\nranks_per_node = 1\n')
+    folder = ROOT / "benchmarks/p1b2"
+    result = submit(folder, "--machine", tmp_path / "ours.toml", "--dry-run")
+    assert "#PBS -l select=1:mpiprocs=1\n" in result.output
+    assert str(Path(folder) / "p1b2_baseline_keras2.py") in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("90", 90), ("1:30", 90), ("01:30:00", 90), ("0:00:30", 1)]
+)
+def test_times(text, minutes):
+    assert read_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "-5"])
+def test_no_times(text):
+    with pytest.raises(ParameterError, match="give minutes"):
+        read_minutes(text)
