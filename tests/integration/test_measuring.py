@@ -71,18 +71,21 @@ def test_a_traced_run_its_timeline_and_its_record_tell_the_same(slow_nt3, tmp_pa
 
 
 @pytest.mark.parallel
-def test_a_slow_rank_shows(slow_nt3):
+def test_a_slow_rank_shows(slow_nt3, monkeypatch):
+    monkeypatch.setenv("SLOW_S", "0.2")
     record, output = slow_nt3(*SMALL_MODEL, "--epochs", "4")
     for epoch in record["training"]["epochs"][1:]:
         fast, slow = epoch["exposed_communication"]["per_rank_s"]
-        assert fast > 0.9 * 0.1 * epoch["steps"]["num"] > 2 * slow
+        delay_s = 0.2 * epoch["steps"]["num"]
+        assert fast > 0.9 * delay_s
+        assert fast - slow > 0.5 * delay_s  # a busy machine delays both
         efficiency = epoch["efficiency"]
-        assert efficiency["load_balance"] < 0.8
+        assert efficiency["load_balance"] < 0.95
         product = efficiency["load_balance"] * efficiency["communication_efficiency"]
         assert efficiency["parallel_efficiency"] == pytest.approx(product)
     run = record["efficiency"]
     fast, slow = run["useful"]["per_rank_s"]
-    assert slow - fast > 0.05 * sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
+    assert slow - fast > 0.1 * sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
     assert run["load_balance"] == pytest.approx((fast + slow) / 2 / slow)
     assert re.search(r"parallel efficiency 0\.\d+ = load balance", output)
 
