@@ -230,7 +230,7 @@ def test_a_comparison_names_its_loaders_by_methods():
 
 def test_a_comparison_is_not_started_by_a_launcher(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(ParameterError, match="use --np"):
+    with pytest.raises(ParameterError, match="without a launcher"):
         Comparison("nt3", [], methods=["chunked"]).locate_files()
 
 

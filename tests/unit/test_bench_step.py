@@ -137,5 +137,5 @@ def test_the_tables_show_all_variants(compare, num_ranks):
 
 def test_a_comparison_is_not_started_by_a_launcher(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(ParameterError, match="use --np"):
+    with pytest.raises(ParameterError, match="without a launcher"):
         StepComparison("nt3", []).locate_files()
