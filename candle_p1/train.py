@@ -297,6 +297,7 @@ def _train(
     from candle_p1.distributed.profiler import StepProfiler
     from candle_p1.instrument.callbacks import BeforeEpoch, BeforeStep, EpochTimer, Progress
     from candle_p1.instrument.epochs import summarize_epoch
+    from candle_p1.kernels.batches import for_fit
 
     comm = this.comm
     if not params["train_bool"]:
@@ -337,7 +338,11 @@ def _train(
 
     try:
         history = model.fit(
-            feed, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks
+            for_fit(feed),
+            epochs=plan.epochs_per_rank,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
         )
     finally:
         this.screen.end_training()

@@ -25,6 +25,7 @@ from candle_p1.instrument import communication, phases
 from candle_p1.instrument.callbacks import BeforeStep, EpochTimer
 from candle_p1.instrument.communication import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.kernels.batches import for_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,9 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
     def train(model: Any, callbacks: list[Any]) -> float:
         stretch = _Stretch()
         callbacks = [*callbacks, stretch]
-        model.fit(feed, epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks)
+        model.fit(
+            for_fit(feed), epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks
+        )
         return stretch.seconds
 
     def train_measured() -> float:

@@ -28,6 +28,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.feed import TrainFeed
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import ParameterError
+from candle_p1.kernels.batches import for_fit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def measure(directory: Path, comm: Communicator) -> StepOutcome:
         del batches
         model.fit(x, y, batch_size=plan.batch_size, **epoch)
     else:
-        model.fit(feed, steps_per_epoch=steps_of(job), **epoch)
+        model.fit(for_fit(feed), steps_per_epoch=steps_of(job), **epoch)
     outcome = StepOutcome(
         steps_s=steps.seconds[WARM_UP_STEPS : WARM_UP_STEPS + job.num_steps],
         losses=steps.losses,

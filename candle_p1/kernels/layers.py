@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from candle_p1 import kernels
+from candle_p1.kernels.regularizers import L2
 
 
 @keras.saving.register_keras_serializable("candle_p1")
@@ -40,17 +41,47 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class Dense(keras.layers.Dense):  # type: ignore[misc]
-    """A dense layer. Its fast form covers inputs of two dimensions."""
+    """A dense layer.
+
+    Its fast form covers inputs of two dimensions, and adds the gradient of an `L2` penalty on its
+    kernel to that of the loss in place.
+    """
+
+    _penalty: Any = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes kernel (features, units) and bias (units,)."""
+        super().build(input_shape)
+        self._adds_penalty = (
+            kernels.are_fast()
+            and type(self.kernel_regularizer) is L2
+            and self._kernel.dtype == self.compute_dtype == "float32"
+        )
+        if self._adds_penalty:
+            self._kernel.regularizer = None
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs, shape (batch, units)."""
+        kernel = self._penalized_kernel()
         simple = self.use_bias and len(inputs.shape) == 2 and self.compute_dtype != "float16"
         if not (kernels.are_fast() and simple):
             return super().call(inputs, training=training)
         from candle_p1.kernels.operations import multiply
 
-        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+        bias = keras.ops.convert_to_tensor(self.bias)
         return self.activation(multiply(inputs, kernel, bias))
+
+    def _penalized_kernel(self) -> Any:
+        """Returns the kernel, after its penalty is added to the losses of this pass."""
+        kernel = keras.ops.convert_to_tensor(self.kernel)
+        added = any(loss is self._penalty for loss in self._losses)  # by another call of this layer
+        if not self._adds_penalty or not self._kernel.trainable or added:
+            return kernel
+        from candle_p1.kernels.operations import penalize
+
+        kernel, self._penalty = penalize(kernel, self.kernel_regularizer.l2)
+        self.add_loss(self._penalty)
+        return kernel
 
 
 @keras.saving.register_keras_serializable("candle_p1")

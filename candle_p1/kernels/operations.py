@@ -6,6 +6,8 @@ What is slow on CPUs, and what is done in its place:
   matrix products do, and over many short sequences nearly all of it. Long ones are cut.
 - The gradient of a dense layer's inputs, as a product with a large transposed kernel, reaches half
   of what the transposed product does.
+- The gradient of a penalty, made as a matrix of its own and added to the gradient of the loss,
+  takes five passes over memory where three do.
 - An optimizer written as elementwise operations reads and writes every weight many times, and
   TensorFlow's RMSprop three.
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from candle_p1.ops import apply_rmsprop
+from candle_p1.ops import add_scaled, apply_rmsprop
 
 STRETCH = 64
 """Positions of a short sequence."""
@@ -191,6 +193,27 @@ def rmsprop(
         decay=decay,
         epsilon=epsilon,
     )
+
+
+def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
+    """Returns weights, and the penalty on the sum of their squares.
+
+    Use the weights returned for all else: their gradient is where the penalty's is added.
+
+    Args:
+        weights: Float32.
+        weight: Of the sum in the penalty.
+    """
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def compute(weights: Any) -> Any:
+        def gradient(of_weights: Any, of_penalty: Any) -> Any:
+            return add_scaled(of_weights, weights, 2 * weight * of_penalty)
+
+        return (tf.identity(weights), weight * square_sum(weights)), gradient
+
+    passed_on, penalty = compute(weights)
+    return passed_on, penalty
 
 
 def square_sum(values: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 @cache
 def load() -> Any:
-    """Returns a module of functions: ``candle_p1_clock`` and ``candle_p1_rmsprop``."""
+    """Returns a module of functions: ``candle_p1_add_scaled``, ``…_clock`` and ``…_rmsprop``."""
     import tensorflow as tf
 
     return tf.load_op_library(str(files("candle_p1.ops").joinpath("operations.so")))
@@ -25,6 +25,17 @@ def read_clock(after: Any) -> Any:
     For tensors on the CPU: of others TensorFlow would make a copy there.
     """
     return load().candle_p1_clock(after)
+
+
+def add_scaled(values: Any, others: Any, factor: Any) -> Any:
+    """Returns values + factor x others, in the memory of the values unless they are still needed.
+
+    Args:
+        values: Float32, on the CPU.
+        others: Of the same shape and dtype.
+        factor: A scalar tensor of float32.
+    """
+    return load().candle_p1_add_scaled(values, others, factor, threads=_threads())
 
 
 def apply_rmsprop(
@@ -46,8 +57,6 @@ def apply_rmsprop(
         decay: Of the mean square.
         epsilon: Is added to the mean square under the root.
     """
-    import tensorflow as tf
-
     load().candle_p1_rmsprop(
         variable,
         mean_square,
@@ -55,5 +64,11 @@ def apply_rmsprop(
         rate,
         decay=decay,
         epsilon=epsilon,
-        threads=max(1, tf.config.threading.get_intra_op_parallelism_threads()),
+        threads=_threads(),
     )
+
+
+def _threads() -> int:
+    import tensorflow as tf
+
+    return max(1, tf.config.threading.get_intra_op_parallelism_threads())

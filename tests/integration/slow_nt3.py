@@ -26,8 +26,12 @@ def broadcast_slowly(*arguments):
 def slow_callbacks(self, params):
     import keras
 
+    # Longer at the begin of an epoch: how long the ranks take to validate differs too.
     return [
-        keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: time.sleep(delay_s))
+        keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: time.sleep(10 * delay_s),
+            on_train_batch_begin=lambda batch, logs: time.sleep(delay_s),
+        )
     ]
 
 

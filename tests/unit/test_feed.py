@@ -72,3 +72,22 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
         share = feed.EvaluationFeed(Samples(y, y), batch, Rank(rank, num_ranks), max_steps)
         seen += [value for step in range(len(share)) for value in share[step][1]]
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
+
+
+def test_what_fit_takes_has_the_batches_of_each_epoch():
+    for_fit = pytest.importorskip("candle_p1.kernels.batches").for_fit
+    samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
+    plan = plan_for(1, 10, 4, "epoch")
+    train = feed.TrainFeed(samples, plan, seed=3, rank=0, shuffle=True)
+    taken = for_fit(train)
+    if feed.keras.backend.backend() != "tensorflow":
+        assert taken is train
+        return
+    assert not taken.options().autotune.enabled  # whose thread would hold up the end of an epoch
+    assert len(taken) == len(train) == 3
+    for epoch in range(3):
+        train.set_epoch(epoch)
+        for step, batch in enumerate(taken):
+            for one, other in zip(batch, train[step], strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert step == 2

@@ -122,6 +122,58 @@ def test_the_penalty():
         np.testing.assert_allclose(tape.gradient(penalty, variable), 0.02 * values, rtol=1e-5)
 
 
+def penalised(calls=1, trainable=True, **options):
+    """Returns the loss, the penalties' sum, and gradients of a model with a penalised layer."""
+    layer = Dense(5, "tanh", kernel_regularizer=L2(0.3), **options)
+    inputs = keras.Input((5,))
+    outputs = inputs
+    for _ in range(calls):
+        outputs = layer(outputs)
+    model = keras.Model(inputs, outputs)
+    layer.trainable = trainable
+    for weight, seed in zip(layer.weights, (1, 2), strict=False):
+        weight.assign(np.random.default_rng(seed).normal(size=weight.shape))
+
+    @tf.function
+    def compute(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model(x)
+            penalty = tf.add_n(model.losses) if model.losses else tf.constant(0.0)
+            loss = 3 * (tf.reduce_sum(tf.sin(tf.cast(y, tf.float32))) + penalty)
+        return loss, penalty, *tape.gradient(loss, [x, *(w.value for w in layer.trainable_weights)])
+
+    x = tf.constant(np.random.default_rng(3).normal(size=(4, 5)).astype("float32"))
+    compute(x)
+    operations = {one.type for one in compute.get_concrete_function(x).graph.get_operations()}
+    return [result.numpy() for result in compute(x)], operations
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"calls": 2},
+        {"use_bias": False},
+        {"activity_regularizer": "l1"},
+        {"trainable": False},
+        {"dtype": "mixed_bfloat16"},
+    ],
+    ids=str,
+)
+def test_a_penalised_dense_layer(options):
+    found, operations = penalised(**options)
+    kernels.choose("plain", on_cpu=True)
+    expected, plain_operations = penalised(**options)
+    kernels.choose("fast", on_cpu=True)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+    penalised_in_place = "CandleP1AddScaled" in operations
+    assert penalised_in_place is (options.get("trainable", True) and "dtype" not in options)
+    assert "CandleP1AddScaled" not in plain_operations
+
+
 OPTIMIZERS = {
     "sgd": (keras.optimizers.SGD, {}, "ResourceApplyGradientDescent"),
     "momentum": (keras.optimizers.SGD, {"momentum": 0.9}, "ResourceApplyKerasMomentum"),

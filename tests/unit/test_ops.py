@@ -78,3 +78,45 @@ def test_rmsprop_refuses_what_does_not_fit():
     with pytest.raises(tf.errors.InvalidArgumentError, match="unequal shapes or dtypes"):
         apply(variable, tf.Variable(tf.ones(4, tf.float64)), tf.ones(8), 1)
     assert (variable.numpy() == 1).all()
+
+
+def add_scaled(values, others, factor, threads=1):
+    return ops.load().candle_p1_add_scaled(values, others, factor, threads=threads)
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (7, 3), (3 << 9, 1 << 8)])
+def test_adding_is_the_same_by_any_number_of_threads(shape):
+    values, others = rng.normal(size=(2, *shape)).astype("float32")
+    expected = values + np.float32(0.3) * others
+    found = []
+    for threads in (1, 2, 5):
+        result = add_scaled(tf.constant(values), tf.constant(others), tf.constant(0.3), threads)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+        found.append(result.numpy().tobytes())
+    assert len(set(found)) == 1
+
+
+def test_adding_leaves_alone_what_others_need():
+    values, others = tf.ones((2, 3)), tf.ones((2, 3))
+
+    @tf.function
+    def compute(values, others):
+        product = 2 * values
+        return add_scaled(product, others, tf.constant(3.0)), product
+
+    for _ in range(2):
+        total, product = compute(values, others)
+        np.testing.assert_array_equal(total, np.full((2, 3), 5))
+        np.testing.assert_array_equal(product, np.full((2, 3), 2))
+    assert (values.numpy() == 1).all() and (others.numpy() == 1).all()
+
+
+def test_the_shape_of_a_sum_is_known_before_it_is_computed():
+    graph = tf.function(lambda x: add_scaled(x, x, tf.constant(1.0)))
+    outputs = graph.get_concrete_function(tf.TensorSpec((None, 3))).outputs
+    assert outputs[0].shape.as_list() == [None, 3]
+
+
+def test_adding_refuses_what_does_not_fit():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unequal shapes"):
+        add_scaled(tf.ones(8), tf.ones(7), tf.constant(1.0))

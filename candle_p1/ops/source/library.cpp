@@ -9,7 +9,8 @@ using namespace tensorflow_c;
 __attribute__((constructor)) void register_operations() {
   if (!tf.find_all()) return;
   Outcome outcome;
-  register_clock(outcome);
+  register_add_scaled(outcome);
+  if (outcome.ok()) register_clock(outcome);
   if (outcome.ok()) register_rmsprop(outcome);
   if (!outcome.ok()) std::fprintf(stderr, "candle_p1: %s\n", tf.message(outcome));
 }

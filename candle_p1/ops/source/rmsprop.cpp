@@ -2,24 +2,14 @@
 //
 // TensorFlow's own keeps a momentum and takes three passes, which read and write twice as much.
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <thread>
-#include <vector>
 
+#include "loops.h"
 #include "tensorflow.h"
-
-#if defined(__x86_64__)
-#define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EVERY_PROCESSOR
-#endif
 
 namespace tensorflow_c {
 namespace {
-
-constexpr std::size_t kValuesPerThread = 1 << 16;  // starting a thread costs as much as these
 
 struct Settings {
   float decay;
@@ -80,19 +70,13 @@ void compute(void* kernel, Context* context) {
     tf.set_status(outcome, 3 /* invalid argument */, "CandleP1Rmsprop: unequal shapes or dtypes");
   }
   if (outcome.ok()) {
-    const std::size_t num = gradient.num_bytes() / sizeof(float);
-    const auto most = static_cast<std::size_t>(std::max(settings.threads, 1));
-    const std::size_t num_threads = std::max<std::size_t>(1, std::min(most, num / kValuesPerThread));
     const float step = *rate.floats();
-    auto part = [&](std::size_t number) {
-      const std::size_t begin = num * number / num_threads, end = num * (number + 1) / num_threads;
-      update(variable.floats() + begin, mean_square.floats() + begin, gradient.floats() + begin,
-             end - begin, step, settings.decay, settings.epsilon);
-    };
-    std::vector<std::thread> others;
-    for (std::size_t number = 1; number < num_threads; ++number) others.emplace_back(part, number);
-    part(0);
-    for (std::thread& other : others) other.join();
+    in_parts(gradient.num_bytes() / sizeof(float), settings.threads,
+             [&](std::size_t begin, std::size_t end) {
+               update(variable.floats() + begin, mean_square.floats() + begin,
+                      gradient.floats() + begin, end - begin, step, settings.decay,
+                      settings.epsilon);
+             });
   } else {
     tf.fail(context, outcome);
   }

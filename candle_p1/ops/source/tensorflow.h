@@ -38,6 +38,8 @@ struct Functions {
   void (*set_shape_function)(OpBuilder*, void (*)(ShapeContext*, Status*));
   void (*register_op)(OpBuilder*, Status*);
   ShapeHandle* (*scalar_shape)(ShapeContext*);
+  ShapeHandle* (*new_shape)();
+  void (*get_shape)(ShapeContext*, int, ShapeHandle*, Status*);
   void (*set_shape)(ShapeContext*, int, ShapeHandle*, Status*);
   void (*delete_shape)(ShapeHandle*);
 
@@ -50,6 +52,8 @@ struct Functions {
 
   void (*get_input)(Context*, int, Tensor**, Status*);
   Tensor* (*allocate_output)(Context*, int, int, const int64_t*, int, std::size_t, Status*);
+  Tensor* (*take_over_or_allocate)(Context*, const int*, int, int, const int64_t*, int, int*,
+                                   Status*);
   void (*fail)(Context*, Status*);
   void (*lock_variables)(Context*, bool, bool, const int*, std::size_t, Copy, LockHolder**,
                          Status*);
@@ -59,6 +63,8 @@ struct Functions {
   void* (*data)(const Tensor*);
   std::size_t (*num_bytes)(const Tensor*);
   int (*type)(const Tensor*);
+  int (*num_dims)(const Tensor*);
+  int64_t (*dim)(const Tensor*, int);
   void (*delete_tensor)(Tensor*);
 
   Status* (*new_status)();
@@ -78,6 +84,8 @@ struct Functions {
            find("TF_OpDefinitionBuilderSetShapeInferenceFunction", set_shape_function) &&
            find("TF_RegisterOpDefinition", register_op) &&
            find("TF_ShapeInferenceContextScalar", scalar_shape) &&
+           find("TF_NewShapeHandle", new_shape) &&
+           find("TF_ShapeInferenceContextGetInput", get_shape) &&
            find("TF_ShapeInferenceContextSetOutput", set_shape) &&
            find("TF_DeleteShapeHandle", delete_shape) &&
            find("TF_NewKernelBuilder", new_kernel) &&
@@ -86,12 +94,14 @@ struct Functions {
            find("TF_OpKernelConstruction_GetAttrInt32", get_int) &&
            find("TF_OpKernelConstruction_Failure", fail_construction) &&
            find("TF_GetInput", get_input) && find("TF_AllocateOutput", allocate_output) &&
+           find("TF_ForwardInputOrAllocateOutput", take_over_or_allocate) &&
            find("TF_OpKernelContext_Failure", fail) &&
            find("TF_MaybeLockVariableInputMutexesInOrder", lock_variables) &&
            find("TF_ReleaseVariableInputLockHolder", release) &&
            find("TF_GetInputTensorFromVariable", get_variable) &&
            find("TF_TensorData", data) && find("TF_TensorByteSize", num_bytes) &&
-           find("TF_TensorType", type) && find("TF_DeleteTensor", delete_tensor) &&
+           find("TF_TensorType", type) && find("TF_NumDims", num_dims) &&
+           find("TF_Dim", dim) && find("TF_DeleteTensor", delete_tensor) &&
            find("TF_NewStatus", new_status) && find("TF_DeleteStatus", delete_status) &&
            find("TF_SetStatus", set_status) && find("TF_GetCode", code) &&
            find("TF_Message", message);
@@ -134,6 +144,7 @@ class Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   Tensor** out() { return &tensor_; }
+  const Tensor* get() const { return tensor_; }
   float* floats() const { return static_cast<float*>(tf.data(tensor_)); }
   std::size_t num_bytes() const { return tf.num_bytes(tensor_); }
   bool is_float() const { return tf.type(tensor_) == kFloat; }
@@ -142,6 +153,7 @@ class Held {
   Tensor* tensor_ = nullptr;
 };
 
+void register_add_scaled(Status* status);
 void register_clock(Status* status);
 void register_rmsprop(Status* status);
 

@@ -1,0 +1,34 @@
+// Loops over the values of tensors, shared out among threads.
+
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EVERY_PROCESSOR
+#endif
+
+namespace tensorflow_c {
+
+constexpr std::size_t kValuesPerThread = 1 << 16;  // starting a thread costs as much as these
+
+// Calls part(begin, end) for ranges that make up [0, num), each in a thread of its own.
+template <typename Part>
+void in_parts(std::size_t num, int32_t max_threads, Part part) {
+  const auto most = static_cast<std::size_t>(std::max(max_threads, 1));
+  const std::size_t num_parts = std::max<std::size_t>(1, std::min(most, num / kValuesPerThread));
+  std::vector<std::thread> others;
+  for (std::size_t i = 1; i < num_parts; ++i) {
+    others.emplace_back(part, num * i / num_parts, num * (i + 1) / num_parts);
+  }
+  part(0, num / num_parts);
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace tensorflow_c
