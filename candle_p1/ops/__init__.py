@@ -71,4 +71,4 @@ def apply_rmsprop(
 def _threads() -> int:
     import tensorflow as tf
 
-    return max(1, tf.config.threading.get_intra_op_parallelism_threads())
+    return max(1, int(tf.config.threading.get_intra_op_parallelism_threads()))
