@@ -1,0 +1,152 @@
+"""A Slurm of one node on this machine, for tests: its three daemons, without root's directories."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+
+CPUS = 8
+"""Slurm is told of so many, so that several jobs of two ranks run at once."""
+START_S = 30
+DAEMONS = ("munged", "slurmctld", "slurmd")
+SBIN = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=pmix
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing():
+    """Returns what of Slurm this machine lacks; None if it has all."""
+    for command in (*DAEMONS, "sbatch", "srun"):
+        if shutil.which(command, path=SBIN) is None:
+            return f"{command} is not installed"
+    try:
+        ctypes.CDLL("libpmix.so")  # which is how Slurm's plugin finds it
+    except OSError:
+        return "libpmix.so is not installed (Debian: libpmix-dev)"
+    return None
+
+
+class Slurm:
+    """The daemons, with all they write in a directory.
+
+    Args:
+        directory: Theirs. Short, because it holds sockets.
+    """
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
+        self._daemons = []
+
+    def start(self):
+        """Returns when the node takes jobs."""
+        for name in ("state", "spool"):
+            (self.directory / name).mkdir()
+        self.directory.chmod(0o755)  # munged wants its socket where all users can reach it
+        key = self.directory / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        controller_port, node_port = free_ports(2)
+        (self.directory / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                host=socket.gethostname().partition(".")[0],
+                user=getpass.getuser(),
+                directory=self.directory,
+                controller_port=controller_port,
+                node_port=node_port,
+                cpus=CPUS,
+            )
+        )
+        files = {
+            f"--{kind}-file": self.directory / f"munge.{kind}" for kind in ("key", "pid", "seed")
+        }
+        options = [f"{name}={path}" for name, path in files.items()]
+        options += [f"--log-file={self.directory}/munged.log"]
+        options += [f"--socket={self.directory}/munge.socket"]
+        self._start("munged", "--foreground", "--force", *options)
+        self._await(lambda: (self.directory / "munge.socket").exists(), "munged")
+        self._start("slurmctld", "-D")
+        self._start("slurmd", "-D")
+        self._await(lambda: "idle" in self.say("sinfo", "--noheader", "--format=%T"), "the node")
+
+    def stop(self):
+        """Ends jobs and daemons."""
+        self.say("scancel", f"--user={getpass.getuser()}")
+        self._await(lambda: not self.say("squeue", "--noheader").strip(), "the end of jobs")
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(10)
+            daemon.kill()
+
+    def say(self, *command):
+        """Returns what a command of Slurm prints."""
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, env=self.environment
+        )
+        return done.stdout + done.stderr
+
+    def state(self, job):
+        """Returns the state of a job, such as RUNNING or COMPLETED; "" of one long gone."""
+        return self.say("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
+
+    def logs(self):
+        """Returns what the daemons have written."""
+        return "\n".join(
+            f"{path.name}:\n{path.read_text()[-4000:]}" for path in self.directory.glob("*.log")
+        )
+
+    def _start(self, name, *options):
+        path = shutil.which(name, path=SBIN)
+        with (self.directory / f"{name}.out.log").open("w") as output:
+            self._daemons.append(
+                subprocess.Popen(
+                    [path, *options], stdout=output, stderr=output, env=self.environment
+                )
+            )
+
+    def _await(self, condition, what):
+        deadline = time.monotonic() + START_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {START_S} s for {what}\n{self.logs()}")
+            time.sleep(0.2)
+
+
+def free_ports(num):
+    """Returns ports that nothing listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

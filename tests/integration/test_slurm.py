@@ -1,0 +1,161 @@
+"""Jobs through a real Slurm, from submission to record."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from candle_p1.records import read_record
+from tests.conftest import ROOT
+from tests.integration import slurm as real
+
+pytestmark = pytest.mark.parallel
+
+STEPS = "--train_steps 2 --val_steps 1 --test_steps 1"
+SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
+ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
+SUBMIT = "from candle_p1.cli.submit import command; command()"
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def slurm(data_directory):
+    """A Slurm of this machine, whose jobs find data and Python."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    reason = real.missing()
+    if reason is not None:
+        pytest.skip(f"no Slurm: {reason}")
+    directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
+    cluster = real.Slurm(directory)
+    cluster.environment |= {
+        "CANDLE_DATA_DIR": str(data_directory),
+        "CANDLE_P1_ROOT": str(ROOT),
+        "CANDLE_P1_VENV": sys.prefix,
+        "CANDLE_P1_PREFLIGHT": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def submit(slurm, tmp_path_factory):
+    """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
+
+    def submit(*words, **variables):
+        command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "slurm", "--nodes", "1"]
+        output = run([*command, *words], tmp_path_factory.mktemp("job"), slurm, variables)
+        script = re.search(r"kept in (\S+)", output.replace("\n", ""))[1]
+        return re.search(r"job (\d+)", output)[1], Path(script).parent
+
+    return submit
+
+
+@pytest.fixture(scope="module")
+def limited_job(submit):
+    """A job without end and a time limit of minutes, which passes during the other tests."""
+    return submit("--time", "3", "--", *ENDLESS.split())
+
+
+@pytest.fixture(scope="module")
+def ended(slurm):
+    """Waits for a job's end; returns its record and what it said."""
+
+    def ended(job, directory):
+        running = ("PENDING", "RUNNING", "COMPLETING")
+        await_(lambda: not slurm.state(job).strip().startswith(running), LIMIT_S)
+        path = directory / "run.json"
+        assert path.exists(), told(directory) + slurm.logs()
+        await_(lambda: read_record(path)["status"] != "running", 10)
+        return read_record(path), told(directory) + slurm.logs()
+
+    return ended
+
+
+def run(command, directory, slurm, variables):
+    """Runs a command in a directory; returns what it prints."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=directory,
+        env=slurm.environment | variables,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + told(directory)
+    return done.stdout
+
+
+def told(directory):
+    """Returns what jobs have said."""
+    return "\n".join(path.read_text() for path in directory.glob("*.out"))
+
+
+def await_(condition, limit_s):
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def test_from_submission_to_record(limited_job, submit, ended):
+    flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
+    job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
+    record, said = ended(job, directory)
+    assert record["status"] == "ok", said
+    assert record["launcher"] == "srun"
+    assert (record["num_ranks"], record["num_nodes"]) == (2, 1)
+    for number, rank in enumerate(record["ranks"]):
+        assert (rank["rank"], rank["node"], rank["local_rank"]) == (number, 0, number)
+        assert rank["host"] == socket.gethostname()
+        assert (rank["device"], rank["threads"]) == ("cpu", 1)
+    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in said
+
+
+def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit, ended):
+    job, directory = submit("--", *ENDLESS.split())
+    await_(lambda: "/200000" in told(directory), 120)
+    rank = next(
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("SLURM_JOB_ID") == job
+        and process.info["environ"].get("PMIX_RANK") == "1"
+    )
+    os.kill(rank.pid, signal.SIGKILL)
+    record, said = ended(job, directory)
+    assert record["status"] == "failed", said
+    assert (record["failure"]["rank"], record["failure"]["pid"]) == (1, rank.pid)
+    assert "died" in record["failure"]["reason"]
+    assert slurm.state(job).strip() == "FAILED"
+
+
+def test_a_ready_script(limited_job, slurm, tmp_path):
+    script = ROOT / "jobs/slurm/nt3_weak.sh"
+    variables = {"CANDLE_P1_FLAGS": f"{SMALL} {STEPS} --epochs 1"}
+    run(["sbatch", "--wait", "--nodes=1", script], tmp_path, slurm, variables)
+    record = read_record(tmp_path / "output/nt3/EXP000/RUN000/run.json")
+    assert (record["status"], record["launcher"]) == ("ok", "srun")
+
+
+def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
+    """Slurm counts in minutes, and warns up to one minute early."""
+    record, said = ended(*limited_job)
+    assert record["status"] == "interrupted", said
+    assert "SIGTERM" in record["failure"]["reason"]
+    assert "told to end" in said
