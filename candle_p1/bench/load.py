@@ -25,7 +25,6 @@ from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
 from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.bench.published import published_loading, source
-from candle_p1.bench.statistics import summarize
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
@@ -33,6 +32,7 @@ from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
 from candle_p1.records import utc_now
+from candle_p1.statistics import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
+from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.instrument.power.files import read_traces
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from candle_p1.instrument.power.trace import Trace
 
@@ -38,19 +39,24 @@ def power_svg(record: Mapping[str, Any], directory: Path) -> str:
         DataError: One of these cannot be read.
     """
     import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "candle_p1", "font.size": 10}):
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots()
-        _shade_phases(axes, record)
-        _draw_power(axes, record, directory)
-        axes.set(xlabel="seconds since the start of the run", xlim=(0, record["total_s"]))
         text = io.StringIO()
+        figure = power_figure(record, directory)
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
+
+
+def power_figure(record: Mapping[str, Any], directory: Path) -> Figure:
+    """Draws the picture; see power_svg."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    _shade_phases(axes, record)
+    _draw_power(axes, record, directory)
+    axes.set(xlabel="seconds since the start of the run", xlim=(0, record["total_s"]))
+    return figure
 
 
 def _shade_phases(axes: Axes, record: Mapping[str, Any]) -> None:

@@ -1,0 +1,39 @@
+"""candle-p1 report: what some runs show, as a page with figures and tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("report")
+@click.argument(
+    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory to write: index.html, which needs no other file, figures/ and tables/.",
+)
+def command(directories: tuple[Path, ...], out: Path) -> None:
+    """Show what all runs in or below each DIR say, beside the paper's values.
+
+    A report is made from the records alone: times, speed-ups and improvements with their intervals,
+    accuracy, energy where it was measured, what dominates and what to change.
+    """
+    from candle_p1.instrument.screen import Screen
+    from candle_p1.reports.report import make_report
+    from candle_p1.reports.runs import read_runs
+    from candle_p1.reports.writing import write_report
+
+    screen = Screen()
+    runs = read_runs(directories)
+    for problem in runs.problems:
+        screen.warn(f"{problem.path}: {problem.reason}")
+    report = make_report(runs, screen.say)
+    page = write_report(report, out)
+    num = len(runs.runs)
+    screen.say(f"{page}: {num} run{'s' * (num != 1)}, {report.num_figures} figures")

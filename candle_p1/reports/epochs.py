@@ -1,0 +1,109 @@
+"""Accuracy or loss by the epochs that each worker trains, and from where on it falls."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.reports.points import THREADS, describe
+from candle_p1.reports.settings import EXCHANGE
+from candle_p1.statistics import estimate_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from candle_p1.reports.points import Experiment
+    from candle_p1.reports.quantities import Quantity
+    from candle_p1.statistics import Estimate
+
+NOT_ABOUT_QUALITY = ("loader", "load_threads", "kernels", THREADS)
+"""Settings in which runs may differ and still learn alike, up to rounding."""
+
+MATERIAL = 0.05
+"""A change of accuracy, or of a loss relative to its value, that counts as a fall."""
+
+
+@dataclass(frozen=True)
+class EpochGroup:
+    """Runs that differ in the epochs of a worker, the workers, and what does not bear on quality.
+
+    Attributes:
+        name: What else tells them from other groups; "" where there is one group.
+        by_epochs: Values of a quantity by epochs per worker, and within that by workers.
+    """
+
+    name: str
+    by_epochs: Mapping[int, Mapping[int, list[float]]]
+
+    def values(self, epochs: int) -> list[float]:
+        """Returns the values of so many epochs per worker, whatever the number of workers."""
+        return [value for values in self.by_epochs[epochs].values() for value in values]
+
+
+def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in which runs that learn alike do not differ."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in NOT_ABOUT_QUALITY and not name.startswith(EXCHANGE)
+    }
+
+
+def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
+    """Returns the groups of an experiment, each by ascending epochs per worker."""
+    found: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    seen: set[tuple[str, Any]] = set()
+    for series in experiment.series:
+        settings = about_quality(series.settings)
+        name = describe({key: value for key, value in settings.items() if key != "epochs"})
+        for point in series.timed:
+            for run in point.runs:
+                value = quantity.of(run)
+                if value is None or run.epochs_per_rank is None or (name, run.path) in seen:
+                    continue
+                seen.add((name, run.path))
+                found[name][run.epochs_per_rank][run.num_ranks].append(value)
+    return [
+        EpochGroup(name, {epochs: found[name][epochs] for epochs in sorted(found[name])})
+        for name in found
+    ]
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How quality at some epochs per worker compares with that at enough of them.
+
+    Attributes:
+        epochs: Per worker.
+        difference: Quality there minus quality at enough epochs; negative is worse.
+        material: Whether it is worse by MATERIAL or more, and the 95 % interval excludes 0.
+    """
+
+    epochs: int
+    difference: Estimate
+    material: bool
+
+
+def falls(group: EpochGroup, enough: int, more_is_better: bool) -> list[Fall]:
+    """Returns how quality compares at each number of epochs below `enough`, the most first.
+
+    Returns:
+        [] where no run trained `enough` epochs per worker or more, or none fewer.
+    """
+    reference = [v for epochs in group.by_epochs if epochs >= enough for v in group.values(epochs)]
+    if not reference:
+        return []
+    sign = 1 if more_is_better else -1
+    scale = 1.0 if more_is_better else sorted(reference)[len(reference) // 2]
+    found = []
+    for epochs in sorted(group.by_epochs, reverse=True):
+        if epochs < enough:
+            difference = estimate_difference(
+                [sign * v for v in group.values(epochs)], [sign * v for v in reference]
+            )
+            material = difference.excludes(0) and difference.value <= -MATERIAL * scale
+            found.append(Fall(epochs, difference, material))
+    return found

@@ -1,0 +1,1 @@
+"""What a report writes for other programs."""

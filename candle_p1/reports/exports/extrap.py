@@ -1,0 +1,94 @@
+"""Times against the number of processes, for Extra-P, which models how they scale.
+
+The format is Extra-P 4's JSON Lines: a measurement point per line, with all of its repeats. See
+https://github.com/extra-p/extrap/blob/master/docs/file-formats.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING
+
+from candle_p1.reports.points import STRONG, WEAK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.runs import Run
+
+PARAMETER = "processes"
+METRIC = "time_s"
+MODES = (STRONG, WEAK)
+"""With a batch size that grows with the ranks, too, no model of one parameter would hold."""
+
+MIN_POINTS = 2
+CALL_PATHS = {
+    "total": None,
+    "total->load": "load",
+    "total->broadcast": "broadcast",
+    "total->train": "train",
+}
+"""The phase that each stands for, of its slowest rank; None is the whole run."""
+
+NAME_LENGTH = 60
+INDEX_NAME = "files.csv"
+INDEX_HEADINGS = ("file", "benchmark", "mode", "machine", "series", "points")
+
+
+def extrap_files(experiments: Iterable[Experiment]) -> dict[str, str]:
+    """Returns the files by name: of all series with at least MIN_POINTS numbers of ranks.
+
+    INDEX_NAME says what each is of; without a series there is none.
+    """
+    files: dict[str, str] = {}
+    index: list[tuple[str, ...]] = []
+    for experiment in experiments:
+        for series in experiment.series if experiment.mode in MODES else ():
+            text = "".join(f"{line}\n" for line in _lines(series))
+            if not text:
+                continue
+            name = _name(experiment, series, files)
+            files[name] = text
+            of = (experiment.benchmark, experiment.mode, str(experiment.machine), series.name)
+            index.append((name, *of, str(len(series.timed))))
+    if index:
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([INDEX_HEADINGS, *index])
+        files[INDEX_NAME] = table.getvalue()
+    return files
+
+
+def _lines(series: Series) -> Iterator[str]:
+    if len(series.timed) < MIN_POINTS:
+        return
+    for path, phase in CALL_PATHS.items():
+        values = {point.num_ranks: point.values(_seconds(phase)) for point in series.timed}
+        if not all(values.values()):
+            continue  # Extra-P takes a call path with all points, or none
+        for num_ranks, seconds in values.items():
+            line = {
+                "params": {PARAMETER: num_ranks},
+                "callpath": path,
+                "metric": METRIC,
+                "value": seconds,
+            }
+            yield json.dumps(line, allow_nan=False)
+
+
+def _seconds(phase: str | None) -> Callable[[Run], float | None]:
+    return lambda run: run.total_s if phase is None else run.phase_s.get(phase)
+
+
+def _name(experiment: Experiment, series: Series, taken: Collection[str]) -> str:
+    """Returns a file name that says what the series is, and is none of those taken."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"-{series.name}").rstrip("-.")
+    if len(words) > NAME_LENGTH:
+        words = words[:NAME_LENGTH].rpartition("-")[0]
+    stem = f"{experiment.benchmark}-{experiment.mode}{words}"
+    names = (f"{stem}{f'-{i}' if i else ''}.jsonl" for i in itertools.count())
+    return next(name for name in names if name not in taken)

@@ -1,0 +1,36 @@
+"""Power over time of single runs, with the phases behind it, as the paper's Figures 7, 12, 19."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.power_picture import power_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from candle_p1.reports.points import Series
+    from candle_p1.reports.runs import Run
+
+
+def run_to_draw(series: Series) -> Run:
+    """Returns the run of a series with readings of power on the most ranks; the median by time.
+
+    Raises:
+        MissingDataError: None has any.
+    """
+    for point in reversed(series.points):
+        runs = [run for run in (*point.runs, *point.disturbed) if run.energy.get("traces")]
+        if runs:
+            return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
+    raise MissingDataError("no run has readings of power")
+
+
+def power_over_time(run: Run) -> Figure:
+    """Draws power over time with the phases.
+
+    Raises:
+        DataError: A file of readings is missing or damaged.
+    """
+    return power_figure(run.record, run.path.parent)

@@ -1,0 +1,117 @@
+"""Which loader, batch scaling or other setting is fastest, and which is best."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from candle_p1.reports.epochs import about_quality
+from candle_p1.reports.findings.statement import workers
+from candle_p1.reports.loading import file_loads, largest_files
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.points import BATCH, describe
+from candle_p1.reports.quantities import TOTAL, merit, more_is_better, quality_on_test
+from candle_p1.reports.words import interval, number
+from candle_p1.statistics import estimate_difference, estimate_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from candle_p1.reports.points import Experiment
+    from candle_p1.reports.quantities import Quantity
+
+TOLD_ELSEWHERE = ("loader", "load_threads", "kernels", "epochs")
+
+
+def batch_strategies(experiment: Experiment) -> Iterator[str]:
+    """Says which scaling of the batch size is best and which is fastest, on each scale.
+
+    Raises:
+        MissingDataError: No runs differ in it.
+    """
+    if experiment.mode != BATCH or "batch_scaling" not in experiment.varied:
+        raise MissingDataError("no runs differ in --batch_scaling")
+    for num_ranks in experiment.rank_counts:
+        if num_ranks > 1:
+            yield from _best_and_fastest(experiment, num_ranks)
+
+
+def other_settings(experiment: Experiment) -> Iterator[str]:
+    """Says which series is fastest and which best on the most workers, where others vary.
+
+    Raises:
+        MissingDataError: None does.
+    """
+    told = (*TOLD_ELSEWHERE, *(["batch_scaling"] if experiment.mode == BATCH else []))
+    if all(name in told for name in experiment.varied):
+        raise MissingDataError("no other setting was varied")
+    yield from _best_and_fastest(experiment, experiment.rank_counts[-1])
+
+
+def loaders(experiment: Experiment) -> Iterator[str]:
+    """Says how much faster than the original the loaders read the largest file.
+
+    Raises:
+        MissingDataError: There is one loader, or not the original one.
+    """
+    loads = file_loads(experiment, experiment.series)
+    if len({load.method for load in loads}) < 2:
+        raise MissingDataError("all runs used the same loader")
+    if not any(load.loader == "original" for load in loads):
+        raise MissingDataError("no run used --loader original")
+    (role,) = largest_files(loads, 1)
+    counts = sorted({load.num_ranks for load in loads})
+    for num_ranks in dict.fromkeys((counts[0], counts[-1])):
+        here = [load for load in loads if (load.role, load.num_ranks) == (role, num_ranks)]
+        originals = [load for load in here if load.loader == "original"]
+        for base in originals[:1]:
+            others = []
+            for load in here:
+                if load not in originals:
+                    ratio = estimate_ratio(base.seconds, load.seconds)
+                    claim = "; not shown" if ratio.is_confident and not ratio.excludes(1) else ""
+                    words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
+                    others.append(f"{load.method} by a factor of {words}")
+            if others:
+                yield (
+                    f"the {number(base.file_mb)} MB of {role}, which {base.method} reads in"
+                    f" {number(base.estimate.value)} s on {workers([num_ranks])}, are loaded faster"
+                    f" with {', '.join(others)}."
+                )
+
+
+def _best_and_fastest(experiment: Experiment, num_ranks: int) -> Iterator[str]:
+    name = merit(experiment.runs)
+    if name:
+        better = more_is_better(name)
+        yield from _first(experiment, num_ranks, quality_on_test(name), better, "the best")
+    yield from _first(experiment, num_ranks, TOTAL, False, "the shortest")
+
+
+def _first(
+    experiment: Experiment, num_ranks: int, quantity: Quantity, more: bool, word: str
+) -> Iterator[str]:
+    """Yields which series is first on so many ranks, and how far ahead of the next."""
+    values_of: dict[str, list[float]] = {}
+    for series in experiment.series:
+        point = series.at(num_ranks)
+        name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
+        if point is not None and point.values(quantity.of):
+            values_of.setdefault(name, []).extend(point.values(quantity.of))
+    known = [(median(values), name, values) for name, values in values_of.items()]
+    if len(known) < 2:
+        return
+    known.sort(key=lambda each: each[0], reverse=more)
+    (value, first, values), (next_value, second, next_values) = known[:2]
+    if quantity is TOTAL:
+        ahead = estimate_ratio(next_values, values)
+        words, shown = f"a factor of {number(ahead.value)}", ahead.excludes(1)
+    else:
+        ahead = estimate_difference(values, next_values)
+        words, shown = f"a difference of {number(ahead.value)}", ahead.excludes(0)
+    unit = f" {quantity.unit}" if quantity.unit else ""
+    claim = ": that they differ is not shown" if ahead.is_confident and not shown else ""
+    yield (
+        f"on {workers([num_ranks])} {first} has {word} {quantity.title}, {number(value)}{unit};"
+        f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)}){claim}."
+    )

@@ -1,0 +1,17 @@
+"""What the records lack, said instead of shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class MissingDataError(Exception):
+    """The records lack what a figure or a statement needs; the message says what."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What could not be shown, and why."""
+
+    what: str
+    reason: str

@@ -1,0 +1,139 @@
+"""What a reader of a report has to know about its runs: what is missing, mixed or doubtful."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from candle_p1.reports.words import count, listed
+from candle_p1.statistics import MIN_VALUES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from candle_p1.reports.points import Experiment, Point
+    from candle_p1.reports.runs import Run, Runs
+
+MAX_LISTED = 6
+
+
+def notes_on_all(runs: Runs) -> list[str]:
+    """Returns what is to be said about all records together."""
+    statuses = Counter(run.status for run in runs.runs)
+    parts = [f"{statuses[status]} {status}" for status in sorted(statuses)]
+    notes = [f"{count(len(runs.runs), 'run')}: {listed(parts)}."] if parts else []
+    if runs.problems:
+        notes.append(f"{count(len(runs.problems), 'record')} cannot be read; see the end.")
+    machines = {run.machine for run in runs.runs if run.machine}
+    if len(machines) > 1:
+        notes.append(
+            f"The runs are of {len(machines)} machines, which are kept apart:"
+            f" {'; '.join(sorted(map(str, machines)))}."
+        )
+    return notes
+
+
+def notes_on(experiment: Experiment) -> list[str]:
+    """Returns what is to be said about the runs of one experiment."""
+    return [note for make in _NOTES for note in make(experiment)]
+
+
+def _finished(experiment: Experiment) -> Iterator[str]:
+    unfinished = _runs(experiment, "unfinished")
+    if unfinished:
+        statuses = Counter(run.status for run in unfinished)
+        parts = [f"{num} {status}" for status, num in sorted(statuses.items())]
+        yield f"Not finished, and in no number here: {listed(parts)}; the table of runs has why."
+
+
+def _disturbed(experiment: Experiment) -> Iterator[str]:
+    disturbed = _runs(experiment, "disturbed")
+    for why, num in sorted(Counter(str(run.disturbed) for run in disturbed).items()):
+        yield f"{count(num, 'run')} {'was' if num == 1 else 'were'} {why}: not timed."
+
+
+def _repeats(experiment: Experiment) -> Iterator[str]:
+    nums = [len(point.runs) for series in experiment.series for point in series.timed]
+    single = sum(num == 1 for num in nums)
+    if single:
+        yield (
+            f"Points with a single run: {single} of {len(nums)}; nothing tells how far such a value"
+            " can be trusted."
+        )
+    few = sum(1 < num < MIN_VALUES for num in nums)
+    if few:
+        yield (
+            f"Points with fewer than {MIN_VALUES} runs: {few} of {len(nums)}; a median has no 95 %"
+            " interval then, and the range is shown."
+        )
+
+
+def _energy(experiment: Experiment) -> Iterator[str]:
+    runs = experiment.runs
+    without = [run for run in runs if run.energy_j is None]
+    if runs and len(without) == len(runs):
+        yield "Energy was not measured: nothing is said about energy and power."
+    elif without:
+        yield f"Energy was not measured in {len(without)} of {count(len(runs), 'run')}."
+    kinds = Counter(run.energy["kind"] for run in runs if run.energy_j is not None)
+    for kind in ("estimated", "simulated"):
+        if kinds[kind]:
+            yield f"The energy of {count(kinds[kind], 'run')} is {kind}, not measured."
+    covers = {tuple(run.energy.get("covers", [])) for run in runs if run.energy_j is not None}
+    if len(covers) > 1:
+        parts = sorted(" and ".join(each) for each in covers)
+        yield f"Energies are of different parts of the machine: {listed(parts)}."
+
+
+def _data(experiment: Experiment) -> Iterator[str]:
+    synthetic = [run for run in experiment.runs if run.synthetic]
+    if synthetic and len(synthetic) == len(experiment.runs):
+        yield "The data are synthetic: accuracy and loss say nothing about cancer."
+    elif synthetic:
+        yield f"The data of {count(len(synthetic), 'run')} are synthetic, of others given."
+
+
+def _versions(experiment: Experiment) -> Iterator[str]:
+    names = sorted({name for run in experiment.runs for name in run.versions})
+    for name in names:
+        values = sorted({run.versions[name] for run in experiment.runs if name in run.versions})
+        if len(values) > 1:
+            yield f"The runs have different versions of {name}: {listed(values)}."
+
+
+def _threads(experiment: Experiment) -> Iterator[str]:
+    told = set()
+    for series in experiment.series:
+        threads = {
+            point.num_ranks: max((run.threads or 0) for run in point.runs) for point in series.timed
+        }
+        if len(set(threads.values())) > 1:
+            told.add(
+                ", ".join(f"{num} on {count(ranks, 'worker')}" for ranks, num in threads.items())
+            )
+    for words in sorted(told):
+        yield f"The threads of a worker differ within a series: {words}."
+
+
+def _warnings(experiment: Experiment) -> Iterator[str]:
+    found = Counter(text for run in experiment.runs for text in run.record.get("warnings", []))
+    for text, num in found.most_common(MAX_LISTED):
+        yield f"Warning in {count(num, 'run')}: {text}."
+
+
+_NOTES = (_finished, _disturbed, _repeats, _energy, _data, _versions, _threads, _warnings)
+
+
+def _runs(experiment: Experiment, kind: str) -> Sequence[Run]:
+    """Returns the runs of a kind, "unfinished" or "disturbed", each once."""
+
+    def of(point: Point) -> tuple[Run, ...]:
+        return point.unfinished if kind == "unfinished" else point.disturbed
+
+    found = {
+        run.path: run
+        for series in experiment.series
+        for point in series.points
+        for run in of(point)
+    }
+    return list(found.values())

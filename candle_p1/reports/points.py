@@ -1,0 +1,280 @@
+"""Runs put in order: experiments, their series, and the points of a series.
+
+An experiment is what one figure can show: one benchmark on one machine in one mode of scaling. Its
+series are named by the settings that differ among its runs; a point of a series is a number of
+ranks with its repeats.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.statistics import estimate_median
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from candle_p1.reports.runs import Machine, Run
+    from candle_p1.statistics import Estimate
+
+STRONG, WEAK, BATCH = "strong", "weak", "batch"
+MODES = {
+    STRONG: "strong scaling: workers share the work",
+    WEAK: "weak scaling: every worker trains the same number of epochs",
+    BATCH: "batch scaling: the batch size grows with the workers",
+}
+THREADS = "threads"
+"""The name of the setting that says how many threads a rank has."""
+
+UNKNOWN = "unknown"
+SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")
+"""Settings whose order in a series' name is fixed; the others follow by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A number of ranks and its repeats.
+
+    Attributes:
+        num_ranks: Their number.
+        runs: Whose times count, by start.
+        disturbed: Finished, but traced or profiled: their times do not count.
+        unfinished: Failed, interrupted or still running.
+    """
+
+    num_ranks: int
+    runs: tuple[Run, ...]
+    disturbed: tuple[Run, ...] = ()
+    unfinished: tuple[Run, ...] = ()
+
+    def values(self, quantity: Callable[[Run], float | None]) -> list[float]:
+        """Returns a quantity of the runs that know it."""
+        return [value for run in self.runs if (value := quantity(run)) is not None]
+
+    def estimate(self, quantity: Callable[[Run], float | None]) -> Estimate | None:
+        """Returns the median of a quantity with its interval; None where no run knows it."""
+        values = self.values(quantity)
+        return estimate_median(values) if values else None
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Runs with the same settings on several numbers of ranks.
+
+    Attributes:
+        settings: Those in which series of the experiment differ; a missing one is unknown.
+        points: By number of ranks.
+    """
+
+    settings: Mapping[str, Any]
+    points: tuple[Point, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """The settings in words; "all runs" where there is one series."""
+        return describe(self.settings) or "all runs"
+
+    @property
+    def timed(self) -> list[Point]:
+        """The points that have times."""
+        return [point for point in self.points if point.runs]
+
+    def at(self, num_ranks: int) -> Point | None:
+        """Returns the point with times of so many ranks, if there is one."""
+        return next((point for point in self.timed if point.num_ranks == num_ranks), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One benchmark on one machine in one mode.
+
+    Attributes:
+        benchmark: Its name.
+        mode: A key of MODES.
+        machine: None where no run got far enough to say.
+        common: The settings that all of its runs share.
+        series: At least one.
+    """
+
+    benchmark: str
+    mode: str
+    machine: Machine | None
+    common: Mapping[str, Any]
+    series: tuple[Series, ...]
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Those whose times count, each once: a run on one rank may stand in several series."""
+        found = {
+            run.path: run for series in self.series for point in series.points for run in point.runs
+        }
+        return tuple(found.values())
+
+    @cached_property
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of ranks that have times."""
+        return tuple(sorted({point.num_ranks for each in self.series for point in each.timed}))
+
+    @cached_property
+    def varied(self) -> tuple[str, ...]:
+        """The settings in which its series differ."""
+        return _in_order({name for series in self.series for name in series.settings})
+
+
+def group(runs: Iterable[Run]) -> list[Experiment]:
+    """Returns the experiments, by benchmark, mode and machine.
+
+    A run that ended before it knew its machine counts where it can only belong to one.
+    """
+    runs = list(runs)
+    machines = defaultdict(set)
+    for run in runs:
+        if run.machine is not None:
+            machines[run.benchmark, mode_of(run)].add(run.machine)
+    grouped: dict[tuple[str, str, Machine | None], list[Run]] = defaultdict(list)
+    for run in runs:
+        machine, known = run.machine, machines[run.benchmark, mode_of(run)]
+        if machine is None and len(known) == 1:
+            (machine,) = known
+        grouped[run.benchmark, mode_of(run), machine].append(run)
+    order = list(MODES)
+    keys = sorted(grouped, key=lambda key: (key[0], order.index(key[1]), str(key[2])))
+    return [_experiment(*key, grouped[key]) for key in keys]
+
+
+def mode_of(run: Run) -> str:
+    """Returns a key of MODES.
+
+    At the batch-step level ranks share the samples of an epoch, so that is strong scaling, too.
+    """
+    settings = run.settings
+    if settings.get("batch_scaling", "none") != "none":
+        return BATCH
+    shared = ("strong", "strong_ceil")
+    level = settings.get("data_parallel", "epoch")
+    return STRONG if settings.get("epochs_scaling") in shared or level != "epoch" else WEAK
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    """Returns settings in words, as ``loader original, batch_size 40``."""
+    return ", ".join(f"{name} {_word(settings[name])}" for name in _in_order(settings))
+
+
+def _threads_vary(runs: Sequence[Run]) -> bool:
+    """Returns whether runs that are otherwise alike differ in the threads of a rank.
+
+    A rank's share of the cores falls with the number of ranks, which makes no series; several
+    numbers of threads on the same number of ranks do.
+    """
+    seen: dict[Any, set[int]] = defaultdict(set)
+    for run in runs:
+        if run.threads is not None:
+            key = (run.num_ranks, _key(run.settings), _key(run.exchange))
+            seen[key].add(run.threads)
+    return any(len(threads) > 1 for threads in seen.values())
+
+
+def _experiment(
+    benchmark: str, mode: str, machine: Machine | None, runs: Sequence[Run]
+) -> Experiment:
+    threads = _threads_vary(runs)
+    all_settings = {run: _all_settings(run, threads) for run in runs}
+    values = defaultdict(set)
+    for settings in all_settings.values():
+        for name, value in settings.items():
+            values[name].add(_hashable(value))
+    varied = {name for name in values if len(values[name]) > 1}
+    common = {
+        name: value
+        for settings in all_settings.values()
+        for name, value in settings.items()
+        if name not in varied
+    }
+    own_settings = {
+        run: {name: value for name, value in settings.items() if name in varied}
+        for run, settings in all_settings.items()
+    }
+    complete = {_key(own): own for own in own_settings.values() if len(own) == len(varied)}
+    members: dict[Any, list[Run]] = defaultdict(list)
+    named: dict[Any, Mapping[str, Any]] = {}
+    for run, own in own_settings.items():
+        # One rank exchanges nothing, and a run that failed early does not know all: such a run
+        # belongs to every series that it does not contradict.
+        fits = [key for key, settings in complete.items() if _agree(own, settings)]
+        if _key(own) in complete or not fits or not _may_join(run, len(fits)):
+            fits = [_key(own)]
+        for key in fits:
+            named[key] = complete.get(key) or _named(run, own, varied)
+            members[key].append(run)
+    series = [Series(named[key], _points(members[key])) for key in members]
+    return Experiment(benchmark, mode, machine, common, tuple(sorted(series, key=_sortable)))
+
+
+def _named(run: Run, own: Mapping[str, Any], varied: set[str]) -> Mapping[str, Any]:
+    """Returns the settings that name the series of a run which lacks some."""
+    if run.status == "ok":
+        return own  # it has no such setting
+    return {name: own.get(name, UNKNOWN) for name in varied}
+
+
+def _may_join(run: Run, num_fitting: int) -> bool:
+    """Returns whether a run that lacks settings may stand in so many series."""
+    return num_fitting == 1 or (run.status == "ok" and run.num_ranks == 1)
+
+
+def _agree(own: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    return all(settings.get(name) == value for name, value in own.items())
+
+
+def _points(runs: Sequence[Run]) -> tuple[Point, ...]:
+    counts = sorted({run.num_ranks for run in runs})
+    return tuple(_point(num, [run for run in runs if run.num_ranks == num]) for num in counts)
+
+
+def _point(num_ranks: int, runs: Sequence[Run]) -> Point:
+    return Point(
+        num_ranks,
+        tuple(run for run in runs if run.is_timed),
+        tuple(run for run in runs if run.status == "ok" and not run.is_timed),
+        tuple(run for run in runs if run.status != "ok"),
+    )
+
+
+def _all_settings(run: Run, threads: bool) -> dict[str, Any]:
+    settings = {**run.settings, **run.exchange}
+    if threads and run.threads is not None:
+        settings[THREADS] = run.threads
+    return settings
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    first = {name: i for i, name in enumerate(SHOWN_FIRST)}
+    return tuple(sorted(names, key=lambda name: (first.get(name, len(first)), name)))
+
+
+def _sortable(series: Series) -> tuple[Any, ...]:
+    """Returns a key that puts numbers in their order, and the original loader first."""
+    settings = series.settings
+    loader = settings.get("loader")
+    values = [settings[name] for name in _in_order(settings) if name != "loader"]
+    return (
+        loader != "original",
+        str(loader),
+        [(0, v, "") if isinstance(v, (int, float)) else (1, 0, str(v)) for v in values],
+    )
+
+
+def _word(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _key(settings: Mapping[str, Any]) -> Any:
+    return tuple(sorted((name, _hashable(value)) for name, value in settings.items()))
+
+
+def _hashable(value: Any) -> Any:
+    """Returns what tells values apart: 1 and True are two settings, lists become text."""
+    return (type(value).__name__, repr(value))

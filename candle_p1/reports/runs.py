@@ -1,0 +1,340 @@
+"""The runs that a report is made of: every record below some directories, and what each says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from candle_p1.errors import RecordError
+from candle_p1.records import RECORD_NAME, read_record
+from candle_p1.reports.settings import data_name, exchange_of, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+GIB = 2**30
+
+
+class Machine(NamedTuple):
+    """What numbers were taken on; those of different machines are never put together.
+
+    Attributes:
+        cpu: The processor's name.
+        num_cores: The cores that rank 0 was allowed to run on.
+        memory_gib: The memory it was allowed to use, to the GiB.
+        devices: The names of what ranks computed on, each once.
+    """
+
+    cpu: str
+    num_cores: int
+    memory_gib: int
+    devices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        gpus = [name for name in self.devices if name != "cpu"]
+        return ", ".join([self.cpu, f"{self.num_cores} cores", f"{self.memory_gib} GiB", *gpus])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: its record, and what reports ask of it.
+
+    Attributes:
+        path: The record's file.
+        record: Its content, which fits the schema.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name."""
+        return str(self.record["benchmark"])
+
+    @property
+    def status(self) -> str:
+        """One of running, ok, failed and interrupted."""
+        return str(self.record["status"])
+
+    @property
+    def started(self) -> str:
+        """When it started, as ISO 8601 in UTC."""
+        return str(self.record["started"])
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks: the paper's workers, GPUs or nodes."""
+        return int(self.record["num_ranks"])
+
+    @property
+    def num_nodes(self) -> int | None:
+        """The number of nodes, where it is known."""
+        return self.record.get("num_nodes")
+
+    @cached_property
+    def seed(self) -> int | None:
+        """The seed of weights and orders; runs of one point that differ in it are repeats."""
+        return self.record["parameters"].get("rng_seed", {}).get("value")  # type: ignore[no-any-return]
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What defines a point, beside ranks and machine; see settings.settings_of."""
+        return settings_of(self.record)
+
+    @cached_property
+    def exchange(self) -> Mapping[str, str]:
+        """Horovod's settings, by variable; empty where they are not known, as with one rank."""
+        return exchange_of(self.record)
+
+    @cached_property
+    def threads(self) -> int | None:
+        """CPU threads of a rank, the largest of all; None of a run that did not finish."""
+        return max((rank["threads"] for rank in self.record.get("ranks", [])), default=None)
+
+    @cached_property
+    def machine(self) -> Machine | None:
+        """What it ran on; None of a run that did not finish."""
+        environment = self.record.get("environment")
+        if not environment or not self.record.get("ranks"):
+            return None
+        return Machine(
+            str(environment.get("cpu", "unknown processor")),
+            int(environment.get("num_cores", 0)),
+            round(environment.get("memory_bytes", 0) / GIB),
+            tuple(sorted({rank["device"] for rank in self.record["ranks"]})),
+        )
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the nodes, each once."""
+        return tuple(sorted({rank["host"] for rank in self.record.get("ranks", [])}))
+
+    @cached_property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of Python and of the packages, and the source's commit."""
+        environment = self.record.get("environment", {})
+        versions = {"python": environment["python"]} if "python" in environment else {}
+        source = environment.get("source")
+        if source:
+            modified = " with changes" if source.get("modified") else ""
+            versions["source"] = str(source["commit"])[:12] + modified
+        return versions | dict(environment.get("packages", {}))
+
+    @property
+    def synthetic(self) -> bool | None:
+        """Whether the data were synthetic; None where the run did not get as far as to say."""
+        return self.record.get("data", {}).get("synthetic")  # type: ignore[no-any-return]
+
+    @cached_property
+    def data(self) -> str | None:
+        """The data in words; None where the run did not get as far as to say."""
+        return data_name(self.record)
+
+    @cached_property
+    def disturbed(self) -> str | None:
+        """Why its times are not to be compared; None where they are."""
+        training = self.record.get("training", {})
+        told = {"traced": "traced by Horovod's timeline", "profiled": "profiled"}
+        return " and ".join(why for key, why in told.items() if training.get(key)) or None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times count: it finished, and nothing slowed it down."""
+        return self.status == "ok" and self.disturbed is None
+
+    @cached_property
+    def phase_s(self) -> Mapping[str, float]:
+        """Seconds of each phase, of its slowest rank."""
+        return {name: phase["max_s"] for name, phase in self.record.get("phases", {}).items()}
+
+    @property
+    def total_s(self) -> float | None:
+        """Seconds of the whole run; None where it did not finish."""
+        return self.record.get("total_s")
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds of loading the data, of the slowest rank."""
+        return self.phase_s.get("load")
+
+    @property
+    def train_s(self) -> float | None:
+        """Seconds of training with its validation, of the slowest rank: the paper's TensorFlow."""
+        return self.phase_s.get("train")
+
+    @cached_property
+    def broadcast_wait_s(self) -> float | None:
+        """Seconds in which the rank that was ready first waited for the slowest one's loading."""
+        wait = self.record.get("phases", {}).get("broadcast", {}).get("parts", {}).get("wait")
+        return wait["max_s"] if wait else None
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The scaled epochs, batch size and learning rate; empty where it did not get there."""
+        return self.record.get("plan", {})  # type: ignore[no-any-return]
+
+    @property
+    def epochs_per_rank(self) -> int | None:
+        """The epochs that each rank trained."""
+        return self.plan.get("epochs_per_rank")
+
+    @property
+    def batch_size(self) -> int | None:
+        """The samples of one step of one rank."""
+        return self.plan.get("batch_size")
+
+    @cached_property
+    def first_step_s(self) -> float | None:
+        """The first step, in which the framework compiles, of the slowest rank."""
+        for epoch in self._epochs[:1]:
+            if "first" in epoch.get("steps", {}):
+                return float(epoch["steps"]["first"]["max_s"])
+        return None
+
+    @cached_property
+    def epoch_s(self) -> float | None:
+        """Seconds of training one epoch on the slowest rank: the median over the epochs.
+
+        Without validation. The first step of the run is a warm-up: its epoch counts as if all of
+        its steps had taken what the others took on average.
+        """
+        times = [_epoch_s(epoch) for epoch in self._epochs]
+        known = [seconds for seconds in times if seconds is not None]
+        return median(known) if known else None
+
+    @property
+    def _epochs(self) -> list[Mapping[str, Any]]:
+        return self.record.get("training", {}).get("epochs", [])  # type: ignore[no-any-return]
+
+    @cached_property
+    def quality(self) -> Mapping[str, float]:
+        """The figures of the trained model on the test set that are numbers, by name."""
+        return _numbers(self.record, "value")
+
+    @cached_property
+    def naive(self) -> Mapping[str, float]:
+        """The same of the best constant predictor, where there is one."""
+        return _numbers(self.record, "naive")
+
+    @cached_property
+    def last_epoch(self) -> Mapping[str, float]:
+        """The figures of the training samples in the last epoch, by name, as the paper shows."""
+        metrics = self._epochs[-1]["metrics"] if self._epochs else {}
+        return {name: float(value) for name, value in metrics.items() if value is not None}
+
+    @property
+    def energy(self) -> Mapping[str, Any]:
+        """The record's energy."""
+        unknown = {"kind": "absent", "reason": "the run did not finish"}
+        return self.record.get("energy", unknown)  # type: ignore[no-any-return]
+
+    @property
+    def energy_j(self) -> float | None:
+        """The energy of the whole run; None where it was not measured."""
+        return self.energy.get("total_j")
+
+    @property
+    def power_w(self) -> float | None:
+        """The mean power over the whole run; None where it was not measured."""
+        return self.energy.get("mean_w")
+
+    @cached_property
+    def efficiency(self) -> Mapping[str, float]:
+        """POP's efficiencies of the whole run; empty where they could not be told."""
+        known = self.record.get("efficiency", {})
+        return {} if "reason" in known else known
+
+    @cached_property
+    def communication_share(self) -> float | None:
+        """The share of training in which a rank, on average, did nothing but communicate.
+
+        Waiting for slower ranks counts; what back-propagation hides of an allreduce does not. With
+        one rank it is 0. None where it was not logged.
+        """
+        train = self.record.get("phases", {}).get("train")
+        if not train or not train["mean_s"]:
+            return None
+        if self.num_ranks == 1:
+            return 0.0
+        if "communication" not in train or not self.efficiency:
+            return None
+        return float(train["communication"]["mean_s"] / train["mean_s"])
+
+
+class Problem(NamedTuple):
+    """A record that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was found.
+
+    Attributes:
+        runs: By start.
+        problems: Of records that cannot be read.
+    """
+
+    runs: tuple[Run, ...]
+    problems: tuple[Problem, ...]
+
+
+def read_runs(directories: Iterable[Path]) -> Runs:
+    """Reads every run.json below the directories, each file once; a directory may be a record.
+
+    Raises:
+        RecordError: A directory does not exist, or none of them holds a record.
+    """
+    directories = list(directories)
+    runs, problems = [], []
+    for path in sorted({path for directory in directories for path in _records(directory)}):
+        try:
+            runs.append(Run(path, read_record(path)))
+        except RecordError as error:
+            problems.append(Problem(path, str(error).removeprefix(str(path)).lstrip(":, ")))
+    if not runs and not problems:
+        names = ", ".join(map(str, directories))
+        raise RecordError(
+            f"{names}: no {RECORD_NAME} there or below: name the directory that holds the runs"
+        )
+    return Runs(tuple(sorted(runs, key=lambda run: run.started)), tuple(problems))
+
+
+def _records(directory: Path) -> list[Path]:
+    if directory.is_file():
+        return [directory.resolve()]
+    if not directory.is_dir():
+        raise RecordError(f"{directory}: there is no such directory")
+    return [
+        Path(parent, RECORD_NAME).resolve()
+        for parent, _, files in os.walk(directory, followlinks=False)
+        if RECORD_NAME in files
+    ]
+
+
+def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Returns the figures of the quality that have this key and are numbers."""
+    return {
+        name: float(figure[key])
+        for name, figure in record.get("quality", {}).items()
+        if figure.get(key) is not None and isfinite(figure[key])
+    }
+
+
+def _epoch_s(epoch: Mapping[str, Any]) -> float | None:
+    """Returns the time of an epoch without the run's first step; see Run.epoch_s."""
+    seconds, steps = float(epoch["train"]["max_s"]), epoch.get("steps", {})
+    if "first" not in steps:
+        return seconds
+    num = int(steps["num"])
+    if num < 2:
+        return None
+    return (seconds - float(steps["first"]["max_s"])) * num / (num - 1)

@@ -1,0 +1,99 @@
+"""Numbers and estimates in words."""
+
+from __future__ import annotations
+
+from math import floor, isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.statistics import Estimate
+
+DIGITS = 3
+MAX_DECIMALS = 4
+
+
+def number(value: float, like: float | None = None) -> str:
+    """Returns a number with three or four significant digits, as 12,345 or 41.2 or 0.0123.
+
+    Args:
+        value: The number.
+        like: Another one, whose decimals it is to have.
+    """
+    if not isfinite(value):
+        return "not a number"
+    text = f"{value:,.{_decimals(value if like is None else like)}f}"
+    return text.removeprefix("-") if not float(text.replace(",", "")) else text
+
+
+def percent(share: float) -> str:
+    """Returns a share as a percentage."""
+    return f"{100 * share:.0f} %"
+
+
+def interval(estimate: Estimate, of: str = "run") -> str:
+    """Returns what an estimate's interval is, for a sentence, without brackets.
+
+    Args:
+        estimate: The estimate.
+        of: What it was made from.
+    """
+    runs = num_behind(estimate, of)
+    if estimate.confidence == 0:
+        return f"no interval, {runs}"
+    ends = _ends(estimate)
+    if estimate.is_confident:
+        return f"95 % interval {ends}, {runs}"
+    if len(estimate.num) == 1:
+        return f"range {ends}, {runs}"
+    return f"{floor(100 * estimate.confidence)} % interval {ends}, {runs}: too few for 95 %"
+
+
+def num_behind(estimate: Estimate, of: str = "run") -> str:
+    """Returns how much is behind an estimate: "3 runs", "3 against 4 runs"."""
+    return f"{' against '.join(map(str, estimate.num))} {of}{'s' * (estimate.num != (1,))}"
+
+
+def cell(estimate: Estimate) -> str:
+    """Returns an estimate for a table.
+
+    With (…) a 95 % interval; with […] of a median the range of its values, of a ratio the widest
+    interval with the confidence it has; with neither it is of one run.
+    """
+    value = number(estimate.value)
+    if estimate.confidence == 0:
+        return value
+    ends = _ends(estimate)
+    if estimate.is_confident:
+        return f"{value} ({ends})"
+    confidence = f"; {floor(100 * estimate.confidence)} %" if len(estimate.num) > 1 else ""
+    return f"{value} [{ends}{confidence}]"
+
+
+def _ends(estimate: Estimate) -> str:
+    """Returns "a to b", with the decimals of the largest."""
+    like = max(abs(estimate.value), abs(estimate.low), abs(estimate.high))
+    return f"{number(estimate.low, like)} to {number(estimate.high, like)}"
+
+
+def listed(items: Sequence[object], last: str = "and") -> str:
+    """Returns items as "a", "a and b", "a, b and c"."""
+    words = [f"{item:,}" if isinstance(item, int) else str(item) for item in items]
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def count(num: int, what: str) -> str:
+    """Returns "1 run" or "2 runs"."""
+    return f"{num:,} {what}{'s' * (num != 1)}"
+
+
+def _decimals(value: float) -> int:
+    """Returns the decimals of three significant digits, of four where the first is a 1."""
+    if value == 0 or not isfinite(value):
+        return 0
+    first, exponent = f"{abs(value):.{DIGITS - 1}e}".split("e")
+    digits = DIGITS + first.startswith("1")
+    return min(max(digits - 1 - int(exponent), 0), MAX_DECIMALS)

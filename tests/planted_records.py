@@ -1,0 +1,231 @@
+"""Run records with planted times and qualities, which fit the schema."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime, timedelta, timezone
+
+from candle_p1.records import over_ranks, write_record
+from candle_p1.scaling import ScalingPlan, scale_batch_size, scale_learning_rate, share_epochs
+
+PARAMETERS = {
+    "rng_seed": 0,
+    "output_dir": "output",
+    "epochs": 48,
+    "batch_size": 20,
+    "learning_rate": 0.001,
+    "loader": "parallel",
+    "kernels": "fast",
+    "epochs_scaling": None,
+    "batch_scaling": "none",
+    "lr_scaling": "linear",
+    "data_parallel": "epoch",
+    "size": "small",
+    "data_seed": 2019,
+    "power": "auto",
+    "timeline": None,
+}
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "packages": {"candle-p1": "0.1.0", "keras": "3.15.1"},
+    "system": "Linux",
+    "host": "vm",
+    "cpu": "AMD EPYC",
+    "num_cores": 2,
+    "memory_bytes": 24 * 2**30,
+    "settings": {},
+    "source": {"commit": "0123456789abcdef", "modified": False},
+}
+EPOCH_STEPS = 10
+_started = itertools.count()
+
+
+def planted_record(
+    benchmark="nt3",
+    num_ranks=1,
+    *,
+    load_s=2.0,
+    epoch_s=1.0,
+    epochs_per_rank=None,
+    startup_s=3.0,
+    first_step_s=0.5,
+    wait_s=0.0,
+    communication_s=0.0,
+    quality=None,
+    naive=None,
+    trained=None,
+    energy_j=None,
+    threads=1,
+    environment=None,
+    device="cpu",
+    exchange=None,
+    training=None,
+    status="ok",
+    **parameters,
+):
+    """Returns a record.
+
+    The total is startup_s + load_s + wait_s + the epochs of a rank times epoch_s + first_step_s. By
+    default a rank trains what the scaling of the epochs gives it.
+    """
+    values = PARAMETERS | parameters
+    started = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=next(_started))
+    record = {
+        "schema_version": 1,
+        "status": status,
+        "benchmark": benchmark,
+        "started": started.isoformat(),
+        "num_ranks": num_ranks,
+        "num_nodes": 1,
+        "launcher": "mpirun" if num_ranks > 1 else "none",
+        "parameters": {name: {"value": v, "origin": "flag"} for name, v in values.items()},
+    }
+    if status == "running":
+        return record
+    record["ended"] = (started + timedelta(seconds=30)).isoformat()
+    if status != "ok":
+        return record | {"failure": {"reason": "rank 0 died", "rank": 0, "phase": "train"}}
+    scaling, share = share_epochs(
+        values["epochs"], num_ranks, values["epochs_scaling"], values["data_parallel"]
+    )
+    epochs_per_rank = epochs_per_rank or share
+    train_s = epochs_per_rank * epoch_s + first_step_s
+    waited = {"communication": _spread(communication_s, num_ranks)} if num_ranks > 1 else {}
+    phases = {
+        "startup": _spread(startup_s, num_ranks),
+        "load": _spread(load_s, num_ranks),
+        "broadcast": _spread(wait_s, num_ranks) | {"parts": {"wait": _spread(wait_s, num_ranks)}},
+        "train": _spread(train_s, num_ranks) | waited,
+    }
+    total_s = startup_s + load_s + wait_s + train_s
+    useful_s = total_s - communication_s - wait_s
+    begin_s = 0.0
+    for phase in phases.values():
+        phase["per_rank_begin_s"] = [begin_s] * num_ranks
+        begin_s += phase["max_s"]
+    metrics = dict(trained or {})
+    return record | {
+        "ranks": [
+            {
+                "rank": rank,
+                "host": "vm",
+                "pid": 100 + rank,
+                "node": 0,
+                "local_rank": rank,
+                "num_cores": 2,
+                "threads": threads,
+                "device": device,
+            }
+            for rank in range(num_ranks)
+        ],
+        "data": {
+            "synthetic": True,
+            "loader": values["loader"],
+            "files": {
+                role: {
+                    "path": f"{role}.csv",
+                    "file_bytes": file_bytes,
+                    "load": _spread(share * load_s, num_ranks),
+                }
+                for role, file_bytes, share in (("train", 4_000_000, 0.8), ("test", 1_000_000, 0.2))
+            },
+        },
+        "plan": _plan(values, num_ranks, scaling, epochs_per_rank).to_dict(),
+        "model": {"num_parameters": 1000, "optimizer": "sgd"},
+        "distributed": {"backend": "horovod", "settings": exchange or {}}
+        if num_ranks > 1
+        else {"backend": "serial"},
+        "phases": phases,
+        "total_s": total_s,
+        "training": {
+            "epochs": [
+                _epoch(i, epoch_s, first_step_s if i == 0 else None, metrics, num_ranks)
+                for i in range(epochs_per_rank)
+            ],
+            "samples_per_s": num_ranks * 200 / epoch_s,
+        }
+        | (training or {}),
+        "communication": {"logged": True},
+        "efficiency": {
+            "load_balance": 1.0,
+            "communication_efficiency": useful_s / total_s,
+            "parallel_efficiency": useful_s / total_s,
+            "runtime_s": total_s,
+            "useful": over_ranks([useful_s] * num_ranks, "s"),
+        },
+        "quality": {
+            name: {"value": value} | ({"naive": naive[name]} if naive and name in naive else {})
+            for name, value in (quality or {}).items()
+        },
+        "energy": _energy(energy_j, total_s),
+        "environment": ENVIRONMENT | (environment or {}),
+        "warnings": [],
+    }
+
+
+def plant(directory, *args, **kwargs):
+    """Writes a record into a new directory below this one; returns its path."""
+    number = sum(1 for _ in directory.glob("run*"))
+    path = directory / f"run{number:03d}"
+    path.mkdir()
+    write_record(path / "run.json", planted_record(*args, **kwargs))
+    return path / "run.json"
+
+
+def _spread(seconds, num_ranks):
+    return over_ranks([seconds] * num_ranks, "s")
+
+
+def _plan(values, num_ranks, scaling, epochs_per_rank):
+    batch_size = scale_batch_size(values["batch_size"], num_ranks, values["batch_scaling"])
+    return ScalingPlan(
+        num_ranks=num_ranks,
+        epochs_scaling=scaling,
+        batch_scaling=values["batch_scaling"],
+        lr_scaling=values["lr_scaling"],
+        data_parallel=values["data_parallel"],
+        epochs=values["epochs"],
+        epochs_per_rank=epochs_per_rank,
+        base_batch_size=values["batch_size"],
+        batch_size=batch_size,
+        global_batch_size=num_ranks * batch_size,
+        base_learning_rate=values["learning_rate"],
+        learning_rate=scale_learning_rate(values["learning_rate"], num_ranks, values["lr_scaling"]),
+        warmup_epochs=0,
+        warmup_learning_rate=values["learning_rate"],
+        samples_per_epoch=EPOCH_STEPS * batch_size,
+        steps_per_epoch=EPOCH_STEPS,
+    )
+
+
+def _epoch(i, epoch_s, first_step_s, metrics, num_ranks):
+    """Returns an epoch that takes epoch_s without the run's first step, whatever that takes."""
+    steps = {"num": EPOCH_STEPS, "median": _spread(epoch_s / EPOCH_STEPS, num_ranks)}
+    seconds = epoch_s
+    if first_step_s is not None:
+        steps["first"] = _spread(first_step_s, num_ranks)
+        seconds = epoch_s * (EPOCH_STEPS - 1) / EPOCH_STEPS + first_step_s
+    return {
+        "epoch": i + 1,
+        "train": _spread(seconds, num_ranks),
+        "steps": steps,
+        "metrics": metrics,
+    }
+
+
+def _energy(energy_j, total_s):
+    if energy_j is None:
+        return {"kind": "absent", "reason": "no sensor"}
+    return {
+        "kind": "measured",
+        "total_j": energy_j,
+        "total_s": total_s,
+        "mean_w": energy_j / total_s,
+        "covers": ["gpu"],
+        "phases": {},
+        "devices": [],
+        "absent": [],
+        "power_hz": 10.0,
+        "notes": [],
+        "traces": [],
+    }

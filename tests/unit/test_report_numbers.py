@@ -1,0 +1,239 @@
+"""What was planted is what a report finds: speed-ups, efficiencies, improvements, falls."""
+
+from __future__ import annotations
+
+import pytest
+
+from candle_p1.reports.epochs import epoch_groups, falls
+from candle_p1.reports.improvements import (
+    NOT_SHOWN,
+    SHOWN,
+    TOO_FEW,
+    WORSE,
+    improvements,
+    pairs,
+)
+from candle_p1.reports.loading import file_loads
+from candle_p1.reports.points import group
+from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
+from candle_p1.reports.runs import Run
+from candle_p1.reports.speedups import speedups
+from tests.planted_records import planted_record
+
+FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
+
+
+def experiment_of(*records):
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    return experiment
+
+
+def strong(total_s, num_ranks, **kwargs):
+    """Returns a record of a strong-scaling study with this total, 8 epochs in all."""
+    train_s = total_s - 2.0
+    return planted_record(
+        "nt3", num_ranks, epochs=8, epoch_s=train_s * num_ranks / 8, **FIXED | kwargs
+    )
+
+
+def weak(total_s, num_ranks, **kwargs):
+    return planted_record(
+        "nt3",
+        num_ranks,
+        epochs=4,
+        epochs_scaling="weak",
+        epoch_s=(total_s - 2.0) / 4,
+        **FIXED | kwargs,
+    )
+
+
+def test_planted_speedups_and_efficiencies_of_strong_scaling():
+    experiment = experiment_of(
+        *(strong(40.0 * factor, 1) for factor in (1, 1, 1, 1)),
+        *(strong(25.0 * factor, 2) for factor in (1, 1, 1, 1)),
+        *(strong(16.0 * factor, 4) for factor in (0.5, 1, 1, 2)),
+    )
+    two, four = speedups(experiment, experiment.series[0], TOTAL.of)
+    assert two.base_s == pytest.approx(40)
+    assert (two.base.num_ranks, two.point.num_ranks) == (1, 2)
+    assert two.speedup.value == pytest.approx(1.6)
+    assert two.efficiency.value == pytest.approx(0.8)
+    assert (two.speedup.low, two.speedup.high) == pytest.approx((1.6, 1.6))
+    assert four.speedup.value == pytest.approx(2.5)
+    assert four.efficiency.value == pytest.approx(0.625)
+    assert (four.speedup.low, four.speedup.high) == pytest.approx((1.25, 5))
+    assert (four.efficiency.low, four.efficiency.high) == pytest.approx((0.3125, 1.25))
+    assert four.speedup.is_confident
+    assert four.speedup.num == (4, 4)
+    (alone, _) = speedups(experiment, experiment.series[0], TRAIN.of)
+    assert alone.base_s == pytest.approx(38)
+    assert alone.speedup.value == pytest.approx(38 / 23)
+
+
+def test_planted_efficiencies_of_weak_scaling():
+    experiment = experiment_of(weak(20.0, 1), weak(25.0, 2), weak(40.0, 4))
+    two, four = speedups(experiment, experiment.series[0], TOTAL.of)
+    assert two.efficiency.value == pytest.approx(0.8)
+    assert four.efficiency.value == pytest.approx(0.5)
+    assert two.efficiency.confidence == 0
+
+
+def test_without_a_run_on_one_rank_the_fewest_are_the_base():
+    experiment = experiment_of(strong(40.0, 2), strong(25.0, 4))
+    (only,) = speedups(experiment, experiment.series[0], TOTAL.of)
+    assert only.base.num_ranks == 2
+    assert only.speedup.value == pytest.approx(1.6)
+    assert only.efficiency.value == pytest.approx(0.8)
+
+
+def test_batch_scaling_has_no_ideal():
+    records = [
+        planted_record("p1b3", num, epochs=1, epoch_s=10.0 / num, batch_scaling="linear", **FIXED)
+        for num in (1, 2)
+    ]
+    experiment = experiment_of(*records)
+    (only,) = speedups(experiment, experiment.series[0], TOTAL.of)
+    assert only.speedup.value == pytest.approx(12 / 7)
+    assert only.efficiency is None
+
+
+def compared(before_s, after_s, num_ranks=(1, 2, 4), repeats=3, **after):
+    """Returns the pairs of series of runs with these totals, and the improvements of the first."""
+    records = []
+    for num in num_ranks:
+        for repeat in range(repeats):
+            noise = 1 + 0.01 * repeat
+            records += [
+                strong(before_s * noise, num, loader="original", rng_seed=repeat),
+                strong(after_s * noise, num, loader="parallel", rng_seed=repeat, **after),
+            ]
+    experiment = experiment_of(*records)
+    ((original, optimised),) = pairs(experiment)
+    assert (original.name, optimised.name) == ("loader original", "loader parallel")
+    return improvements(original, optimised, TOTAL.of)
+
+
+def test_planted_improvements_are_found_exactly():
+    *counted, over_all = compared(40.0, 30.0)
+    assert [each.num_ranks for each in counted] == [1, 2, 4]
+    for each in counted:
+        assert each.percent.value == pytest.approx(25)
+        assert each.percent.confidence == pytest.approx(0.9)
+        assert each.percent.low == pytest.approx(100 * (1 - 0.75 * 1.02))
+        assert each.percent.high == pytest.approx(100 * (1 - 0.75 / 1.02))
+        assert each.verdict == TOO_FEW
+    assert over_all.num_ranks is None
+    assert over_all.percent.num == (9,)
+    assert (over_all.percent.low, over_all.percent.high) == pytest.approx((25, 25))
+    assert over_all.verdict == SHOWN
+
+
+def test_an_improvement_is_claimed_only_where_the_interval_excludes_none():
+    assert compared(40.0, 30.0, repeats=4)[0].verdict == SHOWN
+    assert compared(40.0, 39.9, repeats=4)[0].verdict == NOT_SHOWN
+    assert compared(30.0, 40.0, repeats=4)[0].verdict == WORSE
+    assert compared(40.0, 30.0, num_ranks=(1,), repeats=3)[-1].verdict == TOO_FEW
+
+
+def test_energy_improves_only_where_it_was_measured():
+    records = [
+        strong(30.0, 1, loader=loader, energy_j=energy_j, rng_seed=seed)
+        for loader, energy_j in (("original", 400.0), ("parallel", 100.0))
+        for seed in range(6)
+    ]
+    records += [
+        strong(20.0, 2, loader="original"),
+        strong(20.0, 2, loader="parallel", energy_j=1.0),
+    ]
+    experiment = experiment_of(*records)
+    ((original, optimised),) = pairs(experiment)
+    one, over_all = improvements(original, optimised, ENERGY.of)
+    assert one.num_ranks == 1
+    assert one.percent.value == over_all.percent.value == pytest.approx(75)
+    assert over_all.percent.num == (6,)
+
+
+def test_only_the_original_settings_are_compared_with():
+    records = [
+        strong(30.0, 1, loader=loader, kernels=kernels, batch_size=size)
+        for loader in ("original", "cached", "parallel")
+        for kernels in ("plain", "fast")
+        for size in (20, 40)
+    ]
+    experiment = experiment_of(*records)
+    for original, optimised in pairs(experiment):
+        before, after = original.settings, optimised.settings
+        assert before["batch_size"] == after["batch_size"]
+        for name, first in (("loader", "original"), ("kernels", "plain")):
+            assert before[name] in (first, after[name])
+
+
+def test_quality_by_epochs_per_worker_and_where_it_falls():
+    records = [
+        weak(20.0, num, quality={"accuracy": 0.98 + 0.001 * seed}, rng_seed=seed, loader=loader)
+        for num in (1, 2)
+        for seed in (0, 1, 2)
+        for loader in ("original", "parallel")
+    ]
+    few = [
+        planted_record(
+            "nt3",
+            num,
+            epochs=epochs,
+            epochs_scaling="weak",
+            quality={"accuracy": accuracy + 0.001 * seed},
+            rng_seed=seed,
+        )
+        for num in (1, 2)
+        for seed in (0, 1, 2)
+        for epochs, accuracy in ((1, 0.6), (2, 0.96))
+    ]
+    experiment = experiment_of(*records, *few)
+    (all_runs,) = epoch_groups(experiment, quality_on_test("accuracy"))
+    assert all_runs.name == ""
+    assert {epochs: sorted(by) for epochs, by in all_runs.by_epochs.items()} == {
+        1: [1, 2],
+        2: [1, 2],
+        4: [1, 2],
+    }
+    assert len(all_runs.values(4)) == 12
+    two, one = falls(all_runs, 4, True)
+    assert (two.epochs, one.epochs) == (2, 1)
+    assert two.difference.value == pytest.approx(-0.02)
+    assert two.difference.excludes(0)
+    assert not two.material
+    assert one.difference.value == pytest.approx(-0.38)
+    assert one.material
+    assert falls(all_runs, 1, True) == []
+    assert falls(all_runs, 8, True) == []
+
+
+def test_a_loss_falls_when_it_rises_by_a_part_of_its_value():
+    records = [
+        planted_record("p1b1", 1, epochs=epochs, epochs_scaling="weak", quality={"loss": loss})
+        for epochs, loss in ((4, 0.04), (2, 0.041), (1, 0.05))
+        for _ in range(6)
+    ]
+    (all_runs,) = epoch_groups(experiment_of(*records), quality_on_test("loss"))
+    two, one = falls(all_runs, 4, False)
+    assert not two.material
+    assert one.material
+    assert one.difference.value == pytest.approx(-0.01)
+
+
+def test_loads_of_a_file_count_together_whatever_the_batch_size():
+    records = [
+        strong(30.0, 1, loader=loader, batch_size=size)
+        for loader in ("original", "parallel")
+        for size in (20, 40)
+    ]
+    experiment = experiment_of(*records)
+    loads = file_loads(experiment, experiment.series)
+    assert [(load.role, load.method, len(load.seconds)) for load in loads] == [
+        ("train", "loader original", 2),
+        ("train", "loader parallel", 2),
+        ("test", "loader original", 2),
+        ("test", "loader parallel", 2),
+    ]
+    assert loads[0].estimate.value == pytest.approx(0.8)
+    assert loads[0].file_mb == 4.0

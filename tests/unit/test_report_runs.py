@@ -1,0 +1,237 @@
+"""Records as a report reads them, and their order: experiments, series and points."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from candle_p1.errors import RecordError
+from candle_p1.reports.notes import notes_on, notes_on_all
+from candle_p1.reports.points import BATCH, STRONG, WEAK, group
+from candle_p1.reports.quantities import OTHER, PARTS, parts_s
+from candle_p1.reports.runs import Run, read_runs
+from tests.planted_records import plant, planted_record
+
+OTHER_MACHINE = {"cpu": "POWER9"}
+
+
+def run_of(*args, **kwargs):
+    return Run(None, planted_record(*args, **kwargs))
+
+
+def runs_in(directory):
+    return read_runs([directory]).runs
+
+
+def outline(experiment):
+    """Returns {series: {ranks: (timed, disturbed, unfinished)}}."""
+    return {
+        series.name: {
+            point.num_ranks: (len(point.runs), len(point.disturbed), len(point.unfinished))
+            for point in series.points
+        }
+        for series in experiment.series
+    }
+
+
+def test_every_record_is_found_once_and_a_bad_one_is_a_problem(tmp_path):
+    plant(tmp_path, num_ranks=2)
+    plant(tmp_path, num_ranks=1)
+    bad = tmp_path / "bad/deeper"
+    bad.mkdir(parents=True)
+    (bad / "run.json").write_text('{"schema_version": 1}')
+    runs = read_runs([tmp_path, tmp_path / "run000"])
+    assert [run.num_ranks for run in runs.runs] == [2, 1]
+    (problem,) = runs.problems
+    assert problem.path == bad / "run.json"
+    assert "required property" in problem.reason
+    assert str(bad) not in problem.reason
+
+
+def test_without_any_record_there_is_one_message(tmp_path):
+    with pytest.raises(RecordError, match=r"no run\.json there or below"):
+        read_runs([tmp_path])
+    with pytest.raises(RecordError, match="there is no such directory"):
+        read_runs([tmp_path / "nowhere"])
+
+
+def test_times_are_of_the_slowest_rank_and_epochs_without_the_first_step():
+    record = planted_record(num_ranks=2, load_s=3.0, epoch_s=1.5, first_step_s=9.0, epochs=8)
+    record["phases"]["load"]["max_s"] = 4.0
+    run = Run(None, record)
+    assert run.load_s == 4.0
+    assert run.epoch_s == pytest.approx(1.5)
+    assert run.first_step_s == 9.0
+    assert run.epochs_per_rank == 4
+    assert run.train_s == 4 * 1.5 + 9.0
+
+
+def test_a_single_step_tells_no_time_per_epoch():
+    record = planted_record(epochs=1)
+    record["training"]["epochs"][0]["steps"]["num"] = 1
+    assert Run(None, record).epoch_s is None
+
+
+def test_the_parts_of_a_run_add_up_to_its_total():
+    run = run_of(num_ranks=2, wait_s=1.0, communication_s=2.0)
+    parts = parts_s(run)
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(run.total_s)
+    assert parts["communication"] == 2.0
+    assert parts[OTHER] == pytest.approx(0)
+
+
+def test_communication_is_nothing_on_one_rank_and_unknown_where_it_was_not_logged():
+    assert run_of(num_ranks=1).communication_share == 0
+    assert run_of(num_ranks=2, communication_s=12.25, epochs=48).communication_share == 0.5
+    record = planted_record(num_ranks=2)
+    del record["phases"]["train"]["communication"]
+    assert Run(None, record).communication_share is None
+
+
+def test_places_logging_and_seeds_do_not_make_a_point():
+    one = run_of(rng_seed=1, output_dir="a", timeline="t", power="none", epochs_scaling=None)
+    other = run_of(rng_seed=2, output_dir="b", epochs_scaling="strong")
+    assert one.settings == other.settings
+    assert "loader" in one.settings
+    assert one.settings["epochs_scaling"] == "strong"
+
+
+def test_files_are_told_apart_by_their_values():
+    records = [planted_record(), planted_record(), planted_record()]
+    for record, digest in zip(records, ("a" * 64, "a" * 64, "b" * 64), strict=True):
+        record["data"]["synthetic"] = False
+        record["data"]["files"]["train"]["values_sha256"] = digest
+    first, same, other = (Run(None, record) for record in records)
+    assert first.settings == same.settings != other.settings
+    assert "size" not in first.settings
+
+
+def test_the_mode_of_scaling_comes_from_the_plan():
+    for mode, parameters in (
+        (STRONG, {"epochs_scaling": None, "epochs": 4}),
+        (WEAK, {"epochs_scaling": None, "epochs": 1}),
+        (WEAK, {"epochs_scaling": "weak"}),
+        (STRONG, {"epochs_scaling": "none", "data_parallel": "batch_step"}),
+        (BATCH, {"epochs_scaling": "weak", "batch_scaling": "cbrt"}),
+    ):
+        (experiment,) = group([run_of(**parameters)])
+        assert experiment.mode == mode
+
+
+def test_series_are_named_by_what_differs(tmp_path):
+    for loader in ("original", "parallel"):
+        for batch_size in (20, 40):
+            for num_ranks in (1, 2):
+                for seed in (0, 1, 2):
+                    plant(
+                        tmp_path,
+                        "nt3",
+                        num_ranks,
+                        loader=loader,
+                        batch_size=batch_size,
+                        rng_seed=seed,
+                    )
+    (experiment,) = group(runs_in(tmp_path))
+    points = {1: (3, 0, 0), 2: (3, 0, 0)}
+    assert outline(experiment) == {
+        "loader original, batch_size 20": points,
+        "loader original, batch_size 40": points,
+        "loader parallel, batch_size 20": points,
+        "loader parallel, batch_size 40": points,
+    }
+    assert "epochs" in experiment.common
+    assert len(experiment.runs) == 24
+
+
+def test_what_did_not_finish_is_counted_beside_and_traced_runs_are_not_timed(tmp_path):
+    for loader in ("original", "parallel"):
+        plant(tmp_path, "nt3", 2, loader=loader)
+    plant(tmp_path, "nt3", 2, loader="original", status="failed")
+    plant(tmp_path, "nt3", 4, loader="original", status="interrupted")
+    plant(tmp_path, "nt3", 2, loader="parallel", status="running")
+    plant(tmp_path, "nt3", 2, loader="parallel", training={"traced": True})
+    plant(tmp_path, "nt3", 2, loader="parallel", training={"profiled": True})
+    runs = read_runs([tmp_path])
+    (experiment,) = group(runs.runs)
+    assert outline(experiment) == {
+        "loader original": {2: (1, 0, 1), 4: (0, 0, 1)},
+        "loader parallel": {2: (1, 2, 1)},
+    }
+    notes = " ".join(notes_on(experiment))
+    assert "Not finished, and in no number here: 1 failed, 1 interrupted and 1 running" in notes
+    assert "1 run was traced by Horovod's timeline: not timed" in notes
+    assert "1 run was profiled: not timed" in notes
+    assert notes_on_all(runs)[0] == "7 runs: 1 failed, 1 interrupted, 4 ok and 1 running."
+
+
+def test_runs_of_different_machines_never_share_a_point(tmp_path):
+    for environment in ({}, OTHER_MACHINE, {"num_cores": 4}):
+        plant(tmp_path, "nt3", 2, environment=environment)
+    plant(tmp_path, "nt3", 2, device="Tesla V100")
+    plant(tmp_path, "nt3", 2, status="failed")
+    runs = read_runs([tmp_path])
+    experiments = group(runs.runs)
+    assert len(experiments) == 5
+    assert sorted(len(each.runs) for each in experiments) == [0, 1, 1, 1, 1]
+    (unknown,) = (each for each in experiments if each.machine is None)
+    assert outline(unknown) == {"all runs": {2: (0, 0, 1)}}
+    assert "The runs are of 4 machines, which are kept apart" in " ".join(notes_on_all(runs))
+
+
+def test_threads_make_series_only_where_one_number_of_ranks_has_several(tmp_path):
+    plant(tmp_path, "nt3", 1, threads=2)
+    plant(tmp_path, "nt3", 2, threads=1)
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment) == {"all runs": {1: (1, 0, 0), 2: (1, 0, 0)}}
+    assert any("2 on 1 worker, 1 on 2 workers" in note for note in notes_on(experiment))
+    plant(tmp_path, "nt3", 1, threads=1)
+    (experiment,) = group(runs_in(tmp_path))
+    assert set(outline(experiment)) == {"threads 1", "threads 2"}
+
+
+def test_one_rank_exchanges_nothing_and_is_the_base_of_every_exchange(tmp_path):
+    plant(tmp_path, "nt3", 1)
+    for size in ("0", "134217728"):
+        settings = {"HOROVOD_FUSION_THRESHOLD": size, "HOROVOD_STALL_CHECK_TIME_SECONDS": size}
+        plant(tmp_path, "nt3", 2, exchange=settings)
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment) == {
+        "HOROVOD_FUSION_THRESHOLD 0": {1: (1, 0, 0), 2: (1, 0, 0)},
+        "HOROVOD_FUSION_THRESHOLD 134217728": {1: (1, 0, 0), 2: (1, 0, 0)},
+    }
+    assert len(experiment.runs) == 3
+    plant(tmp_path, "nt3", 2, status="failed")
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment)["HOROVOD_FUSION_THRESHOLD unknown"] == {2: (0, 0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({}, "Energy was not measured: nothing is said about energy and power."),
+        ({}, "The data are synthetic: accuracy and loss say nothing about cancer."),
+        ({}, "Points with a single run: 1 of 1"),
+        (
+            {"environment": {"packages": {"keras": "3.8.0"}}},
+            "different versions of keras: 3.15.1 and",
+        ),
+        ({"energy_j": 100.0}, "Energy was not measured in 1 of 2 runs."),
+    ],
+)
+def test_what_is_missing_or_mixed_is_said(tmp_path, change, note):
+    plant(tmp_path, "nt3", 2)
+    if change:
+        plant(tmp_path, "nt3", 2, **change)
+    (experiment,) = group(runs_in(tmp_path))
+    assert note in " ".join(notes_on(experiment))
+
+
+def test_estimated_and_simulated_energy_is_called_so(tmp_path):
+    path = plant(tmp_path, "nt3", 2, energy_j=100.0)
+    record = json.loads(path.read_text())
+    record["energy"]["kind"] = "simulated"
+    path.write_text(json.dumps(record))
+    (experiment,) = group(runs_in(tmp_path))
+    assert "The energy of 1 run is simulated, not measured." in notes_on(experiment)
