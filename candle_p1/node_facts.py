@@ -119,7 +119,7 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: versions[name] for name in PACKAGES if name in versions},
-        "mpi_library": probe("mpi4py", _mpi_library) if with_mpi else None,
+        "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
         "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
         "mpi_files": loaded_mpi_libraries(),
         "num_gpus": None if names is None else len(names),
@@ -127,11 +127,6 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
         "has_driver": shutil.which("nvidia-smi") is not None,
         "unusable": unusable,
     }
-
-
-def _mpi_library() -> str:
-    """Returns name and version in a line; MPICH tells its configuration in further ones."""
-    return " ".join(installation.mpi_library().splitlines()[0].split())
 
 
 def loaded_mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:

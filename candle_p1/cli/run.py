@@ -11,7 +11,7 @@ import click
 from candle_p1.benchmark import find_benchmark
 from candle_p1.environment import TERMINAL_VARIABLE, terminal
 from candle_p1.instrument.screen import Screen
-from candle_p1.machines.launchers import Launch, mpirun
+from candle_p1.machines.launchers import on_this_machine
 
 
 @click.command("run")
@@ -33,7 +33,7 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     lists them: candle-p1 run nt3 -- --help.
     """
     script = [sys.executable, str(find_benchmark(benchmark).script), *flags]
-    launch = mpirun(num_ranks, script) if num_ranks > 1 else Launch(script)
+    launch = on_this_machine(num_ranks, script)
     screen = Screen()
     for note in launch.notes:
         screen.say(f"note: {note}")

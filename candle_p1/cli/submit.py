@@ -5,26 +5,34 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError, SetupError
-from candle_p1.files import write_atomically
+from candle_p1.errors import ParameterError
 from candle_p1.instrument.screen import Screen
 from candle_p1.machines.jobs import MODES, JobRequest, mode_flags
-from candle_p1.machines.layout import Layout
+from candle_p1.machines.layout import Layout, count_of
 from candle_p1.machines.machine import load_machine
+from candle_p1.machines.submission import (
+    checkout,
+    environment_of,
+    hand_over,
+    keep_script,
+    script_path,
+    was_submitted,
+)
 from candle_p1.records import RECORD_NAME
 from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from candle_p1.benchmark import Benchmark
+    from candle_p1.machines.machine import Machine
     from candle_p1.params import ParameterSet
+    from candle_p1.studies.jobs import StudyJobs
 
 GIVEN = ("flag", "config file")
 """Origins of a parameter that the user has chosen for this job."""
@@ -45,9 +53,7 @@ MAX_NUMBERED_JOBS = 1000
     "--nodes",
     "num_nodes",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of nodes.",
+    help="Number of nodes; 1 by default, and for a study what its ranks need.",
 )
 @click.option(
     "--ranks-per-node",
@@ -65,21 +71,46 @@ MAX_NUMBERED_JOBS = 1000
 @click.option(
     "--mode",
     type=click.Choice(MODES),
-    default="strong",
+    help="Scaling as the paper ran it: ranks share the benchmark's epochs (strong, the default), or"
+    " train 8 each.",
+)
+@click.option(
+    "--study",
+    metavar="NAME|FILE.toml",
+    help="Submit the benchmark's runs of a study, a job each, in a chain.",
+)
+@click.option(
+    "--study-size", default="paper", show_default=True, help="Size of the study: paper or small."
+)
+@click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=1,
     show_default=True,
-    help="Scaling as the paper ran it: ranks share the benchmark's epochs, or train 8 each.",
+    help="Jobs of a study that may run at a time.",
+)
+@click.option(
+    "--study-output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="output",
+    show_default=True,
+    help="Directory for the results of a study.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def command(
     benchmark: str,
     machine_name: str,
-    num_nodes: int,
+    num_nodes: int | None,
     ranks_per_node: int | None,
     time_limit: str | None,
     project: str | None,
     queue: str | None,
-    mode: str,
+    mode: str | None,
+    study: str | None,
+    study_size: str,
+    at_once: int,
+    study_output: Path,
     dry_run: bool,
     flags: tuple[str, ...],
 ) -> None:
@@ -88,50 +119,108 @@ def command(
     Data are of the published size unless flags say otherwise. Flags after "--" go to the
     benchmark: candle-p1 submit nt3 --machine slurm --nodes 2 -- --epochs 16. The script is kept
     beside the record.
+
+    With --study a job for each run of it is submitted, each of which waits for the one before.
+    Called again it submits what is not done and not submitted.
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
-    layout = Layout.on(machine, num_nodes, ranks_per_node)
-    added = _added_flags(chosen.declaration.parse(flags, chosen.model_file), chosen.name, mode)
-    params = chosen.declaration.parse([*added, *flags], chosen.model_file)
+    minutes = None if time_limit is None else read_minutes(time_limit)
+    if study is None:
+        layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
+        minutes = machine.minutes if minutes is None else minutes
+        job, directory = _one_job(chosen, machine, layout, mode or "strong", minutes, flags)
+        _submit(replace(job, project=project, queue=queue), directory, dry_run)
+        return
+    if num_nodes is not None or mode is not None:
+        raise ParameterError(
+            "--nodes and --mode: the runs of a study have nodes and a mode already"
+        )
+    from candle_p1.studies.jobs import StudyJobs
+    from candle_p1.studies.library import find_study
+    from candle_p1.studies.plan import Choice, make_plan
+
+    plan = make_plan(find_study(study), Choice(study_size, flags=list(flags)), study_output)
+    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue)
+    _submit_study(jobs, chosen.name, at_once, dry_run)
+
+
+def _one_job(
+    benchmark: Benchmark,
+    machine: Machine,
+    layout: Layout,
+    mode: str,
+    minutes: int,
+    flags: tuple[str, ...],
+) -> tuple[JobRequest, Path]:
+    """Returns the job of a single run, and where its record will be."""
+    declaration, model_file = benchmark.declaration, benchmark.model_file
+    added = _added_flags(declaration.parse(flags, model_file), benchmark.name, mode)
+    params = declaration.parse([*added, *flags], model_file)
     _, share = share_epochs(
         params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
     )
-    directory, place = _run_directory(chosen.name, params)
-    root = _checkout()
+    directory, place = _run_directory(benchmark.name, params)
+    root = checkout()
     job = JobRequest(
         machine=machine,
         layout=layout,
-        name=f"{chosen.name}_{mode}",
-        program=str(chosen.script),
+        name=f"{benchmark.name}_{mode}",
+        program=str(benchmark.script),
         flags=[*added, *flags, *place],
-        minutes=machine.minutes if time_limit is None else read_minutes(time_limit),
+        minutes=minutes,
         output=str(directory / "job"),
-        project=project,
-        queue=queue,
         root=str(root),
-        venv=None
-        if Path(sys.prefix) == root / ".venv" or sys.prefix == sys.base_prefix
-        else sys.prefix,
+        venv=environment_of(root),
         heading=[
-            f"{chosen.title}: {layout.num_ranks} ranks on {machine.title}.",
+            f"{benchmark.title}: {layout.num_ranks} ranks on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
         ],
     )
+    return job, directory
+
+
+def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
+    """Submits a job, or runs it where there is no scheduler; exits as it does there."""
     job.check()
     text = job.write()
-    script = directory / f"job{job.scheduler.suffix}"
+    script = script_path(job, directory)
     submit = job.scheduler.submit_command(script)
     if dry_run:
         click.echo(f"$ {shlex.join(submit)}", err=True)
         click.echo(text, nl=False)
         return
-    _keep(script, text)
+    keep_script(script, text)
     screen = Screen()
     screen.say(f"$ {shlex.join(submit)}")
-    if machine.scheduler == "none":
+    if job.machine.scheduler == "none":
         raise click.exceptions.Exit(subprocess.run(submit, check=False).returncode)
-    screen.say(f"job {job.scheduler.read_job_id(_output(submit, machine.name))}, kept in {script}")
+    screen.say(f"job {hand_over(job, script)}, kept in {script}")
+
+
+def _submit_study(jobs: StudyJobs, benchmark: str, at_once: int, dry_run: bool) -> None:
+    """Submits the jobs of a study; a dry run prints the first one's script."""
+    due, under_way = jobs.due(benchmark)
+    screen = Screen()
+    if under_way:
+        names = ", ".join(run.name for run in under_way)
+        screen.say(
+            f"submitted before, with no end on record yet: {names}. To submit one again, move its"
+            " directory away"
+        )
+    num_nodes = sum(job.layout.num_nodes * job.minutes for _, job in due) / 60
+    screen.say(
+        f"{count_of(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, at most"
+        f" {num_nodes:,.1f} node hours by their time limits"
+    )
+    if dry_run:
+        for place, job in due:
+            click.echo(f"{job.name}: {place}", err=True)
+        if due:
+            click.echo(due[0][1].write(), nl=False)
+        return
+    for job_id, script in jobs.submit(due, at_once):
+        screen.say(f"job {job_id}, kept in {script}")
 
 
 def read_minutes(text: str) -> int:
@@ -183,50 +272,9 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
             numbered = (experiment / f"JOB{i:03d}" for i in range(MAX_NUMBERED_JOBS))
             directory = next(path for path in numbered if not path.exists())
         flags = ["--output_dir", str(base), "--run_id", directory.name]
-    if (directory / RECORD_NAME).exists() or any(directory.glob("job.*")):
+    if (directory / RECORD_NAME).exists() or was_submitted(directory):
         raise ParameterError(
             f"{directory} already belongs to a run: choose another --run_id, --experiment_id or"
             " --output_dir"
         )
     return directory, flags
-
-
-def _keep(script: Path, text: str) -> None:
-    """Writes the script, which Cobalt requires to be executable."""
-    try:
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.open("x").close()  # claimed: two jobs never share a directory
-        write_atomically(script, text)
-        script.chmod(0o755)
-    except OSError as error:
-        raise ParameterError(f"output_dir: cannot write {script}: {error.strerror}") from error
-
-
-def _checkout() -> Path:
-    """Returns the checkout this package runs from, which the script reads common/job_env.sh of."""
-    root = Path(__file__).resolve().parent.parent.parent
-    if not (root / "common/job_env.sh").is_file():
-        raise SetupError(
-            f"{root} holds no common/job_env.sh, which job scripts need: install this package from"
-            " a checkout, in place (make setup)"
-        )
-    return root
-
-
-def _output(command: Sequence[str], machine: str) -> str:
-    """Returns what the submit command prints.
-
-    Raises:
-        SetupError: There is no such command, or it failed.
-    """
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise SetupError(
-            f"{command[0]}, which takes jobs of {machine}, is not in $PATH: submit where it is, or"
-            " write the script alone with --dry-run"
-        ) from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise SetupError(f"{shlex.join(command)} ended with {done.returncode}: {said}")
-    return done.stdout

@@ -18,7 +18,9 @@ def mpi_library() -> str:
     mpi4py.rc.initialize = False  # asking must not start MPI
     from mpi4py import MPI
 
-    return str(MPI.Get_library_version().split("\x00")[0].split(",")[0].strip())
+    # Open MPI goes on after a comma, MPICH in further lines, with its configuration.
+    first_line = MPI.Get_library_version().split("\x00")[0].splitlines()[0]
+    return " ".join(first_line.split(",")[0].split())
 
 
 def horovod_build() -> dict[str, bool]:

@@ -20,7 +20,7 @@ from candle_p1.machines.schedulers import WARNING_S, find_scheduler
 from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.machines.machine import Machine
     from candle_p1.machines.schedulers import Scheduler
@@ -49,6 +49,7 @@ class JobRequest:
         root: The checkout; None is the directory that the job is submitted from.
         venv: The virtual environment, where it is not .venv of the checkout.
         heading: What the script says about itself, in lines.
+        environment: Environment variables of this job's own.
     """
 
     machine: Machine
@@ -63,6 +64,7 @@ class JobRequest:
     root: str | None = None
     venv: str | None = None
     heading: Sequence[str] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -130,6 +132,7 @@ class JobRequest:
         ]
         if self.venv is not None:
             lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(self.venv)}")
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
         if self.layout.threads_per_rank is not None:
             lines.append(f"job_default OMP_NUM_THREADS {self.layout.threads_per_rank}")
         lines += [

@@ -1,7 +1,7 @@
 """Launchers: functions that turn a layout of ranks into the exact words before a command.
 
-`mpirun` and `find_mpirun` start ranks on this machine; the others, by name in LAUNCHERS, start them
-on the nodes of a job.
+`on_this_machine` and `mpirun` start ranks on this machine; the others, by name in LAUNCHERS, start
+them on the nodes of a job.
 """
 
 from __future__ import annotations
@@ -71,6 +71,19 @@ def mpirun(
     if num_ranks > num_cores:
         notes.append(f"{num_ranks} ranks share {num_cores} cores: good for a test, not for timing")
     return Launch([*line, *command], notes)
+
+
+def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
+    """Returns the command that starts ranks here: mpirun's, or, of one rank, what it runs itself.
+
+    Args:
+        num_ranks: How many.
+        command: What each of them runs.
+
+    Raises:
+        SetupError: There is no mpirun, and several ranks need it.
+    """
+    return mpirun(num_ranks, command) if num_ranks > 1 else Launch(list(command))
 
 
 def find_mpirun() -> str:

@@ -13,20 +13,46 @@ package, and need hold only what differs::
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from candle_p1.toml_file import (
+    COUNT,
+    SWITCH,
+    TABLE_OF_TEXTS,
+    TEXT,
+    TEXTS,
+    Kind,
+    check_key,
+    check_value,
+    is_count,
+    read_toml,
+)
 
 DIRECTORY_VARIABLE = "CANDLE_P1_MACHINES"
 """Names directories of machine files, separated by ":"."""
+
+
+def _are_pairs(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+        and all(is_count(number) for pair in value for number in pair)
+        and value == sorted(value)
+    )
+
+
+_KINDS = {
+    "str": TEXT,
+    "int": COUNT,
+    "bool": SWITCH,
+    "list[str]": TEXTS,
+    "list[list[int]]": Kind(_are_pairs, "a list of pairs [nodes, minutes], ascending"),
+    "dict[str, str]": TABLE_OF_TEXTS,
+}
+"""By the annotations of a machine's attributes."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +131,9 @@ class Machine:
         """
         declared = {entry.name: entry for entry in fields(cls)}
         for key, value in table.items():
-            if key not in declared:
-                raise ParameterError(
-                    f"{path}: there is no key {key!r}{did_you_mean(key, declared)}"
-                )
-            _check(path, key, value, str(declared[key].type))
+            check_key(path, key, declared)
+            kind = _KINDS[str(declared[key].type).removesuffix(" | None")]
+            check_value(path, key, value, kind)
         for key, entry in declared.items():
             optional = entry.default is not MISSING or entry.default_factory is not MISSING
             if key not in table and not optional:
@@ -155,7 +179,7 @@ def list_machines() -> list[str]:
 
 
 def _read(path: Path) -> Machine:
-    table = _load(path)
+    table = read_toml(path)
     base = table.pop("base", None)
     own = _own_directory()
     if base is None and path.parent != own and (own / path.name).is_file():
@@ -168,17 +192,8 @@ def _read(path: Path) -> Machine:
                 f"{path}: base is {base!r}{did_you_mean(str(base), known)}; choose one of"
                 f" {', '.join(known)}"
             )
-        table = _merge(_load(below), table)
+        table = _merge(read_toml(below), table)
     return Machine.from_table({"name": path.stem} | table, path)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ParameterError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path}: not TOML: {error}") from error
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -198,35 +213,3 @@ def _user_directories() -> list[Path]:
 
 def _own_directory() -> Path:
     return Path(__file__).resolve().parent
-
-
-def _check(path: Path, key: str, value: object, annotation: str) -> None:
-    """Raises unless a value is what the annotation of its attribute says."""
-    kind = annotation.removesuffix(" | None")
-    fits, wanted = {
-        "str": (isinstance(value, str), "a text"),
-        "int": (_is_count(value), "a whole number, not negative"),
-        "bool": (isinstance(value, bool), "true or false"),
-        "list[str]": (_is_list(value, str), "a list of texts"),
-        "list[list[int]]": (
-            isinstance(value, list)
-            and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-            and all(_is_count(number) for pair in value for number in pair)
-            and value == sorted(value),
-            "a list of pairs [nodes, minutes], ascending",
-        ),
-        "dict[str, str]": (
-            isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
-            "a table of texts",
-        ),
-    }[kind]
-    if not fits:
-        raise ParameterError(f"{path}: {key} is {value!r}; it has to be {wanted}")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)

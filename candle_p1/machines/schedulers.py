@@ -53,7 +53,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def after(self, job_id: str) -> list[str]:
-        """Returns the options that make a job wait until another one has ended well."""
+        """Returns the options that make a job wait until another one has ended, however it did."""
 
     def lines(self, job: JobRequest) -> list[str]:
         """Returns the directives of a job as lines of its script."""
@@ -71,7 +71,7 @@ class Scheduler(ABC):
 
         Args:
             script: Its path.
-            after: The id of a job that has to end well before this one starts.
+            after: The id of a job that has to end before this one starts.
         """
         wait = [] if after is None else self.after(after)
         return [*self.submit, *wait, str(script)]
@@ -113,7 +113,7 @@ class Lsf(Scheduler):
 
     def after(self, job_id: str) -> list[str]:
         """Returns -w with the condition."""
-        return ["-w", f"done({job_id})"]
+        return ["-w", f"ended({job_id})"]
 
 
 class Cobalt(Scheduler):
@@ -172,7 +172,7 @@ class Slurm(Scheduler):
 
     def after(self, job_id: str) -> list[str]:
         """Returns --dependency."""
-        return [f"--dependency=afterok:{job_id}"]
+        return [f"--dependency=afterany:{job_id}"]
 
 
 class Pbs(Scheduler):
@@ -200,7 +200,7 @@ class Pbs(Scheduler):
 
     def after(self, job_id: str) -> list[str]:
         """Returns -W with the condition."""
-        return ["-W", f"depend=afterok:{job_id}"]
+        return ["-W", f"depend=afterany:{job_id}"]
 
 
 class NoScheduler(Scheduler):

@@ -17,6 +17,7 @@ import pytest
 
 from candle_p1.records import read_record
 from tests.conftest import ROOT
+from tests.integration.ranks import assert_ranks
 
 pytestmark = pytest.mark.parallel
 
@@ -75,11 +76,6 @@ def preflight_for(script):
     return "1" if Path(script).stem == "nt3_weak" else "0"
 
 
-def layout(record):
-    """Returns (node, local rank) of every rank."""
-    return [(rank["node"], rank["local_rank"]) for rank in record["ranks"]]
-
-
 def record_of(directory, script):
     benchmark = Path(script).stem.split("_")[0]
     return read_record(directory / f"output/{benchmark}/EXP000/RUN000/run.json")
@@ -109,8 +105,7 @@ def test_summit(script, set_all, execute, tmp_path):
     assert code == 0, output
     record = record_of(tmp_path, script)
     assert record["status"] == "ok", told(tmp_path)
-    assert record["launcher"] == "jsrun"
-    assert layout(record) == [(0, rank) for rank in range(num_ranks)]
+    assert_ranks(record, "jsrun", [(0, rank) for rank in range(num_ranks)])
     assert record["environment"]["settings"]["CUDA_VISIBLE_DEVICES"] == "0"
     said = told(tmp_path)
     assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in said
@@ -132,8 +127,7 @@ def test_theta(script, settings, execute, tmp_path):
     assert code == 0, output
     record = record_of(tmp_path, script)
     assert record["status"] == "ok", told(tmp_path)
-    assert record["launcher"] == "aprun"
-    assert layout(record) == [(0, 0), (1, 0)]
+    assert_ranks(record, "aprun", [(0, 0), (1, 0)])
     assert record["environment"]["settings"]["KMP_BLOCKTIME"] == "0"
     assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in told(tmp_path)
 

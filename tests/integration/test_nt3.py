@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from candle_p1.environment import available_cores
 from candle_p1.records import read_record
+from tests.integration.ranks import assert_ranks
 
 SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]
 """A network that trains in a second, for what is not about learning."""
@@ -40,7 +42,8 @@ def test_the_published_network_learns_with_epochs_and_not_at_once(train, tmp_pat
     assert record["plan"]["epochs_per_rank"] == 48
     assert record["plan"]["learning_rate"] == 0.002
     assert record["plan"]["steps_per_epoch"] == 14
-    assert record["launcher"] == "mpirun"
+    share = max(1, len(available_cores()) // 2)
+    assert_ranks(record, "mpirun", [(0, 0), (0, 1)], threads=share)
     assert record["data"]["synthetic"]
     assert record["distributed"]["averaging_checked"]
     assert record["quality"]["accuracy"]["value"] >= 0.95

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 from candle_p1.records import read_record
 from tests.conftest import ROOT
 from tests.integration import slurm as real
+from tests.integration.ranks import assert_ranks
 
 pytestmark = pytest.mark.parallel
 
@@ -27,6 +27,27 @@ SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
+STUDY = """\
+title = "Two seeds"
+benchmark = "nt3"
+repeats = 2
+minutes = 10
+
+[sizes.small]
+ranks = [2]
+threads = 1
+
+[sizes.small.flags]
+size = "small"
+conv = [4, 20, 1]
+pool = [10]
+dense = [8]
+epochs = 1
+epochs_scaling = "weak"
+train_steps = 2
+val_steps = 1
+test_steps = 1
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +140,7 @@ def test_from_submission_to_record(limited_job, submit, ended):
     job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
     record, said = ended(job, directory)
     assert record["status"] == "ok", said
-    assert record["launcher"] == "srun"
-    assert (record["num_ranks"], record["num_nodes"]) == (2, 1)
-    for number, rank in enumerate(record["ranks"]):
-        assert (rank["rank"], rank["node"], rank["local_rank"]) == (number, 0, number)
-        assert rank["host"] == socket.gethostname()
-        assert (rank["device"], rank["threads"]) == ("cpu", 1)
+    assert_ranks(record, "srun", [(0, 0), (0, 1)])
     assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in said
 
 
@@ -151,6 +167,21 @@ def test_a_ready_script(limited_job, slurm, tmp_path):
     run(["sbatch", "--wait", "--nodes=1", script], tmp_path, slurm, variables)
     record = read_record(tmp_path / "output/nt3/EXP000/RUN000/run.json")
     assert (record["status"], record["launcher"]) == ("ok", "srun")
+
+
+def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
+    (tmp_path / "two.toml").write_text(STUDY)
+    line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study-size", "small"]
+    output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
+    jobs = re.findall(r"job (\d+), kept in (\S+)", re.sub(r"\n(?!job)", "", output))
+    (first, _), (second, _) = jobs
+    assert f"afterany:{first}" in slurm.say("scontrol", "show", "job", second)
+    for job, script in jobs:
+        record, said = ended(job, Path(script).parent)
+        assert record["status"] == "ok", said
+        assert record["launcher"] == "srun"
+    output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
+    assert "0 jobs" in output
 
 
 def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):

@@ -10,6 +10,7 @@ from candle_p1.machines.launchers import LAUNCHERS
 from candle_p1.machines.layout import Layout
 from candle_p1.machines.machine import Machine, list_machines, load_machine
 from candle_p1.machines.schedulers import SCHEDULERS
+from candle_p1.toml_file import read_toml
 
 SHIPPED = sorted(path.stem for path in Path(machine_module.__file__).parent.glob("*.toml"))
 
@@ -30,7 +31,7 @@ def test_the_machines_are_there():
 def test_every_value_of_a_machine_says_where_it_is_from(name):
     machine = load_machine(name)
     path = Path(machine_module.__file__).with_name(f"{name}.toml")
-    written = machine_module.tomllib.loads(path.read_text())
+    written = read_toml(path)
     assert set(written) - {"title", "sources"} == set(machine.sources)
     assert all(machine.sources.values())
 

@@ -392,15 +392,17 @@ def test_what_cannot_be_imported_is_a_fact(monkeypatch):
     assert node_facts.find_software(with_mpi=False)["unusable"].keys() == {"tensorflow"}
 
 
-def test_the_mpi_library_in_a_line(monkeypatch):
-    mpich = "MPICH Version:      5.0.2\nMPICH ABI:          18:2:6"
-    monkeypatch.setattr(node_facts.installation, "visible_gpus", list)
-    monkeypatch.setattr(node_facts.installation, "horovod_build", lambda: {"mpi": True})
-    monkeypatch.setattr(node_facts.installation, "mpi_library", lambda: mpich)
-    monkeypatch.setattr(node_facts.importlib, "import_module", lambda name: None)
-    facts = node_facts.find_software(with_mpi=True)
-    assert facts["mpi_library"] == "MPICH Version: 5.0.2"
-    assert not facts["unusable"]
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH ABI:          18:2:6", "MPICH Version: 5.0.2"),
+        ("Open MPI v5.0.11, package: x, ident: 5.0.11\x00\x00", "Open MPI v5.0.11"),
+    ],
+)
+def test_the_mpi_library_in_a_line(said, line, monkeypatch):
+    mpi = SimpleNamespace(Get_library_version=lambda: said)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=mpi))
+    assert node_facts.installation.mpi_library() == line
 
 
 @pytest.mark.parametrize(

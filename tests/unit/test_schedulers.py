@@ -109,14 +109,14 @@ def test_no_scheduler_has_no_directives():
 @pytest.mark.parametrize(
     ("name", "line", "after"),
     [
-        ("lsf", "bsub x.lsf", "bsub -w done(7) x.lsf"),
+        ("lsf", "bsub x.lsf", "bsub -w ended(7) x.lsf"),
         ("cobalt", "qsub x.lsf", "qsub --dependencies 7 x.lsf"),
         (
             "slurm",
             "sbatch --parsable x.lsf",
-            "sbatch --parsable --dependency=afterok:7 x.lsf",
+            "sbatch --parsable --dependency=afterany:7 x.lsf",
         ),
-        ("pbs", "qsub x.lsf", "qsub -W depend=afterok:7 x.lsf"),
+        ("pbs", "qsub x.lsf", "qsub -W depend=afterany:7 x.lsf"),
         ("none", "bash x.lsf", "bash x.lsf"),
     ],
 )

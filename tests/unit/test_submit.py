@@ -198,3 +198,96 @@ def test_times(text, minutes):
 def test_no_times(text):
     with pytest.raises(ParameterError, match="give minutes"):
         read_minutes(text)
+
+
+STUDY = """\
+title = "Two batch sizes"
+benchmark = "nt3"
+flags.epochs_scaling = "weak"
+vary.batch_size = [5, 10]
+environment.HOROVOD_CYCLE_TIME = "2"
+
+[sizes.paper]
+ranks = [1, 4]
+repeats = 1
+minutes = 20
+flags.size = "small"
+
+[sizes.odd]
+ranks = [3]
+repeats = 1
+minutes = 20
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def test_the_runs_of_a_study_wait_for_one_another(scheduler, study, tmp_path):
+    words = scheduler("sbatch", "12")
+    line = ["nt3", "--machine", "slurm", "--study", study, "--", "--epochs", 2]
+    output = submit(*line).output
+    assert "4 jobs of two, 1 at a time, at most 2.0 node hours" in output
+    told = words()
+    scripts = [Path(word) for word in told if word.endswith("job.sh")]
+    assert len(scripts) == len(set(scripts)) == 4
+    assert told.count("--dependency=afterany:12") == 3
+    assert told.index("--dependency=afterany:12") > told.index(str(scripts[0]))
+    assert {path.parent.name for path in scripts} == {
+        f"batch_size-{size}-np{num}-r0" for size in (5, 10) for num in (1, 4)
+    }
+    text = (tmp_path / "output/two-paper/batch_size-5-np4-r0/job.sh").read_text()
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n" in text
+    assert "#SBATCH --time=00:20:00\n" in text
+    assert "export HOROVOD_CYCLE_TIME=2\n" in text
+    flags = " ".join(text.replace("\\\n", " ").split())
+    assert "--size small --epochs 2 --batch_size 5 --rng_seed" in flags
+    assert "--run_id batch_size-5-np4-r0" in flags
+
+    output = submit(*line).output
+    assert words() == told
+    assert "0 jobs" in output
+    assert "submitted before, with no end on record yet: batch_size-" in output
+
+
+def test_several_jobs_of_a_study_at_once(scheduler, study):
+    words = scheduler("sbatch", "12")
+    submit("nt3", "--machine", "slurm", "--study", study, "--at-once", 3)
+    assert words().count("--dependency=afterany:12") == 1
+
+
+def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
+    output = submit("nt3", "--machine", "pbs", "--study", study, "--dry-run").output
+    assert "batch_size-10-np1-r0: " in output
+    assert output.count("#PBS -N ") == 1
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["p1b1", "--machine", "slurm"], "two does not train p1b1, but nt3"),
+        (["nt3", "--machine", "slurm", "--nodes", 2], "--nodes and --mode: the runs of a study"),
+        (["nt3", "--machine", "local"], "candle-p1 study run performs a study there"),
+        (["nt3", "--machine", "summit"], "charges jobs to a project"),
+        (["nt3", "--machine", "slurm", "--study-size", "huge"], "two has no size 'huge'"),
+        (["nt3", "--machine", "slurm", "--study-size", "odd"], "3 ranks are no multiple of the 2"),
+    ],
+)
+def test_studies_that_cannot_be_submitted(words, problem, study, tmp_path):
+    with pytest.raises(ParameterError, match=problem):
+        submit(*words, "--study", study)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_job_that_is_not_taken_can_be_submitted_again(scheduler, study, tmp_path):
+    line = ["nt3", "--machine", "slurm", "--study", study]
+    scheduler("sbatch", "invalid account", code=1)
+    with pytest.raises(SetupError, match="invalid account"):
+        submit(*line)
+    scheduler("sbatch", "12")
+    assert "4 jobs of two" in submit(*line).output

@@ -1,0 +1,104 @@
+"""The record and log of a run whose process has ended, completed by what the run could not say.
+
+A run that was killed while it loaded its libraries has no record; one that was killed together with
+its sentinel has one that says "running"; and one that a study ended at its time limit says that it
+was interrupted, by which it would be repeated for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.records import RECORD_NAME, SCHEMA_VERSION, read_record, utc_now, write_record
+from candle_p1.studies.places import LOG_NAME
+from candle_p1.studies.state import FAILED, INTERRUPTED, OK, RUNNING, pids_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from candle_p1.studies.planned import PlannedRun
+
+SENTINEL_S = 15.0
+"""How long the sentinel may take to complete a record after the last rank has gone."""
+POLL_S = 0.1
+ERROR_MARK = "error: "
+
+
+def complete_record(
+    run: PlannedRun,
+    directory: Path,
+    command: Sequence[str],
+    *,
+    code: int,
+    is_late: bool,
+    interrupted: bool = False,
+) -> None:
+    """Makes sure that the record of a run that has ended says how.
+
+    Args:
+        run: The run.
+        directory: Where its record is, or should be.
+        command: What was executed.
+        code: Its exit code.
+        is_late: Whether the study ended it at its time limit.
+        interrupted: Whether the study itself was told to end. A run without a record then stays
+            without one, and will be performed as if it had not been.
+    """
+    deadline = time.monotonic() + SENTINEL_S
+    while pids_of(directory) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    path = directory / RECORD_NAME
+    if not path.exists() or path.stat().st_size == 0:
+        if interrupted:
+            path.unlink(missing_ok=True)
+            return
+        record, status, reason = _unwritten(run, command), RUNNING, ""
+    else:
+        record = read_record(path)
+        status, reason = record["status"], record.get("failure", {}).get("reason", "")
+    if status == OK or not (status == RUNNING or is_late or interrupted):
+        return
+    if is_late:
+        reason = f"ended at the study's time limit of {run.minutes} minutes" + (
+            f"; {reason}" if reason else ""
+        )
+    elif interrupted:
+        reason = reason or "the study was interrupted"
+    else:
+        reason = f"ended with code {code}{_last_words(directory)}"
+    phase = record.get("failure", {}).get("phase")
+    record |= {
+        "status": INTERRUPTED if interrupted else FAILED,
+        "ended": record.get("ended", utc_now()),
+        "failure": {"reason": reason, "rank": None, "phase": phase},
+    }
+    write_record(path, record)
+
+
+def _unwritten(run: PlannedRun, command: Sequence[str]) -> dict[str, Any]:
+    """Returns the record of a run that has written none."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": RUNNING,
+        "benchmark": find_benchmark(run.benchmark).name,
+        "started": utc_now(),
+        "command": list(command),
+        "num_ranks": run.num_ranks,
+        "parameters": {
+            name: {"value": value, "origin": "study"} for name, value in run.settings.items()
+        },
+    }
+
+
+def _last_words(directory: Path) -> str:
+    """Returns the error that a run has printed, or else its last line, after a colon."""
+    try:
+        text = (directory / LOG_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
+    return f": {(errors or lines[-1:])[0]}" if lines else ""

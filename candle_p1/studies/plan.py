@@ -1,0 +1,215 @@
+"""What a study comes to: its runs, in the order in which they are performed.
+
+The order is that of randomised complete blocks: every point once, in random order, then every
+point again. A slow hour of the machine then falls on all points alike. The place of a run within
+its block follows from the SHA-256 of seed, repeat and point alone, so it is the same on every
+machine, and leaving out points or adding repeats changes nothing about the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.errors import ParameterError
+from candle_p1.scaling import share_epochs
+from candle_p1.studies.places import RESULT_PLACES
+from candle_p1.studies.planned import PlannedRun, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from candle_p1.benchmark import Benchmark
+    from candle_p1.params import ParameterSet
+    from candle_p1.studies.study import Size, Study
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user has chosen about a study.
+
+    Attributes:
+        size: One of its sizes; None is the first.
+        ranks: Numbers of ranks in place of the size's.
+        repeats: Runs of each point in place of the size's.
+        seed: Of the order, in place of the study's.
+        flags: Flags of the benchmark for all runs, as words of a command line.
+    """
+
+    size: str | None = None
+    ranks: Sequence[int] | None = None
+    repeats: int | None = None
+    seed: int | None = None
+    flags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study.
+
+    Attributes:
+        study: The study.
+        size: The name of its size.
+        choice: What the user has chosen about it.
+        directory: Where the results go.
+        runs: In the order in which they are performed.
+    """
+
+    study: Study
+    size: str
+    choice: Choice
+    directory: Path
+    runs: Sequence[PlannedRun]
+
+    @property
+    def most_ranks(self) -> int:
+        """The ranks of the largest run."""
+        return max(run.num_ranks for run in self.runs)
+
+
+def make_plan(study: Study, choice: Choice, output: Path) -> Plan:
+    """Returns the runs of a study.
+
+    Args:
+        study: The study.
+        choice: What the user has chosen about it.
+        output: Where the results of studies go; this one's go to ``<study>-<size>`` in it.
+
+    Raises:
+        ParameterError: The study has no such size, a parameter or a flag is wrong, epochs do not
+            divide among ranks, or two points are the same run.
+        DataError: A data file that is named does not exist.
+    """
+    name, size = study.size(choice.size)
+    directory = output.expanduser().absolute() / f"{study.name}-{name}"
+    repeats = size.repeats if choice.repeats is None else choice.repeats
+    first = [
+        run
+        for benchmark in study.benchmarks
+        for run in _points(study, size, benchmark, choice, directory)
+    ]
+    _check_distinct(study, first)
+    seed = study.seed if choice.seed is None else choice.seed
+    runs = [
+        _repeat(run, repeat)
+        for repeat in range(repeats)
+        for run in sorted(first, key=lambda run, repeat=repeat: _place(seed, repeat, run.point))  # type: ignore[misc]
+    ]
+    return Plan(study, name, choice, directory, runs)
+
+
+def _points(
+    study: Study, size: Size, benchmark: str, choice: Choice, directory: Path
+) -> Iterator[PlannedRun]:
+    """Yields the first run of every point of a benchmark."""
+    found = find_benchmark(benchmark)
+    for_all = _chosen_flags(found, choice.flags, size)
+    of_threads: list[int | None] = [*size.threads] or [None]
+    for variant, values, variables, threads in product(
+        size.variants, _crossed(size.vary), _crossed(size.environment), of_threads
+    ):
+        flags = {**size.flags, **for_all, **variant.flags, **values}
+        series = _series(
+            [found.name] * (len(study.benchmarks) > 1) + [variant.name] * bool(variant.name),
+            values
+            | {name: variables[name] for name in variables if len(size.environment[name]) > 1}
+            | ({"threads": threads} if len(size.threads) > 1 else {}),
+        )
+        try:
+            params = found.bind(found.declaration.parse(words_of(flags), found.model_file))
+            for num_ranks in choice.ranks or size.ranks:
+                _, epochs = share_epochs(
+                    params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]
+                )
+                yield PlannedRun(
+                    series=series,
+                    repeat=0,
+                    benchmark=benchmark,
+                    num_ranks=num_ranks,
+                    threads=threads,
+                    environment=variables,
+                    flags=flags | {"rng_seed": params["rng_seed"]},
+                    settings=settings_of(params),
+                    epochs_per_rank=epochs,
+                    minutes=size.minutes,
+                    study_directory=directory,
+                )
+        except ParameterError as error:
+            where = f", {series}" if series else ""
+            raise ParameterError(f"{study.path}{where}: {error}") from error
+
+
+def settings_of(params: ParameterSet) -> dict[str, Any]:
+    """Returns the parameters that make a run what it is, as JSON gives them back."""
+    kept = {name: value for name, value in params.items() if name not in RESULT_PLACES}
+    return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
+
+
+def _chosen_flags(benchmark: Benchmark, words: Sequence[str], size: Size) -> dict[str, Any]:
+    """Returns the parameters that flags of the command line set for all runs.
+
+    Raises:
+        ParameterError: A flag is wrong, or sets what the study varies or has to set itself.
+    """
+    params = benchmark.declaration.parse(words, benchmark.model_file)
+    flags = {name: params[name] for name in params if params.origin(name).kind == "flag"}
+    for name in flags:
+        if name in size.varied:
+            raise ParameterError(f"--{name}: the study varies it, and cannot have one for all runs")
+        if name in RESULT_PLACES:
+            raise ParameterError(f"--{name}: it is each run's own, and set by the study")
+    return flags
+
+
+def _crossed(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """Returns every combination of values, by name; one empty one of none."""
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+def _series(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    """Returns the name of a series, fit for a path and a job's name."""
+    parts = [*names, *(f"{name}-{_text(value)}" for name, value in values.items())]
+    return "-".join(parts)
+
+
+def _text(value: Any) -> str:
+    text = "_".join(map(str, value)) if isinstance(value, list) else str(value)
+    return re.sub(r"[^\w.+-]", "_", text)
+
+
+def _check_distinct(study: Study, runs: Sequence[PlannedRun]) -> None:
+    """Raises if two points have the same name, or are the same run under two names."""
+    names: set[str] = set()
+    points: dict[str, str] = {}
+    for run in runs:
+        if run.point in names:
+            raise ParameterError(
+                f"{study.path}: two points are named {run.point}: values that differ only in"
+                " characters which paths do not have get the same name; put them into variants"
+            )
+        names.add(run.point)
+        what = json.dumps([run.benchmark, run.num_ranks, run.variables, run.settings])
+        if what in points:
+            raise ParameterError(
+                f"{study.path}: {points[what]} and {run.point} are the same run; leave one out"
+            )
+        points[what] = run.point
+
+
+def _repeat(run: PlannedRun, repeat: int) -> PlannedRun:
+    """Returns another run of the same point, with a seed of its own."""
+    seed = {"rng_seed": run.settings["rng_seed"] + repeat}
+    return replace(
+        run, repeat=repeat, flags={**run.flags, **seed}, settings={**run.settings, **seed}
+    )
+
+
+def _place(seed: int, repeat: int, point: str) -> bytes:
+    """Returns what a block is sorted by."""
+    return hashlib.sha256(f"{seed} {repeat} {point}".encode()).digest()

@@ -1,0 +1,104 @@
+"""One run of a study: what it is, where it goes, and the words that start it. Nothing runs here.
+
+Whoever performs a run, here or in a job, needs these: the benchmark's script with `command_flags`,
+on `num_ranks` ranks, with `variables` in their environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.records import RECORD_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a study.
+
+    Attributes:
+        series: Names what is varied, but for the ranks; "" where nothing is.
+        repeat: Which run of its point this is, from 0.
+        benchmark: As `find_benchmark` takes it.
+        num_ranks: Its ranks.
+        threads: OMP_NUM_THREADS of each; None is left to the rank.
+        environment: Further environment variables.
+        flags: The parameters that the study sets, by name, with the repeat's own rng_seed.
+        settings: All effective parameters, as a record holds them, but for where results go.
+        epochs_per_rank: The epochs that each rank trains.
+        minutes: Its time limit.
+        study_directory: The study's.
+    """
+
+    series: str
+    repeat: int
+    benchmark: str
+    num_ranks: int
+    threads: int | None
+    environment: Mapping[str, str]
+    flags: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    epochs_per_rank: int
+    minutes: int
+    study_directory: Path
+
+    @property
+    def point(self) -> str:
+        """The name that all repeats of this run have in common."""
+        return "-".join(part for part in (self.series, f"np{self.num_ranks}") if part)
+
+    @property
+    def name(self) -> str:
+        """The run's name within its study."""
+        return f"{self.point}-r{self.repeat}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that its ranks have to have, the number of threads included."""
+        threads = {} if self.threads is None else {THREADS_VARIABLE: str(self.threads)}
+        return dict(self.environment) | threads
+
+    def directory(self, attempt: int = 1) -> Path:
+        """Returns where an attempt at this run keeps its record; the first one is attempt 1."""
+        ending = "" if attempt == 1 else f"-attempt{attempt}"
+        return self.study_directory / (self.name + ending)
+
+    def attempts(self) -> Iterator[Path]:
+        """Yields the directories that hold a record of this run, the first attempt first."""
+        attempt = 1
+        while (self.directory(attempt) / RECORD_NAME).exists():
+            yield self.directory(attempt)
+            attempt += 1
+
+    def next_directory(self) -> Path:
+        """Returns where another attempt goes: the first place without a record."""
+        return self.directory(len(list(self.attempts())) + 1)
+
+    def command_flags(self, directory: Path | None = None) -> list[str]:
+        """Returns the flags of the benchmark's script that make this run.
+
+        Args:
+            directory: Where the record goes, which holds none; None is `next_directory`.
+        """
+        directory = directory or self.next_directory()
+        place = {
+            "output_dir": str(directory.parent),
+            "experiment_id": ".",
+            "run_id": directory.name,
+        }
+        return words_of({**self.flags, **place})
+
+
+def words_of(flags: Mapping[str, Any]) -> list[str]:
+    """Returns parameters as the words of a command line."""
+    return [
+        word
+        for name, value in flags.items()
+        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]

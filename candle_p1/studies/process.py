@@ -1,0 +1,121 @@
+"""A run as a process: started, waited for up to its time limit, and ended with all it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
+
+GRACE_S = 30.0
+"""How long a run may take to end when it is told to."""
+POLL_S = 0.2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asks this process to end.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Makes SIGNALS raise Interrupted here; those that are ignored, as by nohup, stay so."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_to_end(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: IO[bytes],
+    limit_s: float,
+    tick: Callable[[float], None],
+    grace_s: float = GRACE_S,
+) -> tuple[int, bool]:
+    """Runs a command to its end, or to its time limit.
+
+    Nothing that it started is left after this call, also when an exception ends it; and when this
+    process is killed, the command is told to end (see candle_p1.studies.leash). Call it from the
+    main thread: the kernel watches the thread.
+
+    Args:
+        command: What to execute.
+        variables: Its environment.
+        output: Where its output goes.
+        limit_s: When it is told to end, in s.
+        tick: Is called several times a second, with the seconds so far.
+        grace_s: How long it may then take, before it is killed.
+
+    Returns:
+        Its exit code, negative for a signal, and whether it came to the limit.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "candle_p1.studies.leash", str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(variables),
+        start_new_session=True,  # the terminal's Ctrl-C is this process's affair
+    )
+    start = time.monotonic()
+    try:
+        while True:
+            elapsed_s = time.monotonic() - start
+            tick(elapsed_s)
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=POLL_S), False
+            if elapsed_s > limit_s:
+                end(process, grace_s)
+                return process.returncode, True
+    finally:
+        end(process, grace_s)
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+    """Ends a process and all it started: SIGTERM to its group, after a grace SIGKILL to the rest.
+
+    A further signal to this process cuts the grace short.
+    """
+    if process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    deadline = time.monotonic() + grace_s
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired, Interrupted):
+        process.wait(timeout=grace_s)
+        # The sentinel, which completes the record, goes last.
+        psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
+    process.kill()
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()

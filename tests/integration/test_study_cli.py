@@ -1,0 +1,151 @@
+"""A study as users start it: runs under mpirun, a kill -9 half-way, a run that fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from candle_p1.records import read_record
+
+TINY = """
+title = "NT3 in a small network"
+benchmark = "nt3"
+repeats = 1
+minutes = 3
+threads = 1
+vary.loader = ["original", "parallel"]
+
+[flags]
+size = "small"
+epochs = 2
+train_steps = 2
+val_steps = 1
+test_steps = 1
+conv = [4, 20, 1]
+pool = 10
+dense = 8
+
+[sizes.tiny]
+ranks = [1, 2]
+"""
+LIMIT_S = 300
+
+
+@pytest.fixture
+def command(mpirun, tmp_path):
+    """Returns the command line that performs a study."""
+
+    def command(text=TINY, *words):
+        (tmp_path / "tiny.toml").write_text(text)
+        return [sys.executable, "-m", "candle_p1.cli", "study", "run", "tiny.toml", *words]
+
+    return command
+
+
+def records(tmp_path):
+    paths = (tmp_path / "output/tiny-tiny").glob("*/run.json")
+    return {path.parent.name: path for path in paths}
+
+
+def ranks_of(tmp_path):
+    """Returns the processes that work on the study's runs, their sentinels included."""
+    place = str(tmp_path / "output/tiny-tiny")
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(word.startswith(place) for word in process.info["cmdline"] or [])
+    ]
+
+
+def wait_until(condition, limit_s=120):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to this"
+        time.sleep(0.05)
+
+
+@pytest.mark.parallel
+def test_a_study_killed_half_way_goes_on_and_repeats_no_finished_run(
+    command, start, execute, tmp_path
+):
+    process = start(command())
+
+    def is_half_way():
+        found = records(tmp_path)
+        return len(found) >= 2 and any(
+            "np2" in name and path.stat().st_size and read_record(path)["status"] == "running"
+            for name, path in found.items()
+        )
+
+    wait_until(is_half_way)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not ranks_of(tmp_path), 40)
+    before = {
+        name: path.stat().st_mtime_ns
+        for name, path in records(tmp_path).items()
+        if read_record(path)["status"] == "ok"
+    }
+    assert len(before) >= 1
+    killed = records(tmp_path).keys() - before.keys()
+    assert len(killed) == 1
+
+    code, output = execute(command(), limit_s=LIMIT_S)
+    print(output)
+    assert code == 0
+    assert f"{len(before)} of 4 runs are done already" in output
+    assert "4 of 4 runs are done" in output
+    found = records(tmp_path)
+    assert {name: found[name].stat().st_mtime_ns for name in before} == before
+    assert found.keys() == {
+        f"loader-{loader}-np{num_ranks}-r0"
+        for loader in ("original", "parallel")
+        for num_ranks in (1, 2)
+    } | {f"{name}-attempt2" for name in killed}
+    record = read_record(found[max(name for name in found if "parallel-np2" in name)])
+    assert (record["num_ranks"], record["data"]["loader"]) == (2, "parallel")
+    assert {rank["threads"] for rank in record["ranks"]} == {1}
+
+    code, output = execute(command())
+    assert code == 0
+    assert "4 of 4 runs are done already" in output
+    assert len(records(tmp_path)) == 4 + len(killed)
+
+
+@pytest.mark.parallel
+def test_a_failing_run_is_passed_over_and_ends_the_study_with_code_1(command, execute, tmp_path):
+    text = TINY.replace("[1, 2]", "[2]")
+    text = text.replace('["original", "parallel"]', '["parallel"]')
+    text += '[[variants]]\nname = "good"\n[[variants]]\nname = "bad"\npower = "replay:absent.csv"\n'
+    code, output = execute(command(text), limit_s=LIMIT_S)
+    print(output)
+    assert code == 1
+    assert "failed: bad-loader-parallel-np2-r0" in output
+    assert "1 of 2 runs are done" in output
+    found = records(tmp_path)
+    assert read_record(found["good-loader-parallel-np2-r0"])["status"] == "ok"
+    failed = read_record(found["bad-loader-parallel-np2-r0"])
+    assert failed["status"] == "failed"
+    assert "absent.csv" in failed["failure"]["reason"]
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ranks_and_says_how_to_go_on(command, start, tmp_path, number):
+    text = TINY.replace("epochs = 2", 'epochs = 20000\nepochs_scaling = "weak"')
+    process = start(command(text, "--ranks", "2"))
+    wait_until(
+        lambda: any((path.parent / "history.csv").exists() for path in records(tmp_path).values())
+    )
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    print(output)
+    assert process.returncode == 128 + number
+    assert "interrupted; 0 of 2 runs are done, and the same command goes on" in output
+    assert not ranks_of(tmp_path)
+    assert [read_record(path)["status"] for path in records(tmp_path).values()] == ["interrupted"]
