@@ -24,13 +24,13 @@ from candle_p1.bench.job import run
 from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
 from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
-from candle_p1.bench.published import published_loading, source
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
+from candle_p1.published import machines, published_loading, source
 from candle_p1.records import utc_now
 from candle_p1.statistics import summarize
 
@@ -199,7 +199,7 @@ class Comparison(Measurement):
             "results": results,
             "jobs": [asdict(step) | {"elapsed_s": _elapsed_s(ranks)} for step, ranks in measured],
             "machine": environment.capture(),
-            "published": {"source": source(), "tables": published_loading(name)},
+            "published": {"source": source(), "tables": published_tables(name)},
         }
 
 
@@ -258,3 +258,26 @@ def _typical(bytes_of_jobs: Iterable[Sequence[int | None]]) -> int | None:
     if any(None in ranks for ranks in of_jobs):
         return None
     return statistics.median_low([sum(filter(None, ranks)) for ranks in of_jobs])
+
+
+def published_tables(benchmark: str) -> list[dict[str, Any]]:
+    """Returns what the paper's Tables 3 and 4 say of a benchmark; [] if nothing.
+
+    Each entry has the number of its ``table``, the ``machine`` and its ``node``, and ``files``: by
+    role ("train", "test") the size ``file_mb`` as the paper writes it, in MB, and the seconds of a
+    method, ``original_s`` and ``chunked_s``.
+    """
+    tables: dict[int, dict[str, Any]] = {}
+    for cell in published_loading(benchmark):
+        table = tables.setdefault(
+            cell.table,
+            {
+                "table": cell.table,
+                "machine": cell.machine,
+                "node": machines()[cell.machine],
+                "files": {},
+            },
+        )
+        file = table["files"].setdefault(cell.role, {"file_mb": cell.file_mb})
+        file[f"{cell.loader}_s"] = cell.seconds
+    return list(tables.values())

@@ -152,8 +152,9 @@ def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> T
         table.add_section()
         for role, file in published["files"].items():
             times = [file[f"{name}_s"] for name in BASELINES]
+            size = f"{file['file_mb']} MB"
             cells = [*(f"{seconds:.2f}" for seconds in times), _ratio(*times)]
-            table.add_row(f"{published['machine']} (published)", role, file["data_size"], *cells)
+            table.add_row(f"{published['machine']} (published)", role, size, *cells)
     return table
 
 

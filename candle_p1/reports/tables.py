@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from candle_p1.published import published, published_loading
 from candle_p1.reports.improvements import Improvement, improvements, pairs
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import STRONG, WEAK
-from candle_p1.reports.published import published, published_loading
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     COMMUNICATION_EFFICIENCY,

@@ -12,18 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1 import cli
-from candle_p1.bench.published import published_loading as published_for_bench
 from candle_p1.errors import ParameterError, RecordError
 from candle_p1.instrument.power.files import write_traces
 from candle_p1.instrument.power.source import Channel
 from candle_p1.instrument.power.trace import Trace
-from candle_p1.reports.published import machines, published, published_loading
+from candle_p1.published import machines, published
 from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import Run, Runs, read_runs
 from candle_p1.reports.table import Table
 from candle_p1.statistics import estimate_median
 from tests.planted_records import plant, planted_record
-from tests.unit.test_imports import HEAVY, modules_after
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 
@@ -225,23 +223,6 @@ def test_published_values_have_machine_and_place():
                 assert "section" in each.where
                 assert str(each).startswith(f"published ({each.machine}, section ")
                 assert each.says
-
-
-def test_published_loading_times_are_those_of_the_loading_measurement():
-    for benchmark in BENCHMARKS:
-        ours = {(e.table, e.role, e.loader): e.seconds for e in published_loading(benchmark)}
-        theirs = {
-            (table["table"], role, loader): file[f"{loader}_s"]
-            for table in published_for_bench(benchmark)
-            for role, file in table["files"].items()
-            for loader in ("original", "chunked")
-        }
-        assert ours == theirs
-
-
-def test_importing_reports_loads_nothing_heavy():
-    loaded = modules_after("import candle_p1.reports.report, candle_p1.reports.writing")
-    assert not loaded & (HEAVY | {"matplotlib", "pandas"})
 
 
 def test_a_benchmark_of_another_author_has_a_report(tmp_path):

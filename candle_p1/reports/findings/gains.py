@@ -64,5 +64,8 @@ def _gain(experiment: Experiment, quantity: Quantity) -> Iterator[str]:
 
 def _words(gain: Improvement, of: str) -> str:
     claim = {WORSE: ": it is worse", NOT_SHOWN: ": an improvement is not shown"}
-    value = number(gain.percent.value)
-    return f"improved by {value} % ({interval(gain.percent, of=of)}{claim.get(gain.verdict, '')})"
+    verb, percent = "improved", gain.percent
+    if percent.value < 0:
+        verb, percent = "worsened", percent.map(lambda value: -value)
+    said = f"{interval(percent, of=of)}{claim.get(gain.verdict, '')}"
+    return f"{verb} by {number(percent.value)} % ({said})"

@@ -102,6 +102,6 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
 
 @cache
 def _content() -> dict[str, Any]:
-    with as_file(files("candle_p1.reports").joinpath("published.toml")) as path:
+    with as_file(files("candle_p1").joinpath("published.toml")) as path:
         content: dict[str, Any] = read_toml(path)
     return content
