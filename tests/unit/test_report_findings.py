@@ -96,7 +96,7 @@ def test_what_is_worse_is_called_so():
         for seed in range(6)
     ]
     (sentence,) = statements_on(*records)["Total time against the original"].sentences
-    assert "improved by -32" in sentence
+    assert "worsened by 32" in sentence
     assert "it is worse" in sentence
 
 
