@@ -77,6 +77,9 @@ WITHOUT_EFFECT = frozenset(
 """CANDLE's parameters that only some benchmarks read, or none. Where one is not read, setting it is
 an error, not a silence."""
 
+REMEDIES = {"tb": "logs for TensorBoard are written by --tensorboard True"}
+"""What to do instead of setting such a parameter, where leaving it out is not all."""
+
 
 @dataclass(frozen=True)
 class PublishedFiles:
@@ -238,7 +241,7 @@ class Benchmark(ABC):
             if self._is_chosen(name, params):
                 raise ParameterError(
                     f"{name} ({params.origin(name)}) has no effect on {self.name} in this version:"
-                    " leave it out"
+                    f" {REMEDIES.get(name, 'leave it out')}"
                 )
         params = self.resolve(params)
         named = self._named_files(params)

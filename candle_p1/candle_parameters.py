@@ -425,6 +425,13 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
         False,
         "trace some steps of rank 0 by the framework's own profiler, into profile/ of the run",
     ),
+    Parameter(
+        "tensorboard",
+        bool,
+        False,
+        "write loss and metrics of every epoch for TensorBoard, into tensorboard/ of the run",
+    ),
+    Parameter("mllog", bool, False, "write MLPerf's log lines, into mllog.txt of the run"),
 )
 """What this package adds to CANDLE's."""
 

@@ -22,6 +22,8 @@ from candle_p1.distributed.tracing import (
 )
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.evaluation import Trained
+from candle_p1.instrument import mllog, tensorboard
+from candle_p1.instrument.mllog import RunLog
 from candle_p1.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.optimizers import check_names, make_optimizer
 from candle_p1.prepare import build_model, check_passes, make_plan, set_up_device
@@ -58,14 +60,16 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
     params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
     _check_same_parameters(params, comm)
     Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before minutes of loading
+    Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
     timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
-    with recorded_run(benchmark.name, params, comm) as this:
+    with recorded_run(benchmark.name, params, comm) as this, _open_log(params, this) as log:
         phases = this.phases
 
         with phases("startup"):
             device, exchange = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
+        log.begin()
         gradients = log_gradients(this.exchanges, params, device, comm)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
@@ -93,13 +97,15 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 distributed.broadcast_state(model, comm)
 
         this.screen.say(plan.explain())
+        log.describe(**mllog.settings(params, plan, data, model))
         with phases("train"):
-            history, training = _train(benchmark, model, data, plan, params, gradients, this)
+            history, training = _train(benchmark, model, data, plan, params, gradients, this, log)
 
         with phases("evaluate"):
             directory = this.result_directory(params["save_path"])
             trained = Trained(model, data, params, comm, directory, files.synthetic)
             quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
+        log.finish(quality)
 
         with phases("report"):
             load_s = comm.allgather(reader.load_s)
@@ -242,6 +248,13 @@ def _start(
     return device, exchange | {"averaging_checked": comm.size > 1}
 
 
+def _open_log(params: ParameterSet, this: Run) -> RunLog:
+    """Returns the log in MLPerf's format; one that writes nothing unless rank 0 is to write it."""
+    writes = params["mllog"] and this.comm.rank == 0
+    path = this.directory / mllog.FILE_NAME if writes else None
+    return RunLog(path, this.record["benchmark"], this.phases, this.start)
+
+
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
     def locate() -> FileSet | None:
         if this.comm.rank != 0:
@@ -282,6 +295,7 @@ def _train(
     params: ParameterSet,
     gradients: GradientLog | None,
     this: Run,
+    log: RunLog,
 ) -> tuple[Any, dict[str, Any]]:
     """Trains; returns the history and what the record says of it. Collective."""
     import keras
@@ -295,7 +309,13 @@ def _train(
         TimeLimit,
     )
     from candle_p1.distributed.profiler import StepProfiler
-    from candle_p1.instrument.callbacks import BeforeEpoch, BeforeStep, EpochTimer, Progress
+    from candle_p1.instrument.callbacks import (
+        AfterEpoch,
+        BeforeEpoch,
+        BeforeStep,
+        EpochTimer,
+        Progress,
+    )
     from candle_p1.instrument.epochs import summarize_epoch
     from candle_p1.kernels.batches import for_fit
 
@@ -316,7 +336,10 @@ def _train(
         *([BeforeStep(gradients.count_step)] if gradients else []),
         EpochMetrics(comm),
         validation,
+        AfterEpoch(lambda logs: log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)),
     ]
+    if params["tensorboard"] and comm.rank == 0:  # before what changes the learning rate
+        callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
     if plan.warmup_epochs:
         callbacks.append(LearningRateWarmup(plan))
     callbacks += benchmark.callbacks(params)

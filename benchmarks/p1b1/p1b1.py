@@ -100,7 +100,7 @@ class P1b1(Benchmark):
         Parameter("landmark_data", str, None, "file that names the landmark genes", optional=True),
         Parameter("tsne", bool, False, "draw the latent space by t-SNE rather than PCA"),
         Parameter("cp", bool, False, "save the best model; not supported yet"),
-        Parameter("tb", bool, False, "write logs for TensorBoard; not supported yet"),
+        Parameter("tb", bool, False, "CANDLE's name of what is --tensorboard here"),
         Parameter(
             "noise_factor", float, 0.0, "in CANDLE's files, and without effect there", maximum=0
         ),

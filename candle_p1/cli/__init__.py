@@ -10,7 +10,18 @@ import click
 from candle_p1 import __version__
 from candle_p1.errors import EXIT_CODE, CandleError
 
-VERBS = ("run", "submit", "study", "show", "report", "timeline", "data", "bench", "doctor")
+VERBS = (
+    "run",
+    "submit",
+    "study",
+    "show",
+    "report",
+    "compare",
+    "timeline",
+    "data",
+    "bench",
+    "doctor",
+)
 
 
 class _Verbs(click.Group):

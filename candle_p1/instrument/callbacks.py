@@ -11,7 +11,7 @@ import keras
 from candle_p1.instrument.epochs import Epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from candle_p1.instrument.screen import Screen
 
@@ -67,6 +67,18 @@ class BeforeEpoch(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Calls it."""
         self._call(epoch)
+
+
+class AfterEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a function with the metrics of each epoch that callbacks before this one have put."""
+
+    def __init__(self, call: Callable[[Mapping[str, float]], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Calls it."""
+        self._call(logs or {})
 
 
 class BeforeStep(keras.callbacks.Callback):  # type: ignore[misc]

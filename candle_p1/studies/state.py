@@ -24,6 +24,7 @@ from candle_p1.errors import RecordError
 from candle_p1.machines.submission import was_submitted
 from candle_p1.records import RECORD_NAME, read_record
 from candle_p1.studies.places import END_MARK, LOG_NAME
+from candle_p1.studies.plan import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -113,15 +114,18 @@ def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> Ru
 def differences(run: PlannedRun, record: Mapping[str, Any]) -> list[str]:
     """Returns in what a record is of another run than this one, in words; [] of the same.
 
-    Where results go does not matter. Of environment variables those count that the study sets; only
-    records that are ok have them.
+    Where results go does not matter. A parameter that a record lacks is newer than it, and had its
+    default. Of environment variables those count that the study sets; only records that are ok have
+    them.
     """
+    benchmark = find_benchmark(run.benchmark)
     expected: dict[str, Any] = {
-        "benchmark": find_benchmark(run.benchmark).name,
+        "benchmark": benchmark.name,
         "num_ranks": run.num_ranks,
         **run.settings,
     }
-    found: dict[str, Any] = {"benchmark": record["benchmark"], "num_ranks": record["num_ranks"]}
+    defaults = settings_of(benchmark.bind(benchmark.declaration.parse([], benchmark.model_file)))
+    found = defaults | {"benchmark": record["benchmark"], "num_ranks": record["num_ranks"]}
     found |= {
         name: entry["value"] for name, entry in record["parameters"].items() if name in run.settings
     }

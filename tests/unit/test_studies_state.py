@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from candle_p1.errors import RecordError
-from candle_p1.records import write_record
+from candle_p1.records import read_record, write_record
 from candle_p1.studies import ending
 from candle_p1.studies.cost import LAUNCH_S, Measured, cost, duration, estimate
 from candle_p1.studies.ending import complete_record
@@ -146,6 +146,32 @@ def test_an_ok_record_of_another_run_is_never_written_over(run, write, change, s
 def test_what_the_study_does_not_set_makes_no_other_run(run, write):
     write(settings={"OMP_OTHER": "7"})
     assert state_of(run).status == "ok"
+
+
+def test_a_parameter_newer_than_the_record_had_its_default(run, write):
+    write()
+    path = run.directory() / "run.json"
+    record = read_record(path)
+    newer = "loader"
+    del record["parameters"][newer]
+    write_record(path, record)
+    assert state_of(run, nobody).status == "ok"
+    another = replace(run, settings=dict(run.settings) | {newer: "of another value"})
+    with pytest.raises(RecordError, match=f"{newer} is .* there and"):
+        state_of(another, nobody)
+
+
+def test_what_was_submitted_as_a_job_is_left_to_it(run, write):
+    run.directory().mkdir()
+    (run.directory() / "job.sh").touch()
+    state = state_of(run, nobody)
+    assert (state.status, state.is_due(retry_failed=True)) == ("submitted", False)
+    run.directory().joinpath("job.sh").unlink()
+    run.directory().rmdir()
+    write("running")
+    assert state_of(run, nobody).status == "interrupted"
+    (run.directory() / "job.sh").touch()  # its processes are on other machines
+    assert state_of(run, nobody).status == "running"
 
 
 def test_a_record_that_cannot_be_read_is_named(run, write):

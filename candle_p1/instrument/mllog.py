@@ -1,0 +1,188 @@
+"""A run in MLPerf's log format, for the tools that read that.
+
+A line is ``:::MLLOG`` and a JSON object. Its fields, the keys and the types of events are those of
+MLCommons' ``mlperf_logging.mllog``, https://github.com/mlcommons/logging. What describes a
+submission to MLPerf is left out, but for the benchmark's name.
+
+The phase ``startup`` is MLPerf's initialization: the run starts where data are touched first, and
+ends with the evaluation on the test set. Every epoch is validated, so there are no blocks of
+epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.instrument.timeline.clock import read_anchor
+from candle_p1.records import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from candle_p1.data.samples import DataSet
+    from candle_p1.instrument.epochs import Epoch
+    from candle_p1.instrument.phases import PhaseTimer
+    from candle_p1.params import ParameterSet
+    from candle_p1.scaling import ScalingPlan
+
+FILE_NAME = "mllog.txt"
+TOKEN = ":::MLLOG"
+POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+TARGETS = ("accuracy", "loss")
+"""What ``eval_accuracy`` holds: the first of these that there is; its metadata say which."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def settings(
+    params: ParameterSet, plan: ScalingPlan, data: DataSet, model: Any
+) -> dict[str, int | float | str]:
+    """Returns hyperparameters and numbers of samples under MLPerf's keys.
+
+    Args:
+        params: Of the run.
+        plan: Its scaling.
+        data: Its samples.
+        model: The compiled ``keras.Model``, before training.
+    """
+    passes = params["backward_passes_per_step"]
+    rate = plan.learning_rate
+    return {
+        "seed": params["rng_seed"],
+        "global_batch_size": plan.global_batch_size * passes,
+        "gradient_accumulation_steps": passes,
+        "train_samples": len(data.train),
+        "eval_samples": len(data.validation),
+        "opt_name": params["optimizer"],
+        "opt_base_learning_rate": float(model.optimizer.learning_rate) if rate is None else rate,
+        "opt_learning_rate_warmup_epochs": plan.warmup_epochs,
+    }
+
+
+class RunLog:
+    """Writes the log of a run; lines are in order of their times, which are those of the phases.
+
+    Leaving the context without `finish` ends the run in the log as aborted. A log without
+    ``run_stop`` is of a run that was killed.
+
+    Args:
+        path: The file; None writes nothing.
+        benchmark: The benchmark's name.
+        phases: This rank's clock.
+        start_s: When the run began, by time.perf_counter.
+    """
+
+    def __init__(
+        self, path: Path | None, benchmark: str, phases: PhaseTimer, start_s: float
+    ) -> None:
+        self._file = path.open("w", encoding="utf-8", buffering=1) if path else None
+        self._benchmark, self._phases, self._start_s = benchmark, phases, start_s
+        self._anchor = read_anchor()
+        self._epoch_num = 0
+        self._is_running = False
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_running:
+            self._write(STOP, "run_stop", time.perf_counter(), status="aborted")
+        if self._file is not None:
+            self._file.close()
+
+    def begin(self) -> None:
+        """Logs the initialization, which is the phase startup, and the start of the run."""
+        begin_s, end_s = self._interval("startup")
+        self._write(POINT, "submission_benchmark", begin_s, self._benchmark)
+        self._write(START, "init_start", begin_s)
+        self._write(STOP, "init_stop", end_s)
+        self._write(START, "run_start", end_s)
+        self._is_running = True
+
+    def describe(self, **settings: Any) -> None:
+        """Logs hyperparameters and numbers of samples, under MLPerf's keys."""
+        for key, value in settings.items():
+            self._write(POINT, key, time.perf_counter(), value)
+
+    def add_epoch(self, epoch: Epoch, validation_s: float, logs: Mapping[str, float]) -> None:
+        """Logs an epoch and its validation, which has just ended.
+
+        Args:
+            epoch: Its training part.
+            validation_s: How long its validation took.
+            logs: Its metrics over all ranks; those of the validation start with ``val_``.
+        """
+        end_s = time.perf_counter()
+        self._epoch_num += 1
+        begin_s = self._start_s + epoch.begin_s
+        self._write(START, "epoch_start", begin_s, epoch_num=self._epoch_num)
+        self._write(STOP, "epoch_stop", begin_s + epoch.seconds, epoch_num=self._epoch_num)
+        values = {name: logs[f"val_{name}"] for name in TARGETS if f"val_{name}" in logs}
+        self._add_evaluation(end_s - validation_s, end_s, values, "validation")
+
+    def finish(self, quality: Mapping[str, Mapping[str, float | None]]) -> None:
+        """Logs the evaluation, which is the phase of that name, and the end of the run.
+
+        Args:
+            quality: The figures of the test set, as in the record; empty where there are none.
+        """
+        begin_s, end_s = self._interval("evaluate")
+        values = {name: quality[name]["value"] for name in TARGETS if name in quality}
+        if quality:
+            self._add_evaluation(begin_s, end_s, values, "test")
+        self._write(STOP, "run_stop", end_s, status="success", epoch_num=self._epoch_num)
+        self._is_running = False
+
+    def _add_evaluation(
+        self, begin_s: float, end_s: float, values: Mapping[str, float | None], samples: str
+    ) -> None:
+        facts = {"epoch_num": self._epoch_num, "samples": samples}
+        self._write(START, "eval_start", begin_s, **facts)
+        self._write(STOP, "eval_stop", end_s, **facts)
+        for name, value in list(values.items())[:1]:
+            shown = None if value is None else finite(value)
+            self._write(POINT, "eval_accuracy", end_s, shown, metric=name, **facts)
+
+    def _interval(self, phase: str) -> tuple[float, float]:
+        """Returns when a phase that is over began and ended, by time.perf_counter."""
+        return next((begin, end) for name, begin, end in self._phases.intervals() if name == phase)
+
+    def _write(
+        self, event_type: str, key: str, time_s: float, value: Any = None, **metadata: Any
+    ) -> None:
+        """Writes a line.
+
+        Args:
+            event_type: One of POINT, START and STOP.
+            key: MLPerf's name of the event.
+            time_s: When it was, by time.perf_counter.
+            value: What it says.
+            metadata: Beside the place in the source that logs it.
+        """
+        if self._file is None:
+            return
+        caller = sys._getframe(1)
+        epoch_ms = self._anchor.epoch_us / 1e3 + (time_s - self._anchor.perf_counter_s) * 1e3
+        line = {
+            "namespace": "",
+            "time_ms": round(epoch_ms),
+            "event_type": event_type,
+            "key": key,
+            "value": value,
+            "metadata": {
+                "file": str(Path(caller.f_code.co_filename).resolve().relative_to(_ROOT)),
+                "lineno": caller.f_lineno,
+                **metadata,
+            },
+        }
+        self._file.write(f"{TOKEN} {json.dumps(line, allow_nan=False)}\n")

@@ -1,0 +1,416 @@
+"""Two runs, or two sets of runs, beside each other: what differs, and what it did.
+
+Where runs of a set differ in their settings or numbers of ranks, those of either set that agree in
+them are compared, and nothing is averaged over them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.errors import ParameterError
+from candle_p1.reports.points import describe
+from candle_p1.reports.quantities import (
+    COMMUNICATION,
+    ENERGY,
+    EPOCH,
+    POWER,
+    SAMPLES,
+    TOTAL,
+    WAIT,
+    Quantity,
+    quality_on_test,
+)
+from candle_p1.reports.settings import LOGGING, PLACES, REPEATS
+from candle_p1.reports.words import count, listed
+from candle_p1.statistics import estimate_difference, estimate_median, estimate_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from candle_p1.reports.runs import Run
+    from candle_p1.statistics import Estimate
+
+LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
+TOO_FEW = "not shown: too few runs"
+SINGLE = "single run"
+RANKS = "workers"
+"""The name under which the number of ranks stands among the settings."""
+
+ABSENT = "absent"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two that are compared.
+
+    Attributes:
+        name: What the user called it.
+        runs: All of its runs, by start.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def timed(self) -> tuple[Run, ...]:
+        """Those whose numbers are compared: the undisturbed ones, else the disturbed ones."""
+        finished = [run for run in self.runs if run.status == "ok"]
+        return tuple(run for run in finished if run.is_timed) or tuple(finished)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A quantity on both sides.
+
+    Attributes:
+        quantity: Which one.
+        a: Its values in A.
+        b: Its values in B.
+        change: B / A, or, of a quality, B - A; None where it cannot be told.
+        is_ratio: Which of these.
+    """
+
+    quantity: Quantity
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    change: Estimate | None
+    is_ratio: bool
+
+    @property
+    def verdict(self) -> str:
+        """LOWER or HIGHER where a 95 % interval excludes that nothing changed; else why not."""
+        if self.change is None:
+            return "known on one side alone" if not (self.a and self.b) else "no ratio: 0 or less"
+        if self.change.num == (1, 1):
+            return SINGLE
+        same = 1.0 if self.is_ratio else 0.0
+        if not self.change.is_confident:
+            return TOO_FEW
+        if not self.change.excludes(same):
+            return NOT_SHOWN
+        return HIGHER if self.change.value > same else LOWER
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Runs of both sides that belong together.
+
+    Attributes:
+        settings: In which the runs of a side differ, and these agree; "" where none differ.
+        rows: What was measured.
+    """
+
+    settings: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    Attributes:
+        kind: parameter, place or logging, repeat, plan, version or machine.
+        name: Which one.
+        a: Its values in A, in words.
+        b: Its values in B, in words.
+    """
+
+    kind: str
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison.
+
+    Attributes:
+        a: One side.
+        b: The other.
+        pairings: At least one.
+        differences: By kind and name.
+        warnings: What makes the numbers hard to compare.
+    """
+
+    a: Side
+    b: Side
+    pairings: tuple[Pairing, ...]
+    differences: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        return {
+            "a": _side_dict(self.a),
+            "b": _side_dict(self.b),
+            "warnings": list(self.warnings),
+            "comparisons": [
+                {"settings": pairing.settings, "quantities": [_row_dict(r) for r in pairing.rows]}
+                for pairing in self.pairings
+            ],
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Returns the comparison.
+
+    Raises:
+        ParameterError: They are of different benchmarks, a side has no run that finished, or no
+            runs of both belong together.
+    """
+    _check_benchmarks(a, b)
+    for side in (a, b):
+        if not side.timed:
+            raise ParameterError(
+                f"{side.name}: no run has finished, so there is nothing to compare"
+            )
+    pairings, unpaired = _pair(a, b)
+    if not pairings:
+        raise ParameterError(
+            f"no runs of {a.name} and {b.name} belong together: {'; '.join(unpaired)}. Name runs"
+            " of the same settings and numbers of workers"
+        )
+    warnings = [*_warnings(a, b), *unpaired]
+    return Comparison(a, b, tuple(pairings), tuple(_differences(a, b)), tuple(warnings))
+
+
+def _check_benchmarks(a: Side, b: Side) -> None:
+    names = [sorted({run.benchmark for run in side.runs}) for side in (a, b)]
+    if names[0] != names[1] or len(names[0]) > 1:
+        raise ParameterError(
+            f"{a.name} holds runs of {listed(names[0])}, {b.name} of {listed(names[1])}: name runs"
+            " of one and the same benchmark"
+        )
+
+
+def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
+    """Returns what is compared, and in words which runs belong to none of the other side."""
+    varied = _varied(a.timed) | _varied(b.timed)
+    groups = [_grouped(side.timed, varied) for side in (a, b)]
+    pairings, unpaired = [], []
+    for key in sorted(groups[0].keys() | groups[1].keys(), key=_sortable):
+        settings = describe(dict(key))
+        runs = [group.get(key) for group in groups]
+        if runs[0] and runs[1]:
+            pairings.append(Pairing(settings, tuple(_rows(runs[0], runs[1]))))
+        else:
+            name = a.name if runs[0] else b.name
+            unpaired.append(f"only {name} has runs with {settings}")
+    return pairings, unpaired
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {RANKS: run.num_ranks, **run.settings, **run.exchange}
+
+
+def _varied(runs: Sequence[Run]) -> set[str]:
+    """Returns the settings in which runs differ; those of Horovod at the same number of ranks."""
+    values: dict[Any, set[str]] = defaultdict(set)
+    for run in runs:
+        for name, value in _settings(run).items():
+            values[name, run.num_ranks if name in run.exchange else None].add(repr(value))
+    return {name for (name, _), found in values.items() if len(found) > 1}
+
+
+def _grouped(runs: Sequence[Run], varied: set[str]) -> dict[Any, list[Run]]:
+    groups = defaultdict(list)
+    for run in runs:
+        settings = _settings(run)
+        key = tuple((name, settings.get(name, ABSENT)) for name in sorted(varied))
+        groups[key].append(run)
+    return groups
+
+
+def _sortable(key: tuple[tuple[str, Any], ...]) -> list[tuple[bool, float, str]]:
+    """Returns a key that puts numbers in their order."""
+    return [
+        (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
+        for _, value in key
+    ]
+
+
+def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[Row]:
+    rows = [_row(quantity, a, b, is_ratio=True) for quantity in _measured([*a, *b])]
+    figures = list(dict.fromkeys(name for run in [*a, *b] for name in run.quality))
+    rows = [row for row in rows if any(row.a) or any(row.b)]
+    return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
+
+
+def _measured(runs: Sequence[Run]) -> list[Quantity]:
+    """Returns total, phases in their order, further times, and energies."""
+    phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
+    energies = [name for name in phases if any(_phase_j(name, run) for run in runs)]
+    return [
+        TOTAL,
+        *(
+            Quantity(f"phase_{name}_s", f"phase {name}", "s", partial(_phase_s, name))
+            for name in phases
+        ),
+        WAIT,
+        EPOCH,
+        SAMPLES,
+        COMMUNICATION,
+        replace(ENERGY, title="energy of the run"),
+        *(
+            Quantity(f"energy_{name}_j", f"energy of {name}", "J", partial(_phase_j, name))
+            for name in energies
+        ),
+        POWER,
+    ]
+
+
+def _phase_s(phase: str, run: Run) -> float | None:
+    return run.phase_s.get(phase)
+
+
+def _phase_j(phase: str, run: Run) -> float | None:
+    energy = run.energy.get("phases", {}).get(phase, {})
+    return energy.get("energy_j")  # type: ignore[no-any-return]
+
+
+def _row(quantity: Quantity, a: Sequence[Run], b: Sequence[Run], *, is_ratio: bool) -> Row:
+    values = [
+        tuple(value for run in runs if (value := quantity.of(run)) is not None) for runs in (a, b)
+    ]
+    change = None
+    if all(values):
+        if not is_ratio:
+            change = estimate_difference(values[1], values[0])
+        elif min(*values[0], *values[1]) > 0:
+            change = estimate_ratio(values[1], values[0])
+    return Row(quantity, values[0], values[1], change, is_ratio)
+
+
+def _differences(a: Side, b: Side) -> list[Difference]:
+    found = []
+    for kind, facts in (
+        ("parameter", _parameters),
+        ("plan", lambda run: run.plan),
+        ("machine", _machine),
+        ("version", lambda run: run.versions),
+    ):
+        of_sides = [_values(facts(run) for run in side.runs) for side in (a, b)]
+        for name in sorted(of_sides[0].keys() | of_sides[1].keys()):
+            values = [side.get(name, []) for side in of_sides]
+            if sorted(values[0]) != sorted(values[1]):
+                words = [", ".join(each) or ABSENT for each in values]
+                found.append(Difference(_kind(kind, name), name, words[0], words[1]))
+    order = {kind: i for i, kind in enumerate(KINDS)}
+    return sorted(found, key=lambda each: (order[each.kind], each.name))
+
+
+KINDS = ("parameter", "plan", "machine", "version", "repeat", "place or logging")
+
+
+def _kind(kind: str, name: str) -> str:
+    if kind != "parameter":
+        return kind
+    if name in REPEATS:
+        return "repeat"
+    return "place or logging" if name in PLACES | LOGGING else kind
+
+
+def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Returns the values of each fact, each once and in words, in order of their appearance."""
+    values: dict[str, dict[str, None]] = defaultdict(dict)
+    for each in facts:
+        for name, value in each.items():
+            values[name][str(value)] = None
+    return {name: list(found) for name, found in values.items()}
+
+
+def _parameters(run: Run) -> dict[str, Any]:
+    return {name: parameter["value"] for name, parameter in run.record["parameters"].items()}
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "ranks": run.num_ranks,
+        "nodes": run.num_nodes,
+        "launcher": run.record.get("launcher"),
+        "threads of a rank": run.threads,
+        "hosts": " ".join(run.hosts) or None,
+    }
+    if run.machine:
+        facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
+    facts |= run.record.get("environment", {}).get("settings", {}) | run.exchange
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _warnings(a: Side, b: Side) -> list[str]:
+    """Returns what makes the numbers hard to compare, in sentences without a full stop."""
+    found = []
+    kinds = [{run.synthetic for run in side.timed} for side in (a, b)]
+    data = [sorted({str(run.data) for run in side.timed}) for side in (a, b)]
+    if kinds[0] != kinds[1]:
+        found.append(f"synthetic data against real ones: A {listed(data[0])}; B {listed(data[1])}")
+    elif data[0] != data[1]:
+        found.append(f"other data: A {listed(data[0])}; B {listed(data[1])}")
+    seeds = [
+        {run.record["parameters"].get("data_seed", {}).get("value") for run in side.timed}
+        for side in (a, b)
+    ]
+    if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
+        found.append("synthetic data of other seeds")
+    machines = [sorted({str(run.machine) for run in side.timed}) for side in (a, b)]
+    if machines[0] != machines[1]:
+        found.append(f"other machine: A {listed(machines[0])}; B {listed(machines[1])}")
+    elif len(machines[0]) > 1:
+        found.append(f"either side has runs of several machines: {'; '.join(machines[0])}")
+    ranks = [sorted({run.num_ranks for run in side.timed}) for side in (a, b)]
+    if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
+        found.append(f"other number of workers: A {ranks[0][0]}, B {ranks[1][0]}")
+    energies = [
+        sorted({run.energy["kind"] for run in side.timed if run.energy_j is not None})
+        for side in (a, b)
+    ]
+    if all(energies) and energies != [["measured"], ["measured"]]:
+        found.append(f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B")
+    for name, side in (("A", a), ("B", b)):
+        found += _warnings_on(name, side)
+    both = {run.path for run in a.runs} & {run.path for run in b.runs}
+    if both:
+        found.append(f"{count(len(both), 'run')} in A and in B")
+    return found
+
+
+def _warnings_on(name: str, side: Side) -> list[str]:
+    found = []
+    reasons = sorted({run.disturbed for run in side.timed if run.disturbed})
+    left_out = [run for run in side.runs if run.status == "ok" and run not in side.timed]
+    unfinished = [run for run in side.runs if run.status != "ok"]
+    if reasons:
+        found.append(f"{name} was {listed(reasons)}, which slows a run down")
+    if left_out:
+        found.append(f"{name}: {count(len(left_out), 'run')} left out, traced or profiled")
+    if unfinished:
+        states = listed(sorted({run.status for run in unfinished}))
+        found.append(f"{name}: {count(len(unfinished), 'run')} left out, {states}")
+    return found
+
+
+def _side_dict(side: Side) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "num_runs": len(side.timed),
+        "num_left_out": len(side.runs) - len(side.timed),
+        "records": [str(run.path) for run in side.timed],
+    }
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.quantity.name,
+        "title": row.quantity.title,
+        "unit": row.quantity.unit,
+        "a": {"median": estimate_median(row.a).value if row.a else None, "values": list(row.a)},
+        "b": {"median": estimate_median(row.b).value if row.b else None, "values": list(row.b)},
+        "ratio" if row.is_ratio else "difference": asdict(row.change) if row.change else None,
+        "verdict": row.verdict,
+    }

@@ -1,0 +1,222 @@
+"""Two runs, or two sets, beside each other: planted ratios, differences and warnings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.errors import ParameterError, RecordError
+from candle_p1.reports.compare import HIGHER, LOWER, NOT_SHOWN, SINGLE, TOO_FEW, Side, compare
+from candle_p1.reports.runs import read_runs
+from tests.planted_records import plant
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Returns a function that plants two sets and returns them."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+
+    def sides(planted_a, planted_b):
+        for name, planted in (("a", planted_a), ("b", planted_b)):
+            for kwargs in planted:
+                plant(tmp_path / name, **kwargs)
+        return [Side(n, read_runs([tmp_path / n]).runs) for n in ("a", "b")]
+
+    return sides
+
+
+def rows_of(comparison, index=0):
+    return {row.quantity.name: row for row in comparison.pairings[index].rows}
+
+
+def test_a_planted_ratio_is_found_with_its_interval(sides):
+    loads = [8.0, 9.0, 10.0, 11.0]
+    a, b = sides(
+        [{"load_s": s, "energy_j": 100 * s, "rng_seed": i} for i, s in enumerate(loads)],
+        [{"load_s": s / 4, "energy_j": 50 * s, "rng_seed": i} for i, s in enumerate(loads)],
+    )
+    comparison = compare(a, b)
+    load = rows_of(comparison)["phase_load_s"]
+    assert load.change.value == pytest.approx(1 / 4)
+    # 4 against 4: the smallest and the largest ratio of all pairs, at 97 %
+    assert (load.change.low, load.change.high) == pytest.approx((2 / 11, 2.75 / 8))
+    assert load.verdict == LOWER
+    energy = rows_of(comparison)["energy_j"]
+    assert energy.change.value == pytest.approx(1 / 2)
+    assert energy.verdict == LOWER
+    assert compare(b, a).pairings[0].rows[0].verdict == HIGHER
+    assert comparison.differences == ()
+    assert comparison.warnings == ()
+
+
+def test_what_did_not_change_is_not_shown(sides):
+    planted = [{"epoch_s": 1.0 + 0.1 * i, "load_s": 2.0 + 0.1 * i} for i in range(5)]
+    row = rows_of(compare(*sides(planted, planted)))["phase_load_s"]
+    assert row.change.value == pytest.approx(1)
+    assert row.verdict == NOT_SHOWN
+
+
+def test_few_runs_and_single_ones_claim_nothing(sides):
+    few = [{"load_s": s} for s in (8.0, 9.0, 10.0)]
+    a, b = sides(few, [{"load_s": s / 100} for s in (8.0, 9.0, 10.0)])
+    assert rows_of(compare(a, b))["phase_load_s"].verdict == TOO_FEW
+    single = [Side(side.name, side.runs[:1]) for side in (a, b)]
+    row = rows_of(compare(*single))["phase_load_s"]
+    assert row.verdict == SINGLE
+    assert row.change.value == pytest.approx(1 / 100)
+    assert row.change.confidence == 0
+
+
+def test_quality_is_compared_by_difference(sides):
+    accuracies = [0.80, 0.81, 0.82, 0.83]
+    a, b = sides(
+        [{"quality": {"accuracy": value}} for value in accuracies],
+        [{"quality": {"accuracy": value + 0.1}} for value in accuracies],
+    )
+    row = rows_of(compare(a, b))["test_accuracy"]
+    assert row.change.value == pytest.approx(0.1)
+    assert row.verdict == HIGHER
+
+
+def test_energy_is_compared_by_phase(sides):
+    a, b = sides([{"energy_j": 50.0}], [{"energy_j": 90.0}])
+    for side, factor in ((a, 1), (b, 2)):
+        phases = {"train": {"kind": "measured", "energy_j": 10.0 * factor, "mean_w": 1.0}}
+        side.runs[0].record["energy"]["phases"] = phases
+    row = rows_of(compare(a, b))["energy_train_j"]
+    assert (row.a, row.b, row.change.value) == ((10.0,), (20.0,), 2.0)
+
+
+def test_zeros_and_what_one_side_lacks_have_no_ratio(sides):
+    rows = rows_of(compare(*sides([{"energy_j": 5.0}], [{"wait_s": 1.0}])))
+    assert rows["broadcast_wait_s"].change is None
+    assert "0 or less" in rows["broadcast_wait_s"].verdict
+    assert rows["energy_j"].verdict == "known on one side alone"
+
+
+def test_runs_are_compared_with_those_of_the_same_settings(sides):
+    grid = [
+        {"num_ranks": ranks, "loader": loader}
+        for ranks in (1, 2)
+        for loader in ("original", "parallel")
+    ]
+    a, b = sides(
+        [{**each, "load_s": 10.0 * each["num_ranks"]} for each in [*grid, grid[0]]],
+        [{**each, "load_s": 5.0 * each["num_ranks"]} for each in grid[1:]],
+    )
+    comparison = compare(a, b)
+    found = {p.settings: {r.quantity.name: r for r in p.rows} for p in comparison.pairings}
+    assert list(found) == [
+        "loader original, workers 2", "loader parallel, workers 1", "loader parallel, workers 2",
+    ]  # fmt: skip
+    for settings, ranks in zip(found, (2, 1, 2), strict=True):
+        load = found[settings]["phase_load_s"]
+        assert load.a == (10.0 * ranks,)
+        assert load.change.value == pytest.approx(0.5)
+    assert "only a has runs with loader original, workers 1" in comparison.warnings
+
+
+def test_every_difference_is_listed(sides):
+    a, b = sides(
+        [{"loader": "original", "rng_seed": 1, "output_dir": "x"}],
+        [
+            {
+                "num_ranks": 2,
+                "batch_size": 40,
+                "rng_seed": 2,
+                "output_dir": "y",
+                "environment": {"packages": {"candle-p1": "0.1.0", "keras": "3.16.0"}, "cpu": "Z"},
+                "exchange": {"HOROVOD_CYCLE_TIME": "5"},
+            }
+        ],
+    )
+    comparison = compare(a, b)
+    found = {(each.kind, each.name): (each.a, each.b) for each in comparison.differences}
+    assert found["parameter", "loader"] == ("original", "parallel")
+    assert found["parameter", "batch_size"] == ("20", "40")
+    assert found["repeat", "rng_seed"] == ("1", "2")
+    assert found["place or logging", "output_dir"] == ("x", "y")
+    assert found["plan", "epochs_per_rank"] == ("48", "24")
+    assert found["plan", "global_batch_size"] == ("20", "80")
+    assert found["version", "keras"] == ("3.15.1", "3.16.0")
+    assert found["machine", "cpu"] == ("AMD EPYC", "Z")
+    assert found["machine", "ranks"] == ("1", "2")
+    assert found["machine", "HOROVOD_CYCLE_TIME"] == ("absent", "5")
+    warnings = "\n".join(comparison.warnings)
+    assert "other machine: A AMD EPYC, 2 cores, 24 GiB; B Z, 2 cores" in warnings
+    assert "other number of workers: A 1, B 2" in warnings
+
+
+def test_what_is_hard_to_compare_is_said(sides, tmp_path):
+    a, b = sides(
+        [{"training": {"traced": True}}, {"status": "failed"}],
+        [{"size": "full"}, {"size": "full", "training": {"profiled": True}}],
+    )
+    warnings = compare(a, b).warnings
+    assert "other data: A synthetic, small; B synthetic, full" in warnings
+    assert "A was traced by Horovod's timeline, which slows a run down" in warnings
+    assert "A: 1 run left out, failed" in warnings
+    assert "B: 1 run left out, traced or profiled" in warnings
+    assert "1 run in A and in B" in compare(b, Side("b", b.timed)).warnings
+
+
+def test_real_data_are_told_from_synthetic_ones(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        path = plant(tmp_path / name)
+    record = json.loads(path.read_text())
+    record["data"]["synthetic"] = False
+    path.write_text(json.dumps(record))
+    sides = [Side(name, read_runs([tmp_path / name]).runs) for name in ("a", "b")]
+    (warning,) = compare(*sides).warnings
+    assert warning.startswith("synthetic data against real ones: A synthetic, small; B files: ")
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        ([{"benchmark": "p1b2"}], "a holds runs of nt3, b of p1b2"),
+        ([{"status": "failed"}], "b: no run has finished"),
+        ([{"epochs": 24}, {"epochs": 12}], "belong together: only b has runs with epochs 12"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(sides, planted, message):
+    with pytest.raises(ParameterError, match=message):
+        compare(*sides([{}], planted))
+
+
+def test_the_command_prints_and_writes_json(sides, tmp_path):
+    a, _ = sides([{"load_s": 3.0}], [{"load_s": 6.0, "loader": "original"}])
+    path = tmp_path / "out.json"
+    words = ["compare", a.runs[0].path, tmp_path / "b", "--json", path]
+    result = CliRunner().invoke(cli.cli, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    for text in ("phase load (s)", "3.00", "6.00", "2.00", "single run", "loader", "original"):
+        assert text in result.output
+    written = json.loads(path.read_text())
+    (rows,) = [each["quantities"] for each in written["comparisons"]]
+    load = next(row for row in rows if row["name"] == "phase_load_s")
+    assert load["ratio"]["value"] == 2
+    assert load["a"] == {"median": 3.0, "values": [3.0]}
+    assert written["a"]["num_runs"] == 1
+    assert {"kind": "parameter", "name": "loader", "a": "parallel", "b": "original"} in written[
+        "differences"
+    ]
+
+
+def test_a_place_that_cannot_be_written_is_named(sides, tmp_path):
+    a, b = sides([{}], [{}])
+    words = ["compare", a.runs[0].path, b.runs[0].path, "--json", tmp_path / "no/out.json"]
+    result = CliRunner().invoke(cli.cli, [str(word) for word in words])
+    assert isinstance(result.exception, ParameterError)
+    assert "no/out.json" in str(result.exception)
+
+
+def test_a_missing_directory_is_named():
+    result = CliRunner().invoke(cli.cli, ["compare", "nowhere", "nowhere"])
+    assert isinstance(result.exception, RecordError)
+    assert "nowhere" in str(result.exception)

@@ -1,0 +1,138 @@
+"""Extra-P's input, against its documentation and, where it is installed, its own reader."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from importlib.util import find_spec
+
+import pytest
+
+from candle_p1.reports.exports.extrap import INDEX_NAME, extrap_files
+from candle_p1.reports.points import group
+from candle_p1.reports.runs import read_runs
+from tests.planted_records import plant
+
+
+def check(text):
+    """Asserts what Extra-P's page "JSON Lines format" asks for, and what its models need.
+
+    Returns the values by call path, metric and number of processes.
+    """
+    measured = defaultdict(dict)
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        point = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert set(point) == {"params", "value", "callpath", "metric"}
+        assert list(point["params"]) == ["processes"]
+        assert isinstance(point["params"]["processes"], int)
+        assert isinstance(point["callpath"], str)
+        assert isinstance(point["metric"], str)
+        assert point["value"]
+        assert all(isinstance(v, float) and math.isfinite(v) for v in point["value"])
+        of_path = measured[point["callpath"], point["metric"]]
+        assert point["params"]["processes"] not in of_path
+        of_path[point["params"]["processes"]] = point["value"]
+    points = [set(of_path) for of_path in measured.values()]
+    assert points.count(points[0]) == len(points)  # every call path at every point
+    return measured
+
+
+def plant_series(directory, counts=(1, 2, 4, 8, 16), **kwargs):
+    for repeat in range(3):
+        for num_ranks in counts:
+            plant(
+                directory,
+                "nt3",
+                num_ranks,
+                load_s=1.0 * num_ranks + 0.1 * repeat,
+                wait_s=0.5,
+                rng_seed=repeat,
+                **kwargs,
+            )
+
+
+def files_of(directory):
+    return extrap_files(group(read_runs([directory]).runs))
+
+
+def test_all_repeats_of_a_strong_series_are_there(tmp_path):
+    plant_series(tmp_path)
+    plant(tmp_path, "nt3", 2, status="failed")
+    files = files_of(tmp_path)
+    assert list(files) == ["nt3-strong-all-runs.jsonl", INDEX_NAME]
+    measured = check(files["nt3-strong-all-runs.jsonl"])
+    assert set(measured) == {
+        ("total", "time_s"), ("total->load", "time_s"), ("total->broadcast", "time_s"),
+        ("total->train", "time_s"),
+    }  # fmt: skip
+    load = measured["total->load", "time_s"]
+    assert list(load) == [1, 2, 4, 8, 16]
+    assert sorted(load[4]) == pytest.approx([4.0, 4.1, 4.2])
+    assert measured["total->train", "time_s"][16] == pytest.approx([3.5] * 3)  # 48 / 16 + 0.5
+    assert measured["total->broadcast", "time_s"][1] == [0.5] * 3
+
+
+def test_every_series_has_a_file_that_the_index_explains(tmp_path):
+    for loader in ("original", "parallel"):
+        for scaling in ("strong", "weak"):
+            plant_series(tmp_path, (1, 2), loader=loader, epochs_scaling=scaling)
+    files = files_of(tmp_path)
+    index = list(csv.DictReader(io.StringIO(files.pop(INDEX_NAME))))
+    assert sorted(files) == [
+        f"nt3-{mode}-loader-{loader}.jsonl"
+        for mode in ("strong", "weak")
+        for loader in ("original", "parallel")
+    ]
+    assert [row["file"] for row in index] == list(files)
+    assert {row["series"] for row in index} == {"loader original", "loader parallel"}
+    assert {row["points"] for row in index} == {"2"}
+
+
+def test_long_names_are_cut_and_told_apart(tmp_path):
+    for size in ("1" * 40, "2" * 40):
+        plant_series(tmp_path, (1, 2), batch_scaling="none", model=f"{'x' * 30} {'y' * 30} {size}")
+    files = files_of(tmp_path)
+    del files[INDEX_NAME]
+    stem = f"nt3-strong-model-{'x' * 30}"
+    assert set(files) == {f"{stem}.jsonl", f"{stem}-1.jsonl"}
+
+
+def test_one_point_and_growing_batches_give_no_file(tmp_path):
+    plant_series(tmp_path, (2,))
+    plant_series(tmp_path, (2, 4), batch_scaling="linear")
+    assert files_of(tmp_path) == {}
+
+
+def test_a_phase_that_a_point_lacks_is_left_out(tmp_path):
+    plant_series(tmp_path, (1, 2))
+    for path in tmp_path.rglob("run.json"):
+        record = json.loads(path.read_text())
+        if record["num_ranks"] == 1:
+            del record["phases"]["broadcast"]
+            path.write_text(json.dumps(record))
+    measured = check(files_of(tmp_path)["nt3-strong-all-runs.jsonl"])
+    assert ("total->broadcast", "time_s") not in measured
+    assert ("total->train", "time_s") in measured
+
+
+@pytest.mark.skipif(find_spec("extrap") is None, reason="Extra-P is not installed")
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_extrap_reads_it(tmp_path):
+    from extrap.fileio.file_reader.jsonlines_file_reader import read_jsonlines_file
+
+    (tmp_path / "runs").mkdir()
+    plant_series(tmp_path / "runs")
+    path = tmp_path / "series.jsonl"
+    path.write_text(files_of(tmp_path / "runs")["nt3-strong-all-runs.jsonl"])
+    experiment = read_jsonlines_file(str(path))
+    assert [parameter.name for parameter in experiment.parameters] == ["processes"]
+    assert {path.name for path in experiment.callpaths} == {
+        "total", "total->load", "total->broadcast", "total->train",
+    }  # fmt: skip
+    for measurements in experiment.measurements.values():
+        assert [float(each.coordinate[0]) for each in measurements] == [1, 2, 4, 8, 16]
+        assert all(each.repetitions == 3 for each in measurements)
