@@ -243,6 +243,7 @@ def _start_sentinel(
     command = [sys.executable, "-m", "candle_p1.distributed.sentinel"]
     command += ["--bind", "127.0.0.1" if one_node else "0.0.0.0"]
     command += ["--num-ranks", str(comm.size), "--record", str(record.resolve())]
+    command += ["--starter", str(os.getpid())]
     try:
         with (record.parent / "sentinel.log").open("wb") as log:
             process = subprocess.Popen(

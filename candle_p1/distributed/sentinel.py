@@ -75,12 +75,14 @@ class Sentinel:
         token: What a hello must bring.
         num_ranks: The ranks to expect.
         record: The run record to complete.
+        starter: The process of rank 0, which started this one.
     """
 
     listener: socket.socket
     token: str
     num_ranks: int
     record: Path
+    starter: int = field(default_factory=os.getppid)
     ranks: list[Rank] = field(default_factory=list)
     oom_kills: int | None = field(default_factory=lambda: count_oom_kills())
 
@@ -90,6 +92,7 @@ class Sentinel:
             self.listener.setblocking(False)
             self._selector.register(self.listener, selectors.EVENT_READ)
             signalled_at: float | None = None
+            orphaned_at: float | None = None
             deadline = time.monotonic() + GATHER_S
             while True:
                 self._hear()
@@ -101,6 +104,10 @@ class Sentinel:
                     return self._end(failed, "failed")
                 if len(known) == self.num_ranks and all(rank.said_bye for rank in known):
                     return None
+                if os.getppid() != self.starter and not any(rank.rank == 0 for rank in known):
+                    orphaned_at = orphaned_at or time.monotonic()
+                    if time.monotonic() - orphaned_at > GRACE_S:  # no hello of its is on the way
+                        return self._end(self._dead_starter(), "failed")
                 if len(known) < self.num_ranks and time.monotonic() > deadline:
                     return None  # the ranks could not gather, and have said so themselves
                 signalled = next((rank for rank in known if rank.signal is not None), None)
@@ -111,6 +118,11 @@ class Sentinel:
 
     def _known(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.rank is not None]
+
+    def _dead_starter(self) -> Rank:
+        """Returns rank 0, which died before it said hello."""
+        host = socket.gethostname()
+        return Rank(socket.socket(), rank=0, host=host, pid=self.starter, closed=True)
 
     def _hear(self) -> None:
         """Waits a moment for news: new connections, messages, ends of connections."""
@@ -249,6 +261,7 @@ def main() -> None:
     parser.add_argument("--bind", required=True)
     parser.add_argument("--num-ranks", type=int, required=True)
     parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--starter", type=int, default=os.getppid())
     arguments = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -256,7 +269,11 @@ def main() -> None:
         print(listener.getsockname()[1], flush=True)
         sys.stdout.close()
         Sentinel(
-            listener, os.environ[TOKEN_VARIABLE], arguments.num_ranks, arguments.record
+            listener,
+            os.environ[TOKEN_VARIABLE],
+            arguments.num_ranks,
+            arguments.record,
+            arguments.starter,
         ).watch()
 
 

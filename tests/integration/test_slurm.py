@@ -161,14 +161,6 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
     assert slurm.state(job).strip() == "FAILED"
 
 
-def test_a_ready_script(limited_job, slurm, tmp_path):
-    script = ROOT / "jobs/slurm/nt3_weak.sh"
-    variables = {"CANDLE_P1_FLAGS": f"{SMALL} {STEPS} --epochs 1"}
-    run(["sbatch", "--wait", "--nodes=1", script], tmp_path, slurm, variables)
-    record = read_record(tmp_path / "output/nt3/EXP000/RUN000/run.json")
-    assert (record["status"], record["launcher"]) == ("ok", "srun")
-
-
 def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
     (tmp_path / "two.toml").write_text(STUDY)
     line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study-size", "small"]

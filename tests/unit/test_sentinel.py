@@ -69,6 +69,25 @@ def job(tmp_path):
         yield ranks, process, record, port
 
 
+def test_a_starter_that_died_before_its_hello_has_failed(tmp_path):
+    record = tmp_path / "run.json"
+    write_record(record, RUNNING)
+    starter = subprocess.Popen([sys.executable, "-c", ""])
+    starter.wait()
+    subprocess.run(
+        [sys.executable, "-m", "candle_p1.distributed.sentinel", "--bind", "127.0.0.1",
+         "--num-ranks", "3", "--record", str(record), "--starter", str(starter.pid)],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {TOKEN_VARIABLE: TOKEN},
+        check=True,
+        timeout=60,
+    )  # fmt: skip
+    completed = read_record(record)
+    assert completed["status"] == "failed"
+    assert (completed["failure"]["rank"], completed["failure"]["pid"]) == (0, starter.pid)
+    assert "died without a word" in completed["failure"]["reason"]
+
+
 def end(ranks, process):
     for rank in ranks:
         rank.die()

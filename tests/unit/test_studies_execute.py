@@ -155,8 +155,16 @@ def test_what_an_earlier_start_left_running_is_waited_for(plan, monkeypatch):
         left.wait()
 
 
+@pytest.fixture
+def not_ignored():
+    """Ctrl-C counts, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_and_the_study_goes_on_later(plan, number):
+def test_a_signal_ends_the_run_and_the_study_goes_on_later(plan, number, not_ignored):
     this = plan(flags=["--toy_s", "1"], repeats=2)
     record = this.runs[1].directory() / "run.json"
     killer = threading.Thread(
