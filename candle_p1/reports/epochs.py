@@ -80,11 +80,13 @@ class Fall:
         epochs: Per worker.
         difference: Quality there minus quality at enough epochs; negative is worse.
         material: Whether it is worse by MATERIAL or more, and the 95 % interval excludes 0.
+        excluded: Whether the 95 % interval excludes that it is worse by MATERIAL or more.
     """
 
     epochs: int
     difference: Estimate
     material: bool
+    excluded: bool
 
 
 def falls(group: EpochGroup, enough: int, more_is_better: bool) -> list[Fall]:
@@ -105,5 +107,6 @@ def falls(group: EpochGroup, enough: int, more_is_better: bool) -> list[Fall]:
                 [sign * v for v in group.values(epochs)], [sign * v for v in reference]
             )
             material = difference.excludes(0) and difference.value <= -MATERIAL * scale
-            found.append(Fall(epochs, difference, material))
+            excluded = difference.is_confident and difference.low > -MATERIAL * scale
+            found.append(Fall(epochs, difference, material, excluded))
     return found

@@ -173,6 +173,19 @@ def test_epochs_per_worker_are_held_against_the_published_number(benchmark, accu
     assert statement.published
 
 
+def test_accuracies_that_scatter_decide_nothing():
+    records = [
+        planted_record("nt3", 1, epochs=epochs, quality={"accuracy": accuracy}, rng_seed=seed)
+        for epochs in (4, 8)
+        for seed, accuracy in enumerate((0.4, 0.5, 0.6, 0.8, 0.9, 1.0))
+    ]
+    statement = statements_on(*records)["Epochs per worker"]
+    assert [text for text in statement.sentences if text.startswith("Test")] == [
+        "Test accuracy is not shown to fall below 8 epochs per worker, nor not to: at 4 the"
+        " difference is 0 (95 % interval -0.400 to 0.400, 6 against 6 runs)."
+    ]
+
+
 def test_too_few_epochs_or_runs_are_refused():
     few = statements_on(*epochs_study("nt3", {1: 0.6, 4: 0.7}))["Epochs per worker"]
     assert few.sentences == ()

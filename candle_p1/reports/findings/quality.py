@@ -70,9 +70,12 @@ def _words(found: Sequence[Fall], enough: int) -> str:
         )
     least = found[-1]
     also = f"; at {least.epochs} it is {_signed(least)}" if least is not nearest else ""
+    told = f"at {nearest.epochs} the difference is {_signed(nearest)}{also}"
+    if not all(each.excluded for each in found):
+        return f"is not shown to fall below {enough} epochs per worker, nor not to: {told}"
     return (
         f"does not fall below {enough} epochs per worker by the {MATERIAL} that would count, other"
-        f" than published: at {nearest.epochs} the difference is {_signed(nearest)}{also}"
+        f" than published: {told}"
     )
 
 
