@@ -173,7 +173,7 @@ def _one_job(
         root=str(root),
         venv=environment_of(root),
         heading=[
-            f"{benchmark.title}: {layout.num_ranks} ranks on {machine.title}.",
+            f"{benchmark.title}: {count_of(layout.num_ranks, 'rank')} on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
         ],
     )

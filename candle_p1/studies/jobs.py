@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.machines.jobs import JobRequest
-from candle_p1.machines.layout import Layout
+from candle_p1.machines.layout import Layout, count_of
 from candle_p1.machines.submission import (
     checkout,
     environment_of,
@@ -124,7 +124,7 @@ class StudyJobs:
             venv=environment_of(root),
             heading=[
                 f"{self.plan.study.title}.",
-                f"{run.name}: {run.num_ranks} ranks on {self.machine.title}.",
+                f"{run.name}: {count_of(run.num_ranks, 'rank')} on {self.machine.title}.",
                 f"{layout.explain()}; epochs of each rank: {run.epochs_per_rank}.",
             ],
             environment=run.variables,
