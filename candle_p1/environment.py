@@ -117,6 +117,7 @@ def capture() -> dict[str, Any]:
         "host": platform.node(),
         "cpu": cpu_model(),
         "num_cores": len(available_cores()),
+        "node_cores": psutil.cpu_count(),
         "memory_bytes": memory_limit_bytes(),
         "settings": settings(),
         "source": source_commit(),

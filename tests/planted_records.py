@@ -101,7 +101,8 @@ def planted_record(
     useful_s = total_s - communication_s - wait_s
     begin_s = 0.0
     for phase in phases.values():
-        phase["per_rank_begin_s"] = [begin_s] * num_ranks
+        for stretch in (phase, *phase.get("parts", {}).values()):
+            stretch["per_rank_begin_s"] = [begin_s] * num_ranks
         begin_s += phase["max_s"]
     metrics = dict(trained or {})
     return record | {

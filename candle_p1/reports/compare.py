@@ -12,7 +12,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
-from candle_p1.reports.points import describe
+from candle_p1.reports.doubts import doubts
+from candle_p1.reports.points import THREADS, describe
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
@@ -22,10 +23,11 @@ from candle_p1.reports.quantities import (
     TOTAL,
     WAIT,
     Quantity,
+    covered,
     quality_on_test,
 )
 from candle_p1.reports.settings import LOGGING, PLACES, REPEATS
-from candle_p1.reports.words import count, listed
+from candle_p1.reports.words import listed
 from candle_p1.statistics import estimate_difference, estimate_median, estimate_ratio
 
 if TYPE_CHECKING:
@@ -38,7 +40,9 @@ LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
 TOO_FEW = "not shown: too few runs"
 SINGLE = "single run"
 RANKS = "workers"
-"""The name under which the number of ranks stands among the settings."""
+NODES = "nodes"
+MACHINE = "machine"
+"""The names under which these stand among the settings."""
 
 ABSENT = "absent"
 
@@ -176,7 +180,7 @@ def compare(a: Side, b: Side) -> Comparison:
             f"no runs of {a.name} and {b.name} belong together: {'; '.join(unpaired)}. Name runs"
             " of the same settings and numbers of workers"
         )
-    warnings = [*_warnings(a, b), *unpaired]
+    warnings = [*doubts(a, b), *unpaired]
     return Comparison(a, b, tuple(pairings), tuple(_differences(a, b)), tuple(warnings))
 
 
@@ -206,15 +210,27 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {RANKS: run.num_ranks, **run.settings, **run.exchange}
+    return {
+        RANKS: run.num_ranks,
+        **run.settings,
+        **run.exchange,
+        THREADS: run.threads,
+        NODES: run.num_nodes,
+        MACHINE: str(run.machine),
+    }
 
 
 def _varied(runs: Sequence[Run]) -> set[str]:
-    """Returns the settings in which runs differ; those of Horovod at the same number of ranks."""
+    """Returns the settings in which runs differ.
+
+    Horovod's settings, threads and nodes follow from the number of ranks as a rule; they count
+    where they differ on the same number.
+    """
     values: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
         for name, value in _settings(run).items():
-            values[name, run.num_ranks if name in run.exchange else None].add(repr(value))
+            follows = name in run.exchange or name in (THREADS, NODES)
+            values[name, run.num_ranks if follows else None].add(repr(value))
     return {name for (name, _), found in values.items() if len(found) > 1}
 
 
@@ -236,17 +252,18 @@ def _sortable(key: tuple[tuple[str, Any], ...]) -> list[tuple[bool, float, str]]
 
 
 def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[Row]:
-    rows = [_row(quantity, a, b, is_ratio=True) for quantity in _measured([*a, *b])]
+    measured = _measured([*a, *b], with_energy=len(covered([*a, *b])) == 1)
+    rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
     figures = list(dict.fromkeys(name for run in [*a, *b] for name in run.quality))
     rows = [row for row in rows if any(row.a) or any(row.b)]
     return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
 
 
-def _measured(runs: Sequence[Run]) -> list[Quantity]:
+def _measured(runs: Sequence[Run], *, with_energy: bool) -> list[Quantity]:
     """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
     energies = [name for name in phases if any(_phase_j(name, run) for run in runs)]
-    return [
+    times = [
         TOTAL,
         *(
             Quantity(f"phase_{name}_s", f"phase {name}", "s", partial(_phase_s, name))
@@ -256,6 +273,11 @@ def _measured(runs: Sequence[Run]) -> list[Quantity]:
         EPOCH,
         SAMPLES,
         COMMUNICATION,
+    ]
+    if not with_energy:
+        return times
+    return [
+        *times,
         replace(ENERGY, title="energy of the run"),
         *(
             Quantity(f"energy_{name}_j", f"energy of {name}", "J", partial(_phase_j, name))
@@ -341,58 +363,6 @@ def _machine(run: Run) -> dict[str, Any]:
         facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
     facts |= run.record.get("environment", {}).get("settings", {}) | run.exchange
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _warnings(a: Side, b: Side) -> list[str]:
-    """Returns what makes the numbers hard to compare, in sentences without a full stop."""
-    found = []
-    kinds = [{run.synthetic for run in side.timed} for side in (a, b)]
-    data = [sorted({str(run.data) for run in side.timed}) for side in (a, b)]
-    if kinds[0] != kinds[1]:
-        found.append(f"synthetic data against real ones: A {listed(data[0])}; B {listed(data[1])}")
-    elif data[0] != data[1]:
-        found.append(f"other data: A {listed(data[0])}; B {listed(data[1])}")
-    seeds = [
-        {run.record["parameters"].get("data_seed", {}).get("value") for run in side.timed}
-        for side in (a, b)
-    ]
-    if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
-        found.append("synthetic data of other seeds")
-    machines = [sorted({str(run.machine) for run in side.timed}) for side in (a, b)]
-    if machines[0] != machines[1]:
-        found.append(f"other machine: A {listed(machines[0])}; B {listed(machines[1])}")
-    elif len(machines[0]) > 1:
-        found.append(f"either side has runs of several machines: {'; '.join(machines[0])}")
-    ranks = [sorted({run.num_ranks for run in side.timed}) for side in (a, b)]
-    if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
-        found.append(f"other number of workers: A {ranks[0][0]}, B {ranks[1][0]}")
-    energies = [
-        sorted({run.energy["kind"] for run in side.timed if run.energy_j is not None})
-        for side in (a, b)
-    ]
-    if all(energies) and energies != [["measured"], ["measured"]]:
-        found.append(f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B")
-    for name, side in (("A", a), ("B", b)):
-        found += _warnings_on(name, side)
-    both = {run.path for run in a.runs} & {run.path for run in b.runs}
-    if both:
-        found.append(f"{count(len(both), 'run')} in A and in B")
-    return found
-
-
-def _warnings_on(name: str, side: Side) -> list[str]:
-    found = []
-    reasons = sorted({run.disturbed for run in side.timed if run.disturbed})
-    left_out = [run for run in side.runs if run.status == "ok" and run not in side.timed]
-    unfinished = [run for run in side.runs if run.status != "ok"]
-    if reasons:
-        found.append(f"{name} was {listed(reasons)}, which slows a run down")
-    if left_out:
-        found.append(f"{name}: {count(len(left_out), 'run')} left out, traced or profiled")
-    if unfinished:
-        states = listed(sorted({run.status for run in unfinished}))
-        found.append(f"{name}: {count(len(unfinished), 'run')} left out, {states}")
-    return found
 
 
 def _side_dict(side: Side) -> dict[str, Any]:

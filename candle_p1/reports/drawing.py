@@ -102,14 +102,17 @@ def style() -> Iterator[None]:
 
 
 def new_figure(
-    num_panels: int, columns: int | None = None, **shared: Any
+    num_panels: int,
+    columns: int | None = None,
+    panel_inches: tuple[float, float] = PANEL_INCHES,
+    **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Returns a figure of so many panels, and these; at most `columns` beside each other."""
     from matplotlib.figure import Figure
 
     columns = min(num_panels, columns or num_panels)
     rows = -(-num_panels // columns)
-    width, height = max(columns, 2) * PANEL_INCHES[0], rows * PANEL_INCHES[1]
+    width, height = max(columns * panel_inches[0], 2 * PANEL_INCHES[0]), rows * panel_inches[1]
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for unused in grid[num_panels:]:
@@ -119,17 +122,18 @@ def new_figure(
 
 def draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -> None:
     """Draws the i-th of `num` lines, each a little aside, so that no bar covers another."""
-    color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
+    color = COLORS[i % len(COLORS)]
+    shape = (i + i // len(COLORS)) % len(COLORS)  # another one where a colour comes again
     aside = 2 ** (0.05 * (i - (num - 1) / 2))
     xs = [mark.x * aside for mark in marks]
     axes.plot(
         xs,
         [mark.estimate.value for mark in marks],
         color=color,
-        marker=marker,
+        marker=MARKERS[shape],
         markersize=4.5,
         lw=1.3,
-        ls=STYLES[i % len(STYLES)],
+        ls=STYLES[shape],
         label=label,
     )
     for x, mark in zip(xs, marks, strict=True):
@@ -164,11 +168,12 @@ def draw_bar(axes: Axes, x: float, estimate: Estimate, color: str) -> None:
 
 def worker_axis(axes: Axes, counts: Iterable[int], label: str = "workers") -> None:
     """Makes the x axis one of powers of two with ticks at these counts."""
-    ticks = _thinned(sorted(set(counts)))
+    every = sorted(set(counts))
+    ticks = _thinned(every)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
+    axes.set_xlim(every[0] / 1.3, every[-1] * 1.3)
     axes.set_xlabel(label)
 
 
@@ -237,10 +242,11 @@ def to_png(figure: Figure) -> bytes:
 
 
 def _thinned(counts: Sequence[int]) -> list[int]:
-    """Leaves out ticks that would touch their left neighbour."""
-    kept = [counts[0]]
-    apart = max(log2(counts[-1] / counts[0]) / 9, 0.3) if len(counts) > 1 else 0
-    for count in counts[1:]:
-        if log2(count / kept[-1]) >= apart:
+    """Leaves out ticks that would touch another one; the first and the last stay."""
+    first, last = counts[0], counts[-1]
+    apart = max(log2(last / first) / 9, 0.3)
+    kept = [first]
+    for count in counts[1:-1]:
+        if log2(count / kept[-1]) >= apart and log2(last / count) >= apart:
             kept.append(count)
-    return kept
+    return kept if last == first else [*kept, last]

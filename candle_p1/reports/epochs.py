@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.reports.points import THREADS, describe
+from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
 from candle_p1.reports.settings import EXCHANGE
 from candle_p1.statistics import estimate_difference
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.quantities import Quantity
     from candle_p1.statistics import Estimate
 
-NOT_ABOUT_QUALITY = ("loader", "load_threads", "kernels", THREADS)
+NOT_ABOUT_QUALITY = ("loader", "load_threads", "staged", "kernels", THREADS, RANKS_PER_NODE)
 """Settings in which runs may differ and still learn alike, up to rounding."""
 
 MATERIAL = 0.05
@@ -78,7 +79,7 @@ class Fall:
 
     Attributes:
         epochs: Per worker.
-        difference: Quality there minus quality at enough epochs; negative is worse.
+        difference: The figure there minus that at enough epochs.
         material: Whether it is worse by MATERIAL or more, and the 95 % interval excludes 0.
         excluded: Whether the 95 % interval excludes that it is worse by MATERIAL or more.
     """
@@ -98,15 +99,13 @@ def falls(group: EpochGroup, enough: int, more_is_better: bool) -> list[Fall]:
     reference = [v for epochs in group.by_epochs if epochs >= enough for v in group.values(epochs)]
     if not reference:
         return []
-    sign = 1 if more_is_better else -1
-    scale = 1.0 if more_is_better else sorted(reference)[len(reference) // 2]
+    counts = MATERIAL if more_is_better else MATERIAL * median(reference)
     found = []
     for epochs in sorted(group.by_epochs, reverse=True):
         if epochs < enough:
-            difference = estimate_difference(
-                [sign * v for v in group.values(epochs)], [sign * v for v in reference]
-            )
-            material = difference.excludes(0) and difference.value <= -MATERIAL * scale
-            excluded = difference.is_confident and difference.low > -MATERIAL * scale
+            difference = estimate_difference(group.values(epochs), reference)
+            worsening = difference.map(lambda v: -v) if more_is_better else difference
+            material = difference.excludes(0) and worsening.value >= counts
+            excluded = difference.is_confident and worsening.high < counts
             found.append(Fall(epochs, difference, material, excluded))
     return found

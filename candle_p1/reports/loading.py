@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.points import THREADS, describe
+from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
 from candle_p1.statistics import estimate_median
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment, Series
     from candle_p1.statistics import Estimate
 
-ABOUT_LOADING = ("loader", "load_threads", THREADS, "data", "size")
+ABOUT_FILES = ("data", "size", THREADS, RANKS_PER_NODE)
+"""Settings in which loads have to agree to be compared."""
+ABOUT_LOADING = ("loader", "load_threads", "staged", *ABOUT_FILES)
 """Settings that bear on loading; runs that differ in others alone count together."""
 
 MB = 1e6
@@ -30,6 +32,7 @@ class FileLoad:
         file_mb: The file's size, in MB of 10^6 bytes.
         method: The loader, and what else differs among the runs and bears on loading.
         loader: The loader alone.
+        alike: What else differs among the runs of ABOUT_FILES, in words.
         num_ranks: Their number.
         seconds: The slowest rank's times, in s.
         estimate: Their median.
@@ -39,6 +42,7 @@ class FileLoad:
     file_mb: float
     method: str
     loader: str
+    alike: str
     num_ranks: int
     seconds: tuple[float, ...]
     estimate: Estimate
@@ -47,29 +51,32 @@ class FileLoad:
 def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoad]:
     """Returns the loads of every file, the largest first, by loader and number of ranks."""
     names = [name for name in experiment.varied if name in ABOUT_LOADING]
-    times: dict[tuple[str, str, str, int], dict[str, float]] = defaultdict(dict)
+    times: dict[tuple[str, str, str, str, int], dict[str, float]] = defaultdict(dict)
     sizes: dict[tuple[str, str], int] = {}
     for each in series:
-        method = describe({name: each.settings[name] for name in names if name in each.settings})
+        own = {name: each.settings[name] for name in names if name in each.settings}
+        alike = describe({name: own[name] for name in own if name in ABOUT_FILES})
         for point in each.timed:
             for run in point.runs:
                 data = run.record["data"]
                 for role, file in data["files"].items():
                     if "load" in file:
-                        key = (role, method or f"loader {data['loader']}", data["loader"])
-                        times[(*key, point.num_ranks)][str(run.path)] = file["load"]["max_s"]
-                        sizes[key[:2]] = file["file_bytes"]
+                        method = describe(own) or f"loader {data['loader']}"
+                        key = (role, method, data["loader"], alike, point.num_ranks)
+                        times[key][str(run.path)] = file["load"]["max_s"]
+                        sizes[role, method] = file["file_bytes"]
     loads = [
         FileLoad(
             role,
             sizes[role, method] / MB,
             method,
             loader,
+            alike,
             num_ranks,
             tuple(seconds.values()),
             estimate_median(list(seconds.values())),
         )
-        for (role, method, loader, num_ranks), seconds in times.items()
+        for (role, method, loader, alike, num_ranks), seconds in times.items()
     ]
     return sorted(
         loads,
@@ -83,6 +90,6 @@ def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoa
     )
 
 
-def largest_files(loads: Sequence[FileLoad], num: int) -> list[str]:
-    """Returns the roles of the largest files, the largest first."""
-    return list(dict.fromkeys(load.role for load in loads))[:num]
+def largest_files(loads: Sequence[FileLoad], num: int) -> list[tuple[str, float]]:
+    """Returns roles and sizes in MB of the largest files, the largest first."""
+    return list(dict.fromkeys((load.role, load.file_mb) for load in loads))[:num]

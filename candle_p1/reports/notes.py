@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from candle_p1.reports.quantities import covered, merit
 from candle_p1.reports.words import count, listed
 from candle_p1.statistics import MIN_VALUES
 
@@ -68,6 +69,25 @@ def _repeats(experiment: Experiment) -> Iterator[str]:
         )
 
 
+def _stopped(experiment: Experiment) -> Iterator[str]:
+    reasons = Counter(run.stopped for run in experiment.runs if run.stopped)
+    for reason, num in sorted(reasons.items()):
+        yield (
+            f"Training ended early in {count(num, 'run')} ({reason}): times are of fewer epochs"
+            " than planned."
+        )
+
+
+def _diverged(experiment: Experiment) -> Iterator[str]:
+    name = merit(experiment.runs)
+    diverged = [run for run in experiment.runs if name and run.has_diverged(name)]
+    if diverged:
+        yield (
+            f"The models of {count(len(diverged), 'run')} diverged, their {name} is not a number:"
+            f" values of {name} are of the others alone."
+        )
+
+
 def _energy(experiment: Experiment) -> Iterator[str]:
     runs = experiment.runs
     without = [run for run in runs if run.energy_j is None]
@@ -79,10 +99,9 @@ def _energy(experiment: Experiment) -> Iterator[str]:
     for kind in ("estimated", "simulated"):
         if kinds[kind]:
             yield f"The energy of {count(kinds[kind], 'run')} is {kind}, not measured."
-    covers = {tuple(run.energy.get("covers", [])) for run in runs if run.energy_j is not None}
-    if len(covers) > 1:
-        parts = sorted(" and ".join(each) for each in covers)
-        yield f"Energies are of different parts of the machine: {listed(parts)}."
+    parts = covered(runs)
+    if len(parts) > 1:
+        yield f"Energies are of different parts of the machine, not compared: {'; '.join(parts)}."
 
 
 def _data(experiment: Experiment) -> Iterator[str]:
@@ -90,7 +109,7 @@ def _data(experiment: Experiment) -> Iterator[str]:
     if synthetic and len(synthetic) == len(experiment.runs):
         yield "The data are synthetic: accuracy and loss say nothing about cancer."
     elif synthetic:
-        yield f"The data of {count(len(synthetic), 'run')} are synthetic, of others given."
+        yield f"The data of {len(synthetic)} of {count(len(experiment.runs), 'run')} are synthetic."
 
 
 def _versions(experiment: Experiment) -> Iterator[str]:
@@ -121,7 +140,18 @@ def _warnings(experiment: Experiment) -> Iterator[str]:
         yield f"Warning in {count(num, 'run')}: {text}."
 
 
-_NOTES = (_finished, _disturbed, _repeats, _energy, _data, _versions, _threads, _warnings)
+_NOTES = (
+    _finished,
+    _disturbed,
+    _stopped,
+    _diverged,
+    _repeats,
+    _energy,
+    _data,
+    _versions,
+    _threads,
+    _warnings,
+)
 
 
 def _runs(experiment: Experiment, kind: str) -> Sequence[Run]:

@@ -29,6 +29,9 @@ MODES = {
 THREADS = "threads"
 """The name of the setting that says how many threads a rank has."""
 
+RANKS_PER_NODE = "ranks_per_node"
+"""The name of the setting that says how many ranks a node has."""
+
 UNKNOWN = "unknown"
 SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")
 """Settings whose order in a series' name is fixed; the others follow by name."""
@@ -163,25 +166,34 @@ def describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_word(settings[name])}" for name in _in_order(settings))
 
 
-def _threads_vary(runs: Sequence[Run]) -> bool:
-    """Returns whether runs that are otherwise alike differ in the threads of a rank.
+def _placement(run: Run) -> dict[str, float]:
+    """Returns how the ranks were placed on nodes and cores, as far as it is known."""
+    threads, nodes = run.threads, run.num_nodes
+    placement: dict[str, float] = {} if threads is None else {THREADS: threads}
+    if nodes:
+        ranks = run.num_ranks / nodes
+        placement[RANKS_PER_NODE] = int(ranks) if ranks.is_integer() else ranks
+    return placement
+
+
+def _varied_placement(runs: Sequence[Run]) -> set[str]:
+    """Returns in what of their placement runs differ that are otherwise alike.
 
     A rank's share of the cores falls with the number of ranks, which makes no series; several
-    numbers of threads on the same number of ranks do.
+    numbers of threads on the same number of ranks do. The same holds for ranks of a node.
     """
-    seen: dict[Any, set[int]] = defaultdict(set)
+    seen: dict[Any, set[float]] = defaultdict(set)
     for run in runs:
-        if run.threads is not None:
-            key = (run.num_ranks, _key(run.settings), _key(run.exchange))
-            seen[key].add(run.threads)
-    return any(len(threads) > 1 for threads in seen.values())
+        for name, value in _placement(run).items():
+            seen[name, run.num_ranks, _key(run.settings), _key(run.exchange)].add(value)
+    return {name for (name, *_), values in seen.items() if len(values) > 1}
 
 
 def _experiment(
     benchmark: str, mode: str, machine: Machine | None, runs: Sequence[Run]
 ) -> Experiment:
-    threads = _threads_vary(runs)
-    all_settings = {run: _all_settings(run, threads) for run in runs}
+    placement = _varied_placement(runs)
+    all_settings = {run: _all_settings(run, placement) for run in runs}
     values = defaultdict(set)
     for settings in all_settings.values():
         for name, value in settings.items():
@@ -243,11 +255,9 @@ def _point(num_ranks: int, runs: Sequence[Run]) -> Point:
     )
 
 
-def _all_settings(run: Run, threads: bool) -> dict[str, Any]:
-    settings = {**run.settings, **run.exchange}
-    if threads and run.threads is not None:
-        settings[THREADS] = run.threads
-    return settings
+def _all_settings(run: Run, placement: set[str]) -> dict[str, Any]:
+    placed = {name: value for name, value in _placement(run).items() if name in placement}
+    return {**run.settings, **run.exchange, **placed}
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

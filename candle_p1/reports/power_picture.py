@@ -1,4 +1,4 @@
-"""Power over time with the phases of the run behind it, as the paper's Figures 7, 12 and 19."""
+"""Power over time with the phases of the run behind it, as the paper's Figure 7(a)."""
 
 from __future__ import annotations
 
@@ -108,9 +108,12 @@ def _files(energy: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
 def mean_power(trace: Trace) -> tuple[Any, Any]:
     """Returns times and the power from each of them on, in s and W.
 
-    A counter's is the mean to its next reading. Both arrays are float64, of one length.
+    A counter's is the mean to its next reading; of one reading alone there is none. Both arrays are
+    float64, of one length.
     """
-    if trace.channel.reading == "power" or len(trace.times_s) < 2:
-        return trace.times_s, trace.values if trace.channel.reading == "power" else trace.times_s
+    if trace.channel.reading == "power":
+        return trace.times_s, trace.values
+    if len(trace.times_s) < 2:
+        return trace.times_s[:0], trace.values[:0]
     watts = np.diff(trace.values) / np.diff(trace.times_s)
     return trace.times_s, np.append(watts, watts[-1:])

@@ -73,6 +73,12 @@ PARALLEL_EFFICIENCY = Quantity(
 )
 
 
+def covered(runs: Iterable[Run]) -> list[str]:
+    """Returns the parts of the machine that energies are of, in words: one entry if all agree."""
+    parts = {tuple(run.energy.get("covers", [])) for run in runs if run.energy_j is not None}
+    return sorted(" and ".join(each) or "unknown parts" for each in parts)
+
+
 def labelled(quantity: Quantity, runs: Iterable[Run]) -> Quantity:
     """Returns ENERGY or POWER with what it is, where that is not measured, in its title."""
     kinds = {run.energy["kind"] for run in runs if run.energy_j is not None}
@@ -89,7 +95,7 @@ FIGURES_OF_MERIT = {"accuracy": True, "loss": False}
 
 def merit(runs: Iterable[Run]) -> str | None:
     """Returns the name of the figure by which the runs' models are judged; None where none is."""
-    names = {name for run in runs for name in run.quality}
+    names = {name for run in runs for name in run.record.get("quality", {})}
     return next((name for name in FIGURES_OF_MERIT if name in names), min(names, default=None))
 
 
@@ -116,34 +122,42 @@ def _trained(name: str, run: Run) -> float | None:
     return run.last_epoch.get(name)
 
 
-STARTUP, LOADING, WAITING, TRAINING, COMMUNICATING, OTHER = PARTS = (
+STARTUP, LOADING, WAITING, TRAINING, COMMUNICATING, NOT_PARTED, OTHER = PARTS = (
     "start-up",
     "data loading",
     "waiting for the slowest loader",
     "training",
     "communication",
+    "training with communication",
     "the rest",
 )
 """Of a run's time. Communication is what of training a rank did nothing else in, and the transfer
-of the weights; the rest is preprocessing, building, evaluation and digests."""
+of the weights; where it was not measured, it stands with the training, as one part. The rest is
+preprocessing, building, evaluation and digests."""
 
 
 def parts_s(run: Run) -> dict[str, float]:
-    """Returns the time of each of PARTS in s, the mean over ranks; they add up to the total."""
+    """Returns the time of those of PARTS that are known, in s, the mean over ranks.
+
+    They add up to the total.
+    """
     phases = run.record["phases"]
     means = {name: float(phase["mean_s"]) for name, phase in phases.items()}
     broadcast = {
         name: float(part["mean_s"])
         for name, part in phases.get("broadcast", {}).get("parts", {}).items()
     }
-    exposed_s = float(phases.get("train", {}).get("communication", {}).get("mean_s", 0.0))
+    train_s, transfer_s = means.get("train", 0.0), broadcast.get("transfer", 0.0)
     parts = {
         STARTUP: means.get("startup", 0.0),
         LOADING: means.get("load", 0.0),
         WAITING: broadcast.get("wait", 0.0),
-        TRAINING: means.get("train", 0.0) - exposed_s,
-        COMMUNICATING: exposed_s + broadcast.get("transfer", 0.0),
     }
+    if run.communication_share is None:
+        parts[NOT_PARTED] = train_s + transfer_s
+    else:
+        exposed_s = run.communication_share * train_s
+        parts |= {TRAINING: train_s - exposed_s, COMMUNICATING: exposed_s + transfer_s}
     return parts | {OTHER: max(0.0, float(run.record["total_s"]) - sum(parts.values()))}
 
 
@@ -155,4 +169,4 @@ def share_of(part: str) -> Callable[[Run], float | None]:
 def _share(part: str, run: Run) -> float | None:
     parts = parts_s(run)
     total = sum(parts.values())
-    return parts[part] / total if total else None
+    return parts[part] / total if total and part in parts else None

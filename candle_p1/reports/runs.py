@@ -25,7 +25,8 @@ class Machine(NamedTuple):
 
     Attributes:
         cpu: The processor's name.
-        num_cores: The cores that rank 0 was allowed to run on.
+        num_cores: The cores of a node, as the system counts them; of records that do not have
+            it, those that rank 0 was allowed to run on.
         memory_gib: The memory it was allowed to use, to the GiB.
         devices: The names of what ranks computed on, each once.
     """
@@ -105,7 +106,7 @@ class Run:
             return None
         return Machine(
             str(environment.get("cpu", "unknown processor")),
-            int(environment.get("num_cores", 0)),
+            int(environment.get("node_cores") or environment.get("num_cores", 0)),
             round(environment.get("memory_bytes", 0) / GIB),
             tuple(sorted({rank["device"] for rank in self.record["ranks"]})),
         )
@@ -181,13 +182,18 @@ class Run:
 
     @property
     def epochs_per_rank(self) -> int | None:
-        """The epochs that each rank trained."""
-        return self.plan.get("epochs_per_rank")
+        """The epochs that each rank trained: fewer than planned where training was stopped."""
+        return len(self._epochs) if self.stopped else self.plan.get("epochs_per_rank")
 
     @property
     def batch_size(self) -> int | None:
         """The samples of one step of one rank."""
         return self.plan.get("batch_size")
+
+    @property
+    def stopped(self) -> str | None:
+        """Why training ended before its last epoch; None where it did not."""
+        return self.record.get("training", {}).get("stopped")  # type: ignore[no-any-return]
 
     @cached_property
     def first_step_s(self) -> float | None:
@@ -216,6 +222,11 @@ class Run:
     def quality(self) -> Mapping[str, float]:
         """The figures of the trained model on the test set that are numbers, by name."""
         return _numbers(self.record, "value")
+
+    def has_diverged(self, name: str) -> bool:
+        """Returns whether a figure of the trained model is on record, but not as a number."""
+        figure = self.record.get("quality", {}).get(name)
+        return figure is not None and name not in self.quality
 
     @cached_property
     def naive(self) -> Mapping[str, float]:

@@ -43,6 +43,9 @@ LOGGING = {
     "verbose",
 }
 REPEATS = {"rng_seed"}
+FIRST_TIME = "cached (first time)"
+"""In place of the loader `cached` where it read the file and wrote the cache, or a part of it."""
+
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 """The plan has these as they were resolved."""
 
@@ -54,7 +57,9 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters that define a point, and DATA.
 
     That is all but the seed, places, logging, names of data files (DATA stands for these) and what
-    CANDLE Supervisor adds. Lists become tuples. A run that did not get far enough has no DATA.
+    CANDLE Supervisor adds. Of a place to stage caches it counts whether there is one, and a cache
+    that had to be written makes another loader (FIRST_TIME). Lists become tuples. A run that did
+    not get far enough has no DATA.
     """
     values = {name: parameter["value"] for name, parameter in record["parameters"].items()}
     settings: dict[str, Any] = {
@@ -65,6 +70,10 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("epochs_scaling", "") is None:
         level = settings.get("data_parallel", "epoch")
         settings["epochs_scaling"], _ = share_epochs(settings["epochs"], 1, None, level)
+    if "stage_dir" in values:
+        settings["staged"] = values["stage_dir"] is not None
+    if "write" in record.get("phases", {}).get("load", {}).get("parts", {}):
+        settings["loader"] = FIRST_TIME
     plan = record.get("plan", {})
     settings |= {name: plan[name] for name in PLANNED if name in plan}
     data = data_name(record)

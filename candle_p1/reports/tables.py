@@ -24,6 +24,7 @@ from candle_p1.reports.quantities import (
     TRAIN,
     WAIT,
     Quantity,
+    covered,
     labelled,
     merit,
     quality_on_test,
@@ -67,7 +68,7 @@ def training(experiment: Experiment, slug: str) -> Table:
     rows = [
         (
             *_head(series, point),
-            point.runs[0].epochs_per_rank,
+            _epochs(point),
             *(point.estimate(quantity.of) for quantity in EPOCHS),
             mean_rate(rates) if (rates := point.values(SAMPLES.of)) else None,
         )
@@ -76,7 +77,8 @@ def training(experiment: Experiment, slug: str) -> Table:
     headings = ("series", "workers", "epochs per worker", *_headings((*EPOCHS, SAMPLES)))
     note = (
         "Medians of the slowest rank; of the rate the harmonic mean. Time per epoch is without"
-        " validation and without the run's first step, a warm-up, which stands apart."
+        " validation and without the run's first step, a warm-up, which stands apart; the rate is"
+        " of all steps, with the first."
     )
     return _table(slug, "Training", headings, rows, _published(experiment, "epoch_s"), (note,))
 
@@ -123,8 +125,10 @@ def scaling(experiment: Experiment, slug: str) -> Table:
 def gains(experiment: Experiment, slug: str) -> Table:
     """Returns improvements in percent, on each number of workers and over all."""
     rows: list[tuple[Cell, ...]] = []
+    comparable = len(covered(experiment.runs)) == 1
+    energy = [labelled(ENERGY, experiment.runs)] if comparable else []
     for original, optimised in pairs(experiment):
-        for quantity in (TOTAL, labelled(ENERGY, experiment.runs), LOAD):
+        for quantity in (TOTAL, *energy, LOAD):
             rows += [
                 (
                     quantity.title,
@@ -161,7 +165,7 @@ def qualities(experiment: Experiment, slug: str) -> Table:
         rows = [
             (
                 *_head(series, point),
-                point.runs[0].epochs_per_rank,
+                _epochs(point),
                 point.runs[0].batch_size,
                 point.estimate(quality_on_training(name).of),
                 point.estimate(quality_on_test(name).of),
@@ -178,7 +182,9 @@ def qualities(experiment: Experiment, slug: str) -> Table:
         f"test {name}",
         f"naive predictor's {name}",
     )
-    notes = _published(experiment, "accuracy", "loss", "epochs_needed", "best_strategy")
+    notes = _published(
+        experiment, "accuracy", "loss", "epochs_needed", "epochs_to_run", "best_strategy"
+    )
     return _table(slug, "Quality", headings, rows, notes)
 
 
@@ -287,6 +293,14 @@ def _headings(quantities: tuple[Quantity, ...]) -> tuple[str, ...]:
 def _percent(point: Point, share: Callable[..., float | None]) -> Cell:
     values = point.values(share)
     return estimate_median([100 * value for value in values]) if values else None
+
+
+def _epochs(point: Point) -> Cell:
+    """Returns the epochs of each worker; of runs that were stopped early "3 to 7"."""
+    found = sorted({epochs for run in point.runs if (epochs := run.epochs_per_rank) is not None})
+    if len(found) > 1:
+        return f"{found[0]} to {found[-1]}"
+    return found[0] if found else None
 
 
 def _workers(improvement: Improvement) -> str:

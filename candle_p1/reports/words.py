@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 DIGITS = 3
 MAX_DECIMALS = 4
+"""More only where a number is so small that it would not have two digits."""
 
 
 def number(value: float, like: float | None = None) -> str:
     """Returns a number with three or four significant digits, as 12,345 or 41.2 or 0.0123.
+
+    Below 0.01 it has two.
 
     Args:
         value: The number.
@@ -96,4 +99,4 @@ def _decimals(value: float) -> int:
         return 0
     first, exponent = f"{abs(value):.{DIGITS - 1}e}".split("e")
     digits = DIGITS + first.startswith("1")
-    return min(max(digits - 1 - int(exponent), 0), MAX_DECIMALS)
+    return min(max(digits - 1 - int(exponent), 0), max(MAX_DECIMALS, 1 - int(exponent)))

@@ -220,3 +220,24 @@ def test_a_missing_directory_is_named():
     result = CliRunner().invoke(cli.cli, ["compare", "nowhere", "nowhere"])
     assert isinstance(result.exception, RecordError)
     assert "nowhere" in str(result.exception)
+
+
+def test_threads_and_machines_are_not_averaged_over(sides):
+    planted = [
+        {"load_s": load_s, "threads": threads, "rng_seed": seed}
+        for threads, load_s in ((1, 8.0), (2, 4.0))
+        for seed in range(3)
+    ]
+    comparison = compare(*sides(planted, planted))
+    assert [pairing.settings for pairing in comparison.pairings] == ["threads 1", "threads 2"]
+    assert rows_of(comparison)["phase_load_s"].a == (8.0, 8.0, 8.0)
+    assert rows_of(comparison, 1)["phase_load_s"].a == (4.0, 4.0, 4.0)
+
+
+def test_energies_of_different_parts_are_not_compared(sides):
+    a, b = sides([{"energy_j": 10.0}] * 4, [{"energy_j": 20.0}] * 4)
+    for run in b.runs:
+        run.record["energy"]["covers"] = ["cpu", "gpu"]
+    comparison = compare(a, b)
+    assert "energy_j" not in rows_of(comparison)
+    assert comparison.warnings == ("energy is of other parts, not compared: A gpu; B cpu and gpu",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 import xml.etree.ElementTree as ET
 
@@ -17,6 +18,10 @@ from candle_p1.instrument.power.files import write_traces
 from candle_p1.instrument.power.source import Channel
 from candle_p1.instrument.power.trace import Trace
 from candle_p1.published import machines, published
+from candle_p1.reports.drawing import new_figure, worker_axis
+from candle_p1.reports.figures.epochs import epochs_per_worker
+from candle_p1.reports.figures.ranks import ranks_over_time
+from candle_p1.reports.points import group
 from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import Run, Runs, read_runs
 from candle_p1.reports.table import Table
@@ -63,11 +68,11 @@ def test_the_command_writes_page_figures_and_tables(written):
     result, out = written
     assert result.exit_code == 0, result.output
     assert "bad/run.json: line 1: not JSON" in result.output
-    assert result.output.endswith("index.html: 9 runs, 9 figures\n")
+    assert result.output.endswith("index.html: 9 runs, 10 figures\n")
     figures = sorted(path.name for path in (out / "figures").iterdir())
     names = (
         "energy", "epochs", "exchange", "improvement", "loaders", "parts", "performance",
-        "quality", "scaling",
+        "quality", "ranks", "scaling",
     )  # fmt: skip
     assert figures == sorted(
         f"nt3-strong-{name}.{ending}" for name in names for ending in ("png", "svg")
@@ -123,6 +128,7 @@ def test_figures_that_lack_data_are_listed_with_the_reason(tmp_path):
     plant(tmp_path, "p1b2", 1, epochs=4)
     (section,) = make_report(read_runs([tmp_path])).sections
     assert {each.what: each.reason for each in section.missing} == {
+        "Where each worker is at which time": "all runs had one worker, which waits for none",
         "Improvement over the original": "no two series differ in the loader or the kernels alone,"
         " one of them the original",
         "Scaling": "no series was run on two numbers of workers",
@@ -230,3 +236,60 @@ def test_a_benchmark_of_another_author_has_a_report(tmp_path):
     (section,) = make_report(Runs((Run(tmp_path / "run.json", record),), ())).sections
     assert section.title.startswith("TC1, strong scaling")
     assert any("test r2" in table.headings for table in section.tables)
+
+
+def test_the_axis_of_many_workers_shows_all_of_them():
+    _, (axes,) = new_figure(1)
+    worker_axis(axes, [1, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072])
+    low, high = axes.get_xlim()
+    assert low < 1
+    assert high > 3072
+    ticks = axes.get_xticks()
+    assert (ticks[0], ticks[-1]) == (1, 3072)
+    assert min(np.diff(np.log2(ticks))) > 1
+
+
+def test_models_that_diverged_leave_a_report(tmp_path):
+    for num_ranks in (1, 2, 4, 8, 16, 32, 64):
+        for seed in (0, 1):
+            path = plant(
+                tmp_path,
+                "p1b1",
+                num_ranks,
+                epochs=64,
+                quality={"loss": 0.1},
+                rng_seed=seed,
+                batch_size=num_ranks,
+            )
+            record = json.loads(path.read_text())
+            record["quality"]["loss"]["value"] = None
+            path.write_text(json.dumps(record))
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert any("The models of 14 runs diverged" in note for note in section.notes)
+    reasons = {each.what: each.reason for each in section.missing}
+    assert reasons["Quality against workers"] == "in no run the loss is a number"
+
+
+def test_many_numbers_of_workers_count_together_against_epochs():
+    records = [
+        planted_record("nt3", num, epochs=epochs, epochs_scaling="weak", quality={"accuracy": 0.9})
+        for num in (1, 2, 4, 8, 16, 32, 64, 128)
+        for epochs in (4, 8)
+    ]
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    figure = epochs_per_worker(experiment, experiment.series)
+    (axes,) = figure.axes
+    assert axes.get_legend_handles_labels()[1] == ["all runs"]
+    few = group([Run(i, record) for i, record in enumerate(records[:4])])[0]
+    labels = epochs_per_worker(few, few.series).axes[0].get_legend_handles_labels()[1]
+    assert labels == ["1 worker", "2 workers"]
+
+
+def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast():
+    record = planted_record("nt3", 100, epochs=100, load_s=2.0, wait_s=4.0)
+    (experiment,) = group([Run(0, record)])
+    (axes,) = ranks_over_time(experiment, experiment.series).axes
+    shown = [int(label.get_text()) for label in axes.get_yticklabels()]
+    assert (shown[0], shown[-1], len(shown)) == (0, 99, 12)
+    drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
+    assert {(3.0, 2.0), (5.0, 4.0)} <= drawn  # loading, then waiting

@@ -9,7 +9,7 @@ import pytest
 from candle_p1.errors import RecordError
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
-from candle_p1.reports.quantities import OTHER, PARTS, parts_s
+from candle_p1.reports.quantities import NOT_PARTED, OTHER, PARTS, parts_s
 from candle_p1.reports.runs import Run, read_runs
 from tests.planted_records import plant, planted_record
 
@@ -76,10 +76,53 @@ def test_a_single_step_tells_no_time_per_epoch():
 def test_the_parts_of_a_run_add_up_to_its_total():
     run = run_of(num_ranks=2, wait_s=1.0, communication_s=2.0)
     parts = parts_s(run)
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == tuple(part for part in PARTS if part != NOT_PARTED)
     assert sum(parts.values()) == pytest.approx(run.total_s)
-    assert parts["communication"] == 2.0
+    assert parts["communication"] == pytest.approx(2)
     assert parts[OTHER] == pytest.approx(0)
+
+
+def test_communication_that_was_not_measured_is_one_part_with_the_training():
+    record = planted_record(num_ranks=2, epochs=8)
+    del record["phases"]["train"]["communication"]
+    run = Run(None, record)
+    parts = parts_s(run)
+    assert {"training", "communication"}.isdisjoint(parts)
+    assert parts[NOT_PARTED] == run.train_s
+    assert sum(parts.values()) == pytest.approx(run.total_s)
+
+
+def test_epochs_are_those_that_were_trained():
+    stopped = run_of(epochs=8, epochs_per_rank=3, training={"stopped": "early_stop"})
+    stopped.record["plan"]["epochs_per_rank"] = 8
+    assert stopped.epochs_per_rank == 3
+    (experiment,) = group([stopped])
+    assert any("Training ended early in 1 run (early_stop)" in n for n in notes_on(experiment))
+
+
+def test_a_machine_has_the_cores_of_its_nodes_however_ranks_are_bound():
+    bound = {"num_cores": 1, "node_cores": 16}
+    assert run_of(environment=bound).machine == run_of(environment={"num_cores": 16}).machine
+
+
+def test_ranks_of_a_node_make_series_where_they_differ_at_the_same_number():
+    records = [planted_record(num_ranks=4) for _ in range(3)]
+    records[0]["num_nodes"] = 2
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    assert [series.name for series in experiment.series] == ["ranks_per_node 2", "ranks_per_node 4"]
+
+
+def test_caches_written_and_staged_stand_apart():
+    records = [planted_record(loader="cached", stage_dir=None) for _ in range(3)]
+    load = records[0]["phases"]["load"]
+    load["parts"] = {"write": dict(load)}
+    records[2]["parameters"]["stage_dir"]["value"] = "/ssd"
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    assert [series.name for series in experiment.series] == [
+        "loader cached, staged False",
+        "loader cached, staged True",
+        "loader cached (first time), staged False",
+    ]
 
 
 def test_communication_is_nothing_on_one_rank_and_unknown_where_it_was_not_logged():

@@ -29,30 +29,42 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment, Series
 
 MAX_LINES = 7
+"""Of numbers of workers beside each other; with more, they count together."""
 
 
 def epochs_per_worker(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws quality on training and test samples, with what the paper says is enough.
 
     Raises:
-        MissingDataError: No run was evaluated, or all trained the same epochs per worker.
+        MissingDataError: No run was evaluated, none has a number, or all trained the same epochs
+            per worker.
     """
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError("no run evaluated its model (--eval_bool False)")
+    groups = [
+        (quantity, epoch_groups(experiment, quantity))
+        for quantity in (quality_on_training(name), quality_on_test(name))
+    ]
+    # Under strong scaling the epochs of a worker follow from the number of workers.
+    together = experiment.mode == STRONG or any(
+        len(_lines(of_quantity, together=False)) > MAX_LINES for _, of_quantity in groups
+    )
     shown = [
         (quantity, lines)
-        for quantity in (quality_on_training(name), quality_on_test(name))
-        if (lines := _lines(epoch_groups(experiment, quantity), experiment.mode == STRONG))
+        for quantity, of_quantity in groups
+        if (lines := _lines(of_quantity, together=together))
     ]
     ticks = {int(mark.x) for _, lines in shown for marks in lines.values() for mark in marks}
+    if not ticks:
+        raise MissingDataError(f"in no run the {name} is a number")
     if len(ticks) < 2:
         raise MissingDataError("all runs trained the same number of epochs per worker")
     enough = published(experiment.benchmark, experiment.mode, "epochs_needed")
     figure, plots = new_figure(len(shown))
     for axes, (quantity, lines) in zip(plots, shown, strict=True):
-        for i, (label, marks) in enumerate(list(lines.items())[:MAX_LINES]):
-            draw_line(axes, marks, i, min(len(lines), MAX_LINES), label)
+        for i, (label, marks) in enumerate(lines.items()):
+            draw_line(axes, marks, i, len(lines), label)
         worker_axis(axes, ticks, "epochs per worker")
         value_axis([axes], [v for marks in lines.values() for m in marks for v in m.values], False)
         axes.set_title(quantity.title)
@@ -72,16 +84,15 @@ def epochs_per_worker(experiment: Experiment, series: Sequence[Series]) -> Figur
     return figure
 
 
-def _lines(groups: Sequence[EpochGroup], strong: bool) -> dict[str, list[Mark]]:
-    """Returns lines by label: under strong scaling one per group, else one per number of workers.
-
-    Under strong scaling the epochs of a worker follow from the number of workers.
-    """
+def _lines(groups: Sequence[EpochGroup], *, together: bool) -> dict[str, list[Mark]]:
+    """Returns lines by label: one per group, with all numbers of workers together or each apart."""
     lines: dict[str, list[Mark]] = {}
     for group in groups:
         for epochs, by_workers in group.by_epochs.items():
-            for num_ranks, values in sorted(by_workers.items()):
-                workers = "" if strong else count(num_ranks, "worker")
+            values_of = {count(num, "worker"): by_workers[num] for num in sorted(by_workers)}
+            if together:
+                values_of = {"": group.values(epochs)}
+            for workers, values in values_of.items():
                 label = ", ".join(part for part in (group.name, workers) if part) or "all runs"
                 lines.setdefault(label, []).append(Mark(epochs, estimate_median(values), values))
     return lines

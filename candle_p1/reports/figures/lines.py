@@ -31,6 +31,7 @@ from candle_p1.reports.quantities import (
     TOTAL,
     TRAIN,
     Quantity,
+    covered,
     labelled,
     merit,
     quality_on_test,
@@ -59,13 +60,16 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws accuracy or loss on training and test samples, with the naive predictor's.
 
     Raises:
-        MissingDataError: No run was evaluated.
+        MissingDataError: No run was evaluated, or none of these series has a number.
     """
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError("no run evaluated its model (--eval_bool False)")
     shown = [quality_on_training(name), quality_on_test(name)]
-    figure = _panels(series, [each for each in shown if _known(series, each)], zero=False)
+    known = [each for each in shown if _known(series, each)]
+    if not known:
+        raise MissingDataError(f"in no run the {name} is a number")
+    figure = _panels(series, known, zero=False)
     naive = [run.naive[name] for run in experiment.runs if name in run.naive]
     if naive:
         tested, value = figure.axes[-1], median(naive)
@@ -160,10 +164,10 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
         raise MissingDataError(
             "no two series differ in the loader or the kernels alone, one of them the original"
         )
-    energy_quantity = labelled(ENERGY, experiment.runs)
+    comparable = len(covered(experiment.runs)) == 1
     of_quantity = {
         quantity.title: [_gain_marks(*pair, quantity) for pair in compared]
-        for quantity in (TOTAL, energy_quantity)
+        for quantity in (TOTAL, *([labelled(ENERGY, experiment.runs)] if comparable else []))
     }
     shown = {title: marks for title, marks in of_quantity.items() if any(marks)}
     if not shown:

@@ -36,11 +36,11 @@ def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
     methods = list(dict.fromkeys(load.method for load in loads))
     if len(methods) < 2:
         raise MissingDataError("all runs used the same loader")
-    roles = largest_files(loads, MAX_FILES)
-    figure, plots = new_figure(len(roles), sharey=True)
+    files = largest_files(loads, MAX_FILES)
+    figure, plots = new_figure(len(files), sharey=True)
     shown: list[float] = []
-    for axes, role in zip(plots, roles, strict=True):
-        of_file = [load for load in loads if load.role == role]
+    for axes, (role, file_mb) in zip(plots, files, strict=True):
+        of_file = [load for load in loads if (load.role, load.file_mb) == (role, file_mb)]
         for i, method in enumerate(methods):
             found = [load for load in of_file if load.method == method]
             found.sort(key=lambda load: load.num_ranks)
@@ -48,7 +48,7 @@ def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
             draw_line(axes, marks, i, len(methods), method)
         shown += [value for load in of_file for value in load.seconds]
         worker_axis(axes, [load.num_ranks for load in of_file])
-        axes.set_title(f"{role}, {number(of_file[0].file_mb)} MB")
+        axes.set_title(f"{role}, {number(file_mb)} MB")
     plots[0].set_ylabel("s, slowest rank")
     value_axis(plots, shown)
     legend_below(figure, plots[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.reports.drawing import COLORS, legend_below, new_figure
 from candle_p1.reports.quantities import PARTS, TOTAL, parts_s
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.points import Experiment, Point, Series
 
-PART_COLORS = ("#BBBBBB", COLORS[1], COLORS[4], COLORS[0], COLORS[3], "#777777")
-HATCHES = ("", "//", "..", "", "\\\\", "")
+_COLORS = ("#BBBBBB", COLORS[1], COLORS[4], COLORS[0], COLORS[3], COLORS[5], "#777777")
+_HATCHES = ("", "//", "..", "", "\\\\", "xx", "")
+PART_LOOKS: dict[str, Any] = {
+    part: {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+    for part, color, hatch in zip(PARTS, _COLORS, _HATCHES, strict=True)
+}
+"""How each part is drawn."""
+
 MAX_COLUMNS = 3
 TITLE_WIDTH = 44
 MAX_BARS = 4
@@ -46,29 +52,21 @@ def time_parts(experiment: Experiment, series: Sequence[Series]) -> Figure:
         axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
     for axes in plots[::columns]:
         axes.set_ylabel("share of the total time (%)")
-    for part, color, hatch in zip(PARTS, PART_COLORS, HATCHES, strict=True):
-        plots[0].bar(0, 0, color=color, hatch=hatch, edgecolor="white", linewidth=0.5, label=part)
+    known = {part for each in series for point in each.timed for part in _parts_s(point)}
+    for part in PARTS:
+        if part in known:
+            plots[0].bar(0, 0, label=part, **PART_LOOKS[part])
     legend_below(figure, plots[0])
     return figure
 
 
 def _draw_bar(axes: Axes, x: int, point: Point, *, has_room: bool) -> None:
     """Stacks the medians of the parts, scaled to 100 % in all."""
-    times = [parts_s(run) for run in point.runs]
-    medians = [median(time[part] for time in times) for part in PARTS]
+    medians = _parts_s(point)
     bottom = 0.0
-    for seconds, color, hatch in zip(medians, PART_COLORS, HATCHES, strict=True):
-        share = seconds / sum(medians)
-        axes.bar(
-            x,
-            100 * share,
-            bottom=bottom,
-            width=0.75,
-            color=color,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.5,
-        )
+    for part, seconds in medians.items():
+        share = seconds / sum(medians.values())
+        axes.bar(x, 100 * share, bottom=bottom, width=0.75, **PART_LOOKS[part])
         if has_room and share > LABEL_SHARE:
             axes.text(
                 x,
@@ -86,3 +84,10 @@ def _draw_bar(axes: Axes, x: int, point: Point, *, has_room: bool) -> None:
         axes.text(
             x, 101, f"{number(total.value)}{unit}", ha="center", va="bottom", fontsize="x-small"
         )
+
+
+def _parts_s(point: Point) -> dict[str, float]:
+    """Returns the medians of the parts over the runs that know them, in s, in their order."""
+    times = [parts_s(run) for run in point.runs]
+    values = {part: [time[part] for time in times if part in time] for part in PARTS}
+    return {part: median(known) for part, known in values.items() if known}

@@ -1,4 +1,4 @@
-"""Power over time of single runs, with the phases behind it, as the paper's Figures 7, 12, 19."""
+"""Power over time of single runs, with the phases behind it, as the paper's Figure 7(a)."""
 
 from __future__ import annotations
 

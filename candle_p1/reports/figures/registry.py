@@ -12,9 +12,10 @@ from candle_p1.reports.figures.lines import energy, exchange, gain, performance,
 from candle_p1.reports.figures.loaders import loaders
 from candle_p1.reports.figures.parts import time_parts
 from candle_p1.reports.figures.power import power_over_time, run_to_draw
+from candle_p1.reports.figures.ranks import ranks_over_time
 from candle_p1.reports.improvements import ORIGINAL
 from candle_p1.reports.missing import Missing, MissingDataError
-from candle_p1.reports.points import describe
+from candle_p1.reports.points import STRONG, describe
 from candle_p1.reports.words import count
 
 if TYPE_CHECKING:
@@ -74,6 +75,15 @@ KINDS = (
         " above. Communication is what of training a rank did nothing else in, and the transfer of"
         " the weights.",
         time_parts,
+    ),
+    Kind(
+        "ranks",
+        "Where each worker is at which time",
+        "The run of each series on the most workers that has the median total time; of many workers"
+        " some, evenly chosen. What stands between loading and training, waiting for the slowest"
+        " loader and the transfer of the weights, is what the paper calls broadcast overhead.",
+        ranks_over_time,
+        {("nt3", "strong"): "Figures 7(b) and 12", ("nt3", "weak"): "Figure 19"},
     ),
     Kind(
         "improvement",
@@ -203,7 +213,7 @@ def _draw_power(
     num = 0
     for i, series in enumerate(experiment.series):
         if num == MAX_POWER_FIGURES:
-            reasons[f"after {num} series"] = None
+            reasons[f"only that of the first {num} series is"] = None
             break
         try:
             run = run_to_draw(series)
@@ -218,13 +228,17 @@ def _draw_power(
             continue
         num += 1
         slug = f"{prefix}-power-{i + 1}"
-        paper = " As the paper's Figures 7, 12 and 19." if experiment.benchmark == "nt3" else ""
+        paper = " As the paper's Figure 7(a)." if _is_figure_7(experiment) else ""
         caption = (
             f"One run on {count(run.num_ranks, 'worker')}, {series.name}: phases of rank 0 behind"
             f" the power ({run.energy['kind']}).{paper}"
         )
         drawn.append(Drawing(slug, POWER_TITLE, caption, to_svg(figure, slug), to_png(figure)))
     missing += [Missing(POWER_TITLE, reason) for reason in reasons]
+
+
+def _is_figure_7(experiment: Experiment) -> bool:
+    return (experiment.benchmark, experiment.mode) == ("nt3", STRONG)
 
 
 def _facets(experiment: Experiment) -> list[list[Series]]:

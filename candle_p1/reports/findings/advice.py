@@ -10,6 +10,7 @@ from candle_p1.reports.points import STRONG
 from candle_p1.reports.quantities import (
     COMMUNICATING,
     LOADING,
+    NOT_PARTED,
     STARTUP,
     TOTAL,
     TRAINING,
@@ -50,6 +51,12 @@ def advice(experiment: Experiment, series: Series, part: str) -> str:
         )
     if part == TRAINING:
         return _about_training(experiment, series)
+    if part == NOT_PARTED:
+        return (
+            "communication was not measured (on GPUs it cannot be, else --communication_log True"
+            " does), so it is not known which of the two to change: how the time per epoch grows"
+            " with the workers tells."
+        )
     if part == STARTUP:
         return (
             "nothing in the benchmark: importing the framework does not get shorter with more"
@@ -86,9 +93,11 @@ def _measured_gain(experiment: Experiment, series: Series) -> str:
             found = improvements(series, other, TOTAL.of)
             here = [each for each in found if each.num_ranks == series.timed[-1].num_ranks]
             for each in here:
+                change = each.percent
                 claim = ": not shown" if each.verdict == NOT_SHOWN else ""
-                return (
-                    f"; here it took {number(each.percent.value)} % off the total time"
-                    f" ({interval(each.percent)}{claim})."
-                )
+                did = f"took {number(change.value)} % off"
+                if change.value < 0:
+                    change = change.map(lambda percent: -percent)
+                    did = f"added {number(change.value)} % to"
+                return f"; here it {did} the total time ({interval(change)}{claim})."
     return "; it was not measured here."

@@ -11,16 +11,17 @@ from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, describe
 from candle_p1.reports.quantities import TOTAL, merit, more_is_better, quality_on_test
-from candle_p1.reports.words import interval, number
+from candle_p1.reports.words import count, interval, number
 from candle_p1.statistics import estimate_difference, estimate_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from candle_p1.reports.loading import FileLoad
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
 
-TOLD_ELSEWHERE = ("loader", "load_threads", "kernels", "epochs")
+TOLD_ELSEWHERE = ("loader", "load_threads", "staged", "kernels", "epochs")
 
 
 def batch_strategies(experiment: Experiment) -> Iterator[str]:
@@ -59,25 +60,34 @@ def loaders(experiment: Experiment) -> Iterator[str]:
         raise MissingDataError("all runs used the same loader")
     if not any(load.loader == "original" for load in loads):
         raise MissingDataError("no run used --loader original")
-    (role,) = largest_files(loads, 1)
-    counts = sorted({load.num_ranks for load in loads})
-    for num_ranks in dict.fromkeys((counts[0], counts[-1])):
-        here = [load for load in loads if (load.role, load.num_ranks) == (role, num_ranks)]
-        originals = [load for load in here if load.loader == "original"]
-        for base in originals[:1]:
-            others = []
-            for load in here:
-                if load not in originals:
-                    ratio = estimate_ratio(base.seconds, load.seconds)
-                    claim = "; not shown" if ratio.is_confident and not ratio.excludes(1) else ""
-                    words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
-                    others.append(f"{load.method} by a factor of {words}")
-            if others:
-                yield (
-                    f"the {number(base.file_mb)} MB of {role}, which {base.method} reads in"
-                    f" {number(base.estimate.value)} s on {workers([num_ranks])}, are loaded faster"
-                    f" with {', '.join(others)}."
-                )
+    for alike in dict.fromkeys(load.alike for load in loads):
+        of_files = [load for load in loads if load.alike == alike]
+        (largest,) = largest_files(of_files, 1)
+        of_file = [load for load in of_files if (load.role, load.file_mb) == largest]
+        counts = sorted({load.num_ranks for load in of_file})
+        for num_ranks in dict.fromkeys((counts[0], counts[-1])):
+            yield from _against_original([load for load in of_file if load.num_ranks == num_ranks])
+
+
+def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
+    """Says how the loads of one file on one number of workers compare with the original one."""
+    for base in [load for load in loads if load.loader == "original"][:1]:
+        others = [load for load in loads if load.loader != "original"]
+        if others:
+            yield (
+                f"{base.role}, {number(base.file_mb)} MB, takes {number(base.estimate.value)} s"
+                f" with {base.method} on {workers([base.num_ranks])};"
+                f" {', '.join(_factor(base, load) for load in others)}."
+            )
+
+
+def _factor(base: FileLoad, load: FileLoad) -> str:
+    ratio, word = estimate_ratio(base.seconds, load.seconds), "faster"
+    claim = "; not shown" if ratio.is_confident and not ratio.excludes(1) else ""
+    if ratio.value < 1:
+        ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
+    words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
+    return f"{load.method} is {word} by a factor of {words}"
 
 
 def _best_and_fastest(experiment: Experiment, num_ranks: int) -> Iterator[str]:
@@ -93,12 +103,14 @@ def _first(
 ) -> Iterator[str]:
     """Yields which series is first on so many ranks, and how far ahead of the next."""
     values_of: dict[str, list[float]] = {}
+    num_without = 0
     for series in experiment.series:
         point = series.at(num_ranks)
         name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
-        if point is not None and point.values(quantity.of):
+        if point is not None:
             values_of.setdefault(name, []).extend(point.values(quantity.of))
-    known = [(median(values), name, values) for name, values in values_of.items()]
+            num_without += len(point.runs) - len(point.values(quantity.of))
+    known = [(median(values), name, values) for name, values in values_of.items() if values]
     if len(known) < 2:
         return
     known.sort(key=lambda each: each[0], reverse=more)
@@ -111,7 +123,9 @@ def _first(
         words, shown = f"a difference of {number(ahead.value)}", ahead.excludes(0)
     unit = f" {quantity.unit}" if quantity.unit else ""
     claim = ": that they differ is not shown" if ahead.is_confident and not shown else ""
+    without = f" {count(num_without, 'run')} without a number left out." if num_without else ""
     yield (
         f"on {workers([num_ranks])} {first} has {word} {quantity.title}, {number(value)}{unit};"
-        f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)}){claim}."
+        f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)})"
+        f"{claim}.{without}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from candle_p1.reports.findings.statement import MAX_SENTENCES, others, workers
 from candle_p1.reports.improvements import NOT_SHOWN, WORSE, improvements, pairs
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.quantities import ENERGY, TOTAL, labelled
+from candle_p1.reports.quantities import ENERGY, TOTAL, covered, labelled
 from candle_p1.reports.words import interval, number
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ def energy_gain(experiment: Experiment) -> Iterator[str]:
     """
     if not any(ENERGY.of(run) for run in experiment.runs):
         raise MissingDataError(f"energy was measured in none of {len(experiment.runs)} runs")
+    parts = covered(experiment.runs)
+    if len(parts) > 1:
+        raise MissingDataError(
+            f"energies are of different parts of the machine: {'; '.join(parts)}"
+        )
     yield from _gain(experiment, labelled(ENERGY, experiment.runs))
 
 

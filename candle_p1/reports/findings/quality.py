@@ -8,7 +8,7 @@ from candle_p1.published import published
 from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.quantities import merit, more_is_better, quality_on_test, quality_on_training
-from candle_p1.reports.words import interval, listed, number
+from candle_p1.reports.words import count, interval, listed, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,68 +19,80 @@ if TYPE_CHECKING:
 
 
 def epochs_needed(experiment: Experiment) -> Iterator[str]:
-    """Says whether quality falls below the epochs per worker that the paper found to be needed.
+    """Says whether quality gets worse below the epochs per worker that the paper found necessary.
+
+    Where the paper names no number it is compared with that at the most epochs there are.
 
     Raises:
-        MissingDataError: The paper names no number, no run was evaluated, or runs with as many
-            epochs or with fewer are missing.
+        MissingDataError: No run was evaluated, models diverged, or runs with as many epochs or
+            with fewer are missing.
     """
-    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
-    if not told:
-        raise MissingDataError("the paper names no number of epochs for this")
-    enough = int(told[0].value or 0)
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError("no run evaluated its model (--eval_bool False)")
+    diverged = [run for run in experiment.runs if run.has_diverged(name)]
+    if diverged:
+        raise MissingDataError(
+            f"the models of {count(len(diverged), 'run')} diverged: their {name} is not a number,"
+            " and the others alone would look too good"
+        )
+    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
+    needed = int(told[0].value or 0) if told else None
     lacking = []
     trained: set[int] = set()
     for quantity in (quality_on_training(name), quality_on_test(name)):
         for group in epoch_groups(experiment, quantity):
             label = f"{quantity.title} of {group.name}" if group.name else quantity.title
+            enough = max(group.by_epochs) if needed is None else needed
             found = falls(group, enough, more_is_better(name))
             if not found:
                 trained.update(group.by_epochs)
             elif not any(each.difference.is_confident for each in found):
                 lacking.append(f"{label}: too few runs for a 95 % interval")
             else:
-                yield f"{label} {_words(found, enough)}."
+                verdict = _verdict(found, enough, more_is_better(name), is_told=bool(told))
+                yield f"{label} {verdict}."
     if trained:
+        enough_words = f"{needed} epochs per worker or more" if needed else "more epochs per worker"
         lacking.append(
-            f"runs with {enough} epochs per worker or more and runs with fewer, alike in all else,"
+            f"runs with {enough_words} and runs with fewer, alike in all else,"
             f" are needed; there are such with {listed(sorted(trained))}"
         )
     if lacking:
         raise MissingDataError("; ".join(lacking))
 
 
-def _words(found: Sequence[Fall], enough: int) -> str:
-    """Returns what a comparison with enough epochs says; the paper has the quality fall below."""
+def _verdict(found: Sequence[Fall], enough: int, more_is_better: bool, *, is_told: bool) -> str:
+    """Returns what a comparison with enough epochs says, and whether the paper has it so."""
+    falls, fall = ("falls", "fall") if more_is_better else ("rises", "rise")
+    published_so, published_other = (
+        (", as published", ", other than published") if is_told else ("", "")
+    )
+    below = f"below {enough} epochs per worker"
     nearest = found[0]
     if nearest.material:
-        return (
-            f"falls below {enough} epochs per worker, as published: at {nearest.epochs} it is worse"
-            f" by {_size(nearest)}"
-        )
+        return f"{falls} {below}{published_so}: at {nearest.epochs} by {_size(nearest)}"
+    at_nearest = f"at {nearest.epochs} the difference is {_signed(nearest)}"
     worse = [each for each in found if each.material]
     if worse:
-        return (
-            f"falls, but not right below {enough} epochs per worker as published: at"
-            f" {nearest.epochs} the difference is {_signed(nearest)}; at {worse[0].epochs} it is"
-            f" worse by {_size(worse[0])}"
-        )
+        so = f"at {worse[0].epochs} by {_size(worse[0])}"
+        if nearest.excluded:
+            return f"{falls}, but not right {below}{published_other}: {so}; {at_nearest}"
+        return f"{falls} {below}{published_so}: {so}; {at_nearest}, and shows neither"
     least = found[-1]
     also = f"; at {least.epochs} it is {_signed(least)}" if least is not nearest else ""
-    told = f"at {nearest.epochs} the difference is {_signed(nearest)}{also}"
     if not all(each.excluded for each in found):
-        return f"is not shown to fall below {enough} epochs per worker, nor not to: {told}"
+        return f"is not shown to {fall} {below}, nor not to: {at_nearest}{also}"
+    counts = f"{MATERIAL}" if more_is_better else percent(MATERIAL)
     return (
-        f"does not fall below {enough} epochs per worker by the {MATERIAL} that would count, other"
-        f" than published: {told}"
+        f"does not {fall} {below} by the {counts} that would count{published_other}:"
+        f" {at_nearest}{also}"
     )
 
 
 def _size(fall: Fall) -> str:
-    return _words_of(fall.difference.map(lambda value: -value))
+    difference = fall.difference
+    return _words_of(difference.map(lambda v: -v) if difference.value < 0 else difference)
 
 
 def _signed(fall: Fall) -> str:

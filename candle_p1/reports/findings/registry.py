@@ -32,7 +32,13 @@ FINDERS = (
         ("improvement_energy_j",),
         is_headline=True,
     ),
-    Finder("Epochs per worker", "quality", epochs_needed, ("epochs_needed",), is_headline=True),
+    Finder(
+        "Epochs per worker",
+        "quality",
+        epochs_needed,
+        ("epochs_needed", "epochs_to_run", "loss"),
+        is_headline=True,
+    ),
     Finder(
         "Scaling of the batch size",
         "quality",
@@ -58,6 +64,7 @@ def _state(finder: Finder, experiment: Experiment) -> Statement:
     lacking = ""
     try:
         sentences.extend(_sentence(text, experiment) for text in finder.find(experiment))
+        lacking = "" if sentences else "no runs that can be compared"
     except MissingDataError as error:
         lacking = str(error)
     told = [
