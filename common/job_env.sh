@@ -19,8 +19,13 @@
 
 job_note() { echo "job: $*" >&2; }
 
+# A job of a study that fails before its ranks start leaves no record. It takes its script's name
+# away, so that it counts as not submitted, and is submitted again when the cause is mended.
 job_fail() {
   job_note "$*"
+  if [[ -n ${JOB_SCRIPT:-} ]]; then
+    mv -f "$JOB_SCRIPT" "$JOB_SCRIPT.failed" || true
+  fi
   exit 2
 }
 
@@ -110,6 +115,17 @@ job_has() {
     "$1" 2>/dev/null
 }
 
+# job_output FLAG...: the directory for results that flags name.
+job_output() {
+  local word previous="" directory=output
+  for word in "$@"; do
+    [[ $previous != --output_dir ]] || directory=$word
+    previous=$word
+  done
+  echo "$directory"
+}
+
+# job_check FLAG...: whether what the job needs is there.
 job_check() {
   command -v "${JOB_LAUNCH[0]}" >/dev/null ||
     job_fail "${JOB_LAUNCH[0]}, which starts ranks on $CANDLE_P1_MACHINE, is not in \$PATH"
@@ -118,7 +134,7 @@ job_check() {
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "$PYTHON has no mpi4py, which more than one rank needs"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.preflight; then
-    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight ||
+    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight --output "$(job_output "$@")" ||
       job_fail "the nodes are not fit: see above; CANDLE_P1_PREFLIGHT=0 starts all the same"
   fi
 }
@@ -137,7 +153,7 @@ job_run() {
   local program=$1 limit=() flags=() stage=${CANDLE_P1_STAGE:-0} status=0
   shift
   [[ $program == /* ]] || program=$CANDLE_P1_ROOT/$program
-  job_check
+  job_check "$@"
   if [[ -n ${CANDLE_P1_DATA_DIR:-} ]]; then
     flags+=(--data_dir "$CANDLE_P1_DATA_DIR")
   fi

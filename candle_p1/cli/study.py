@@ -81,7 +81,7 @@ def run_command(dry_run: bool, retry_failed: bool, **chosen: Any) -> None:
     """Perform study NAME (or FILE.toml) on this machine, or go on with it.
 
     Runs that are done are not repeated. Flags after "--" go to the benchmark in all runs:
-    candle-p1 study run strong-nt3 -- --data_dir DIR. Ends with code 1 if a run has failed.
+    candle-p1 study run strong-nt3 -- --data_dir DIR. Ends with code 1 unless all runs are done.
     """
     from candle_p1.studies.execute import Execution
     from candle_p1.studies.process import Interrupted
@@ -111,6 +111,10 @@ def run_command(dry_run: bool, retry_failed: bool, **chosen: Any) -> None:
     if execution.failed:
         names = ", ".join(state.run.name for state in execution.failed)
         screen.say(f"failed: {names}; what they printed is in study.log beside their records")
+    if execution.undone:
+        names = ", ".join(f"{state.run.name} ({state.status})" for state in execution.undone)
+        screen.say(f"not done: {names}")
+    if execution.num_done < len(plan.runs):
         raise click.exceptions.Exit(1)
 
 
@@ -156,14 +160,14 @@ def _plan(
     return make_plan(find_study(name), Choice(size, numbers, repeats, seed, list(flags)), output)
 
 
-def read_ranks(text: str) -> list[int]:
+def read_ranks(text: str, option: str = "--ranks") -> list[int]:
     """Returns numbers of ranks, ascending, from "1,2,4".
 
     Raises:
         ParameterError: They are none.
     """
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ParameterError(f"--ranks {text}: give numbers above 0 with commas between them")
+        raise ParameterError(f"{option} {text}: give numbers above 0 with commas between them")
     return sorted({int(number) for number in text.split(",")})
 
 

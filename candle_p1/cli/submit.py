@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cli.study import read_ranks
 from candle_p1.errors import ParameterError
 from candle_p1.instrument.screen import Screen
 from candle_p1.machines.jobs import MODES, JobRequest, mode_flags
@@ -96,6 +97,9 @@ MAX_NUMBERED_JOBS = 1000
     show_default=True,
     help="Directory for the results of a study.",
 )
+@click.option("--study-ranks", metavar="N,N,...", help="Numbers of ranks of the study's runs.")
+@click.option("--study-repeats", type=click.IntRange(min=1), help="Runs of each point of a study.")
+@click.option("--retry-failed", is_flag=True, help="Submit a study's runs that failed before.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -111,6 +115,9 @@ def command(
     study_size: str,
     at_once: int,
     study_output: Path,
+    study_ranks: str | None,
+    study_repeats: int | None,
+    retry_failed: bool,
     dry_run: bool,
     flags: tuple[str, ...],
 ) -> None:
@@ -140,9 +147,11 @@ def command(
     from candle_p1.studies.library import find_study
     from candle_p1.studies.plan import Choice, make_plan
 
-    plan = make_plan(find_study(study), Choice(study_size, flags=list(flags)), study_output)
+    ranks = None if study_ranks is None else read_ranks(study_ranks, "--study-ranks")
+    choice = Choice(study_size, ranks, study_repeats, flags=list(flags))
+    plan = make_plan(find_study(study), choice, study_output)
     jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue)
-    _submit_study(jobs, chosen.name, at_once, dry_run)
+    _submit_study(jobs, chosen.name, at_once, retry_failed, dry_run)
 
 
 def _one_job(
@@ -198,12 +207,14 @@ def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
     screen.say(f"job {hand_over(job, script)}, kept in {script}")
 
 
-def _submit_study(jobs: StudyJobs, benchmark: str, at_once: int, dry_run: bool) -> None:
+def _submit_study(
+    jobs: StudyJobs, benchmark: str, at_once: int, retry_failed: bool, dry_run: bool
+) -> None:
     """Submits the jobs of a study; a dry run prints the first one's script."""
-    due, under_way = jobs.due(benchmark)
+    due, under_way = jobs.due(benchmark, retry_failed)
     screen = Screen()
     if under_way:
-        names = ", ".join(run.name for run in under_way)
+        names = ", ".join(state.run.name for state in under_way)
         screen.say(
             f"submitted before, with no end on record yet: {names}. To submit one again, move its"
             " directory away"
@@ -219,7 +230,7 @@ def _submit_study(jobs: StudyJobs, benchmark: str, at_once: int, dry_run: bool) 
         if due:
             click.echo(due[0][1].write(), nl=False)
         return
-    for job_id, script in jobs.submit(due, at_once):
+    for job_id, script in jobs.submit(due, at_once, under_way):
         screen.say(f"job {job_id}, kept in {script}")
 
 

@@ -50,6 +50,8 @@ class JobRequest:
         venv: The virtual environment, where it is not .venv of the checkout.
         heading: What the script says about itself, in lines.
         environment: Environment variables of this job's own.
+        study_script: Where the script of a run of a study will lie; None of any other job. Such a
+            script takes flags and nodes from the study alone, and says there if it fails early.
     """
 
     machine: Machine
@@ -65,6 +67,7 @@ class JobRequest:
     venv: str | None = None
     heading: Sequence[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
+    study_script: str | None = None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -111,11 +114,12 @@ class JobRequest:
         """
         machine = self.machine
         root = '"${CANDLE_P1_ROOT:-$PWD}"' if self.root is None else shlex.quote(self.root)
-        words = launch_words(machine.launcher, self.layout.in_script(), machine.launcher_options)
+        layout = self.layout.in_script([*machine.environment, *self.environment])
+        words = launch_words(machine.launcher, layout, machine.launcher_options)
         program = [self.program, *self.flags]
         lines = [
             "#!/bin/bash",
-            *(f"# {line}" for line in self.heading),
+            *(f"# {' '.join(line.split())}" for line in self.heading),
             *self.scheduler.lines(self),
             "set -euo pipefail",
             *self.scheduler.preamble,
@@ -130,6 +134,7 @@ class JobRequest:
             "# shellcheck source=common/job_env.sh",
             'source "$CANDLE_P1_ROOT/common/job_env.sh"',
         ]
+        lines += self._of_study()
         if self.venv is not None:
             lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(self.venv)}")
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -148,6 +153,19 @@ class JobRequest:
         lines += _fold(["job_launcher", *map(_in_quotes, words)])
         lines += _fold(["job_run", *map(shlex.quote, program)])
         return "\n".join(lines) + "\n"
+
+    def _of_study(self) -> list[str]:
+        """Returns the lines that a run of a study needs besides."""
+        if self.study_script is None:
+            return []
+        lines = [
+            "unset CANDLE_P1_DATA_DIR CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study's flags alone",
+            f"export CANDLE_P1_NODES={self.layout.num_nodes}",
+            f"export JOB_SCRIPT={shlex.quote(self.study_script)}",
+        ]
+        if self.scheduler.waits_for_success:
+            lines.append("trap 'exit 0' EXIT # or the next job never starts; the record says more")
+        return lines
 
 
 _WIDTH = 98

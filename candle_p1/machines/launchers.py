@@ -169,7 +169,9 @@ def openmpi(layout: Layout) -> list[str]:
         words += [mapping, "--bind-to", "none"]
     else:
         words += [f"{mapping}:PE={layout.cores_per_rank}", "--bind-to", "core"]
-    return [*words, "-x", "PATH", "-x", "LD_LIBRARY_PATH", *_each("-x", layout)]
+    handed_on = dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *layout.exported))
+    words += [word for name in handed_on for word in ("-x", name)]
+    return [*words, *_each("-x", layout)]
 
 
 def here(layout: Layout) -> list[str]:

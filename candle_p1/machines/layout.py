@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.machines.machine import Machine
 
@@ -27,6 +27,8 @@ class Layout:
         environment: Environment variables that the launcher is told to give to the ranks.
         nodes: The word that stands for the number of nodes in a command line.
         ranks: The word that stands for the number of ranks.
+        exported: Further variables of the script's environment that ranks need, for a launcher that
+            hands on only what it is told to.
     """
 
     num_nodes: int
@@ -38,6 +40,7 @@ class Layout:
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes: str = ""
     ranks: str = ""
+    exported: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", self.nodes or str(self.num_nodes))
@@ -105,13 +108,14 @@ class Layout:
             environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
         )
 
-    def in_script(self) -> Layout:
+    def in_script(self, exported: Sequence[str] = ()) -> Layout:
         """Returns the layout in the words of a job script, which learns its nodes when it runs."""
         return replace(
             self,
             environment={name: f"${name}" for name in self.environment},
             nodes="$NODES",
             ranks="$RANKS",
+            exported=[name for name in exported if name not in self.environment],
         )
 
     def explain(self) -> str:

@@ -77,6 +77,8 @@ class Machine:
         project_required: Jobs are charged to a project, which the user has to name.
         queue: The queue of jobs that name none; None leaves the choice to the scheduler.
         queue_option: The option that names the queue, where it is not the scheduler's usual one.
+        shared_nodes: Whether jobs share nodes, so that each asks for its cores and GPUs (of the
+            schedulers, PBS does not otherwise).
         directives: Further directives of a job, without the scheduler's mark.
         minutes: Time limit of jobs that name none, in minutes.
         min_nodes: Fewest nodes of a job in the default queue.
@@ -107,6 +109,7 @@ class Machine:
     project_required: bool = False
     queue: str | None = None
     queue_option: str | None = None
+    shared_nodes: bool = False
     directives: list[str] = field(default_factory=list)
     minutes: int = 60
     min_nodes: int = 1

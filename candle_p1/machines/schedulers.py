@@ -34,6 +34,7 @@ class Scheduler(ABC):
         submit: The command that submits, with the options it always has.
         job_id: Finds the job's id in what that command prints.
         sends_warning: Whether it signals a job ahead of the end of its time.
+        waits_for_success: Whether a job starts only if the one it waits for has ended with 0.
         preamble: Lines at the start of a script that it needs.
     """
 
@@ -45,6 +46,7 @@ class Scheduler(ABC):
     submit: ClassVar[Sequence[str]]
     job_id: ClassVar[str]
     sends_warning: ClassVar[bool] = False
+    waits_for_success: ClassVar[bool] = False
     preamble: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
@@ -53,7 +55,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def after(self, job_id: str) -> list[str]:
-        """Returns the options that make a job wait until another one has ended, however it did."""
+        """Returns the options that make a job wait until another one has ended.
+
+        However it did, but where `waits_for_success`.
+        """
 
     def lines(self, job: JobRequest) -> list[str]:
         """Returns the directives of a job as lines of its script."""
@@ -117,12 +122,16 @@ class Lsf(Scheduler):
 
 
 class Cobalt(Scheduler):
-    """Argonne's Cobalt, as on Theta. It ends jobs without a warning."""
+    """Argonne's Cobalt, as on Theta. It ends jobs without a warning.
+
+    By its manual (qsub, --dependencies) a job waits until others have finished with status 0.
+    """
 
     name = "Cobalt"
     mark = "#COBALT"
     submit = ("qsub",)
     job_id = r"^(\d+)$"
+    waits_for_success = True
 
     def directives(self, job: JobRequest) -> list[str]:
         """Returns nodes, minutes, name and the prefix of the files for output."""
@@ -190,9 +199,14 @@ class Pbs(Scheduler):
     def directives(self, job: JobRequest) -> list[str]:
         """Returns name, nodes, time and the file for output and errors."""
         layout = job.layout
+        chunk = [f"{layout.num_nodes}", f"mpiprocs={layout.ranks_per_node}"]
+        if job.machine.shared_nodes:
+            cpus = (layout.cores_per_rank or 0) * layout.cpus_per_core * layout.ranks_per_node
+            gpus = layout.gpus_per_rank * layout.ranks_per_node
+            chunk += [f"{name}={num}" for name, num in (("ncpus", cpus), ("ngpus", gpus)) if num]
         return [
             f"-N {job.name}",
-            f"-l select={layout.num_nodes}:mpiprocs={layout.ranks_per_node}",
+            f"-l select={':'.join(chunk)}",
             f"-l walltime={_clock(job.minutes)}",
             "-j oe",
             f"-o {job.output}.out",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.files import write_atomically
+from candle_p1.machines.schedulers import SCHEDULERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SCRIPT_STEM = "job"
 """Scripts are named so, with the scheduler's ending, and lie beside the record."""
+ID_NAME = "job.id"
+"""Beside a script that was submitted, the id of its job."""
 
 
 def script_path(job: JobRequest, directory: Path) -> Path:
@@ -26,8 +29,20 @@ def script_path(job: JobRequest, directory: Path) -> Path:
 
 
 def was_submitted(directory: Path) -> bool:
-    """Tells whether a job was submitted whose record goes into this directory."""
-    return any(directory.glob(f"{SCRIPT_STEM}.*"))
+    """Tells whether a job was submitted whose record goes into this directory.
+
+    A job of a study that fails before its ranks start takes its script's name away: it was not.
+    """
+    suffixes = {scheduler.suffix for scheduler in SCHEDULERS.values()}
+    return any((directory / f"{SCRIPT_STEM}{suffix}").exists() for suffix in suffixes)
+
+
+def submitted_id(directory: Path) -> str | None:
+    """Returns the id of the job whose script lies in a directory; None where it is not known."""
+    try:
+        return (directory / ID_NAME).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def checkout() -> Path:
@@ -75,15 +90,18 @@ def hand_over(job: JobRequest, script: Path, after: str | None = None) -> str:
         after: The id of a job that has to end before.
 
     Raises:
-        SetupError: There is no scheduler here, or it does not take the job. The script is removed,
-            so that it can be submitted again.
+        SetupError: There is no scheduler here, or it does not take the job: then the script is
+            removed, so that it can be submitted again. Or it printed no id.
     """
     command = job.scheduler.submit_command(script, after)
     try:
-        return job.scheduler.read_job_id(_output(command, job.machine.name))
+        output = _output(command, job.machine.name)
     except SetupError:
         script.unlink()
         raise
+    job_id = job.scheduler.read_job_id(output)
+    write_atomically(script.with_name(ID_NAME), f"{job_id}\n")
+    return job_id
 
 
 def _output(command: Sequence[str], machine: str) -> str:

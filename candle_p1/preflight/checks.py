@@ -1,7 +1,7 @@
 """What is wrong with the nodes of a job, judged from the facts of all its ranks.
 
-A check takes the facts (candle_p1.node_facts) and what the job needs, and gives findings as the
-doctor does; a fatal one names the nodes. Nodes are compared with what most have.
+A check takes the facts and what the job needs, and gives findings as the doctor does; a fatal one
+names the nodes. Nodes are compared with what most have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from candle_p1.doctor import (
     REINSTALL_HOROVOD,
     Finding,
 )
-from candle_p1.node_facts import PACKAGES, SHARED_MEMORY, NodeFacts
+from candle_p1.preflight.facts import PACKAGES, SHARED_MEMORY, NodeFacts
 
 T = TypeVar("T")
 GIB = 2**30

@@ -1,7 +1,7 @@
 """What a rank finds on its node before a job: software, GPUs, memory, room, files.
 
-Nothing is judged here, and nothing raises: what cannot be had is a fact too. candle_p1.preflight
-compares the facts of all ranks.
+Nothing is judged here, and nothing raises: what cannot be had is a fact too. The checks compare the
+facts of all ranks.
 """
 
 from __future__ import annotations

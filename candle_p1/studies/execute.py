@@ -54,6 +54,11 @@ class Execution:
         return [state for state in self.states if state.status == FAILED]
 
     @property
+    def undone(self) -> list[RunState]:
+        """The runs that are neither done nor failed: submitted as jobs, or ended by a signal."""
+        return [state for state in self.states if state.status not in (OK, FAILED)]
+
+    @property
     def num_done(self) -> int:
         """How many runs are done."""
         return sum(state.status == OK for state in self.states)
@@ -72,7 +77,7 @@ class Execution:
         _check_machine(self.plan)
         with _locked(self.plan.directory), signals_interrupt():
             self.states = _states_at_rest(self.plan)
-            keep(self.plan)
+            _keep(self.plan)
             due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
             self._introduce(self._left(due))
             _make_data([self.states[i].run for i in due], self.screen)
@@ -106,6 +111,15 @@ class Execution:
         total = str(len(self.states))
         left = f"  ({self._left(due).words()} left)" if due else ""
         return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{left}"
+
+
+def _keep(plan: Plan) -> None:
+    try:
+        keep(plan)
+    except OSError as error:
+        raise SetupError(
+            f"{plan.directory} cannot be written ({error.strerror}): name another directory by -o"
+        ) from error
 
 
 def _make_data(runs: Iterable[PlannedRun], screen: StudyScreen) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
@@ -15,9 +15,10 @@ from candle_p1.machines.submission import (
     hand_over,
     keep_script,
     script_path,
+    submitted_id,
 )
 from candle_p1.studies.kept import keep
-from candle_p1.studies.state import RUNNING, SUBMITTED, states_of
+from candle_p1.studies.state import RUNNING, SUBMITTED, RunState, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,11 +49,14 @@ class StudyJobs:
     project: str | None = None
     queue: str | None = None
 
-    def due(self, benchmark: str) -> tuple[list[tuple[Path, JobRequest]], list[PlannedRun]]:
+    def due(
+        self, benchmark: str, retry_failed: bool = False
+    ) -> tuple[list[tuple[Path, JobRequest]], list[RunState]]:
         """Returns what is to be submitted: jobs with the directories of their records.
 
         Args:
             benchmark: The name of the benchmark whose runs are wanted.
+            retry_failed: Whether to submit runs that failed before.
 
         Returns:
             The jobs in the study's order, and the runs that were submitted before and have not
@@ -76,18 +80,22 @@ class StudyJobs:
         for run in runs:
             self._job(run, run.directory()).check()
         states = states_of(runs)
-        under_way = [state.run for state in states if state.status in (RUNNING, SUBMITTED)]
-        places = [(s.run, s.run.next_directory()) for s in states if s.is_due()]
+        under_way = [state for state in states if state.status in (RUNNING, SUBMITTED)]
+        places = [(s.run, s.run.next_directory()) for s in states if s.is_due(retry_failed)]
         return [(place, self._job(run, place)) for run, place in places], under_way
 
     def submit(
-        self, jobs: Sequence[tuple[Path, JobRequest]], at_once: int
+        self,
+        jobs: Sequence[tuple[Path, JobRequest]],
+        at_once: int,
+        under_way: Sequence[RunState] = (),
     ) -> Iterator[tuple[str, Path]]:
         """Submits jobs; yields the id and the script of each.
 
         Args:
             jobs: From `due`.
             at_once: How many may run at a time: each waits for the one that many before it.
+            under_way: From `due`: runs whose jobs come before these.
 
         Raises:
             SetupError: The scheduler does not take one, and those before it are submitted; or the
@@ -99,7 +107,8 @@ class StudyJobs:
             keep(self.plan)
         except OSError as error:
             raise SetupError(f"{directory} cannot be written: {error.strerror}") from error
-        ids: list[str] = []
+        known = [submitted_id(state.directory) for state in under_way if state.directory]
+        ids = [job_id for job_id in known if job_id is not None]
         for place, job in jobs:
             script = script_path(job, place)
             keep_script(script, job.write())
@@ -110,7 +119,7 @@ class StudyJobs:
     def _job(self, run: PlannedRun, place: Path) -> JobRequest:
         root = checkout()
         layout = self._layout(run)
-        return JobRequest(
+        job = JobRequest(
             machine=self.machine,
             layout=layout,
             name=run.name,
@@ -129,9 +138,10 @@ class StudyJobs:
             ],
             environment=run.variables,
         )
+        return replace(job, study_script=str(script_path(job, place)))
 
     def _layout(self, run: PlannedRun) -> Layout:
-        most = self.ranks_per_node or self.machine.ranks_per_node
+        most = Layout.on(self.machine, 1, self.ranks_per_node).ranks_per_node
         per_node = min(run.num_ranks, most)
         if run.num_ranks % per_node:
             raise ParameterError(

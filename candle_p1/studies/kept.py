@@ -51,4 +51,4 @@ def read_kept(directory: Path) -> Plan:
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"{path}: cannot read it: {error}") from error
-    return make_plan(study, choice, directory.absolute().parent)
+    return make_plan(study, choice, directory.parent, directory.resolve())

@@ -73,13 +73,14 @@ class Plan:
         return max(run.num_ranks for run in self.runs)
 
 
-def make_plan(study: Study, choice: Choice, output: Path) -> Plan:
+def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None = None) -> Plan:
     """Returns the runs of a study.
 
     Args:
         study: The study.
         choice: What the user has chosen about it.
         output: Where the results of studies go; this one's go to ``<study>-<size>`` in it.
+        directory: Where they are instead, if they were moved.
 
     Raises:
         ParameterError: The study has no such size, a parameter or a flag is wrong, epochs do not
@@ -87,7 +88,7 @@ def make_plan(study: Study, choice: Choice, output: Path) -> Plan:
         DataError: A data file that is named does not exist.
     """
     name, size = study.size(choice.size)
-    directory = output.expanduser().absolute() / f"{study.name}-{name}"
+    directory = directory or output.expanduser().absolute() / f"{study.name}-{name}"
     repeats = size.repeats if choice.repeats is None else choice.repeats
     first = [
         run

@@ -6,13 +6,14 @@ on `num_ranks` ranks, with `variables` in their environment.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.records import RECORD_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -69,16 +70,24 @@ class PlannedRun:
         ending = "" if attempt == 1 else f"-attempt{attempt}"
         return self.study_directory / (self.name + ending)
 
-    def attempts(self) -> Iterator[Path]:
-        """Yields the directories that hold a record of this run, the first attempt first."""
-        attempt = 1
-        while (self.directory(attempt) / RECORD_NAME).exists():
-            yield self.directory(attempt)
-            attempt += 1
+    def attempts(self) -> list[Path]:
+        """Returns the directories that hold a record of this run, the first attempt first."""
+        places = map(self.directory, self._attempt_numbers())
+        return [place for place in places if (place / RECORD_NAME).exists()]
 
     def next_directory(self) -> Path:
-        """Returns where another attempt goes: the first place without a record."""
-        return self.directory(len(list(self.attempts())) + 1)
+        """Returns where another attempt goes: after all that hold a record."""
+        last = max(self._attempt_numbers(), default=0)
+        if last and not (self.directory(last) / RECORD_NAME).exists():
+            return self.directory(last)
+        return self.directory(last + 1)
+
+    def _attempt_numbers(self) -> list[int]:
+        """Returns the numbers of the attempts that have a directory; any may have been removed."""
+        marks = [path.name for path in self.study_directory.glob(f"{self.name}-attempt*")]
+        found = [re.fullmatch(r".*-attempt(\d+)", mark) for mark in marks]
+        first = [1] if self.directory().exists() else []
+        return first + sorted(int(match[1]) for match in found if match)
 
     def command_flags(self, directory: Path | None = None) -> list[str]:
         """Returns the flags of the benchmark's script that make this run.

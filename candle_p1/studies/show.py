@@ -15,7 +15,7 @@ from candle_p1.studies.cost import cost, duration, measured
 from candle_p1.studies.places import LOG_NAME
 from candle_p1.studies.planned import words_of
 from candle_p1.studies.screen import result_line
-from candle_p1.studies.state import FAILED, OK, RUNNING, STATUSES, RunState
+from candle_p1.studies.state import FAILED, OK, RUNNING, STATUSES, SUBMITTED, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +38,8 @@ def plan_lines(plan: Plan, states: Sequence[RunState]) -> Iterator[str]:
     left = [state.run for state in states if state.is_due()]
     if left:
         yield cost(left, measured(states)).explain()
+    elif num_submitted := sum(state.status == SUBMITTED for state in states):
+        yield f"{num_submitted} submitted as jobs; nothing else is left to do"
     else:
         yield "nothing is left to do"
 
@@ -73,9 +75,13 @@ def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table
             yield f"{result_line(state)}; see {state.directory / LOG_NAME}"
     left = [state.run for state in states if state.is_due()]
     num = {status: sum(state.status == status for state in states) for status in STATUSES}
-    running = f", {num[RUNNING]} under way" if num[RUNNING] else ""
+    others = [
+        f"{num[status]} {words}"
+        for status, words in ((RUNNING, "under way"), (SUBMITTED, "submitted"), (FAILED, "failed"))
+        if num[status]
+    ]
     end = f"; left: {cost(left, measured(states)).explain()}" if left else ""
-    yield f"{num[OK]} of {len(states)} runs are done{running}{end}"
+    yield f"{', '.join([f'{num[OK]} of {len(states)} runs are done', *others])}{end}"
 
 
 def spent(states: Sequence[RunState]) -> str:

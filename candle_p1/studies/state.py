@@ -124,7 +124,7 @@ def differences(run: PlannedRun, record: Mapping[str, Any]) -> list[str]:
         "num_ranks": run.num_ranks,
         **run.settings,
     }
-    defaults = settings_of(benchmark.bind(benchmark.declaration.parse([], benchmark.model_file)))
+    defaults = settings_of(benchmark.declaration.parse([], benchmark.model_file))
     found = defaults | {"benchmark": record["benchmark"], "num_ranks": record["num_ranks"]}
     found |= {
         name: entry["value"] for name, entry in record["parameters"].items() if name in run.settings

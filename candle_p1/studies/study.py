@@ -63,7 +63,7 @@ class Study:
         name: The name of its file.
         path: Its file.
         title: What it finds out.
-        shows: What of the paper it repeats, such as "Figure 6".
+        shows: What of the paper it repeats or belongs to, such as "Figure 6".
         benchmarks: What is trained, as `find_benchmark` takes it.
         seed: Of the order of the runs.
         sizes: By name.

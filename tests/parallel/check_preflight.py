@@ -11,11 +11,14 @@ from unittest.mock import patch
 import pytest
 from harness import run_checks
 
-from candle_p1 import environment, node_facts, preflight
+from candle_p1 import environment
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
 from candle_p1.errors import SetupError
 from candle_p1.launch_layout import launch_layout
-from candle_p1.node_checks import Needs
+from candle_p1.preflight import __main__ as command
+from candle_p1.preflight import facts
+from candle_p1.preflight.checks import Needs
+from candle_p1.preflight.examination import check_ranks, examine
 
 NODE = "ab"[launch_layout().rank % 2]
 NOTHING = {"shared_memory_bytes": 0, "memory_bytes": 0, "disk_bytes": 0}
@@ -32,17 +35,17 @@ def the_launcher_and_mpi_agree_on_ranks(comm):
     assert (layout.rank, layout.size) == (comm.rank, comm.size)
     assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)  # one machine
     assert comm.num_nodes == 2
-    preflight.check_ranks(layout, comm)
+    check_ranks(layout, comm)
 
 
 def nodes_that_are_alike_pass(comm):
-    findings = preflight.examine(comm, Needs(**NOTHING), NODE)
+    findings = examine(comm, Needs(**NOTHING), NODE)
     values = {finding.name: finding.value for finding in findings}
     assert comm.allgather(values) == [values] * comm.size
     assert values["ranks"] == f"{comm.size} on 2 nodes"
     assert values["horovod"] == environment.package_versions()["horovod"]
     assert values["MPI"].startswith("Open MPI")
-    assert len(node_facts.loaded_mpi_libraries()) == 1
+    assert len(facts.loaded_mpi_libraries()) == 1
 
 
 def a_fault_of_one_node_is_everyones_error(comm):
@@ -50,7 +53,7 @@ def a_fault_of_one_node_is_everyones_error(comm):
     with only_on_b({"CANDLE_DATA_DIR": str(file / "below")}):
         needs = Needs(**NOTHING)
         with pytest.raises(SetupError) as raised:
-            preflight.examine(comm, needs, NODE)
+            examine(comm, needs, NODE)
     message = str(raised.value)
     assert raised.value.agreed
     assert comm.allgather(message) == [message] * comm.size
@@ -65,7 +68,7 @@ def other_versions_are_found(comm):
         patch.object(environment, "package_versions", lambda: versions),
         pytest.raises(SetupError, match=r"^node b: keras: 3\.0, where the others have "),
     ):
-        preflight.examine(comm, Needs(**NOTHING), NODE)
+        examine(comm, Needs(**NOTHING), NODE)
 
 
 def the_command_ends_with_2_and_one_message(comm):
@@ -75,7 +78,7 @@ def the_command_ends_with_2_and_one_message(comm):
         contextlib.redirect_stderr(said),
         pytest.raises(SystemExit) as ended,
     ):
-        preflight.main(NO_OPTION)
+        command.main(NO_OPTION)
     assert ended.value.code == 2
     spoken = comm.allgather(said.getvalue())
     assert spoken[0].startswith("error: node b: data: /dev/null is not a directory. Fix: ")

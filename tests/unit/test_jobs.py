@@ -291,7 +291,8 @@ def test_the_preflight_runs_on_the_nodes_before_the_ranks(job, tmp_path):
     variables = {"PYTHONPATH": str(tmp_path / "lib"), "CANDLE_P1_PREFLIGHT": "1"}
     code, words, _ = job.run(*RUN, **variables)
     assert code == 0
-    assert words[0] == f"launch -n 2 {sys.executable} -m candle_p1.preflight"
+    preflight = f"launch -n 2 {sys.executable} -m candle_p1.preflight"
+    assert words[0] == f"{preflight} --output output"
     assert words[1].endswith("nt3.py --epochs 8")
     code, words, errors = job.run(*RUN, **variables, UNFIT="1")
     assert (code, len(words)) == (2, 1)

@@ -128,3 +128,13 @@ def test_what_launchers_refuse():
         launch_words("srun", Layout(1, 2, environment={"KMP_AFFINITY": "fine,compact"}))
     with pytest.raises(ParameterError, match="launcher 'poe': choose one of jsrun, aprun"):
         launch_words("poe", Layout(1, 2))
+
+
+def test_open_mpi_hands_on_what_the_script_exports():
+    layout = Layout(2, 1, environment={"OMP_NUM_THREADS": "8"})
+    line = " ".join(
+        launch_words("mpirun", layout.in_script(["HOROVOD_CYCLE_TIME", "OMP_NUM_THREADS"]))
+    )
+    assert line.endswith(
+        "-x LD_LIBRARY_PATH -x HOROVOD_CYCLE_TIME -x OMP_NUM_THREADS=$OMP_NUM_THREADS"
+    )

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1 import node_checks, node_facts, preflight
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import SetupError
 from candle_p1.launch_layout import LaunchedRank
-from candle_p1.node_checks import GIB, Needs, judge
-from candle_p1.node_facts import NodeFacts, Room
+from candle_p1.preflight import __main__ as command
+from candle_p1.preflight import checks, examination, facts
+from candle_p1.preflight.checks import GIB, Needs, judge
+from candle_p1.preflight.facts import NodeFacts, Room
 
 NEEDS = Needs(output=Path("output"), data=Path("data"))
 PACKAGES = {
@@ -168,7 +169,7 @@ def with_gpus(num_gpus, ids, ranks_per_node=2):
 )
 def test_gpus_that_fit_the_ranks(facts, value):
     facts = [replace(one, has_driver=False) for one in facts]
-    (finding,) = node_checks._gpus(facts, NEEDS)
+    (finding,) = checks._gpus(facts, NEEDS)
     assert (finding.value, finding.problem) == (value, None)
 
 
@@ -233,11 +234,11 @@ class Ranks(SerialCommunicator):
 
 
 def test_one_error_names_all_faults(monkeypatch):
-    monkeypatch.setattr(node_facts, "find_software", lambda with_mpi: software())
-    monkeypatch.setattr(node_facts, "find_rooms", lambda directories: {"rooms": GOOD.rooms})
+    monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())
+    monkeypatch.setattr(facts, "find_rooms", lambda directories: {"rooms": GOOD.rooms})
     other = replace(GOOD, rank=1, node="b", python="3.9.1", memory_bytes=0, wall_s=time.time())
     with pytest.raises(SetupError) as raised:
-        preflight.examine(Ranks([other]), replace(NEEDS, files=()), "a")
+        examination.examine(Ranks([other]), replace(NEEDS, files=()), "a")
     lines = str(raised.value).splitlines()
     assert raised.value.agreed
     assert lines[0] == "2 checks of the nodes failed"
@@ -252,17 +253,17 @@ def software():
 
 def test_ranks_that_mpi_does_not_know():
     alone = SerialCommunicator()
-    preflight.check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
-    preflight.check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
+    examination.check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
+    examination.check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
     message = (
         r"^node a: srun started this process as rank 0 of 8, and MPI has it as rank 0 of 1: .*"
         "--mpi=pmix"
     )
     with pytest.raises(SetupError, match=message) as raised:
-        preflight.check_ranks(LaunchedRank("srun", 0, 8, 0, 4, None, "a"), alone)
+        examination.check_ranks(LaunchedRank("srun", 0, 8, 0, 4, None, "a"), alone)
     assert not raised.value.agreed
     with pytest.raises(SetupError, match="rank 3, and MPI has it as rank 0 of 1"):
-        preflight.check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
+        examination.check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
 
 
 @pytest.fixture
@@ -270,10 +271,10 @@ def under(monkeypatch, environment):
     """Runs the command as if a launcher had started it as this rank, for which MPI is missing."""
 
     def run(layout, *arguments):
-        monkeypatch.setattr(preflight, "launch_layout", lambda: layout)
-        monkeypatch.setattr(preflight, "connect", SerialCommunicator)
+        monkeypatch.setattr(command, "launch_layout", lambda: layout)
+        monkeypatch.setattr(command, "connect", SerialCommunicator)
         with pytest.raises(SystemExit) as ended:
-            preflight.main(list(arguments))
+            command.main(list(arguments))
         return ended.value.code
 
     return run
@@ -297,10 +298,10 @@ def test_a_node_without_mpi_names_itself(monkeypatch, environment, capsys):
     def broken():
         raise SetupError("mpi4py cannot be used")
 
-    monkeypatch.setattr(preflight, "connect", broken)
+    monkeypatch.setattr(command, "connect", broken)
     monkeypatch.setenv("CANDLE_P1_NODE", "b")
     with pytest.raises(SystemExit) as ended:
-        preflight.main([])
+        command.main([])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: node b: mpi4py cannot be used\n"
 
@@ -316,14 +317,14 @@ def test_wrong_arguments_are_told_once(under, capsys, rank):
 
 def test_the_command_shows_one_table(monkeypatch, environment, capsys, tmp_path):
     monkeypatch.setattr(
-        preflight, "launch_layout", lambda: LaunchedRank("none", 0, 1, 0, 1, None, "a")
+        command, "launch_layout", lambda: LaunchedRank("none", 0, 1, 0, 1, None, "a")
     )
-    monkeypatch.setattr(preflight, "connect", SerialCommunicator)
-    monkeypatch.setattr(node_facts, "find_software", lambda with_mpi: software())
+    monkeypatch.setattr(command, "connect", SerialCommunicator)
+    monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())
     file = tmp_path / "train.csv"
     file.write_text("1,2\n")
     enough = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0", "--file", str(file)]
-    preflight.main([*enough, "--output", str(tmp_path / "new" / "results")])
+    command.main([*enough, "--output", str(tmp_path / "new" / "results")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "launcher        none"
     assert lines[1] == "ranks           1 on 1 node"
@@ -332,25 +333,25 @@ def test_the_command_shows_one_table(monkeypatch, environment, capsys, tmp_path)
 
 
 def test_room_is_that_of_the_nearest_directory(tmp_path):
-    room = node_facts.room(tmp_path / "not" / "yet")
+    room = facts.room(tmp_path / "not" / "yet")
     assert room.problem is None
     assert room.free_bytes > 0
     (tmp_path / "file").write_text("")
-    assert "file is not a directory" in node_facts.room(tmp_path / "file" / "below").problem
+    assert "file is not a directory" in facts.room(tmp_path / "file" / "below").problem
 
 
 def test_a_directory_that_cannot_be_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(node_facts.os, "access", lambda path, mode: False)
-    assert node_facts.room(tmp_path).problem == f"{tmp_path} cannot be written to"
-    assert node_facts.find_files([tmp_path]) == {str(tmp_path): None}
+    monkeypatch.setattr(facts.os, "access", lambda path, mode: False)
+    assert facts.room(tmp_path).problem == f"{tmp_path} cannot be written to"
+    assert facts.find_files([tmp_path]) == {str(tmp_path): None}
 
 
 def test_a_file_system_that_is_down(monkeypatch, tmp_path):
     def stale(path):
         raise OSError(116, "Stale file handle", str(path))
 
-    monkeypatch.setattr(node_facts.shutil, "disk_usage", stale)
-    assert node_facts.room(tmp_path).problem == f"{tmp_path}: Stale file handle"
+    monkeypatch.setattr(facts.shutil, "disk_usage", stale)
+    assert facts.room(tmp_path).problem == f"{tmp_path}: Stale file handle"
 
 
 @pytest.mark.parametrize(
@@ -370,11 +371,11 @@ def test_a_file_system_that_is_down(monkeypatch, tmp_path):
 def test_mpi_libraries_are_told_from_what_belongs_to_them(tmp_path, path, found):
     maps = tmp_path / "maps"
     maps.write_text(f"7f-80 r-xp 00000000 fe:00 1234    {path}\n" * 3 + "7f-80 rw-p 0 0:0 0\n")
-    assert node_facts.loaded_mpi_libraries(maps) == ([path] if found else [])
+    assert facts.loaded_mpi_libraries(maps) == ([path] if found else [])
 
 
 def test_where_there_is_no_list_of_libraries(tmp_path):
-    assert node_facts.loaded_mpi_libraries(tmp_path / "none") == []
+    assert facts.loaded_mpi_libraries(tmp_path / "none") == []
 
 
 def test_what_cannot_be_imported_is_a_fact(monkeypatch):
@@ -382,14 +383,14 @@ def test_what_cannot_be_imported_is_a_fact(monkeypatch):
         raise ImportError("libmpi.so.12: no such file\nand more")
 
     for name in ("visible_gpus", "mpi_library", "horovod_build"):
-        monkeypatch.setattr(node_facts.installation, name, broken)
-    monkeypatch.setattr(node_facts.importlib, "import_module", lambda name: None)
-    facts = node_facts.find_software(with_mpi=True)
-    assert facts["unusable"] == dict.fromkeys(
+        monkeypatch.setattr(facts.installation, name, broken)
+    monkeypatch.setattr(facts.importlib, "import_module", lambda name: None)
+    found = facts.find_software(with_mpi=True)
+    assert found["unusable"] == dict.fromkeys(
         ("tensorflow", "mpi4py", "horovod"), "libmpi.so.12: no such file"
     )
-    assert facts["num_gpus"] is None
-    assert node_facts.find_software(with_mpi=False)["unusable"].keys() == {"tensorflow"}
+    assert found["num_gpus"] is None
+    assert facts.find_software(with_mpi=False)["unusable"].keys() == {"tensorflow"}
 
 
 @pytest.mark.parametrize(
@@ -402,7 +403,7 @@ def test_what_cannot_be_imported_is_a_fact(monkeypatch):
 def test_the_mpi_library_in_a_line(said, line, monkeypatch):
     mpi = SimpleNamespace(Get_library_version=lambda: said)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=mpi))
-    assert node_facts.installation.mpi_library() == line
+    assert facts.installation.mpi_library() == line
 
 
 @pytest.mark.parametrize(
@@ -421,9 +422,9 @@ def test_the_gpus_that_a_rank_sees(monkeypatch, visible, ids):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert node_facts.visible_gpu_ids() == ids
+    assert facts.visible_gpu_ids() == ids
 
 
 def test_without_nvml_gpus_cannot_be_told_apart(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert node_facts.visible_gpu_ids() is None
+    assert facts.visible_gpu_ids() is None

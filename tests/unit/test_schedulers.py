@@ -92,6 +92,17 @@ def test_directives(machine_name, lines):
     assert request.scheduler.lines(request) == lines
 
 
+def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(
+        'base = "pbs"\ncores_per_node = 32\ncores_per_rank = 8\ngpus_per_node = 4\n'
+        "gpus_per_rank = 1\n"
+    )
+    request = job(str(path))
+    select = "#PBS -l select=2:mpiprocs=2:ncpus=16:ngpus=2"
+    assert select in request.scheduler.lines(request)
+
+
 def test_a_quality_of_service_is_a_queue_too():
     request = job("perlmutter", queue=None)
     assert "#SBATCH --qos=regular" in request.scheduler.lines(request)

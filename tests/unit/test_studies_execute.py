@@ -244,7 +244,18 @@ def test_a_directory_tells_how_far_its_study_is(plan):
     ]
     assert len(lines) == 3
     assert f"planted failed; see {this.directory}/does-fail-np1-r0/study.log" in lines[0] + lines[1]
-    assert lines[2] == "2 of 4 runs are done"
+    assert lines[2] == "2 of 4 runs are done, 2 failed"
+
+
+def test_a_study_that_was_moved_tells_how_far_it_is(plan, tmp_path, monkeypatch):
+    this = plan(["train"])
+    perform(this)
+    moved = this.directory.rename(tmp_path / "moved")
+    monkeypatch.chdir(moved)
+    for directory in (moved, Path()):
+        kept = read_kept(directory)
+        assert kept.directory == moved
+        assert {state.status for state in states_of(kept.runs)} == {"ok"}
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"study": "strong-nt3", "sizes": 1}'])

@@ -304,3 +304,24 @@ def test_the_cost_in_words(run):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_an_attempt_that_was_tidied_away_does_not_repeat_a_run(run, write):
+    write("interrupted")
+    write("ok", attempt=2)
+    (run.directory() / "run.json").unlink()
+    run.directory().rmdir()
+    assert state_of(run, nobody).status == "ok"
+    assert run.next_directory() == run.directory(3)
+    (run.directory(2) / "run.json").unlink()
+    (run.directory(2) / "job.sh").touch()
+    assert state_of(run, nobody).status == "submitted"
+    assert run.next_directory() == run.directory(2)
+
+
+def test_a_job_that_failed_before_its_ranks_counts_as_not_submitted(run):
+    run.directory().mkdir()
+    (run.directory() / "job.sh.failed").touch()
+    (run.directory() / "job.12.out").touch()
+    state = state_of(run, nobody)
+    assert (state.status, state.is_due()) == ("waiting", True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -298,3 +300,53 @@ def test_a_job_that_is_not_taken_can_be_submitted_again(scheduler, study, tmp_pa
         submit(*line)
     scheduler("sbatch", "12")
     assert "4 jobs of two" in submit(*line).output
+
+
+def test_jobs_of_a_study_are_the_studys_alone(study, tmp_path):
+    line = ["nt3", "--project", "P", "--ranks-per-node", 1, "--study", study, "--dry-run"]
+    text = submit(*line, "--machine", "theta").output
+    name = text.split("--run_id ")[1].split()[0]
+    script = tmp_path / "output/two-paper" / name / "job.sh"
+    assert "unset CANDLE_P1_DATA_DIR CANDLE_P1_STAGE CANDLE_P1_FLAGS" in text
+    assert f"export CANDLE_P1_NODES={name.split('np')[1][0]}\n" in text
+    assert f"export JOB_SCRIPT={script}\n" in text
+    assert "trap 'exit 0' EXIT" in text  # Cobalt's next job waits for success
+    assert "trap" not in submit(*line, "--machine", "slurm").output
+    single = submit("nt3", "--machine", "theta", "--project", "P", "--nodes", 128, "--dry-run")
+    assert not {"unset", "trap", "CANDLE_P1_NODES"} & set(single.output.split())
+
+
+def test_a_script_that_fails_before_its_ranks_lets_the_next_job_start(study, tmp_path):
+    (tmp_path / "ours.toml").write_text('base = "theta"\nlauncher = "jsrun"\n')
+    line = ["nt3", "--machine", "ours.toml", "--project", "P", "--study", study, "--dry-run"]
+    text = submit(*line).stdout
+    script = Path(re.search(r"JOB_SCRIPT=(\S+)", text)[1])
+    script.parent.mkdir(parents=True)
+    script.write_text(text[text.index("#!/bin/bash") :])
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", script], check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0
+    assert "jsrun, which starts ranks on ours, is not in" in done.stderr
+    assert [path.name for path in script.parent.iterdir()] == ["job.sh.failed"]
+
+
+def test_new_jobs_of_a_study_wait_for_those_of_before(scheduler, study, tmp_path):
+    line = ["nt3", "--machine", "slurm", "--study", study]
+    scheduler("sbatch", "12")
+    submit(*line, "--study-ranks", "1")
+    words = scheduler("sbatch", "13")
+    assert "2 jobs of two" in submit(*line).output
+    waits = [word for word in words() if word.startswith("--dependency")]
+    assert waits == [f"--dependency=afterany:{job}" for job in (12, 12, 13)]
+    assert (tmp_path / "output/two-paper/batch_size-5-np4-r0/job.id").read_text() == "13\n"
+
+
+def test_what_the_scheduler_took_is_not_submitted_twice(scheduler, study):
+    line = ["nt3", "--machine", "slurm", "--study", study, "--study-ranks", "1"]
+    scheduler("sbatch", "who knows")
+    with pytest.raises(SetupError, match="sbatch named no job"):
+        submit(*line)
+    scheduler("sbatch", "12")
+    assert "1 job of two" in submit(*line).output
