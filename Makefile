@@ -1,8 +1,8 @@
-# `make help` lists the targets. Everything is installed below this directory: .tools, .venv, .venv-jax.
+# `make help` lists the targets. Everything is installed below this directory: .tools, .venv, .venv-*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-jax check format fuzz pins wheel clean same-choice
+.PHONY: help setup demo test test-jax test-formats check format fuzz pins wheel clean same-choice
 
 # What .venv was set up with, so that only the first `make setup` needs to say it.
 -include .venv/choice.mk
@@ -35,11 +35,11 @@ endif
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## List the targets
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  make setup PYTHON=3.12   with this Python (3.10 to 3.12)"
-	@echo "  make setup MPI=system    with the machine's MPI in place of the Open MPI wheel"
-	@echo "  make setup GPU=1         for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc)"
+	@echo "  make setup PYTHON=3.12       with this Python (3.10 to 3.12)"
+	@echo "  make setup MPI=system        with the machine's MPI in place of the Open MPI wheel"
+	@echo "  make setup GPU=1             for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc)"
 
 setup: .venv/setup.done ## Make .venv: TensorFlow, Open MPI, Horovod (compiled here), this package
 
@@ -63,6 +63,9 @@ format: setup ## Format the code and mend what the linter can
 test-jax: .venv-jax/setup.done ## Run one process with JAX, without TensorFlow, Horovod and MPI
 	.venv-jax/bin/python -c "$$ONLY_JAX"
 	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
+
+test-formats: .venv-formats/setup.done ## Have Extra-P and MLPerf's checker read what is written for them
+	.venv-formats/bin/python -m pytest tests/unit/test_extrap.py tests/unit/test_mllog.py -m formats $(PYTEST_ARGS)
 
 # Twice: with the instructions of x86, and as other processors read.
 FUZZ_SECONDS ?= 600
@@ -96,7 +99,7 @@ pins: | $(UV) ## Write constraints.txt; UPGRADE=1 takes the newest versions
 	rm .tools/constraints.txt
 
 clean: ## Remove the environments, caches and built files; results in output/ stay
-	rm -rf .venv .venv-jax .tools build dist
+	rm -rf .venv .venv-jax .venv-formats .tools build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 # --- the environments ---------------------------------------------------------------------------
@@ -152,6 +155,11 @@ endif
 .venv-jax/setup.done: $(BUILT_FROM) | $(UV)
 	@.venv-jax/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-jax
 	$(INSTALL) .venv-jax/bin/python --group test --editable '.[jax]'
+	@touch $@
+
+.venv-formats/setup.done: $(BUILT_FROM) | $(UV)
+	@.venv-formats/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-formats
+	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
 	@touch $@
 
 HOROVOD_AND_WHAT_IT_IS_BUILT_FOR = grep '^horovod==' constraints.txt && \

@@ -119,6 +119,7 @@ def test_a_phase_that_a_point_lacks_is_left_out(tmp_path):
     assert ("total->train", "time_s") in measured
 
 
+@pytest.mark.formats
 @pytest.mark.skipif(find_spec("extrap") is None, reason="Extra-P is not installed")
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_extrap_reads_it(tmp_path):

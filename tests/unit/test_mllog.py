@@ -165,6 +165,7 @@ OF_A_SUBMISSION = ("submission_", "cache_clear")
 """Keys that only who submits to MLPerf can fill in."""
 
 
+@pytest.mark.formats
 @pytest.mark.skipif(find_spec("mlperf_logging") is None, reason="mlperf-logging is not installed")
 @pytest.mark.filterwarnings("ignore")  # its own
 @pytest.mark.parametrize("rules", RULES)

@@ -205,7 +205,7 @@ def test_a_fall_next_to_what_nothing_is_known_of():
     records += epochs_study("nt3", {4: 0.7})[:1]
     (said,) = statements_on(*records)["Epochs per worker"].sentences
     assert said.startswith("Test accuracy falls below 8 epochs per worker, as published: at 2 by")
-    assert said.endswith("too few for 95 %), and shows neither.")
+    assert said.endswith("too few for 95 %), which decides nothing.")
 
 
 def test_models_that_diverged_prove_nothing():

@@ -10,9 +10,9 @@ from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.quantities import (
     COMMUNICATING,
     LOADING,
-    NOT_PARTED,
     OTHER,
     STARTUP,
+    TRAINING,
     WAITING,
 )
 from candle_p1.reports.words import count
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 12
 WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 7.4, 0.16, 0.75
-LOOKS = {
-    "startup": STARTUP,
-    "load": LOADING,
-    "wait": WAITING,
-    "transfer": COMMUNICATING,
-    "train": NOT_PARTED,
+SHOWN = {
+    "startup": (STARTUP, PART_LOOKS[STARTUP]),
+    "load": (LOADING, PART_LOOKS[LOADING]),
+    "wait": (WAITING, PART_LOOKS[WAITING]),
+    "transfer": ("transfer of the weights", PART_LOOKS[COMMUNICATING]),
+    "train": ("training, with its communication", PART_LOOKS[TRAINING]),
 }
-"""What each phase, or part of the broadcast, is drawn as; the others are OTHER."""
+"""Name and look of phases, and of the parts of the broadcast."""
+REST = (OTHER, PART_LOOKS[OTHER])
 
 
 def ranks_over_time(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -54,8 +55,8 @@ def ranks_over_time(experiment: Experiment, series: Sequence[Series]) -> Figure:
         _draw(axes, run)
         axes.set_title(f"{name}, {count(run.num_ranks, 'worker')}", fontsize=9)
     plots[-1].set_xlabel("seconds since the start of the run")
-    for part in dict.fromkeys((*LOOKS.values(), OTHER)):
-        plots[0].barh(0, 0, label=part, **PART_LOOKS[part])
+    for label, look in (*SHOWN.values(), REST):
+        plots[0].barh(0, 0, label=label, **look)
     legend_below(figure, plots[0])
     return figure
 
@@ -69,7 +70,8 @@ def _draw(axes: Axes, run: Run) -> None:
     shown = _chosen(run.num_ranks)
     for row, rank in enumerate(shown):
         for name, begin_s, seconds in _stretches(run, rank):
-            axes.barh(row, seconds, left=begin_s, height=0.9, **PART_LOOKS[LOOKS.get(name, OTHER)])
+            _, look = SHOWN.get(name, REST)
+            axes.barh(row, seconds, left=begin_s, height=0.9, **look)
     axes.set_yticks(range(len(shown)), [str(rank) for rank in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_ylabel("rank")

@@ -75,8 +75,8 @@ def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
         others = [load for load in loads if load.loader != "original"]
         if others:
             yield (
-                f"{base.role}, {number(base.file_mb)} MB, takes {number(base.estimate.value)} s"
-                f" with {base.method} on {workers([base.num_ranks])};"
+                f"the {base.role} file of {number(base.file_mb)} MB takes"
+                f" {number(base.estimate.value)} s with {base.method} on {workers([base.num_ranks])};"
                 f" {', '.join(_factor(base, load) for load in others)}."
             )
 

@@ -78,7 +78,7 @@ def _verdict(found: Sequence[Fall], enough: int, more_is_better: bool, *, is_tol
         so = f"at {worse[0].epochs} by {_size(worse[0])}"
         if nearest.excluded:
             return f"{falls}, but not right {below}{published_other}: {so}; {at_nearest}"
-        return f"{falls} {below}{published_so}: {so}; {at_nearest}, and shows neither"
+        return f"{falls} {below}{published_so}: {so}; {at_nearest}, which decides nothing"
     least = found[-1]
     also = f"; at {least.epochs} it is {_signed(least)}" if least is not nearest else ""
     if not all(each.excluded for each in found):
