@@ -114,12 +114,21 @@ def quality_on_training(name: str) -> Quantity:
     return Quantity(f"training_{name}", f"training {name}", "", partial(_trained, name))
 
 
+def naive(name: str) -> Quantity:
+    """Returns a figure of the naive predictor on the test set, which may depend on the split."""
+    return Quantity(f"naive_{name}", f"naive predictor's {name}", "", partial(_guessed, name))
+
+
 def _tested(name: str, run: Run) -> float | None:
     return run.quality.get(name)
 
 
 def _trained(name: str, run: Run) -> float | None:
     return run.last_epoch.get(name)
+
+
+def _guessed(name: str, run: Run) -> float | None:
+    return run.naive.get(name)
 
 
 STARTUP, LOADING, WAITING, TRAINING, COMMUNICATING, NOT_PARTED, OTHER = PARTS = (

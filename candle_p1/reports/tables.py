@@ -27,6 +27,7 @@ from candle_p1.reports.quantities import (
     covered,
     labelled,
     merit,
+    naive,
     quality_on_test,
     quality_on_training,
     share_of,
@@ -160,28 +161,18 @@ def gains(experiment: Experiment, slug: str) -> Table:
 def qualities(experiment: Experiment, slug: str) -> Table:
     """Returns the figure of merit on training and test samples, and the naive predictor's."""
     name = merit(experiment.runs)
-    rows: list[tuple[Cell, ...]] = []
-    if name:
-        rows = [
-            (
-                *_head(series, point),
-                _epochs(point),
-                point.runs[0].batch_size,
-                point.estimate(quality_on_training(name).of),
-                point.estimate(quality_on_test(name).of),
-                *(point.runs[0].naive.get(name),),
-            )
-            for series, point in _points(experiment)
-        ]
-    headings = (
-        "series",
-        "workers",
-        "epochs per worker",
-        "batch size",
-        f"training {name}",
-        f"test {name}",
-        f"naive predictor's {name}",
-    )
+    shown = (quality_on_training(name), quality_on_test(name), naive(name)) if name else ()
+    rows = [
+        (
+            *_head(series, point),
+            _epochs(point),
+            point.runs[0].batch_size,
+            *(point.estimate(quantity.of) for quantity in shown),
+        )
+        for series, point in _points(experiment)
+        if shown
+    ]
+    headings = ("series", "workers", "epochs per worker", "batch size", *_headings(shown))
     notes = _published(
         experiment, "accuracy", "loss", "epochs_needed", "epochs_to_run", "best_strategy"
     )

@@ -71,14 +71,14 @@ def loaders(experiment: Experiment) -> Iterator[str]:
 
 def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
     """Says how the loads of one file on one number of workers compare with the original one."""
-    for base in [load for load in loads if load.loader == "original"][:1]:
-        others = [load for load in loads if load.loader != "original"]
-        if others:
-            yield (
-                f"the {base.role} file of {number(base.file_mb)} MB takes"
-                f" {number(base.estimate.value)} s with {base.method} on {workers([base.num_ranks])};"
-                f" {', '.join(_factor(base, load) for load in others)}."
-            )
+    base = next((load for load in loads if load.loader == "original"), None)
+    others = [load for load in loads if load.loader != "original"]
+    if base is not None and others:
+        yield (
+            f"the {base.role} file of {number(base.file_mb)} MB takes"
+            f" {number(base.estimate.value)} s with {base.method} on {workers([base.num_ranks])};"
+            f" {', '.join(_factor(base, load) for load in others)}."
+        )
 
 
 def _factor(base: FileLoad, load: FileLoad) -> str:
