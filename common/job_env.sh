@@ -12,7 +12,8 @@
 #   CANDLE_P1_STAGE      1: read through caches on the nodes' own storage; or a directory for them
 #   CANDLE_P1_DATA_DIR   directory of the benchmark's files; without it, data are synthetic
 #   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's
-#   CANDLE_P1_PREFLIGHT  0: start without looking at the nodes
+#   CANDLE_P1_PREFLIGHT  0: start without looking at the nodes; or options for that (-m
+#                        candle_p1.preflight --help), as "--memory-gib 2 --shm-gib 0"
 #   CANDLE_P1_MINUTES    time limit, where the script watches it and it was changed at submission
 #   CANDLE_P1_WARNING_S  how long before that the ranks are told to end, in s
 # The variables that job_default sets can be set in advance too.
@@ -134,7 +135,10 @@ job_check() {
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "$PYTHON has no mpi4py, which more than one rank needs"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.preflight; then
-    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight --output "$(job_output "$@")" ||
+    local options=()
+    [[ ${CANDLE_P1_PREFLIGHT:-} != -* ]] || read -ra options <<<"$CANDLE_P1_PREFLIGHT"
+    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight --output "$(job_output "$@")" \
+      ${options[@]+"${options[@]}"} ||
       job_fail "the nodes are not fit: see above; CANDLE_P1_PREFLIGHT=0 starts all the same"
   fi
 }

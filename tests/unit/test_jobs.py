@@ -294,6 +294,9 @@ def test_the_preflight_runs_on_the_nodes_before_the_ranks(job, tmp_path):
     preflight = f"launch -n 2 {sys.executable} -m candle_p1.preflight"
     assert words[0] == f"{preflight} --output output"
     assert words[1].endswith("nt3.py --epochs 8")
+    variables["CANDLE_P1_PREFLIGHT"] = "--memory-gib 2 --shm-gib 0"
+    _, words, _ = job.run(*RUN[:2], "job_run nt3.py --output_dir out --epochs 8", **variables)
+    assert words[0] == f"{preflight} --output out --memory-gib 2 --shm-gib 0"
     code, words, errors = job.run(*RUN, **variables, UNFIT="1")
     assert (code, len(words)) == (2, 1)
     assert "CANDLE_P1_PREFLIGHT=0" in errors
