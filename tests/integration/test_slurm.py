@@ -78,9 +78,10 @@ def slurm(data_directory):
 def submit(slurm, tmp_path_factory):
     """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
 
-    def submit(*words, **variables):
+    def submit(*words, before=(), **variables):
         command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "slurm", "--nodes", "1"]
-        output = run([*command, *words], tmp_path_factory.mktemp("job"), slurm, variables)
+        place = tmp_path_factory.mktemp("job")
+        output = run([*before, *command, *words], place, slurm, variables)
         script = re.search(r"kept in (\S+)", output.replace("\n", ""))[1]
         return re.search(r"job (\d+)", output)[1], Path(script).parent
 
@@ -89,8 +90,11 @@ def submit(slurm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def limited_job(submit):
-    """A job without end and a time limit of minutes, which passes during the other tests."""
-    return submit("--time", "3", "--", *ENDLESS.split())
+    """A job without end and a time limit of minutes, which passes during the other tests.
+
+    It leaves the processor to these: Slurm hands its niceness on.
+    """
+    return submit("--time", "3", "--", *ENDLESS.split(), before=("nice", "-n", "19"))
 
 
 @pytest.fixture(scope="module")
