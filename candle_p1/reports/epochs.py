@@ -12,10 +12,11 @@ from candle_p1.reports.settings import EXCHANGE
 from candle_p1.statistics import estimate_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
+    from candle_p1.reports.runs import Run
     from candle_p1.statistics import Estimate
 
 NOT_ABOUT_QUALITY = ("loader", "load_threads", "staged", "kernels", THREADS, RANKS_PER_NODE)
@@ -51,25 +52,44 @@ def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_each_seed(runs: Iterable[Run], quantity: Quantity) -> list[float]:
+    """Returns the values of runs that learn alike: one per seed, the median where there are more.
+
+    Such runs have the same weights and orders, and give the same value but for rounding. They are
+    no repeats of one another.
+    """
+    values: dict[Any, list[float]] = defaultdict(list)
+    for run in {run.path: run for run in runs}.values():
+        value = quantity.of(run)
+        if value is not None:
+            values[run.path if run.seed is None else run.seed].append(value)
+    return [median(same) for same in values.values()]
+
+
 def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
     """Returns the groups of an experiment, each by ascending epochs per worker."""
-    found: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(
+    found: dict[str, dict[int, dict[int, list[Run]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
-    seen: set[tuple[str, Any]] = set()
     for series in experiment.series:
         settings = about_quality(series.settings)
         name = describe({key: value for key, value in settings.items() if key != "epochs"})
         for point in series.timed:
             for run in point.runs:
-                value = quantity.of(run)
-                if value is None or run.epochs_per_rank is None or (name, run.path) in seen:
-                    continue
-                seen.add((name, run.path))
-                found[name][run.epochs_per_rank][run.num_ranks].append(value)
+                if quantity.of(run) is not None and run.epochs_per_rank is not None:
+                    found[name][run.epochs_per_rank][run.num_ranks].append(run)
     return [
-        EpochGroup(name, {epochs: found[name][epochs] for epochs in sorted(found[name])})
-        for name in found
+        EpochGroup(
+            name,
+            {
+                epochs: {
+                    num_ranks: of_each_seed(runs, quantity)
+                    for num_ranks, runs in by_epochs[epochs].items()
+                }
+                for epochs in sorted(by_epochs)
+            },
+        )
+        for name, by_epochs in found.items()
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.epochs import about_quality
+from candle_p1.reports.epochs import about_quality, of_each_seed
 from candle_p1.reports.findings.statement import workers
 from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.loading import FileLoad
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
+    from candle_p1.reports.runs import Run
 
 TOLD_ELSEWHERE = ("loader", "load_threads", "staged", "kernels", "epochs")
 
@@ -102,14 +103,14 @@ def _first(
     experiment: Experiment, num_ranks: int, quantity: Quantity, more: bool, word: str
 ) -> Iterator[str]:
     """Yields which series is first on so many ranks, and how far ahead of the next."""
-    values_of: dict[str, list[float]] = {}
-    num_without = 0
+    runs_of: dict[str, list[Run]] = {}
     for series in experiment.series:
         point = series.at(num_ranks)
         name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
         if point is not None:
-            values_of.setdefault(name, []).extend(point.values(quantity.of))
-            num_without += len(point.runs) - len(point.values(quantity.of))
+            runs_of.setdefault(name, []).extend(point.runs)
+    num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
+    values_of = {name: _values(runs, quantity) for name, runs in runs_of.items()}
     known = [(median(values), name, values) for name, values in values_of.items() if values]
     if len(known) < 2:
         return
@@ -129,3 +130,9 @@ def _first(
         f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)})"
         f"{claim}.{without}"
     )
+
+
+def _values(runs: Sequence[Run], quantity: Quantity) -> list[float]:
+    if quantity is TOTAL:
+        return [value for run in runs if (value := quantity.of(run)) is not None]
+    return of_each_seed(runs, quantity)
