@@ -77,7 +77,7 @@ class Execution:
         _check_machine(self.plan)
         with _locked(self.plan.directory), signals_interrupt():
             self.states = _states_at_rest(self.plan)
-            _keep(self.plan)
+            keep(self.plan)
             due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
             self._introduce(self._left(due))
             _make_data([self.states[i].run for i in due], self.screen)
@@ -111,15 +111,6 @@ class Execution:
         total = str(len(self.states))
         left = f"  ({self._left(due).words()} left)" if due else ""
         return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{left}"
-
-
-def _keep(plan: Plan) -> None:
-    try:
-        keep(plan)
-    except OSError as error:
-        raise SetupError(
-            f"{plan.directory} cannot be written ({error.strerror}): name another directory by -o"
-        ) from error
 
 
 def _make_data(runs: Iterable[PlannedRun], screen: StudyScreen) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError, SetupError
+from candle_p1.errors import ParameterError
 from candle_p1.machines.jobs import JobRequest
 from candle_p1.machines.layout import Layout, count_of
 from candle_p1.machines.submission import (
@@ -101,12 +101,7 @@ class StudyJobs:
             SetupError: The scheduler does not take one, and those before it are submitted; or the
                 study's directory cannot be written.
         """
-        directory = self.plan.directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            keep(self.plan)
-        except OSError as error:
-            raise SetupError(f"{directory} cannot be written: {error.strerror}") from error
+        keep(self.plan)
         known = [submitted_id(state.directory) for state in under_way if state.directory]
         ids = [job_id for job_id in known if job_id is not None]
         for place, job in jobs:

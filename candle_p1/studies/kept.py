@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from candle_p1.errors import RecordError
+from candle_p1.errors import RecordError, SetupError
 from candle_p1.files import write_atomically
 from candle_p1.studies.library import find_study, studies_directory
 from candle_p1.studies.plan import Choice, Plan, make_plan
@@ -22,15 +22,22 @@ FILE_NAME = "study.json"
 
 
 def keep(plan: Plan) -> None:
-    """Writes ``study.json`` into the study's directory.
+    """Writes ``study.json`` into the study's directory, which is made if need be.
 
     Raises:
-        OSError: It cannot be written.
+        SetupError: It cannot be written.
     """
     path = plan.study.path.resolve()
     name = plan.study.name if path.parent == studies_directory() else str(path)
     kept = {"study": name} | asdict(plan.choice) | {"size": plan.size}
-    write_atomically(plan.directory / FILE_NAME, json.dumps(kept, indent=2) + "\n")
+    try:
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(plan.directory / FILE_NAME, json.dumps(kept, indent=2) + "\n")
+    except OSError as error:
+        raise SetupError(
+            f"{plan.directory} cannot be written ({error.strerror}): name another directory for"
+            " results"
+        ) from error
 
 
 def read_kept(directory: Path) -> Plan:

@@ -75,13 +75,11 @@ def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table
             yield f"{result_line(state)}; see {state.directory / LOG_NAME}"
     left = [state.run for state in states if state.is_due()]
     num = {status: sum(state.status == status for state in states) for status in STATUSES}
-    others = [
-        f"{num[status]} {words}"
-        for status, words in ((RUNNING, "under way"), (SUBMITTED, "submitted"), (FAILED, "failed"))
-        if num[status]
-    ]
+    told = [f"{num[OK]} of {len(states)} runs are done"]
+    for status, words in ((RUNNING, "under way"), (SUBMITTED, "submitted"), (FAILED, "failed")):
+        told += [f"{num[status]} {words}"] * bool(num[status])
     end = f"; left: {cost(left, measured(states)).explain()}" if left else ""
-    yield f"{', '.join([f'{num[OK]} of {len(states)} runs are done', *others])}{end}"
+    yield ", ".join(told) + end
 
 
 def spent(states: Sequence[RunState]) -> str:

@@ -247,6 +247,16 @@ def test_a_directory_tells_how_far_its_study_is(plan):
     assert lines[2] == "2 of 4 runs are done, 2 failed"
 
 
+def test_a_run_that_was_submitted_as_a_job_is_told_as_undone(plan):
+    this = plan(["train"])
+    this.runs[0].directory().mkdir(parents=True)
+    (this.runs[0].directory() / "job.sh").touch()
+    execution = perform(this)
+    assert [state.run.name for state in execution.undone] == [this.runs[0].name]
+    assert execution.num_done == len(this.runs) - 1
+    assert execution.failed == []
+
+
 def test_a_study_that_was_moved_tells_how_far_it_is(plan, tmp_path, monkeypatch):
     this = plan(["train"])
     perform(this)

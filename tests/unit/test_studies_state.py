@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.errors import RecordError
+from candle_p1.benchmark import Benchmark
+from candle_p1.errors import ParameterError, RecordError
 from candle_p1.records import read_record, write_record
 from candle_p1.studies import ending
 from candle_p1.studies.cost import LAUNCH_S, Measured, cost, duration, estimate
@@ -325,3 +326,12 @@ def test_a_job_that_failed_before_its_ranks_counts_as_not_submitted(run):
     (run.directory() / "job.12.out").touch()
     state = state_of(run, nobody)
     assert (state.status, state.is_due()) == ("waiting", True)
+
+
+def test_a_benchmark_that_has_no_data_of_its_own_can_be_studied(run, write, monkeypatch):
+    def refuse(self, parameters):
+        raise ParameterError("name all files")
+
+    monkeypatch.setattr(Benchmark, "bind", refuse)
+    write()
+    assert state_of(run, nobody).status == "ok"

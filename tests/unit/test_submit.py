@@ -350,3 +350,24 @@ def test_what_the_scheduler_took_is_not_submitted_twice(scheduler, study):
         submit(*line)
     scheduler("sbatch", "12")
     assert "1 job of two" in submit(*line).output
+
+
+def test_a_machine_without_ranks_takes_no_study(study, tmp_path):
+    (tmp_path / "none.toml").write_text('base = "slurm"\nranks_per_node = 0\n')
+    with pytest.raises(ParameterError, match="a job has at least one of each"):
+        submit("nt3", "--machine", "none.toml", "--study", study)
+
+
+def test_a_study_that_cannot_be_kept_submits_nothing(scheduler, study, tmp_path):
+    scheduler("sbatch", "12")
+    (tmp_path / "file").touch()
+    line = ["nt3", "--machine", "slurm", "--study", study, "--study-output", "file/below"]
+    with pytest.raises(SetupError, match="file/below/two-paper cannot be written"):
+        submit(*line)
+    assert not (tmp_path / "words").exists()
+
+
+def test_a_title_of_two_lines_stays_a_comment(study):
+    study.write_text(study.read_text().replace('"Two batch sizes"', '"Two\\nbatch sizes"'))
+    line = ["nt3", "--machine", "slurm", "--study", study, "--dry-run"]
+    assert "# Two batch sizes.\n" in submit(*line).output
