@@ -65,7 +65,7 @@ test-jax: .venv-jax/setup.done ## Run one process with JAX, without TensorFlow, 
 	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
 
 test-formats: .venv-formats/setup.done ## Have Extra-P and MLPerf's checker read what is written for them
-	.venv-formats/bin/python -m pytest tests/unit/test_extrap.py tests/unit/test_mllog.py -m formats $(PYTEST_ARGS)
+	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
 
 # Twice: with the instructions of x86, and as other processors read.
 FUZZ_SECONDS ?= 600

@@ -18,12 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import FileSet
 from candle_p1.data.samples import DataSet, Samples
-from candle_p1.data.synthetic import data_directory, ensure
+from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import DataError, ParameterError, did_you_mean
-from candle_p1.evaluation import Quality, Trained, quality
-from candle_p1.params import (
+from candle_p1.models.evaluation import Quality, Trained, quality
+from candle_p1.parameters.parameter_set import (
     CANDLE_PARAMETERS,
     RUN_PARAMETERS,
     SUPERVISOR_PARAMETERS,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from candle_p1.data.reader import Reader
-    from candle_p1.data.synthetic import SyntheticRecipe
+    from candle_p1.datasets.synthetic import SyntheticRecipe
 
 __all__ = [
     "Benchmark",

@@ -9,9 +9,8 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from candle_p1 import environment, kernels
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import keras as distributed
+from candle_p1.distributed import horovod as distributed
 from candle_p1.distributed.comm import Attempt, connect
 from candle_p1.distributed.tracing import (
     is_traced,
@@ -21,14 +20,17 @@ from candle_p1.distributed.tracing import (
     unknown_efficiency,
 )
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
-from candle_p1.evaluation import Trained
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
-from candle_p1.lifecycle import Run, describe_rank, recorded_run
-from candle_p1.optimizers import check_names, make_optimizer
-from candle_p1.prepare import build_model, check_passes, make_plan, set_up_device
-from candle_p1.records import finite, over_ranks
+from candle_p1.models import fast
+from candle_p1.models.evaluation import Trained
+from candle_p1.models.optimizers import check_names, make_optimizer
+from candle_p1.records import environment
+from candle_p1.records.record import finite, over_ranks
 from candle_p1.scaling import ScalingPlan, share_epochs
+from candle_p1.training import mllog_settings
+from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
+from candle_p1.training.setup import build_model, check_passes, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.gradient_log import GradientLog
     from candle_p1.distributed.tracing import Timeline
-    from candle_p1.params import EditableParameters, ParameterSet
+    from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 
 
 def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
@@ -97,7 +99,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 distributed.broadcast_state(model, comm)
 
         this.screen.say(plan.explain())
-        log.describe(**mllog.settings(params, plan, data, model))
+        log.describe(**mllog_settings.settings(params, plan, data, model))
         with phases("train"):
             history, training = _train(benchmark, model, data, plan, params, gradients, this, log)
 
@@ -134,7 +136,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 "loss": model.loss if isinstance(model.loss, str) else type(model.loss).__name__,
                 "data_type": params["data_type"],
                 "jit_compile": bool(model.jit_compile),
-                "kernels": "fast" if kernels.are_fast() else "plain",
+                "kernels": "fast" if fast.are_fast() else "plain",
             },
             distributed=exchange,
             training=training,
@@ -300,7 +302,7 @@ def _train(
     """Trains; returns the history and what the record says of it. Collective."""
     import keras
 
-    from candle_p1.data.feed import EvaluationFeed, TrainFeed
+    from candle_p1.data.batches import EvaluationFeed, TrainFeed
     from candle_p1.distributed.callbacks import (
         EpochMetrics,
         LearningRateWarmup,
@@ -309,15 +311,15 @@ def _train(
         TimeLimit,
     )
     from candle_p1.distributed.profiler import StepProfiler
-    from candle_p1.instrument.callbacks import (
+    from candle_p1.instrument.epochs import summarize_epoch
+    from candle_p1.models.fast.batches import for_fit
+    from candle_p1.training.callbacks import (
         AfterEpoch,
         BeforeEpoch,
         BeforeStep,
         EpochTimer,
         Progress,
     )
-    from candle_p1.instrument.epochs import summarize_epoch
-    from candle_p1.kernels.batches import for_fit
 
     comm = this.comm
     if not params["train_bool"]:

@@ -13,7 +13,7 @@
 #   CANDLE_P1_DATA_DIR   directory of the benchmark's files; without it, data are synthetic
 #   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's
 #   CANDLE_P1_PREFLIGHT  0: start without looking at the nodes; or options for that (-m
-#                        candle_p1.preflight --help), as "--memory-gib 2 --shm-gib 0"
+#                        candle_p1.cluster.preflight --help), as "--memory-gib 2 --shm-gib 0"
 #   CANDLE_P1_MINUTES    time limit, where the script watches it and it was changed at submission
 #   CANDLE_P1_WARNING_S  how long before that the ranks are told to end, in s
 # The variables that job_default sets can be set in advance too.
@@ -134,10 +134,10 @@ job_check() {
     job_fail "$PYTHON has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "$PYTHON has no mpi4py, which more than one rank needs"
-  if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.preflight; then
+  if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.cluster.preflight; then
     local options=()
     [[ ${CANDLE_P1_PREFLIGHT:-} != -* ]] || read -ra options <<<"$CANDLE_P1_PREFLIGHT"
-    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.preflight --output "$(job_output "$@")" \
+    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.cluster.preflight --output "$(job_output "$@")" \
       ${options[@]+"${options[@]}"} ||
       job_fail "the nodes are not fit: see above; CANDLE_P1_PREFLIGHT=0 starts all the same"
   fi

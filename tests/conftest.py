@@ -84,7 +84,7 @@ def mpirun():
     """Returns the command that starts ranks of a Python script; skips where there is no MPI."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     pytest.importorskip("horovod", reason="Horovod is not installed")
-    from candle_p1.machines import launchers
+    from candle_p1.cluster import launchers
 
     def command(num_ranks, *words):
         return launchers.mpirun(num_ranks, [sys.executable, *map(str, words)]).command

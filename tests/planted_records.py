@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import datetime, timedelta, timezone
 
-from candle_p1.records import over_ranks, write_record
+from candle_p1.records.record import over_ranks, write_record
 from candle_p1.scaling import ScalingPlan, scale_batch_size, scale_learning_rate, share_epochs
 
 PARAMETERS = {

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Samples
-from candle_p1.convolutions import add_convolutions
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
+from candle_p1.models.convolutions import add_convolutions
 from nt3_noise import add_gaussian_noise, turn_over_labels
 from nt3_synthetic import Nt3Recipe
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.data.reader import Reader
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 class Nt3(Benchmark):
@@ -95,7 +95,7 @@ class Nt3(Benchmark):
         import keras
         from keras import layers
 
-        from candle_p1.kernels.layers import Dense
+        from candle_p1.models.fast.layers import Dense
 
         num_genes = data.train.x_shape[0]
         initializer = params["initialization"] or "glorot_uniform"

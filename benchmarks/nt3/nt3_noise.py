@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.benchmark import Samples
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 LABELS_OR_NOISE = 1
 """The purpose of random numbers; other streams of a run have other numbers."""

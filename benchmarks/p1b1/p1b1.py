@@ -17,8 +17,8 @@ from candle_p1.data.samples import Several
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
-from candle_p1.optimizers import default_learning_rate
-from candle_p1.scores import RegressionScore
+from candle_p1.models.optimizers import default_learning_rate
+from candle_p1.models.scores import RegressionScore
 from p1b1_latent import save_latent_space
 from p1b1_model import build_autoencoder, latent_layer
 from p1b1_synthetic import P1b1Recipe
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from candle_p1.data.reader import Reader
     from candle_p1.data.table import TextColumn
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")
 WARMUP_EPOCHS = 5
@@ -164,7 +164,7 @@ class P1b1(Benchmark):
 
     def metrics(self, params: ParameterSet) -> list[Any]:
         """Returns the correlation of all values, and the metric asked for."""
-        from candle_p1.metrics import Correlation
+        from candle_p1.models.metrics import Correlation
 
         return [Correlation(), params["metrics"]]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 def latent_layer(params: ParameterSet) -> str:
@@ -25,7 +25,7 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
     import keras
     from keras import layers
 
-    from candle_p1.kernels.layers import Dense
+    from candle_p1.models.fast.layers import Dense
 
     profile = layers.Input((num_features,), name="profile")
     inputs, condition = [profile], []
@@ -51,7 +51,7 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
 
 def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
 
-    from candle_p1.kernels.layers import Dense
+    from candle_p1.models.fast.layers import Dense
 
     size = params["latent_dim"]
     if params["model"] == "ae":
@@ -61,7 +61,7 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
             kernel_initializer=_initializer(params),
             name="latent",
         )(encoded)
-    from candle_p1.layers import SampleNormal
+    from candle_p1.models.layers import SampleNormal
 
     mean = Dense(size, name="z_mean")(encoded)
     log_variance = Dense(size, name="z_log_var")(encoded)
@@ -72,7 +72,7 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
 def _dense_layers(tensor: Any, units: Sequence[int], params: ParameterSet) -> Any:
     from keras import layers
 
-    from candle_p1.kernels.layers import Dense
+    from candle_p1.models.fast.layers import Dense
 
     for size in units:
         before = tensor

@@ -19,12 +19,12 @@ from candle_p1.data.samples import Selected
 from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
-from candle_p1.scores import ConfusionScore
+from candle_p1.models.scores import ConfusionScore
 from p1b2_synthetic import P1b2Recipe
 
 if TYPE_CHECKING:
     from candle_p1.data.reader import Reader
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 @dataclass
@@ -79,7 +79,7 @@ class P1b2(Benchmark):
         import keras
         from keras import layers
 
-        from candle_p1.kernels.layers import Dense
+        from candle_p1.models.fast.layers import Dense
 
         assert isinstance(data, P1b2Data)
         initializer = params["initialization"] or "glorot_uniform"
@@ -128,7 +128,7 @@ BENCHMARK = P1b2()
 def _penalties(weight: float) -> dict[str, Any]:
     import keras
 
-    from candle_p1.kernels.regularizers import L2
+    from candle_p1.models.fast.regularizers import L2
 
     class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
         """Squares of the activities, summed over units and averaged over the batch.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
-from candle_p1.convolutions import add_convolutions
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
-from candle_p1.scores import RegressionScore
+from candle_p1.models.convolutions import add_convolutions
+from candle_p1.models.scores import RegressionScore
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import P1b3Recipe
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.data.reader import Reader
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 LINE_ROLES = {
     "expression": ("expression",),
@@ -247,7 +247,7 @@ class P1b3(Benchmark):
 
     def metrics(self, params: ParameterSet) -> list[Any]:
         """Returns the accuracy at the cut-offs, and the metric asked for."""
-        from candle_p1.metrics import CutoffAccuracy
+        from candle_p1.models.metrics import CutoffAccuracy
 
         return [CutoffAccuracy(params["category_cutoffs"]), params["metrics"]]
 
@@ -256,8 +256,8 @@ class P1b3(Benchmark):
         import keras
         from keras import layers
 
-        from candle_p1.kernels.layers import Dense
-        from candle_p1.layers import NoiseOnColumns
+        from candle_p1.models.fast.layers import Dense
+        from candle_p1.models.layers import NoiseOnColumns
 
         assert isinstance(data, P1b3Data)
         (num_inputs,) = data.train.x_shape

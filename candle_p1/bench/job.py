@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
+from candle_p1.cluster.launchers import Launch, mpirun
 from candle_p1.errors import EXIT_CODE, CandleError, SetupError
-from candle_p1.machines.launchers import Launch, mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,7 +18,6 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1 import environment
 from candle_p1.bench.file_cache import PREPARATIONS
 from candle_p1.bench.job import run
 from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
@@ -30,9 +29,10 @@ from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
-from candle_p1.published import machines, published_loading, source
-from candle_p1.records import utc_now
-from candle_p1.statistics import summarize
+from candle_p1.records import environment
+from candle_p1.records.record import utc_now
+from candle_p1.reports.published import machines, published_loading, source
+from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""

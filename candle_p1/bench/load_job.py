@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from candle_p1.bench.memory import Samples
     from candle_p1.benchmark import Benchmark
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 OPTIONS = {"loader": "--methods", "load_threads": "--threads"}
 """What sets a benchmark's parameter in a comparison."""

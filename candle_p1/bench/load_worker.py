@@ -17,13 +17,13 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.devices import share_cores
-from candle_p1.environment import available_cores, core_quota
+from candle_p1.records.environment import available_cores, core_quota
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 SPECIMEN = "1,0.5,-2\n0,1e-3,12.25\n"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from candle_p1 import environment
 from candle_p1.bench.job import launch
 from candle_p1.benchmark import find_benchmark
+from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.bench.job import Job
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 class Starting(Protocol):
@@ -73,7 +73,7 @@ class Measurement:
         Raises:
             CandleError: The benchmark, a flag or a file is wrong.
         """
-        if environment.launcher_variable():
+        if launcher_variable():
             raise ParameterError("this command starts its ranks itself: call it without a launcher")
         benchmark = find_benchmark(self.benchmark)
         return benchmark.locate_files(self.bind(benchmark), progress)

@@ -7,13 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1 import environment
 from candle_p1.bench.job import run
 from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
 from candle_p1.benchmark import find_benchmark
-from candle_p1.records import utc_now
-from candle_p1.statistics import MIN_VALUES, median_interval
+from candle_p1.records import environment
+from candle_p1.records.record import utc_now
+from candle_p1.reports.statistics import MIN_VALUES, median_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

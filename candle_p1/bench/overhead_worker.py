@@ -17,15 +17,15 @@ from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.feed import TrainFeed
+from candle_p1.data.batches import TrainFeed
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.gradient_log import GradientLog
 from candle_p1.distributed.tracing import taking
-from candle_p1.instrument import communication, phases
-from candle_p1.instrument.callbacks import BeforeStep, EpochTimer
-from candle_p1.instrument.communication import CommunicationLog
+from candle_p1.instrument import collectives, phases
+from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
-from candle_p1.kernels.batches import for_fit
+from candle_p1.models.fast.batches import for_fit
+from candle_p1.training.callbacks import BeforeStep, EpochTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 NUM_CALLS = 1000
 
@@ -69,7 +69,7 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
         measuring: list[Any] = [EpochTimer(0.0, taking(gradients, comm))]
         if gradients:
             measuring.append(BeforeStep(gradients.count_step))
-        with communication.at_work(log), phases.at_work(timer), timer("train"):
+        with collectives.at_work(log), phases.at_work(timer), timer("train"):
             return train(measured_model, measuring)
 
     def train_bare() -> float:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from candle_p1 import environment
 from candle_p1.bench.job import run
 from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.power_job import PowerJob, PowerOutcome, Window
 from candle_p1.benchmark import find_benchmark
-from candle_p1.records import utc_now
-from candle_p1.statistics import median_interval
+from candle_p1.records import environment
+from candle_p1.records.record import utc_now
+from candle_p1.reports.statistics import median_interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.power import MAX_DIFFERENCE, MAX_OVERHEAD, MIN_WINDOW_S
 from candle_p1.bench.show import count, digits, plain_table
-from candle_p1.statistics import MIN_VALUES
+from candle_p1.reports.statistics import MIN_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

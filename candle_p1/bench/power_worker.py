@@ -18,16 +18,16 @@ from candle_p1.bench.power_job import PowerJob, PowerOutcome, Window
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.feed import TrainFeed
+from candle_p1.data.batches import TrainFeed
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.instrument.power.choose import SENSORS
-from candle_p1.instrument.power.files import write_traces
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.replay import ReplaySource
 from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.instrument.power.source import Channel, SensorError
-from candle_p1.instrument.power.trace import Trace
+from candle_p1.instrument.power.source import SensorError
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from candle_p1.bench.load import BASELINES
 from candle_p1.figures import compared_times
-from candle_p1.statistics import MIN_VALUES
+from candle_p1.reports.statistics import MIN_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

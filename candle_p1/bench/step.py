@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1 import environment
 from candle_p1.bench.job import run
 from candle_p1.bench.measurement import Measurement, Starting, unheard
 from candle_p1.bench.memory import peak_of_sum_bytes
 from candle_p1.bench.step_job import StepJob, StepOutcome
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import CandleError
-from candle_p1.records import utc_now
-from candle_p1.statistics import summarize
+from candle_p1.records import environment
+from candle_p1.records.record import utc_now
+from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
     from candle_p1.data.reader import FileSet

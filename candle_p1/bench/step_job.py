@@ -62,7 +62,7 @@ class StepOutcome:
         batch_size: Samples of a step of this rank.
         threads: Of one operation.
         device: "cpu", or the GPU's name.
-        flops: Of the matrix products of a step; see candle_p1.bench.floor.
+        flops: Of the matrix products of a step; see candle_p1.bench.roofline.
         optimizer_bytes: That an optimizer has to read and write in a step.
         state_bytes: Of weights, gradients and the optimizer's state.
         matrix_bytes: Of the matrices that the ranks of a node share.

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from candle_p1.bench.floor import (
+from candle_p1.bench.memory import MemorySampler
+from candle_p1.bench.roofline import (
     copy_bytes_per_s,
     matmul_flops_per_s,
     matrix_product_flops,
     optimizer_bytes,
     state_bytes,
 )
-from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.step_job import MAX_COMPARED, WARM_UP_STEPS, StepJob, StepOutcome
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.feed import TrainFeed
+from candle_p1.data.batches import TrainFeed
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import ParameterError
-from candle_p1.kernels.batches import for_fit
+from candle_p1.models.fast.batches import for_fit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet, Samples
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 def measure(directory: Path, comm: Communicator) -> StepOutcome:

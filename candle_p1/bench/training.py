@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import keras as distributed
+from candle_p1.distributed import horovod as distributed
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
-from candle_p1.prepare import build_model, make_plan, set_up_device
+from candle_p1.training.setup import build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.gradient_log import GradientLog
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.scaling import ScalingPlan
 
 

@@ -14,7 +14,7 @@ import click
 
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
-from candle_p1.instrument.screen import Screen
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -12,10 +12,10 @@ import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
 from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
-from candle_p1.data.status import file_status, synthetic_sets
-from candle_p1.data.synthetic import make
+from candle_p1.datasets.status import file_status, synthetic_sets
+from candle_p1.datasets.synthetic import make
 from candle_p1.errors import ParameterError
-from candle_p1.instrument.screen import Screen
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +96,8 @@ def fetch_command(
     Files that are there are checked by their SHA-256 and not downloaded again. Where CANDLE has
     published no sum, the first download is recorded, and later ones are held to it.
     """
-    from candle_p1.data.download import Patience
-    from candle_p1.data.fetch import fetch
+    from candle_p1.datasets.download import Patience
+    from candle_p1.datasets.fetch import fetch
 
     found = find_benchmark(benchmark)
     published = found.published

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from candle_p1.doctor import examine
-from candle_p1.instrument.screen import Screen
+from candle_p1.cluster.doctor import examine
+from candle_p1.training.screen import Screen
 
 
 @click.command("doctor")

@@ -24,10 +24,10 @@ def command(directories: tuple[Path, ...], out: Path) -> None:
     A report is made from the records alone: times, speed-ups and improvements with their intervals,
     accuracy, energy where it was measured, what dominates and what to change.
     """
-    from candle_p1.instrument.screen import Screen
     from candle_p1.reports.report import make_report
     from candle_p1.reports.runs import read_runs
     from candle_p1.reports.writing import write_report
+    from candle_p1.training.screen import Screen
 
     screen = Screen()
     runs = read_runs(directories)

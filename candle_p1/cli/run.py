@@ -9,9 +9,9 @@ import sys
 import click
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.environment import TERMINAL_VARIABLE, terminal
-from candle_p1.instrument.screen import Screen
-from candle_p1.machines.launchers import on_this_machine
+from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal
+from candle_p1.training.screen import Screen
 
 
 @click.command("run")

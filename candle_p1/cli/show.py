@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from candle_p1.files import write_atomically
-from candle_p1.records import RECORD_NAME, read_record
+from candle_p1.records.record import RECORD_NAME, read_record
 
 WIDTH = 120
 """Columns of output that goes to no terminal."""
@@ -33,7 +33,7 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
     """
     from rich.console import Console
 
-    from candle_p1.instrument.tables import details
+    from candle_p1.records.summary import details
     from candle_p1.reports.power_picture import power_svg
     from candle_p1.reports.run_page import run_page
 

@@ -126,8 +126,8 @@ def status_command(name: str, size: str | None, output: Path) -> None:
     """Show how far study NAME is, or the one in DIRECTORY."""
     from rich.console import Console
 
-    from candle_p1.studies.kept import read_kept
     from candle_p1.studies.library import find_study
+    from candle_p1.studies.manifest import read_kept
     from candle_p1.studies.show import status_parts
     from candle_p1.studies.state import states_of
 

@@ -13,12 +13,10 @@ import click
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.study import read_ranks
-from candle_p1.errors import ParameterError
-from candle_p1.instrument.screen import Screen
-from candle_p1.machines.jobs import MODES, JobRequest, mode_flags
-from candle_p1.machines.layout import Layout, count_of
-from candle_p1.machines.machine import load_machine
-from candle_p1.machines.submission import (
+from candle_p1.cluster.jobs import MODES, JobRequest, mode_flags
+from candle_p1.cluster.layout import Layout, count_of
+from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.submission import (
     checkout,
     environment_of,
     hand_over,
@@ -26,13 +24,15 @@ from candle_p1.machines.submission import (
     script_path,
     was_submitted,
 )
-from candle_p1.records import RECORD_NAME
+from candle_p1.errors import ParameterError
+from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
-    from candle_p1.machines.machine import Machine
-    from candle_p1.params import ParameterSet
+    from candle_p1.cluster.machine import Machine
+    from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.studies.jobs import StudyJobs
 
 GIVEN = ("flag", "config file")

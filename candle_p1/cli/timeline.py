@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from candle_p1.instrument.timeline.summary import TimelineSummary
-    from candle_p1.instrument.timeline.tracks import Track
+    from candle_p1.reports.timeline.summary import TimelineSummary
+    from candle_p1.reports.timeline.tracks import Track
 
 MIB = 2**20
 POWER_FILES = "power-*.csv"
@@ -46,7 +46,7 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     """Sum up the timeline FILE (also .gz), whole or cut, of any size."""
     import re
 
-    from candle_p1.instrument.timeline.summary import GRADIENT, summarize
+    from candle_p1.reports.timeline.summary import GRADIENT, summarize
 
     try:
         re.compile(gradients or "")
@@ -94,7 +94,7 @@ def slice_command(
     path: Path, begin_s: float, end_s: float | None, out: Path | None, record_path: Path | None
 ) -> None:
     """Cut a piece out of the timeline FILE, for ui.perfetto.dev or chrome://tracing."""
-    from candle_p1.instrument.timeline.slice import cut
+    from candle_p1.reports.timeline.slice import cut
 
     tracks = _tracks(path, record_path) if record_path else []
     out = out or path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".slice.json")
@@ -110,9 +110,9 @@ def slice_command(
 
 def _tracks(path: Path, record_path: Path) -> list[Track]:
     """Returns what the record has to draw; says what it lacks."""
-    from candle_p1.instrument.timeline.clock import read_origin_epoch_us
-    from candle_p1.instrument.timeline.tracks import origin_s, phase_track, power_track
-    from candle_p1.records import read_record
+    from candle_p1.records.record import read_record
+    from candle_p1.reports.timeline.clock import read_origin_epoch_us
+    from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track
 
     record = read_record(record_path)
     zero_s = origin_s(record, read_origin_epoch_us(path))

@@ -27,8 +27,8 @@ import numpy as np
 import xxhash
 
 from candle_p1.data.cooperative import read_together
+from candle_p1.data.directory import data_directory
 from candle_p1.data.shared import allocate
-from candle_p1.data.synthetic import data_directory
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import DataError

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.data.number_text import format_rows
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from candle_p1.data.reader import Reader
@@ -86,38 +83,6 @@ class Cases:
     def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns types as float32, shape (cases, types)."""
         return np.eye(len(self.types), dtype=np.float32)[y]
-
-
-def write_cases(
-    features: Sequence[str],
-    types: Sequence[str],
-    cases: Sequence[tuple[int, int]],
-    values: Callable[[int, int], NDArray[Any]],
-    *,
-    decimals: int,
-    rows_per_block: int,
-) -> Iterator[bytes]:
-    """Yields the text of a table of cases: the header, then blocks of rows.
-
-    Args:
-        features: Their names.
-        types: The cancer types.
-        cases: The number of the patient and the index of the type, for each row.
-        values: Gives a row's values by these two, shape (features,).
-        decimals: Digits after the point; zeros at the end are left out.
-        rows_per_block: Rows in memory at a time.
-    """
-    yield ",".join([*LAYOUT.text_columns, *features]).encode() + b"\n"
-    for start in range(0, len(cases), rows_per_block):
-        block = cases[start : start + rows_per_block]
-        prefixes = [f"{case_id(patient)},{types[kind]}".encode() for patient, kind in block]
-        rows = np.stack([values(patient, kind) for patient, kind in block])
-        yield format_rows(prefixes, rows, decimals=decimals, strip_zeros=True)
-
-
-def case_id(patient: int) -> str:
-    """Returns a barcode in TCGA's style."""
-    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"
 
 
 def num_validation(num_cases: int, fraction: float | None) -> int:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.cache import GIB, CacheSettings
 from candle_p1.data.csv import Loading, read_table
+from candle_p1.data.directory import data_directory
+from candle_p1.data.manifest import synthetic_facts
 from candle_p1.data.shared import sharers
-from candle_p1.data.synthetic import data_directory, synthetic_facts
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:

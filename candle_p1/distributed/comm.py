@@ -1,6 +1,6 @@
 """The communicator: one interface for one process and for many under an MPI launcher.
 
-Small objects and arrays travel by mpi4py; gradients by Horovod (candle_p1.distributed.keras).
+Small objects and arrays travel by mpi4py; gradients by Horovod (candle_p1.distributed.horovod).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from candle_p1.environment import launcher_variable
+from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
-from candle_p1.instrument.communication import collective
+from candle_p1.instrument.collectives import collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

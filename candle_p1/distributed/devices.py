@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from candle_p1.environment import available_cores, core_quota
 from candle_p1.errors import ParameterError, SetupError
+from candle_p1.records.environment import available_cores, core_quota
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.instrument.communication import CommunicationLog
+    from candle_p1.instrument.collectives import CommunicationLog
 
 CAPACITY = 256
 """Steps between two readings of the table."""

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.distributed.gradient_log import GradientLog
-from candle_p1.distributed.keras import TIMELINE_VARIABLE
+from candle_p1.distributed.horovod import TIMELINE_VARIABLE
 from candle_p1.errors import ParameterError
-from candle_p1.instrument.timeline.clock import ClockAnchor, read_anchor, read_origin_epoch_us
+from candle_p1.instrument.clock import ClockAnchor, read_anchor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
-    from candle_p1.instrument.communication import CommunicationLog
-    from candle_p1.params import ParameterSet
+    from candle_p1.instrument.collectives import CommunicationLog
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 UNKNOWN = (
     "the exchange of gradients is not logged: it is where TensorFlow trains on CPUs, unless"
@@ -44,11 +44,11 @@ class Timeline:
         Args:
             start_s: When the run began, by time.perf_counter.
         """
-        facts: dict[str, Any] = {"file": str(self.path)}
-        epoch_us = read_origin_epoch_us(self.path) if self.path.exists() else None
-        if epoch_us is not None:
-            facts["origin_s"] = self.anchor.to_perf_counter_s(epoch_us) - start_s
-        return facts
+        return {
+            "file": str(self.path),
+            "anchor_epoch_us": self.anchor.epoch_us,
+            "anchor_s": self.anchor.perf_counter_s - start_s,
+        }
 
 
 def open_timeline(name: str | None, comm: Communicator) -> Timeline | None:

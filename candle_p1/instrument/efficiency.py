@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.records import over_ranks
+from candle_p1.records.record import over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.instrument.efficiency import efficiencies
-from candle_p1.records import over_ranks
+from candle_p1.records.record import over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

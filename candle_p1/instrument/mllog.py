@@ -17,18 +17,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.instrument.timeline.clock import read_anchor
-from candle_p1.records import finite
+from candle_p1.instrument.clock import read_anchor
+from candle_p1.records.record import finite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from candle_p1.data.samples import DataSet
     from candle_p1.instrument.epochs import Epoch
     from candle_p1.instrument.phases import PhaseTimer
-    from candle_p1.params import ParameterSet
-    from candle_p1.scaling import ScalingPlan
 
 FILE_NAME = "mllog.txt"
 TOKEN = ":::MLLOG"
@@ -37,31 +34,6 @@ TARGETS = ("accuracy", "loss")
 """What ``eval_accuracy`` holds: the first of these that there is; its metadata say which."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-
-
-def settings(
-    params: ParameterSet, plan: ScalingPlan, data: DataSet, model: Any
-) -> dict[str, int | float | str]:
-    """Returns hyperparameters and numbers of samples under MLPerf's keys.
-
-    Args:
-        params: Of the run.
-        plan: Its scaling.
-        data: Its samples.
-        model: The compiled ``keras.Model``, before training.
-    """
-    passes = params["backward_passes_per_step"]
-    rate = plan.learning_rate
-    return {
-        "seed": params["rng_seed"],
-        "global_batch_size": plan.global_batch_size * passes,
-        "gradient_accumulation_steps": passes,
-        "train_samples": len(data.train),
-        "eval_samples": len(data.validation),
-        "opt_name": params["optimizer"],
-        "opt_base_learning_rate": float(model.optimizer.learning_rate) if rate is None else rate,
-        "opt_learning_rate_warmup_epochs": plan.warmup_epochs,
-    }
 
 
 class RunLog:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument import usage
 from candle_p1.instrument.usage import Usage
-from candle_p1.records import over_ranks
+from candle_p1.records.record import over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

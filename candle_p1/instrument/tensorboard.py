@@ -10,7 +10,7 @@ from candle_p1.errors import ParameterError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 DIRECTORY = "tensorboard"
 NEEDED = ("tensorflow", "tensorboard")

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
-from candle_p1.reports.doubts import doubts
+from candle_p1.reports.caveats import doubts
 from candle_p1.reports.points import THREADS, describe
 from candle_p1.reports.quantities import (
     COMMUNICATION,
@@ -27,14 +27,14 @@ from candle_p1.reports.quantities import (
     quality_on_test,
 )
 from candle_p1.reports.settings import LOGGING, PLACES, REPEATS
+from candle_p1.reports.statistics import estimate_difference, estimate_median, estimate_ratio
 from candle_p1.reports.words import listed
-from candle_p1.statistics import estimate_difference, estimate_median, estimate_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from candle_p1.reports.runs import Run
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
 TOO_FEW = "not shown: too few runs"

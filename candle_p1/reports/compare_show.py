@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
+from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.words import cell, count
-from candle_p1.statistics import estimate_median
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

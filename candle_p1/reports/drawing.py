@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 BLACK, ORANGE, SKY = "#000000", "#E69F00", "#56B4E9"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)

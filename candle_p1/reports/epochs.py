@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
 from candle_p1.reports.settings import EXCHANGE
-from candle_p1.statistics import estimate_difference
+from candle_p1.reports.statistics import estimate_difference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
     from candle_p1.reports.runs import Run
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 NOT_ABOUT_QUALITY = ("loader", "load_threads", "staged", "kernels", THREADS, RANKS_PER_NODE)
 """Settings in which runs may differ and still learn alike, up to rounding."""

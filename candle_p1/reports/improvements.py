@@ -6,14 +6,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.statistics import estimate_paired_ratio, estimate_ratio
+from candle_p1.reports.statistics import estimate_paired_ratio, estimate_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.reports.points import Experiment, Series
     from candle_p1.reports.runs import Run
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 ORIGINAL = {"loader": "original", "kernels": "plain"}
 """The settings of the paper's original benchmarks; what differs from one that has them in nothing

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
-from candle_p1.statistics import estimate_median
+from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from candle_p1.reports.points import Experiment, Series
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 ABOUT_FILES = ("data", "size", THREADS, RANKS_PER_NODE)
 """Settings in which loads have to agree to be compared."""

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.quantities import covered, merit
+from candle_p1.reports.statistics import MIN_VALUES
 from candle_p1.reports.words import count, listed
-from candle_p1.statistics import MIN_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.published import machines, source
+from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.statistics import estimate_median
+from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from candle_p1.reports.runs import Machine, Run
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 STRONG, WEAK, BATCH = "strong", "weak", "batch"
 MODES = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
-from candle_p1.instrument.power.files import read_traces
+from candle_p1.records.power_file import read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.instrument.power.trace import Trace
+    from candle_p1.records.power_trace import Trace
 
 SIZE_INCHES = (10.0, 4.4)
 SHADES = ("#F2F2F2", "#DDE7F0")

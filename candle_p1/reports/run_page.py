@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.instrument.tables import as_cells, details
+from candle_p1.records.summary import as_cells, details
 from candle_p1.reports.power_picture import power_svg
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import RecordError
-from candle_p1.records import RECORD_NAME, read_record
+from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.reports.settings import data_name, exchange_of, settings_of
 
 if TYPE_CHECKING:

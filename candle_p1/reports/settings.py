@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.candle_parameters import SUPERVISOR_PARAMETERS
+from candle_p1.parameters.declarations import SUPERVISOR_PARAMETERS
 from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.points import STRONG, WEAK
-from candle_p1.statistics import estimate_ratio
+from candle_p1.reports.statistics import estimate_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.reports.points import Experiment, Point, Series
     from candle_p1.reports.runs import Run
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from candle_p1.reports.statistics import Estimate
 from candle_p1.reports.words import cell, number
-from candle_p1.statistics import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.published import published, published_loading
 from candle_p1.reports.improvements import Improvement, improvements, pairs
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import STRONG, WEAK
+from candle_p1.reports.published import published, published_loading
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     COMMUNICATION_EFFICIENCY,
@@ -33,8 +33,8 @@ from candle_p1.reports.quantities import (
     share_of,
 )
 from candle_p1.reports.speedups import speedups
+from candle_p1.reports.statistics import estimate_median, mean_rate
 from candle_p1.reports.table import Table
-from candle_p1.statistics import estimate_median, mean_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 DIGITS = 3
 MAX_DECIMALS = 4

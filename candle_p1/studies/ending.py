@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.records import RECORD_NAME, SCHEMA_VERSION, read_record, utc_now, write_record
+from candle_p1.records.record import RECORD_NAME, SCHEMA_VERSION, read_record, utc_now, write_record
 from candle_p1.studies.places import LOG_NAME
 from candle_p1.studies.state import FAILED, INTERRUPTED, OK, RUNNING, pids_of
 

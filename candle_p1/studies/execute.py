@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import filelock
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.environment import available_cores, launcher_variable
+from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, ParameterError, SetupError
+from candle_p1.records.environment import available_cores
 from candle_p1.studies.cost import Cost, cost, measured
-from candle_p1.studies.kept import keep
+from candle_p1.studies.manifest import keep
 from candle_p1.studies.perform import launch, perform
 from candle_p1.studies.planned import words_of
 from candle_p1.studies.process import GRACE_S, signals_interrupt

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError
-from candle_p1.machines.jobs import JobRequest
-from candle_p1.machines.layout import Layout, count_of
-from candle_p1.machines.submission import (
+from candle_p1.cluster.jobs import JobRequest
+from candle_p1.cluster.layout import Layout, count_of
+from candle_p1.cluster.submission import (
     checkout,
     environment_of,
     hand_over,
@@ -17,14 +16,15 @@ from candle_p1.machines.submission import (
     script_path,
     submitted_id,
 )
-from candle_p1.studies.kept import keep
+from candle_p1.errors import ParameterError
+from candle_p1.studies.manifest import keep
 from candle_p1.studies.state import RUNNING, SUBMITTED, RunState, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from candle_p1.machines.machine import Machine
+    from candle_p1.cluster.machine import Machine
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned import PlannedRun
 

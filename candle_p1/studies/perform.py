@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.environment import TERMINAL_VARIABLE
+from candle_p1.cluster.launchers import Launch, on_this_machine
+from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
 from candle_p1.errors import SetupError
-from candle_p1.machines.launchers import Launch, on_this_machine
 from candle_p1.studies.cost import LAUNCH_S
 from candle_p1.studies.ending import complete_record
 from candle_p1.studies.places import END_MARK, LOG_NAME

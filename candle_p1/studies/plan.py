@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
-    from candle_p1.params import ParameterSet
+    from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.studies.study import Size, Study
 
 

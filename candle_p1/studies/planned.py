@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.records import RECORD_NAME
+from candle_p1.records.record import RECORD_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -63,8 +63,8 @@ def run_to_end(
     """Runs a command to its end, or to its time limit.
 
     Nothing that it started is left after this call, also when an exception ends it; and when this
-    process is killed, the command is told to end (see candle_p1.studies.leash). Call it from the
-    main thread: the kernel watches the thread.
+    process is killed, the command is told to end (see candle_p1.studies.process_group_guard).
+    Call it from the main thread: the kernel watches the thread.
 
     Args:
         command: What to execute.
@@ -78,7 +78,7 @@ def run_to_end(
         Its exit code, negative for a signal, and whether it came to the limit.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "candle_p1.studies.leash", str(os.getpid()), *command],
+        [sys.executable, "-m", "candle_p1.studies.process_group_guard", str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from candle_p1.instrument.screen import Screen
 from candle_p1.studies.cost import Cost
 from candle_p1.studies.state import OK
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

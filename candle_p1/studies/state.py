@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.submission import was_submitted
 from candle_p1.errors import RecordError
-from candle_p1.machines.submission import was_submitted
-from candle_p1.records import RECORD_NAME, read_record
+from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.studies.places import END_MARK, LOG_NAME
 from candle_p1.studies.plan import settings_of
 

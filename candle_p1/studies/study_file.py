@@ -26,8 +26,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.environment import SETTINGS
 from candle_p1.errors import ParameterError
+from candle_p1.records.environment import SETTINGS
 from candle_p1.studies.places import RESULT_PLACES
 from candle_p1.studies.planned import THREADS_VARIABLE
 from candle_p1.studies.study import Size, Study, Variant

@@ -9,7 +9,7 @@ import time
 sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
-from candle_p1.distributed import keras as distributed
+from candle_p1.distributed import horovod as distributed
 from candle_p1.distributed.comm import connect
 from nt3 import BENCHMARK, Nt3
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 SCRIPT = Path(__file__).parent / "faulty_nt3.py"
 LIMIT_S = 30
@@ -68,7 +68,7 @@ def sentinels(directory):
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if "candle_p1.distributed.sentinel" in (line := process.info["cmdline"] or [])
+        if "candle_p1.distributed.watchdog_server" in (line := process.info["cmdline"] or [])
         and any(str(directory) in word for word in line)
     ]
 

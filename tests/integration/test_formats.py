@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 from tests.mllog_check import check_mllog
 from tests.unit.test_extrap import check as check_extrap
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 pytestmark = pytest.mark.skipif(
     find_spec("jax") is None or any(map(find_spec, ("tensorflow", "horovod", "mpi4py"))),

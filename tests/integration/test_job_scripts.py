@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 from tests.conftest import ROOT
 from tests.integration.ranks import assert_ranks
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.instrument.timeline.summary import summarize
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
+from candle_p1.reports.timeline.summary import summarize
 
 HERE = Path(__file__).parent
 SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]

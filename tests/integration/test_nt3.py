@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from candle_p1.environment import available_cores
-from candle_p1.records import read_record
+from candle_p1.records.environment import available_cores
+from candle_p1.records.record import read_record
 from tests.integration.ranks import assert_ranks
 
 SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]

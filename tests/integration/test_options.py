@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/add-a-benchmark.md"
 FILE = re.compile(r"^`(blobs/\S+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

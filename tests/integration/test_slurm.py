@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 from tests.conftest import ROOT
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks

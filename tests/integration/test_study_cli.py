@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from candle_p1.records import read_record
+from candle_p1.records.record import read_record
 
 TINY = """
 title = "NT3 in a small network"

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from candle_p1.cli.timeline import command
 from candle_p1.errors import CandleError, ParameterError
-from candle_p1.instrument.power.files import write_traces
-from candle_p1.instrument.power.source import Channel
-from candle_p1.instrument.power.trace import Trace
-from candle_p1.instrument.timeline.clock import ClockAnchor, read_origin_epoch_us
-from candle_p1.instrument.timeline.events import EventReader
-from candle_p1.instrument.timeline.summary import summarize
+from candle_p1.instrument.clock import ClockAnchor
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.reports.timeline.clock import read_origin_epoch_us
+from candle_p1.reports.timeline.events import EventReader
+from candle_p1.reports.timeline.summary import summarize
 
 pytestmark = pytest.mark.parallel
 
@@ -27,10 +27,10 @@ from dataclasses import asdict
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import tensorflow as tf
 import horovod.tensorflow as hvd
-from candle_p1.instrument.power.files import write_traces
+from candle_p1.records.power_file import write_traces
 from candle_p1.instrument.power.source import Channel
-from candle_p1.instrument.power.trace import Trace
-from candle_p1.instrument.timeline.clock import read_anchor
+from candle_p1.records.power_trace import Trace
+from candle_p1.reports.timeline.clock import read_anchor
 
 anchor = read_anchor()
 before_s = time.perf_counter()

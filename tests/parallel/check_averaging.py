@@ -9,10 +9,10 @@ import tensorflow as tf
 from harness import run_checks
 from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
 
-from candle_p1.data.feed import TrainFeed, epoch_order
+from candle_p1.data.batches import TrainFeed, epoch_order
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate_shared
-from candle_p1.distributed.keras import (
+from candle_p1.distributed.horovod import (
     average_gradients,
     broadcast_state,
     check_averaging,
@@ -20,8 +20,8 @@ from candle_p1.distributed.keras import (
     seed_ranks,
 )
 from candle_p1.errors import DistributedError
-from candle_p1.instrument.callbacks import BeforeEpoch
 from candle_p1.scaling import ScalingPlan, share_bounds
+from candle_p1.training.callbacks import BeforeEpoch
 
 NUM_SAMPLES, NUM_FEATURES, BATCH = 48, 30, 4
 

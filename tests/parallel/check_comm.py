@@ -12,7 +12,7 @@ from harness import run_checks
 
 from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.feed import EvaluationFeed
+from candle_p1.data.batches import EvaluationFeed
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import TimeLimit, evaluate_shared
 from candle_p1.distributed.comm import Attempt, MpiCommunicator, connect

@@ -11,7 +11,7 @@ from harness import run_checks
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import Reader
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.evaluation import Trained
+from candle_p1.models.evaluation import Trained
 
 NUM_TEST_SAMPLES = {"nt3": 61, "p1b1": 137, "p1b2": 137, "p1b3": 301}  # primes: no equal shares
 TOLERANCE = 1e-6

@@ -9,9 +9,9 @@ import numpy as np
 from harness import run_checks
 
 from candle_p1.distributed.gradient_log import CAPACITY, GradientLog
-from candle_p1.distributed.keras import broadcast_state, distribute_optimizer
-from candle_p1.instrument import communication, phases
-from candle_p1.instrument.communication import CommunicationLog, summarize_communication
+from candle_p1.distributed.horovod import broadcast_state, distribute_optimizer
+from candle_p1.instrument import collectives, phases
+from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer
 
 SLOW_S = 0.02
@@ -42,7 +42,7 @@ def trained(comm, slow_rank, compression="none", accumulate=None):
     optimizer.build(model.trainable_variables)
     slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, gradients.count_step)
     x = np.ones((NUM_STEPS, 4), "float32")
-    with communication.at_work(log), phases.at_work(timer), timer("train"):
+    with collectives.at_work(log), phases.at_work(timer), timer("train"):
         broadcast_state(model, comm)
         model.fit(x, x[:, :3], batch_size=1, verbose=0, callbacks=[slow])
         took = gradients.take()

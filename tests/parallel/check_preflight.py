@@ -11,14 +11,14 @@ from unittest.mock import patch
 import pytest
 from harness import run_checks
 
-from candle_p1 import environment
+from candle_p1.cluster.preflight import __main__ as command
+from candle_p1.cluster.preflight import facts
+from candle_p1.cluster.preflight.checks import Needs
+from candle_p1.cluster.preflight.examination import check_ranks, examine
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
+from candle_p1.distributed.launch_layout import launch_layout
 from candle_p1.errors import SetupError
-from candle_p1.launch_layout import launch_layout
-from candle_p1.preflight import __main__ as command
-from candle_p1.preflight import facts
-from candle_p1.preflight.checks import Needs
-from candle_p1.preflight.examination import check_ranks, examine
+from candle_p1.records import environment
 
 NODE = "ab"[launch_layout().rank % 2]
 NOTHING = {"shared_memory_bytes": 0, "memory_bytes": 0, "disk_bytes": 0}

@@ -17,7 +17,7 @@ def run_checks(*checks, horovod=True):
     comm = connect()
     if horovod:
         from candle_p1.distributed import devices
-        from candle_p1.distributed.keras import start_horovod
+        from candle_p1.distributed.horovod import start_horovod
 
         devices.configure(comm)
         start_horovod(comm)

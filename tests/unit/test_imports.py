@@ -25,7 +25,7 @@ def modules_after(statement):
         "import candle_p1.cli",
         "from candle_p1.cli import main; import sys; sys.argv = ['x', '--help']\n"
         "try: main()\nexcept SystemExit: pass",
-        "import candle_p1.params, candle_p1.scaling, candle_p1.records",
+        "import candle_p1.parameters.parameter_set, candle_p1.scaling, candle_p1.records.record",
         "import candle_p1.train",
         "from candle_p1.benchmark import find_benchmark; find_benchmark('nt3').declaration",
     ],

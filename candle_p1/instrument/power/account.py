@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.instrument.power.trace import KINDS, Energy, add, worst
+from candle_p1.records.power_trace import KINDS, Energy, add, worst
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from candle_p1.instrument.power.sampler import Sampler
-    from candle_p1.instrument.power.source import Channel
+    from candle_p1.records.power_trace import Channel
 
 Interval = tuple[str, float, float]
 """The name of a phase, and when it began and ended, in s by the clock of the sampler."""

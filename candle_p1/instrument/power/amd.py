@@ -10,10 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument.power import gpus
-from candle_p1.instrument.power.source import Channel, PowerSource, SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_trace import Channel
 
 if TYPE_CHECKING:
-    from candle_p1.instrument.power.source import Reading
+    from candle_p1.records.power_trace import Reading
 
 MICROJOULE = 1e-6
 LIMIT_W = 20_000.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from candle_p1.instrument.power.source import Channel, SensorError
+from candle_p1.instrument.power.source import SensorError
+from candle_p1.records.power_trace import Channel
 
 
 class Counter:

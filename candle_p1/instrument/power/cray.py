@@ -13,13 +13,14 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.instrument.power.source import Channel, PowerSource, SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.instrument.power.sysfs import read_line
+from candle_p1.records.power_trace import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from candle_p1.instrument.power.source import Domain, Reading
+    from candle_p1.records.power_trace import Domain, Reading
 
 ROOT = Path("/sys/cray/pm_counters")
 LIMIT_W = 50_000.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from candle_p1.instrument.power.source import PowerSource, SensorError
 
 if TYPE_CHECKING:
-    from candle_p1.instrument.power.source import Channel
+    from candle_p1.records.power_trace import Channel
 
 
 class NullSource(PowerSource):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument.power import gpus
-from candle_p1.instrument.power.source import Channel, PowerSource, Reading, SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_trace import Channel, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.instrument.power.source import Channel, PowerSource, SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.instrument.power.sysfs import read_line
+from candle_p1.records.power_trace import Channel
 
 if TYPE_CHECKING:
-    from candle_p1.instrument.power.source import Domain
+    from candle_p1.records.power_trace import Domain
 
 ROOT = Path("/sys/class/powercap")
 ZONE = re.compile(r"intel-rapl:(\d+)(?::\d+)?")

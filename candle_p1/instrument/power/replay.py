@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import DataError
-from candle_p1.instrument.power.files import read_traces
-from candle_p1.instrument.power.source import REPLAYED, PowerSource, SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_file import read_traces
+from candle_p1.records.power_trace import REPLAYED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from candle_p1.instrument.power.source import Channel
+    from candle_p1.records.power_trace import Channel
 
 
 class ReplaySource(PowerSource):

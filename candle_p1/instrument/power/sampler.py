@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.instrument.power.counter import Counter
-from candle_p1.instrument.power.source import Channel, SensorError
-from candle_p1.instrument.power.trace import Trace
+from candle_p1.instrument.power.source import SensorError
+from candle_p1.records.power_trace import Channel, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from candle_p1.instrument.power.source import PowerSource
-    from candle_p1.instrument.power.trace import Energy
+    from candle_p1.records.power_trace import Energy
 
 MAX_FAILURES = 3
 """Readings that may fail one after the other before a sensor is given up."""

@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Domain = Literal["node", "cpu", "memory", "gpu"]
-Reading = Literal["energy", "power"]
-REPLAYED = "replay:"
-"""Before the name of a source whose readings are replayed."""
+    from candle_p1.records.power_trace import Channel
 
 
 class SensorError(Exception):
     """A sensor that cannot be read: why, and what would mend it."""
-
-
-@dataclass(frozen=True)
-class Channel:
-    """One sensor of one device.
-
-    Attributes:
-        device: The device, unique on its host: "gpu:GPU-5f3c...", "package-0", "dram-0", "node".
-        label: What a reader knows it by.
-        domain: What it is a part of; a node's sensor covers the rest of the node too.
-        source: The name of its source.
-        reading: "energy": a counter that only grows; "power": what flows at the moment.
-        unit: What one count is, in J of a counter and in W of power.
-        modulus: The count at which a counter starts from 0 again; None where it does not.
-        limit_w: A mean power that the device cannot reach. It tells a counter that has started from
-            0 again from one that was reset.
-        resolution_s: How often the sensor renews its value, or what it averages over; None where
-            that is not known.
-    """
-
-    device: str
-    label: str
-    domain: Domain
-    source: str
-    reading: Reading
-    unit: float = 1.0
-    modulus: int | None = None
-    limit_w: float = inf
-    resolution_s: float | None = None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether its values are replayed."""
-        return self.source.startswith(REPLAYED)
-
-    @property
-    def sensor(self) -> str:
-        """The name of the source that its values come from, in the first place."""
-        return self.source.removeprefix(REPLAYED)
 
 
 class PowerSource(ABC):

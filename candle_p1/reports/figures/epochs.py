@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.published import published
 from candle_p1.reports.drawing import (
     Mark,
     draw_line,
@@ -16,9 +15,10 @@ from candle_p1.reports.drawing import (
 from candle_p1.reports.epochs import epoch_groups
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
+from candle_p1.reports.published import published
 from candle_p1.reports.quantities import merit, quality_on_test, quality_on_training
+from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.words import count
-from candle_p1.statistics import estimate_median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

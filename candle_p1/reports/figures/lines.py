@@ -38,7 +38,7 @@ from candle_p1.reports.quantities import (
     quality_on_training,
 )
 from candle_p1.reports.speedups import speedups
-from candle_p1.statistics import Estimate
+from candle_p1.reports.statistics import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.published import published
 from candle_p1.reports.improvements import NOT_SHOWN, improvements
 from candle_p1.reports.points import STRONG
+from candle_p1.reports.published import published
 from candle_p1.reports.quantities import (
     COMMUNICATING,
     LOADING,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.published import published
 from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
 from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.published import published
 from candle_p1.reports.quantities import merit, more_is_better, quality_on_test, quality_on_training
 from candle_p1.reports.words import count, interval, listed, number, percent
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.epochs import Fall
     from candle_p1.reports.points import Experiment
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 
 def epochs_needed(experiment: Experiment) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.published import published
 from candle_p1.reports.findings.comparing import batch_strategies, loaders, other_settings
 from candle_p1.reports.findings.gains import energy_gain, time_gain
 from candle_p1.reports.findings.quality import epochs_needed
@@ -12,6 +11,7 @@ from candle_p1.reports.findings.scaling import epoch_growth, speed
 from candle_p1.reports.findings.statement import Finder, Statement
 from candle_p1.reports.findings.time import dominates, what_to_change
 from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.published import published
 
 if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment

@@ -9,14 +9,14 @@ from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
 from candle_p1.reports.quantities import EPOCH, TOTAL
 from candle_p1.reports.speedups import speedups
+from candle_p1.reports.statistics import estimate_ratio
 from candle_p1.reports.words import interval, number
-from candle_p1.statistics import estimate_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from candle_p1.reports.points import Experiment
-    from candle_p1.statistics import Estimate
+    from candle_p1.reports.statistics import Estimate
 
 
 def speed(experiment: Experiment) -> Iterator[str]:

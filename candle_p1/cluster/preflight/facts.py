@@ -1,0 +1,198 @@
+"""What a rank finds on its node before a job: software, GPUs, memory, room, files.
+
+Nothing is judged here, and nothing raises: what cannot be had is a fact too. The checks compare the
+facts of all ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from candle_p1.data.shared import MEMORY
+from candle_p1.distributed import installation
+from candle_p1.instrument.power import gpus
+from candle_p1.instrument.power.source import SensorError
+from candle_p1.records import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PACKAGES = ("candle-p1", "keras", "tensorflow", "horovod", "mpi4py")
+SHARED_MEMORY = "shared memory"
+
+MPI_LIBRARY = re.compile(
+    r"/lib(mpi|mpich|mpi_(ibm|cray|crayclang|gnu|intel|nvidia|amd|aocc)[\w]*)(-\w+)?\.so"
+)
+"""An MPI library, and not what belongs to it (libmpi_cxx, libmpi_mpifh, libmpi_gtl_cuda): Open MPI,
+MPICH and Intel MPI, Spectrum MPI, Cray MPICH, which has one for each compiler."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A directory that a job writes to; it is made by the job if need be.
+
+    Attributes:
+        path: As it was given.
+        free_bytes: On the file system where it is or will be.
+        problem: Why it cannot be written; None if it can.
+    """
+
+    path: str
+    free_bytes: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one rank found.
+
+    Attributes:
+        rank: That looked.
+        node: The name of its node.
+        local_rank: Within the node.
+        local_size: The ranks of the node.
+        python: The version.
+        packages: Versions of PACKAGES, as far as they are installed.
+        unusable: What could not be imported or used, and why.
+        mpi_library: Name and version of the MPI library; None if there is none.
+        mpi_files: The MPI libraries that this process has loaded.
+        horovod: What Horovod was built with; empty if it cannot be used.
+        num_gpus: That the framework sees; None if it cannot be used.
+        gpu_ids: The UUIDs of the visible GPUs; None where they cannot be told apart.
+        has_driver: Whether an NVIDIA driver is installed.
+        memory_bytes: Of memory that is free, or can be made so.
+        rooms: The directories that a job writes to, by what they are for.
+        files: Sizes of the data files, by path; None for one that cannot be read.
+        wall_s: The wall clock when all ranks looked at theirs; seconds since 1970.
+        step_s: By how much the wall clock went ahead of the monotonic one during the examination.
+    """
+
+    rank: int
+    node: str
+    local_rank: int
+    local_size: int
+    python: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+    unusable: dict[str, str] = field(default_factory=dict)
+    mpi_library: str | None = None
+    mpi_files: list[str] = field(default_factory=list)
+    horovod: dict[str, bool] = field(default_factory=dict)
+    num_gpus: int | None = None
+    gpu_ids: list[str] | None = None
+    has_driver: bool = False
+    memory_bytes: int = 0
+    rooms: dict[str, Room] = field(default_factory=dict)
+    files: dict[str, int | None] = field(default_factory=dict)
+    wall_s: float = 0.0
+    step_s: float = 0.0
+
+
+def find_software(*, with_mpi: bool) -> dict[str, Any]:
+    """Returns what is installed and can be used, as fields of `NodeFacts`; takes seconds.
+
+    Args:
+        with_mpi: Whether Horovod and MPI are needed: there are several ranks.
+    """
+    unusable: dict[str, str] = {}
+
+    def probe(name: str, find: Callable[[], Any]) -> Any:
+        try:
+            return find()
+        except Exception as error:  # whatever is wrong with it is the fact
+            unusable[name] = f"{error or type(error).__name__}".splitlines()[0]
+            return None
+
+    versions = environment.package_versions()
+    if "tensorflow-cpu" in versions:
+        versions["tensorflow"] = versions["tensorflow-cpu"]
+    names = probe("tensorflow", installation.visible_gpus)
+    probe("keras", lambda: importlib.import_module("keras"))
+    return {
+        "python": platform.python_version(),
+        "packages": {name: versions[name] for name in PACKAGES if name in versions},
+        "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
+        "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
+        "mpi_files": loaded_mpi_libraries(),
+        "num_gpus": None if names is None else len(names),
+        "gpu_ids": visible_gpu_ids(),
+        "has_driver": shutil.which("nvidia-smi") is not None,
+        "unusable": unusable,
+    }
+
+
+def loaded_mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Returns the MPI libraries of this process, without symbolic links; each once."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if MPI_LIBRARY.search(line)}
+    return sorted(str(Path(path).resolve()) for path in paths)
+
+
+def visible_gpu_ids() -> list[str] | None:
+    """Returns the UUIDs of the NVIDIA GPUs this rank sees; None where NVML does not tell them."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no driver, no card
+        return None
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        ids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        chosen = os.environ.get(gpus.CUDA)
+        return ids if chosen is None else [ids[place] for place in gpus.select(chosen, ids)]
+    except (pynvml.NVMLError, SensorError):  # a card of another job; an instance of MIG
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def find_rooms(directories: dict[str, Path]) -> dict[str, Any]:
+    """Returns what room there is, as fields of `NodeFacts`.
+
+    Args:
+        directories: That the job writes to, by what they are for.
+    """
+    available = psutil.virtual_memory().available
+    rooms = {SHARED_MEMORY: room(MEMORY)}
+    rooms |= {name: room(path) for name, path in directories.items()}
+    return {"memory_bytes": min(available, environment.memory_limit_bytes()), "rooms": rooms}
+
+
+def room(path: Path) -> Room:
+    """Returns the room in a directory, or in the nearest one above it that exists."""
+    absolute = path.expanduser().absolute()
+    try:
+        existing = next(one for one in (absolute, *absolute.parents) if one.exists())
+        free_bytes = shutil.disk_usage(existing).free
+    except OSError as error:  # a file system that is down, a directory that may not be searched
+        return Room(str(path), 0, f"{error.filename or absolute}: {error.strerror}")
+    if not existing.is_dir():
+        return Room(str(path), 0, f"{existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Room(str(path), free_bytes, f"{existing} cannot be written to")
+    return Room(str(path), free_bytes)
+
+
+def find_files(paths: Iterable[Path]) -> dict[str, int | None]:
+    """Returns the sizes of files, by path; None for one that is not there or cannot be read."""
+
+    def size(path: Path) -> int | None:
+        try:
+            return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else None
+        except OSError:
+            return None
+
+    return {str(path): size(path.expanduser()) for path in paths}

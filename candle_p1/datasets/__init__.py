@@ -1,0 +1,1 @@
+"""Making and fetching data files."""

@@ -1,0 +1,72 @@
+"""What there is of a benchmark's files, and what is known of them. Reads no file through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from candle_p1.data.directory import data_directory
+from candle_p1.data.manifest import Manifest, synthetic_facts
+from candle_p1.datasets.download import partial_path
+from candle_p1.datasets.fetch import expected_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from candle_p1.datasets.synthetic import SyntheticRecipe
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """One file of a benchmark.
+
+    Attributes:
+        name: CANDLE's name for it.
+        path: Where it is expected.
+        state: "absent", "real", "synthetic", or "wrong size" for one that cannot be the expected.
+        file_bytes: Its size; None if it is absent.
+        partial_bytes: What is there of an interrupted download; 0 if there is none.
+        sha256: The sum it is held to, or was made with; None if no sum is known.
+        sha256_source: "published", "recorded" at the first download, "synthetic", or None.
+    """
+
+    name: str
+    path: str
+    state: str
+    file_bytes: int | None
+    partial_bytes: int
+    sha256: str | None
+    sha256_source: str | None
+
+
+def file_status(benchmark: str, name: str, directory: Path) -> FileStatus:
+    """Returns what there is of a file.
+
+    Args:
+        benchmark: The benchmark's name, by which sums are known.
+        name: The file's name.
+        directory: Where it is expected.
+
+    Raises:
+        DataError: The directory's account of its downloads cannot be read.
+    """
+    path, partial = directory / name, partial_path(directory, name)
+    file_bytes = path.stat().st_size if path.is_file() else None
+    expected, made = expected_file(benchmark, name, directory), synthetic_facts(path)
+    state = "absent" if file_bytes is None else "real"
+    sha256, source = None, None
+    if made:
+        state, sha256, source = "synthetic", made["sha256"], "synthetic"
+    elif expected:
+        sha256, source = expected.sha256, "published" if expected.published else "recorded"
+        if file_bytes not in (None, expected.file_bytes):
+            state = "wrong size"
+    partial_bytes = partial.stat().st_size if partial.is_file() else 0
+    return FileStatus(name, str(path), state, file_bytes, partial_bytes, sha256, source)
+
+
+def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
+    """Returns a recipe's data sets that runs have made in the data directory."""
+    found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
+    manifests = [Manifest.read(directory) for directory in found]
+    return [each for each in manifests if each and each.made_of.get("name") == recipe.name]

@@ -1,0 +1,178 @@
+"""Synthetic data sets: made from a recipe and a seed, streamed to disk, known by a manifest.
+
+A recipe gives the content of each file as blocks of bytes; everything else is here. Files get their
+names only when all are whole, and the manifest ``synthetic.json`` is written last: a directory with
+a manifest that fits its files is complete, and one whose making was stopped holds no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import filelock
+
+from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, data_directory
+from candle_p1.data.manifest import Manifest
+from candle_p1.errors import DataError, ParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Progress = Callable[[str, int, int], None]
+"""Takes a file's name, the bytes written so far, and those expected."""
+
+
+def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
+    """Returns the patients of each role by number, counted on from role to role: none is in two."""
+    numbered, first = {}, 0
+    for role, num in num_patients.items():
+        numbered[role] = range(first, first + num)
+        first += num
+    return numbered
+
+
+@dataclass(frozen=True)
+class SyntheticFile:
+    """One file of a data set.
+
+    Attributes:
+        name: Its name in the data set's directory.
+        num_bytes_estimate: Its size, roughly, for a progress bar.
+        blocks: Its content.
+    """
+
+    name: str
+    num_bytes_estimate: int
+    blocks: Iterator[bytes]
+
+
+class SyntheticRecipe(ABC):
+    """How a benchmark's synthetic data are made.
+
+    Attributes:
+        name: The benchmark's name.
+        version: To be raised when the same seed gives other bytes.
+        sizes: The sizes it can make.
+        roles: The file names, by the role a benchmark knows them by.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    sizes: ClassVar[Sequence[str]] = ("full", "small")
+    roles: ClassVar[Mapping[str, str]]
+
+    @abstractmethod
+    def files(self, size: str, seed: int) -> list[SyntheticFile]:
+        """Returns the files of a data set; the same size and seed give the same bytes."""
+
+
+def ensure(
+    recipe: SyntheticRecipe, size: str, seed: int, progress: Progress | None = None
+) -> Manifest:
+    """Returns a data set of the data directory, which is made if it is not there or not whole.
+
+    Two jobs at once are safe: one makes it, the other waits.
+
+    Raises:
+        ParameterError: The recipe has no such size.
+        DataError: It cannot be written.
+    """
+    directory = data_directory() / "synthetic" / f"{recipe.name}-{size}-{seed}-v{recipe.version}"
+    found = _find(recipe, size, seed, directory)  # first without the lock, which jobs queue at
+    return found or _make(recipe, size, seed, directory, progress)
+
+
+def make(
+    recipe: SyntheticRecipe,
+    size: str,
+    directory: Path,
+    seed: int,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Makes a data set in a directory; one that is there already, whole, is left as it is.
+
+    Raises:
+        ParameterError: The recipe has no such size.
+        DataError: The directory holds other files of these names, or cannot be written to.
+    """
+    directory = directory.absolute()
+    found = _find(recipe, size, seed, directory)
+    strangers = [name for name in recipe.roles.values() if (directory / name).exists()]
+    if strangers and not found:
+        raise DataError(
+            f"the directory already holds {', '.join(strangers)}, which this command would not"
+            " make: name another with --out, or remove them",
+            directory,
+        )
+    return found or _make(recipe, size, seed, directory, progress)
+
+
+def _find(recipe: SyntheticRecipe, size: str, seed: int, directory: Path) -> Manifest | None:
+    if size not in recipe.sizes:
+        raise ParameterError(f"size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
+    manifest = Manifest.read(directory)
+    wanted = _made_of(recipe, size, seed)
+    return manifest if manifest and manifest.made_of == wanted and manifest.whole else None
+
+
+def _made_of(recipe: SyntheticRecipe, size: str, seed: int) -> dict[str, Any]:
+    return {"name": recipe.name, "size": size, "seed": seed, "version": recipe.version}
+
+
+def _make(
+    recipe: SyntheticRecipe, size: str, seed: int, directory: Path, progress: Progress | None
+) -> Manifest:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(directory / ".lock"):
+            found = _find(recipe, size, seed, directory)  # another job may have made it meanwhile
+            if found:
+                return found
+            files = _write_all(recipe.files(size, seed), directory, progress)
+            manifest = Manifest(directory, _made_of(recipe, size, seed), files)
+            manifest.write()
+    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
+        raise DataError(
+            f"the data cannot be written ({getattr(error, 'strerror', None) or error}): use a"
+            f" directory with room, by ${DATA_DIRECTORY_VARIABLE}, or --out of candle-p1 data make",
+            directory,
+        ) from error
+    return manifest
+
+
+def _write_all(
+    files: Sequence[SyntheticFile], directory: Path, progress: Progress | None
+) -> dict[str, dict[str, Any]]:
+    """Writes files under other names, then renames them; returns bytes and SHA-256 by name."""
+    partial = {file.name: directory / f".{file.name}.partial" for file in files}
+    try:
+        facts = {file.name: _write(file, partial[file.name], progress) for file in files}
+        for name, path in partial.items():
+            path.replace(directory / name)
+    finally:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+    return facts
+
+
+def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:
+    """Writes a file to a path; returns its bytes and SHA-256."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with path.open("wb") as output:
+        for block in file.blocks:
+            output.write(block)
+            digest.update(block)
+            num_bytes += len(block)
+            if progress:
+                progress(file.name, num_bytes, max(num_bytes, file.num_bytes_estimate))
+        output.flush()
+        os.fsync(output.fileno())
+    if progress:
+        progress(file.name, num_bytes, num_bytes)
+    return {"bytes": num_bytes, "sha256": digest.hexdigest()}

@@ -1,0 +1,321 @@
+"""Horovod for Keras 3.
+
+Horovod's own ``hvd.DistributedOptimizer`` overrides a method that Keras 3 never calls: it raises
+nothing and averages nothing. This adapter is built on Horovod's operations instead, at the one
+place every Keras 3 optimizer passes through, ``apply(gradients, variables)``. With one process
+every function here does nothing, and needs neither TensorFlow nor Horovod.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.distributed.comm import Attempt
+from candle_p1.errors import DistributedError, SetupError
+from candle_p1.instrument.collectives import note_exchange
+from candle_p1.ops import read_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.gradient_log import GradientLog
+
+STALL_CHECK_S = 60
+TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
+HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
+"""Of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""
+
+
+def start_horovod(
+    comm: Communicator,
+    *,
+    stall_shutdown_s: int = 300,
+    deterministic: bool = True,
+    timeline: Path | None = None,
+) -> dict[str, Any]:
+    """Initializes Horovod on the ranks of `comm`; collective; does nothing with one rank.
+
+    Settings already in the environment win. A collective that stalls for `stall_shutdown_s` seconds
+    ends with an error on every rank (0: never).
+
+    Args:
+        comm: The ranks.
+        stall_shutdown_s: See above.
+        deterministic: Whether runs are to repeat bit for bit.
+        timeline: Where Horovod traces what it does, on rank 0; None is nowhere.
+
+    Returns:
+        How gradients are exchanged, as it stands in a run record.
+
+    Raises:
+        SetupError: Horovod is missing, was built without MPI, or sees other ranks than `comm`.
+    """
+    if comm.size == 1:
+        return {"backend": "serial"}
+    check = min(STALL_CHECK_S, stall_shutdown_s // 2) if stall_shutdown_s else STALL_CHECK_S
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(check, 1)))
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall_shutdown_s))
+    if deterministic:
+        # Which gradients are fused depends on their timing, and with it, from three ranks on, the
+        # order in which MPI adds.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    if timeline is not None:
+        os.environ[TIMELINE_VARIABLE] = str(timeline)
+    hvd = Attempt(_horovod).agree(comm)
+    hvd.init()
+
+    def compare() -> None:
+        if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+            raise SetupError(
+                f"Horovod is rank {hvd.rank()} of {hvd.size()} where MPI is rank {comm.rank} of"
+                f" {comm.size}: Horovod and mpi4py use different MPI libraries. Rebuild one of"
+                " them; candle-p1 doctor shows both"
+            )
+
+    Attempt(compare).agree(comm)
+    return {
+        "backend": "horovod",
+        "stall_shutdown_s": int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
+        "settings": HOROVOD_DEFAULTS
+        | {k: v for k, v in sorted(os.environ.items()) if k.startswith("HOROVOD_")},
+    }
+
+
+def distribute_optimizer(
+    optimizer: Any,
+    comm: Communicator,
+    compression: str = "none",
+    log: GradientLog | None = None,
+) -> Any:
+    """Returns an optimizer of the same class and settings that averages gradients over ranks first.
+
+    The averaging comes before everything else the optimizer does, so that clipping acts on the
+    averaged gradient, and loss scaling's check for overflow, an operation inside a conditional,
+    holds no collective. One allreduce per gradient lets Horovod overlap communication with
+    back-propagation. An optimizer that accumulates gradients over several passes averages their
+    mean, once.
+
+    Args:
+        optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
+        comm: The ranks; with one, `optimizer` itself is returned.
+        compression: What gradients are sent as: "none", as they are, or "fp16".
+        log: Is told when gradients are exchanged.
+
+    Raises:
+        DistributedError: The optimizer has been used already; its state would be lost.
+    """
+    if comm.size == 1:
+        return optimizer
+    if optimizer.built:
+        raise DistributedError("wrap the optimizer before it is built: its state would be lost")
+    plain = type(optimizer)
+
+    class Distributed(plain):  # type: ignore[misc,valid-type]
+        def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+            variables = (
+                self._trainable_variables if trainable_variables is None else trainable_variables
+            )
+            if not self.gradient_accumulation_steps:
+                grads = average_gradients(grads, variables, compression, log)
+            super().apply(grads, trainable_variables)
+
+        def _clip_gradients(self, grads: Sequence[Any]) -> Any:
+            if self.gradient_accumulation_steps:  # what Keras calls with the means of the passes
+                grads = average_gradients(grads, self._trainable_variables, compression, log)
+            return super()._clip_gradients(grads)
+
+    Distributed.__name__ = f"Distributed{plain.__name__}"
+    Distributed.__qualname__ = Distributed.__name__
+    return Distributed.from_config(optimizer.get_config())
+
+
+def average_gradients(
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    compression: str = "none",
+    log: GradientLog | None = None,
+) -> list[Any]:
+    """Returns the gradients averaged over ranks by Horovod; collective.
+
+    Args:
+        gradients: Tensors; sparse ones (tf.IndexedSlices) are made dense; None stays None, and must
+            be None on every rank.
+        variables: The Keras variables they belong to, of the same length.
+        compression: See `distribute_optimizer`.
+        log: See `distribute_optimizer`.
+    """
+    import tensorflow as tf
+
+    hvd = _horovod()
+    given = {
+        f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None
+    }
+    ready = [read_clock(gradient) for gradient in given.values()] if log else []
+    averaged = [
+        hvd.allreduce(
+            gradient, op=hvd.Average, name=name, compression=getattr(hvd.Compression, compression)
+        )
+        for name, gradient in given.items()
+    ]
+    if log:
+        sizes = [
+            gradient.shape.num_elements() * (2 if compression == "fp16" else gradient.dtype.size)
+            for gradient in given.values()
+        ]
+        log.write(
+            ready, [read_clock(each) for each in averaged], dict(zip(given, sizes, strict=True))
+        )
+    remaining = iter(averaged)
+    return [None if gradient is None else next(remaining) for gradient in gradients]
+
+
+def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
+    """Copies the root's weights and optimizer state to every rank; collective, before step one.
+
+    The optimizer must be built. What is timed is the exchange, without TensorFlow's preparing it.
+
+    Random states (of dropout, say) are left alone: ranks shall draw different numbers.
+    """
+    if comm.size == 1:
+        return
+    import tensorflow as tf
+
+    hvd = _horovod()
+    variables = [variable.value for variable in [*model.weights, *model.optimizer.variables]]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def copy() -> tuple[Any, Any]:
+        given = [tf.convert_to_tensor(variable) for variable in variables]
+        with tf.device("CPU:0"):
+            begins = [read_clock(value) for value in given]
+        received = [
+            hvd.broadcast(value, root_rank=root, name=f"state.{i}") for i, value in enumerate(given)
+        ]
+        with tf.device("CPU:0"):
+            ends = [read_clock(value) for value in received]
+        for variable, value in zip(variables, received, strict=True):
+            variable.assign(value)
+        return tf.reduce_min(begins), tf.reduce_max(ends)
+
+    begin, end = copy()
+    num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
+    note_exchange("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
+
+
+def seed_ranks(model: Any, seed: int, rank: int) -> None:
+    """Gives every random layer (dropout, noise) a state that follows from seed, rank and layer."""
+    states = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    for i, state in enumerate(states):
+        derived = np.random.SeedSequence(seed, spawn_key=(rank, i)).generate_state(2)
+        state.assign(derived.astype(state.dtype))
+
+
+def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
+    """Returns the model's metrics over the samples of all ranks; collective.
+
+    Keras metrics keep sums (of values and of weights, or of counts), so the state of the whole is
+    the sum of the ranks' states, and shares of unequal size weigh what they should. The model's
+    own state becomes that of the whole. A rank that has seen no samples takes part as it is.
+    """
+    if comm.size > 1:
+        metrics = model.metrics
+        states = [[v.numpy() for v in m.variables] for m in metrics] if _has_seen(model) else None
+        everyone = comm.allgather(states)
+        seen = [state for state in everyone if state is not None]
+        if not seen:
+            return {}
+        if states is not None:
+            for i, metric in enumerate(metrics):
+                for j, variable in enumerate(metric.variables):
+                    variable.assign(np.sum([state[i][j] for state in seen], axis=0))
+        # A rank that never saw a sample has not built its metrics, and takes another's result.
+        first = next(rank for rank, state in enumerate(everyone) if state is not None)
+        return comm.broadcast(_results(model) if states is not None else {}, root=first)
+    return _results(model)
+
+
+def _results(model: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+def _has_seen(model: Any) -> bool:
+    return any(np.any(v.numpy()) for metric in model.metrics for v in metric.variables)
+
+
+def check_averaging(
+    make_optimizer: Callable[[], Any], plain_optimizer: Callable[[], Any], comm: Communicator
+) -> None:
+    """Proves, by training a small linear model, that gradients are averaged; collective.
+
+    Each rank trains for a few steps on samples of its own, through ``compile`` and
+    ``train_on_batch`` as the real model will. All replicas must end bit-identical, must have moved,
+    and must agree with one process that used the plain optimizer on all ranks' samples together.
+
+    Args:
+        make_optimizer: Makes the optimizer to be checked.
+        plain_optimizer: Makes the same optimizer without distribution.
+        comm: The ranks; with one there is nothing to check.
+
+    Raises:
+        DistributedError: They are not averaged; the same on every rank.
+    """
+    if comm.size == 1:
+        return
+    generator = np.random.default_rng(20190805)  # one stream: every rank knows all samples
+    num_samples, num_features = 4, 3
+    x = generator.normal(size=(comm.size, num_samples, num_features)).astype("float32")
+    y = generator.normal(size=(comm.size, num_samples, 1)).astype("float32")
+
+    def trained(optimizer: Any, x: Any, y: Any) -> Any:
+        import keras
+
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float32")
+        model = keras.Sequential([keras.layers.Input((num_features,)), layer])
+        model.compile(optimizer=optimizer, loss="mse", jit_compile=False, auto_scale_loss=False)
+        for _ in range(2 * (optimizer.gradient_accumulation_steps or 1)):
+            model.train_on_batch(x, y)
+        return layer.kernel.numpy()
+
+    mine = trained(make_optimizer(), x[comm.rank], y[comm.rank])
+    reference = trained(plain_optimizer(), np.concatenate(list(x)), np.concatenate(list(y)))
+    replicas = comm.allgather(mine)
+    advice = (
+        "use candle_p1.distributed.horovod.distribute_optimizer (under Keras 3 Horovod's own"
+        " DistributedOptimizer does not average)"
+    )
+    problem = None
+    if any(replica.tobytes() != replicas[0].tobytes() for replica in replicas):
+        problem = "the ranks' weights differ after the same steps"
+    elif not np.allclose(mine, reference, rtol=1e-4, atol=1e-6):
+        problem = "the ranks' weights are not those of one process with all samples"
+    if any(problem is not None for problem in comm.allgather(problem)):
+        raise DistributedError(
+            f"gradients are not averaged over the {comm.size} ranks"
+            f" ({problem or 'another rank reports it'}): {advice}"
+        ).on_all_ranks()
+
+
+def _horovod() -> Any:
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise SetupError(
+            f"more than one rank needs TensorFlow; KERAS_BACKEND is {keras.backend.backend()}"
+        )
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as error:  # also TensorFlow's own, of a Horovod built for another one
+        raise SetupError(
+            f"more than one rank needs Horovod, which cannot be imported: {error}. Install"
+            " candle-p1[cpu] or candle-p1[gpu]"
+        ) from error
+    if not hvd.mpi_built():
+        raise SetupError("Horovod was built without MPI: rebuild it with HOROVOD_WITH_MPI=1")
+    return hvd

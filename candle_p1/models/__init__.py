@@ -1,0 +1,1 @@
+"""What benchmarks build their networks from, and judge them by."""

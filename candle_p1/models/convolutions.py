@@ -1,0 +1,118 @@
+"""The convolutions that ``--conv``, ``--pool`` and ``--locally_connected`` describe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.errors import ParameterError
+
+if TYPE_CHECKING:
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+CONV_FIELDS = 3
+"""A convolution is three numbers of --conv: filters, kernel length, stride."""
+MAX_KERNEL_SIZE = 2**31
+"""Weights of one locally connected layer; more than 8 GiB of them are a mistake."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution.
+
+    Attributes:
+        filters: Output channels.
+        kernel_size: Inputs that one output sees.
+        strides: Inputs from one output to the next.
+        pool_size: Length of the pooling after it; None is no pooling.
+    """
+
+    filters: int
+    kernel_size: int
+    strides: int
+    pool_size: int | None
+
+
+def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
+    """Adds convolutions, each with activation and pooling, then a layer that flattens.
+
+    Adds nothing where ``conv`` is not set.
+
+    Args:
+        model: A ``keras.Sequential`` whose output is (batch, length, 1).
+        params: Gives conv, pool, locally_connected, batch_normalization, activation and
+            initialization.
+        length: Of the input.
+
+    Raises:
+        ParameterError: conv and pool do not fit together, or the input does not suffice.
+    """
+    from keras import layers
+
+    from candle_p1.models.fast.layers import Conv1D, MaxPooling1D
+    from candle_p1.models.layers import LocallyConnected1D
+
+    convolutions = read_convolutions(params, length)
+    initializer = params["initialization"] or "glorot_uniform"
+    normalize, activation = params["batch_normalization"], params["activation"]
+    for each in convolutions:
+        layer = LocallyConnected1D if params["locally_connected"] else Conv1D
+        model.add(
+            layer(
+                each.filters,
+                each.kernel_size,
+                each.strides,
+                activation=None if normalize else activation,
+                kernel_initializer=initializer,
+            )
+        )
+        if normalize:
+            model.add(layers.BatchNormalization())
+            model.add(layers.Activation(activation))
+        if each.pool_size:
+            model.add(MaxPooling1D(each.pool_size))
+    if convolutions:
+        model.add(layers.Flatten())
+
+
+def read_convolutions(params: ParameterSet, length: int) -> list[Convolution]:
+    """Returns the convolutions that the parameters describe.
+
+    Raises:
+        ParameterError: See `add_convolutions`.
+    """
+    conv, pool = params["conv"] or [], params["pool"] or []
+    num_layers = len(conv) // CONV_FIELDS
+    if len(conv) % CONV_FIELDS:
+        raise ParameterError(
+            f"conv {conv} ({params.origin('conv')}): give three numbers for each convolution:"
+            " filters, kernel length, stride"
+        )
+    if len(pool) == 1:
+        pool = pool * num_layers
+    if conv and pool and len(pool) != num_layers:
+        raise ParameterError(
+            f"pool {pool} ({params.origin('pool')}): give one length, or one for each of the"
+            f" {num_layers} convolutions"
+        )
+    convolutions, channels = [], 1
+    for i in range(num_layers):
+        filters, kernel_size, stride = conv[CONV_FIELDS * i : CONV_FIELDS * (i + 1)]
+        pool_size = pool[i] if pool else None
+        positions = (length - kernel_size) // stride + 1
+        length = positions // (pool_size or 1)
+        if length < 1:
+            raise ParameterError(
+                f"conv {conv} and pool {pool} leave nothing of the input after convolution"
+                f" {i + 1}: use shorter kernels or pools"
+            )
+        num_weights = positions * kernel_size * channels * filters
+        if params["locally_connected"] and num_weights > MAX_KERNEL_SIZE:
+            raise ParameterError(
+                f"locally_connected: convolution {i + 1} of conv {conv} would have"
+                f" {num_weights:,} weights, one kernel for each of {positions:,} positions; use"
+                " larger strides, fewer filters or fewer features"
+            )
+        convolutions.append(Convolution(filters, kernel_size, stride, pool_size))
+        channels = filters
+    return convolutions

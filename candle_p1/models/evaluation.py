@@ -1,0 +1,123 @@
+"""What a benchmark judges its trained model by: metrics, scores and predictions over all ranks.
+
+All ranks share the samples, each taking a contiguous range; what comes out is what one process
+would have computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from candle_p1.models.scores import Score
+from candle_p1.records.record import finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from candle_p1.data.samples import DataSet, Samples
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+Quality = dict[str, dict[str, "float | None"]]
+"""Figures by name: their value, and the naive predictor's where there is one."""
+
+AnyScore = TypeVar("AnyScore", bound=Score)
+
+
+def quality(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
+    """Returns figures beside those of the naive predictor; None stands for "not a number"."""
+    return {
+        name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})
+        for name, value in values.items()
+    }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with what is needed to judge it. Its methods are collective.
+
+    Attributes:
+        model: The compiled ``keras.Model``; the same weights on every rank.
+        data: The samples.
+        params: The parameters of the run.
+        comm: The ranks.
+        directory: Where pictures and tables go; rank 0 writes.
+        synthetic: Whether the samples were generated.
+    """
+
+    model: Any
+    data: DataSet
+    params: ParameterSet
+    comm: Communicator
+    directory: Path
+    synthetic: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank is the one that writes files."""
+        return self.comm.rank == 0
+
+    def title(self, text: str) -> str:
+        """Returns the title of a picture, which says where data are synthetic."""
+        return f"{text} (synthetic data)" if self.synthetic else text
+
+    def metrics(self, samples: Samples, max_steps: int = 0) -> dict[str, float]:
+        """Returns loss and metrics, as compiled, over the samples; the same on every rank.
+
+        Args:
+            samples: The samples that all ranks share.
+            max_steps: An upper limit to the steps over all ranks together; 0 is none.
+        """
+        from candle_p1.distributed.callbacks import evaluate_shared
+
+        return evaluate_shared(self.model, self._feed(samples, max_steps), self.comm)
+
+    def score(
+        self, samples: Samples, score: AnyScore, max_steps: int = 0, model: Any = None
+    ) -> AnyScore:
+        """Updates a score with the predictions for the samples; returns that of all ranks.
+
+        Args:
+            samples: The samples that all ranks share.
+            score: A new score, on every rank.
+            max_steps: As for `metrics`.
+            model: What predicts; None is the trained model.
+        """
+        for y, predicted in self._predictions(samples, max_steps, model):
+            score.update(y, predicted)
+        score.sums = self.comm.allreduce_sum(score.sums)
+        return score
+
+    def predict(
+        self, samples: Samples, max_steps: int = 0, model: Any = None
+    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Returns targets and predictions of all samples, in order, on rank 0; else None.
+
+        For predictions that are small: all of them go to rank 0.
+        """
+        mine = list(self._predictions(samples, max_steps, model))
+        everyone = self.comm.gather(mine)
+        if everyone is None:
+            return None
+        batches = [batch for part in everyone for batch in part]
+        return np.concatenate([y for y, _ in batches]), np.concatenate([p for _, p in batches])
+
+    def _predictions(
+        self, samples: Samples, max_steps: int, model: Any
+    ) -> Iterator[tuple[Any, NDArray[Any]]]:
+        feed = self._feed(samples, max_steps)
+        for step in range(len(feed)):
+            x, y = feed[step]
+            predicted = (model or self.model).predict_on_batch(x)
+            yield y, np.asarray(predicted)
+
+    def _feed(self, samples: Samples, max_steps: int) -> Any:
+        from candle_p1.data.batches import EvaluationFeed
+
+        return EvaluationFeed(samples, self.params["batch_size"], self.comm, max_steps)

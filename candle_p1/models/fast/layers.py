@@ -1,0 +1,95 @@
+"""Keras's layers, in the form that candle_p1.models.fast has chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from candle_p1.models import fast
+from candle_p1.models.fast.regularizers import L2
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
+    """A 1D convolution.
+
+    Its fast form covers inputs of known length, with a bias, strides of one, and no padding,
+    dilation or groups.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the convolution, shape (batch, positions, filters)."""
+        simple = (
+            self.strides == self.dilation_rate == (1,)
+            and self.groups == 1
+            and self.padding == "valid"
+            and self.data_format == "channels_last"
+            and self.use_bias
+            and self.compute_dtype != "float16"
+            and inputs.shape[1] is not None
+        )
+        if not (fast.are_fast() and simple):
+            return super().call(inputs)
+        from candle_p1.models.fast.operations import convolve
+
+        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+        rectify = self.activation is keras.activations.relu
+        outputs = convolve(inputs, kernel, bias, rectify=rectify)
+        return outputs if rectify else self.activation(outputs)
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class Dense(keras.layers.Dense):  # type: ignore[misc]
+    """A dense layer.
+
+    Its fast form covers inputs of two dimensions, and adds the gradient of an `L2` penalty on its
+    kernel to that of the loss in place.
+    """
+
+    _penalty: Any = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes kernel (features, units) and bias (units,)."""
+        super().build(input_shape)
+        self._adds_penalty = (
+            fast.are_fast()
+            and type(self.kernel_regularizer) is L2
+            and self._kernel.dtype == self.compute_dtype == "float32"
+        )
+        if self._adds_penalty:
+            self._kernel.regularizer = None
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the outputs, shape (batch, units)."""
+        kernel = self._penalized_kernel()
+        simple = self.use_bias and len(inputs.shape) == 2 and self.compute_dtype != "float16"
+        if not (fast.are_fast() and simple):
+            return super().call(inputs, training=training)
+        from candle_p1.models.fast.operations import multiply
+
+        bias = keras.ops.convert_to_tensor(self.bias)
+        return self.activation(multiply(inputs, kernel, bias))
+
+    def _penalized_kernel(self) -> Any:
+        """Returns the kernel, after its penalty is added to the losses of this pass."""
+        kernel = keras.ops.convert_to_tensor(self.kernel)
+        added = any(loss is self._penalty for loss in self._losses)  # by another call of this layer
+        if not self._adds_penalty or not self._kernel.trainable or added:
+            return kernel
+        from candle_p1.models.fast.operations import penalize
+
+        kernel, self._penalty = penalize(kernel, self.kernel_regularizer.l2)
+        self.add_loss(self._penalty)
+        return kernel
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class MaxPooling1D(keras.layers.MaxPooling1D):  # type: ignore[misc]
+    """Maxima of neighbouring positions. In the fast form a pool of one passes its input on."""
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the maxima, shape (batch, pools, channels)."""
+        if fast.are_fast() and self.pool_size == self.strides == (1,):
+            return inputs
+        return super().call(inputs)

@@ -1,0 +1,100 @@
+"""Optimizers by CANDLE's names, with the settings of a parameter set."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.errors import ParameterError, did_you_mean
+
+if TYPE_CHECKING:
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+
+def default_learning_rate(name: str) -> float:
+    """Returns the learning rate an optimizer has in Keras when none is given.
+
+    Raises:
+        ParameterError: There is no such optimizer.
+    """
+    return float(inspect.signature(_optimizer_class(name)).parameters["learning_rate"].default)
+
+
+def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
+    """Returns a ``keras.optimizers.Optimizer``; with loss scaling where data_type is f16.
+
+    Args:
+        params: Gives optimizer, momentum, backward_passes_per_step and data_type.
+        learning_rate: The learning rate, scaled already.
+
+    Raises:
+        ParameterError: There is no such optimizer, or momentum is given to one that has none, or
+            several passes are asked for in mixed precision.
+    """
+    import keras
+
+    optimizer_class = _optimizer_class(params["optimizer"])
+    settings: dict[str, Any] = {"learning_rate": learning_rate}
+    if params["momentum"] is not None:
+        if "momentum" not in inspect.signature(optimizer_class).parameters:
+            raise ParameterError(
+                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} has"
+                " none; leave it out"
+            )
+        settings["momentum"] = params["momentum"]
+    if params["backward_passes_per_step"] > 1:
+        if params["data_type"] == "f16":
+            raise ParameterError(
+                f"backward_passes_per_step ({params.origin('backward_passes_per_step')}): gradients"
+                " of several passes are not added up under loss scaling; use data_type f32"
+            )
+        settings["gradient_accumulation_steps"] = params["backward_passes_per_step"]
+    optimizer = optimizer_class(**settings)
+    if params["data_type"] == "f16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def check_names(params: ParameterSet) -> None:
+    """Refuses activations, a loss or a metric that Keras does not have.
+
+    Raises:
+        ParameterError: The first of them.
+    """
+    import keras
+
+    for name, kind in (
+        ("activation", keras.activations),
+        ("out_activation", keras.activations),
+        ("loss", keras.losses),
+        ("metrics", keras.metrics),
+    ):
+        try:
+            kind.get(params[name])
+        except ValueError:
+            known = [each for each in vars(kind) if not each.startswith("_")]
+            raise ParameterError(
+                f"{name} = {params[name]!r} ({params.origin(name)}) is none of Keras's"
+                f"{did_you_mean(params[name], known)}"
+            ) from None
+
+
+def _optimizer_class(name: str) -> Any:
+    import keras
+
+    known = {
+        cls.__name__.lower(): cls
+        for cls in vars(keras.optimizers).values()
+        if inspect.isclass(cls) and issubclass(cls, keras.optimizers.Optimizer)
+    }
+    for special in ("optimizer", "lossscaleoptimizer"):
+        known.pop(special, None)
+    try:
+        found = known[name.lower()]
+    except KeyError:
+        raise ParameterError(
+            f"optimizer {name!r} is none of Keras's{did_you_mean(name.lower(), known)}"
+        ) from None
+    from candle_p1.models.fast.optimizers import FORMS
+
+    return FORMS.get(found, found)

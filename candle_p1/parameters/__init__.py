@@ -1,0 +1,1 @@
+"""A run's parameters: declared, read, frozen, each with its origin."""

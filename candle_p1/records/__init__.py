@@ -1,0 +1,1 @@
+"""What a run leaves behind: the record's types, reading and writing, and the environment."""

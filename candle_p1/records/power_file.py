@@ -1,0 +1,127 @@
+"""Traces as files: CSV, one line per reading."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.errors import DataError
+from candle_p1.files import write_atomically
+from candle_p1.records.power_trace import Channel, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+COLUMNS = (
+    "time_s",
+    "node",
+    "device",
+    "label",
+    "domain",
+    "source",
+    "reading",
+    "resolution_s",
+    "value",
+)
+"""The value is J of a counter, since its own beginning, or W of power."""
+
+
+def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
+    """Writes the traces of a node, each ascending in time.
+
+    Args:
+        path: The file.
+        traces: The traces; those without samples leave no line.
+        node: The node's number.
+        start_s: The time that is 0 s in the file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for trace in traces:
+        channel = trace.channel
+        resolution = "" if channel.resolution_s is None else repr(channel.resolution_s)
+        facts = (
+            node,
+            channel.device,
+            channel.label,
+            channel.domain,
+            channel.source,
+            channel.reading,
+            resolution,
+        )
+        times_s = (trace.times_s - start_s).tolist()
+        writer.writerows(
+            (repr(time_s), *facts, repr(value))
+            for time_s, value in zip(times_s, trace.values.tolist(), strict=True)
+        )
+    write_atomically(path, text.getvalue())
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Reads the traces of one node.
+
+    Raises:
+        DataError: The file is missing, is no file of traces, or has those of several nodes.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise DataError(f"no file of power: its columns must be {','.join(COLUMNS)}", path)
+            rows = [(line, row) for line, row in enumerate(reader, start=2)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot be read: {error}", path) from error
+    if len({row["node"] for _, row in rows}) > 1:
+        raise DataError(
+            "has the power of several nodes: give one with the lines of one of them", path
+        )
+    samples: dict[Channel, tuple[list[float], list[float]]] = {}
+    for line, row in rows:
+        try:
+            channel = _channel(row)
+            time_s, value = float(row["time_s"]), float(row["value"])
+            if not np.isfinite([time_s, value]).all():
+                raise ValueError("a number is not finite")
+        except (TypeError, ValueError) as error:
+            raise DataError(str(error), path, line) from error
+        times_s, values = samples.setdefault(channel, ([], []))
+        if times_s and time_s <= times_s[-1]:
+            raise DataError(f"{channel.device}: the times do not ascend", path, line)
+        times_s.append(time_s)
+        values.append(value)
+    if not samples:
+        raise DataError("has no readings", path)
+    return [
+        Trace(channel, np.array(times_s), np.array(values), _interval_s(times_s))
+        for channel, (times_s, values) in samples.items()
+    ]
+
+
+def _channel(row: dict[str, str]) -> Channel:
+    domain, reading = row["domain"], row["reading"]
+    if domain not in ("node", "cpu", "memory", "gpu"):
+        raise ValueError(f"domain {domain!r} is none of node, cpu, memory, gpu")
+    if reading not in ("energy", "power"):
+        raise ValueError(f"reading {reading!r} is neither energy nor power")
+    resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
+    return Channel(
+        row["device"],
+        row["label"],
+        domain,  # type: ignore[arg-type]
+        row["source"],
+        reading,  # type: ignore[arg-type]
+        resolution_s=resolution_s,
+    )
+
+
+def _interval_s(times_s: list[float]) -> float:
+    """Returns the usual time between two samples."""
+    return float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0

@@ -1,0 +1,149 @@
+"""What is drawn beside a timeline: our phases, and power.
+
+A run's record and its power readings count seconds from the start of the run, a timeline counts
+from ``hvd.init``; `origin_s` is the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.records.power_file import read_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from candle_p1.records.power_trace import Trace
+
+US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something with a name that takes from one time to another, on the timeline's clock."""
+
+    name: str
+    begin_us: int
+    end_us: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The value that a series has from a time on, to its next sample.
+
+    Attributes:
+        series: Its name.
+        us: The time, on the timeline's clock.
+        unit: Of the value.
+        value: A finite number.
+    """
+
+    series: str
+    us: int
+    unit: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Track:
+    """A process of its own in the picture.
+
+    Attributes:
+        name: Its title.
+        spans: In any order.
+        samples: Of several series, each in the order of time.
+    """
+
+    name: str
+    spans: Iterable[Span] = field(default=())
+    samples: Iterable[Sample] = field(default=())
+
+
+def origin_s(record: Mapping[str, Any], epoch_us: int | None) -> float | None:
+    """Returns when a timeline's clock was 0, in seconds from the start of the run.
+
+    It follows from the time of day that the record of a traced run relates to the run's own clock,
+    exact to microseconds (see `clock`); without one, from the time of day at which the run started,
+    to a millisecond.
+
+    Args:
+        record: The run's.
+        epoch_us: The time of day at which the timeline's clock was 0; None: not known.
+
+    Returns:
+        None if the timeline does not say.
+    """
+    if epoch_us is None:
+        return None
+    anchor = record.get("timeline", {})
+    if "anchor_s" in anchor:
+        return float(anchor["anchor_s"] + (epoch_us - anchor["anchor_epoch_us"]) / US_PER_S)
+    return epoch_us / US_PER_S - datetime.fromisoformat(record["started"]).timestamp()
+
+
+def phase_track(record: Mapping[str, Any], origin_s: float) -> Track | None:
+    """Returns the phases of rank 0, and its epochs within the training; None if it had none.
+
+    A phase that was entered several times is drawn in one piece, from its first begin.
+
+    Args:
+        record: The run's.
+        origin_s: When the timeline's clock was 0, from the start of the run.
+    """
+    spans = list(_phase_spans(record.get("phases", {}), origin_s))
+    for epoch in record.get("training", {}).get("epochs", ()):
+        name = f"epoch {epoch['epoch']}"
+        spans += _span(name, epoch.get("per_rank_begin_s"), epoch["train"], origin_s)
+    return Track("rank 0: phases", spans=spans) if spans else None
+
+
+def _phase_spans(phases: Mapping[str, Any], origin_s: float) -> Iterator[Span]:
+    for name, phase in phases.items():
+        yield from _span(name, phase.get("per_rank_begin_s"), phase, origin_s)
+        yield from _phase_spans(phase.get("parts", {}), origin_s)
+
+
+def _span(
+    name: str, begins_s: Sequence[float | None] | None, facts: Mapping[str, Any], origin_s: float
+) -> Iterator[Span]:
+    """Yields rank 0's span, if it is known when it began."""
+    begin_s = begins_s[0] if begins_s else None
+    if begin_s is not None:
+        begin_s -= origin_s
+        yield Span(name, _us(begin_s), _us(begin_s + facts["per_rank_s"][0]))
+
+
+def power_track(path: Path, origin_s: float) -> Track:
+    """Returns a node's power over time; of a counter, the mean power between two readings.
+
+    Every device is a series of its own. Some contain others, so nothing is added up.
+
+    Args:
+        path: A run's power-NNNN.csv, of node NNNN.
+        origin_s: When the timeline's clock was 0, from the start of the run.
+
+    Raises:
+        DataError: The file cannot be read or is none of power.
+    """
+    samples = [sample for trace in read_traces(path) for sample in _samples(trace, origin_s)]
+    return Track(f"node {int(path.stem.rpartition('-')[2])}: power", samples=samples)
+
+
+def _samples(trace: Trace, origin_s: float) -> Iterator[Sample]:
+    channel = trace.channel
+    series = f"{channel.label} ({channel.device}, {channel.source})"
+    times_s, values = trace.times_s - origin_s, trace.values
+    if channel.reading == "energy":
+        values = np.diff(values) / np.diff(times_s)
+    for time_s, watts in zip(times_s.tolist(), values.tolist(), strict=False):
+        yield Sample(series, _us(time_s), "W", watts)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * US_PER_S)

@@ -1,0 +1,289 @@
+"""The life of a run: its directory, its record from "running" to its end, and how it fails.
+
+A run ends in one of four ways, each on record: it finishes (ok); all ranks raise the same error
+(failed: rank 0 writes why); one rank fails or dies by itself (failed: the sentinel writes which and
+ends the others); a signal arrives (interrupted: the sentinel again).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.launch_layout import launch_layout
+from candle_p1.distributed.watchdog_client import Link
+from candle_p1.errors import CandleError, ParameterError
+from candle_p1.instrument import collectives, efficiency, phases
+from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
+from candle_p1.instrument.phases import PhaseTimer, summarize_phases
+from candle_p1.instrument.profiles import CallProfile, write_profiles
+from candle_p1.records.record import RECORD_NAME, SCHEMA_VERSION, utc_now, write_record
+from candle_p1.training.power_meter import PowerMeter
+from candle_p1.training.screen import Screen, output_to_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+DEFAULT_RUN_ID = "RUN000"
+MAX_NUMBERED_RUNS = 1000
+
+
+@dataclass
+class Run:
+    """A run under way.
+
+    Attributes:
+        directory: Where its files go.
+        record: The record so far; complete on rank 0 only.
+        phases: This rank's clock.
+        exchanges: What this rank exchanges with others.
+        power: What reads this node's power.
+        profile: Of this rank's calls.
+        screen: Silent on all ranks but 0.
+        comm: The ranks.
+        link: To the sentinel.
+        start: When it began, by time.perf_counter, in s.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+    phases: PhaseTimer
+    exchanges: CommunicationLog
+    power: PowerMeter
+    profile: CallProfile
+    screen: Screen
+    comm: Communicator
+    link: Link
+    start: float
+
+    @property
+    def record_path(self) -> Path:
+        """Where the record is."""
+        return self.directory / RECORD_NAME
+
+    def result_directory(self, named: str | None) -> Path:
+        """Returns where results go: the directory named, which rank 0 makes, else the run's own.
+
+        Raises:
+            ParameterError: It cannot be made; on every rank.
+        """
+        if named is None:
+            return self.directory
+        directory = Path(named).expanduser().absolute()
+
+        def make() -> None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ParameterError(f"save_path {named}: {error.strerror}") from error
+
+        Attempt(lambda: make() if self.comm.rank == 0 else None).agree(self.comm)
+        return directory
+
+    def finish(self, rank_facts: dict[str, Any], **parts: Any) -> None:
+        """Gathers what every rank measured and writes the record as ok; collective.
+
+        Args:
+            rank_facts: What the record says of this rank.
+            parts: The sections of the record; that of communication as far as it is not logged,
+                and that of efficiency only where it cannot be told.
+        """
+        intervals = self.phases.intervals()
+        end = time.perf_counter()
+        energy = self.power.measure(intervals, self.directory, self.start)
+        mine = _Measured(
+            rank_facts | {"peak_rss_bytes": self.phases.peak_rss_bytes},
+            self.phases.phases,
+            self.exchanges,
+            self.start,
+            end,
+            self.profile.statistics(),
+        )
+        gathered = self.comm.gather(mine)
+        if gathered is None:
+            return
+        write_profiles(self.directory, [measured.profile for measured in gathered])
+        self.record |= parts
+        self.record |= {
+            "status": "ok",
+            "ended": utc_now(),
+            "ranks": [measured.facts for measured in gathered],
+            "phases": summarize_phases(
+                [measured.phases for measured in gathered],
+                [measured.start for measured in gathered],
+            ),
+            "total_s": end - self.start,
+            "energy": energy,
+            "communication": parts["communication"]
+            | summarize_communication([measured.exchanges for measured in gathered]),
+            "efficiency": parts.get("efficiency") or _efficiency(gathered),
+        }
+        write_record(self.record_path, self.record)
+
+
+class _Measured(NamedTuple):
+    """What a rank has measured, for the record."""
+
+    facts: dict[str, Any]
+    phases: dict[phases.Path, phases.Phase]
+    exchanges: CommunicationLog
+    start: float
+    end: float
+    profile: bytes | None
+
+
+def _efficiency(of_ranks: Sequence[_Measured]) -> dict[str, Any]:
+    """Returns how well the ranks worked together over the whole run."""
+    waited_s = [
+        sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
+        for rank in of_ranks
+    ]
+    took_s = [rank.end - rank.start for rank in of_ranks]
+    useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
+    facts = efficiency.efficiencies(useful_s, max(took_s))
+    return {"definition": efficiency.DEFINITION} | facts
+
+
+@contextmanager
+def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterator[Run]:
+    """Opens the run's directory and record, watches over it, and records how it ends; collective.
+
+    Raises:
+        ParameterError: The directory holds the record of another run already, or a source of power
+            that was asked for is not there; the same on all ranks.
+    """
+    with (
+        PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
+        _opened_run(name, params, comm, power) as run,
+    ):
+        yield run
+
+
+@contextmanager
+def _opened_run(
+    name: str, params: ParameterSet, comm: Communicator, power: PowerMeter
+) -> Iterator[Run]:
+    start = time.perf_counter()
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": "running",
+        "benchmark": name,
+        "started": utc_now(),
+        "command": sys.argv,
+        "num_ranks": comm.size,
+        "num_nodes": comm.num_nodes,
+        "launcher": Attempt(launch_layout).agree(comm).launcher,
+        "parameters": {
+            key: {"value": value, "origin": str(params.origin(key))}
+            for key, value in params.items()
+        },
+    }
+    # Rank 0 alone touches the file system; the others hear of the outcome.
+    screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
+    opened = Attempt(lambda: _open_directory(name, params, record) if comm.rank == 0 else None)
+    directory = comm.broadcast(opened.agree(comm))
+    assert directory is not None
+    record_path = directory / RECORD_NAME
+    try:
+        link = Link(comm, record_path)
+    except CandleError as error:
+        if comm.rank == 0:
+            _record_agreed_failure(record_path, record, error, phase=None)
+        raise
+    timer = PhaseTimer(on_enter=link.report_phase, begin=start)
+    exchanges = CommunicationLog()
+    profile = CallProfile(params["profiling"])
+    log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
+    try:
+        with (
+            output_to_file(log),
+            phases.at_work(timer),
+            collectives.at_work(exchanges if params["communication_log"] else None),
+            profile.running(),
+        ):
+            yield Run(
+                directory, record, timer, exchanges, power, profile, screen, comm, link, start
+            )
+    except CandleError as error:
+        if not error.agreed:
+            link.report_error(str(error))
+        elif comm.rank == 0:
+            phase = "/".join(timer.failed_in) or None
+            _record_agreed_failure(record_path, record, error, phase)
+        raise
+    except KeyboardInterrupt:
+        link.report_interrupt()
+        raise
+    except BaseException as error:
+        link.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
+        raise
+    finally:
+        link.close()
+        screen.close()
+
+
+def describe_rank(comm: Communicator, **facts: Any) -> dict[str, Any]:
+    """Returns what the record says of this rank."""
+    return {
+        "rank": comm.rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "node": comm.node,
+        "local_rank": comm.local_rank,
+        **facts,
+    }
+
+
+def _open_directory(name: str, params: ParameterSet, record: dict[str, Any]) -> Path:
+    """Makes ``<output_dir>/<experiment_id>/<run_id>``, as CANDLE does; "." is taken as it is.
+
+    Writes the parameters and the record, still "running", into it.
+
+    The default run id, unless a flag gives it, is counted up to the next free one.
+    """
+    output_dir = params["output_dir"] or f"output/{name}"
+    base = Path(output_dir).expanduser().absolute()
+    if output_dir == ".":
+        candidates = [base]
+    elif params["run_id"] == DEFAULT_RUN_ID and params.origin("run_id").kind != "flag":
+        experiment = base / params["experiment_id"]
+        candidates = [experiment / f"RUN{i:03d}" for i in range(MAX_NUMBERED_RUNS)]
+    else:
+        candidates = [base / params["experiment_id"] / params["run_id"]]
+    try:
+        for directory in candidates:
+            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                (directory / RECORD_NAME).open("x").close()  # claimed: two jobs never share one
+            except FileExistsError:
+                continue
+            params.write(directory / "final_params.txt")
+            write_record(directory / RECORD_NAME, record)
+            return directory
+    except OSError as error:
+        raise ParameterError(
+            f"output_dir {output_dir} ({params.origin('output_dir')}): cannot write to"
+            f" {error.filename}: {error.strerror}"
+        ) from error
+    raise ParameterError(
+        f"{candidates[-1]} already holds the record of a run: choose another --run_id,"
+        " --experiment_id or --output_dir"
+    )
+
+
+def _record_agreed_failure(
+    path: Path, record: dict[str, Any], error: CandleError, phase: str | None
+) -> None:
+    failure = {"reason": str(error), "rank": None, "phase": phase}
+    write_record(path, record | {"status": "failed", "ended": utc_now(), "failure": failure})

@@ -1,0 +1,91 @@
+"""The power of a job's nodes over a run: on each node one rank samples, rank 0 adds up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed.comm import Attempt
+from candle_p1.instrument.power.account import combine, measure_node
+from candle_p1.instrument.power.choose import open_sources
+from candle_p1.instrument.power.gpus import JobGpus, visible_here
+from candle_p1.instrument.power.sampler import Sampler
+from candle_p1.records.power_file import write_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.instrument.power.account import Interval, NodeEnergy
+
+
+class PowerMeter:
+    """Samples while the body of ``with`` runs; making one is collective.
+
+    Args:
+        comm: The ranks.
+        names: The sources; see candle_p1.instrument.power.choose.
+        hz: Samples per second.
+        gpus: The GPUs of each node to use, by index; None is all.
+
+    Raises:
+        ParameterError: A source asked for by its name is not there; the same on every rank.
+    """
+
+    def __init__(
+        self, comm: Communicator, names: str, hz: float, gpus: Sequence[int] | None = None
+    ) -> None:
+        self._comm = comm
+        job = JobGpus(comm.local.allgather(visible_here()), gpus)
+        leads = comm.local_rank == 0
+        opening = Attempt(partial(open_sources, names, job) if leads else lambda: None)
+        opened = opening.agree(comm)
+        self._absent = opened.absent if opened else {}
+        self._sampler = Sampler(opened.sources, hz) if opened else None
+
+    def __enter__(self) -> Self:
+        if self._sampler:
+            self._sampler.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._sampler:
+            self._sampler.stop()
+
+    def measure(
+        self, intervals: Sequence[Interval], directory: Path, start_s: float
+    ) -> dict[str, Any] | None:
+        """Ends sampling and returns the record's section of energy, on rank 0; collective.
+
+        Each node's readings go to a file of the run's directory.
+
+        Args:
+            intervals: This rank's phases, by time.perf_counter.
+            directory: Of the run.
+            start_s: When the run began, by the same clock.
+        """
+        mine = self._measure_node(intervals, directory, start_s) if self._sampler else None
+        nodes = self._comm.gather(mine)
+        if nodes is None:
+            return None
+        return combine(sorted((node for node in nodes if node), key=lambda node: node.node))
+
+    def _measure_node(
+        self, intervals: Sequence[Interval], directory: Path, start_s: float
+    ) -> NodeEnergy:
+        assert self._sampler is not None
+        self._sampler.stop()
+        file = directory / f"power-{self._comm.node:04d}.csv"
+        measured = measure_node(
+            self._sampler,
+            intervals,
+            node=self._comm.node,
+            absent=self._absent,
+            trace=file.name,
+        )
+        if measured.trace:
+            write_traces(file, self._sampler.traces(), self._comm.node, start_s)
+        return measured

@@ -1,0 +1,195 @@
+"""What rank 0 shows, and where the other ranks' output goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, launcher_variable
+from candle_p1.errors import ParameterError
+from candle_p1.records.summary import summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.table import Table
+
+QUIET_S = 30.0
+"""How long a log may be without a line of training."""
+
+
+class Screen:
+    """The terminal, or a log, as rank 0 writes to it; silent on every other rank.
+
+    Epochs show as lines; on a terminal with a bar below them.
+
+    Args:
+        rank: Of this process.
+        logfile: A file to which all lines are appended too.
+
+    Raises:
+        ParameterError: The log file cannot be written.
+    """
+
+    def __init__(self, rank: int = 0, logfile: str | None = None) -> None:
+        self._terminal = _open_terminal() if rank == 0 else None
+        self._console = _console(rank, self._terminal)
+        self._log = _open_log(logfile) if logfile and rank == 0 else None
+        self._progress: Progress | None = None
+
+    def close(self) -> None:
+        """Closes the terminal, where this opened it, and the log."""
+        for file in (self._terminal, self._log):
+            if file:
+                file.close()
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        self._print(text)
+
+    def warn(self, text: str) -> None:
+        """Prints a warning."""
+        self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, what: str | Table, style: str | None = None) -> None:
+        options = {"markup": False} if isinstance(what, str) else {}
+        self._console.print(what, style=style, **options)  # type: ignore[arg-type]
+        if self._log:
+            log = Console(file=self._log, soft_wrap=True, highlight=False)
+            log.print(what, **options)  # type: ignore[arg-type]
+            self._log.flush()
+
+    @contextmanager
+    def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
+        """Gives a function (file name, bytes so far, bytes expected) that shows a bar.
+
+        Args:
+            doing: What is done to the files, for their lines; expecting 0 bytes is not knowing.
+        """
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, num_bytes: int, total_bytes: int) -> None:
+            if name not in tasks:
+                if not self._console.is_terminal:
+                    size = f"{total_bytes / 2**20:.1f} MiB" if total_bytes else "size unknown"
+                    self.say(f"{doing} {name}, {size}")
+                tasks[name] = progress.add_task(f"{doing} {name}", total=total_bytes or None)
+            progress.update(tasks[name], completed=num_bytes, total=total_bytes or None)
+
+        with progress:
+            yield show
+
+    def begin_training(self, num_epochs: int, num_steps: int) -> None:
+        """Shows an empty bar of all steps of all epochs."""
+        self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, 0
+        self._last_line = time.monotonic()
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("training", total=num_epochs * num_steps)
+        self._progress.start()
+
+    def show_step(self, step: int) -> None:
+        """Advances the bar, in a log by a line now and then; `step` counts from 0 in the epoch."""
+        if self._progress is not None and self._console.is_terminal:
+            self._progress.update(self._task, completed=self._epoch * self._num_steps + step)
+        elif time.monotonic() - self._last_line > QUIET_S:
+            self._last_line = time.monotonic()
+            self.say(f"epoch {self._epoch + 1}/{self._num_epochs}  step {step}/{self._num_steps}")
+
+    def show_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Prints the metrics of an epoch, counted from 0."""
+        self._epoch, self._last_line = epoch + 1, time.monotonic()
+        names = sorted(
+            metrics, key=lambda name: (name.startswith("val_"), not name.endswith("loss"))
+        )
+        shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
+        self.say(f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  {shown}")
+
+    def end_training(self) -> None:
+        """Takes the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def show_result(self, record: Mapping[str, Any], path: Path) -> None:
+        """Prints what a run has given, and where its record is."""
+        for part in summary(record):
+            self._print(part)
+        self.say(f"record: {path}")
+
+
+def _open_terminal() -> TextIO | None:
+    device = os.environ.get(TERMINAL_VARIABLE)
+    return Path(device).open("w", encoding="utf-8") if device else None
+
+
+def _open_log(path: str) -> TextIO:
+    try:
+        return Path(path).expanduser().open("a", encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"logfile {path}: {error.strerror}") from error
+
+
+def _console(rank: int, terminal: TextIO | None) -> Console:
+    if terminal:
+        width = os.get_terminal_size(terminal.fileno()).columns
+        return Console(file=terminal, force_terminal=True, width=width, highlight=False)
+    # Open MPI gives rank 0 a pseudo-terminal whether or not its own output goes to a terminal.
+    is_terminal = launcher_variable() is None and sys.stdout.isatty()
+    return Console(
+        quiet=rank != 0, force_terminal=is_terminal, soft_wrap=not is_terminal, highlight=False
+    )
+
+
+@contextmanager
+def output_to_file(path: Path | None) -> Iterator[None]:
+    """Sends this process's standard output and error, also C++'s, to a file; None: nowhere else."""
+    if path is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in enumerate(saved, start=1):
+            os.dup2(copy, number)
+            os.close(copy)

@@ -1,0 +1,106 @@
+"""What stands before the training of a model: device, plan, the model itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed import devices
+from candle_p1.distributed import horovod as distributed
+from candle_p1.distributed.comm import Attempt
+from candle_p1.errors import ParameterError
+from candle_p1.models import fast
+from candle_p1.models.optimizers import default_learning_rate, make_optimizer
+from candle_p1.scaling import ScalingPlan
+
+if TYPE_CHECKING:
+    from candle_p1.benchmark import Benchmark
+    from candle_p1.data.samples import DataSet
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.gradient_log import GradientLog
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+
+def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
+    """Sets up this rank's device, the precision and the kernels; collective.
+
+    Raises:
+        CandleError: The device cannot be had; the same on every rank.
+    """
+    configure = partial(
+        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
+    )
+    device = Attempt(configure).agree(comm)
+    import keras
+
+    keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
+    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
+    keras.config.set_dtype_policy(policies[params["data_type"]])
+    fast.choose(params["kernels"], on_cpu=not device.is_gpu)
+    return device
+
+
+def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
+    """Returns what the parameters make of these samples on these ranks."""
+    learning_rate = params["learning_rate"]
+    if learning_rate is None:
+        learning_rate = default_learning_rate(params["optimizer"])
+    return ScalingPlan.make(
+        num_ranks=comm.size,
+        epochs=params["epochs"],
+        batch_size=params["batch_size"],
+        learning_rate=learning_rate,
+        num_samples=num_samples,
+        epochs_scaling=params["epochs_scaling"],
+        batch_scaling=params["batch_scaling"],
+        lr_scaling=params["lr_scaling"],
+        warmup_epochs=params["warmup_epochs"],
+        warmup_from=params["base_lr"],
+        data_parallel=params["data_parallel"],
+        max_steps=params["train_steps"] or 0,
+    )
+
+
+def check_passes(plan: ScalingPlan, params: ParameterSet) -> None:
+    """Raises ParameterError where the last gradients would be added up and never used."""
+    passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
+    total = num_steps * plan.epochs_per_rank
+    if total % passes:
+        raise ParameterError(
+            f"backward_passes_per_step {passes} ({params.origin('backward_passes_per_step')}) does"
+            f" not divide the {total} steps of a rank: the gradients of the last ones would be lost"
+        )
+
+
+def build_model(
+    benchmark: Benchmark,
+    params: ParameterSet,
+    data: DataSet,
+    plan: ScalingPlan,
+    device: Device,
+    comm: Communicator,
+    log: GradientLog | None = None,
+) -> Any:
+    """Builds and compiles the model, with the same weights on every rank of the same seed.
+
+    The log is told when gradients are exchanged.
+    """
+    import keras
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(params["rng_seed"])
+    model = benchmark.build_model(params, data)
+    distributed.seed_ranks(model, params["rng_seed"], comm.rank)
+    optimizer = make_optimizer(params, plan.learning_rate)
+    # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
+    xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
+    model.compile(
+        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"], log),
+        loss=benchmark.loss(params),
+        metrics=benchmark.metrics(params),
+        jit_compile="auto" if xla else False,
+        auto_scale_loss=False,
+    )
+    model.optimizer.build(model.trainable_variables)
+    return model

@@ -1,0 +1,57 @@
+"""Records of runs that never were."""
+
+from __future__ import annotations
+
+import os
+
+from candle_p1.records.record import over_ranks
+
+
+def toy_record(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, settings=None):
+    """Returns a record with the parameters of a run, a mapping; settings are its environment."""
+    record = {
+        "schema_version": 1,
+        "status": status,
+        "benchmark": "toy",
+        "started": "2019-08-05T00:00:00+00:00",
+        "num_ranks": num_ranks,
+        "parameters": {name: {"value": value, "origin": "flag"} for name, value in params.items()},
+    }
+    if status == "running":
+        return record
+    record["ended"] = record["started"]
+    if status != "ok":
+        return record | {"failure": {"reason": f"planted {status}", "rank": 0}}
+    rank = {"host": "here", "pid": 1, "node": 0, "num_cores": 1, "threads": 1, "device": "cpu"}
+    return record | {
+        "ranks": [rank | {"rank": i, "local_rank": i} for i in range(num_ranks)],
+        "data": {"synthetic": True, "loader": params["loader"], "files": {}},
+        "plan": {
+            "base_batch_size": 10,
+            "base_learning_rate": 0.1,
+            "batch_scaling": "none",
+            "batch_size": 10,
+            "data_parallel": "epoch",
+            "epochs": params["epochs"],
+            "epochs_per_rank": params["epochs"],
+            "epochs_scaling": "none",
+            "global_batch_size": 10 * num_ranks,
+            "learning_rate": 0.1,
+            "lr_scaling": "none",
+            "num_ranks": num_ranks,
+            "samples_per_epoch": 10,
+            "steps_per_epoch": 1,
+            "warmup_epochs": 0,
+            "warmup_learning_rate": 0.1,
+        },
+        "model": {"num_parameters": 1, "optimizer": "sgd"},
+        "distributed": {"backend": "serial"},
+        "phases": {"train": over_ranks([train_s] * num_ranks, "s")},
+        "total_s": total_s,
+        "training": {"epochs": []},
+        "efficiency": {"kind": "absent", "reason": "planted"},
+        "communication": {"logged": False},
+        "quality": {"accuracy": {"value": 0.75, "naive": 0.5}},
+        "energy": {"kind": "absent", "reason": "planted"},
+        "environment": {"settings": dict(os.environ) if settings is None else settings},
+    }

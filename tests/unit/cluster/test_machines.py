@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from candle_p1.cluster import machine as machine_module
+from candle_p1.cluster.launchers import LAUNCHERS
+from candle_p1.cluster.layout import Layout
+from candle_p1.cluster.machine import Machine, list_machines, load_machine
+from candle_p1.cluster.schedulers import SCHEDULERS
+from candle_p1.errors import ParameterError
+from candle_p1.toml_file import read_toml
+
+SHIPPED = sorted(
+    path.stem for path in Path(machine_module.__file__).parent.joinpath("machines").glob("*.toml")
+)
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.delenv("CANDLE_P1_MACHINES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_the_machines_are_there():
+    assert list_machines() == SHIPPED
+    assert set(SHIPPED) >= {"summit", "theta", "frontier", "perlmutter", "polaris", "aurora"}
+    assert set(SHIPPED) >= {"slurm", "pbs", "local"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_value_of_a_machine_says_where_it_is_from(name):
+    machine = load_machine(name)
+    path = Path(machine_module.__file__).parent / f"machines/{name}.toml"
+    written = read_toml(path)
+    assert set(written) - {"title", "sources"} == set(machine.sources)
+    assert all(machine.sources.values())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_machine_fits_together(name):
+    machine = load_machine(name)
+    assert machine.name == name
+    assert machine.scheduler in SCHEDULERS
+    assert machine.launcher in LAUNCHERS
+    layout = Layout.on(machine, machine.min_nodes)
+    assert layout.num_ranks == machine.min_nodes * machine.ranks_per_node
+    if machine.time_limits:
+        assert machine.time_limits[-1][0] == machine.num_nodes
+        assert all(machine.minutes <= minutes for _, minutes in machine.time_limits)
+
+
+def test_the_paper_layouts():
+    """Section 4.1 and Figure 5 (b): one GPU and 7 cores; section 2.3: a rank per node."""
+    summit, theta = load_machine("summit"), load_machine("theta")
+    assert (summit.ranks_per_node, summit.cores_per_rank, summit.gpus_per_rank) == (6, 7, 1)
+    assert (theta.ranks_per_node, theta.threads_per_rank) == (1, 64)
+
+
+def test_more_ranks_than_usual_get_smaller_shares():
+    layout = Layout.on(load_machine("theta"), 2, 4)
+    assert (layout.num_ranks, layout.cores_per_rank, layout.threads_per_rank) == (8, 16, 16)
+    assert layout.environment == {"OMP_NUM_THREADS": "16"}
+    fewer = Layout.on(load_machine("summit"), 2, 3)
+    assert (fewer.cores_per_rank, fewer.threads_per_rank) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "ranks", "numbers"),
+    [
+        ("summit", 1, 7, "7 ranks per node on summit: each takes 1 GPU, and a node has 6"),
+        ("summit", 5000, None, "5000 nodes: a job on summit can have 4608"),
+        ("theta", 1, 65, "65 ranks per node on theta: a node has 64 cores"),
+        ("local", 2, None, "2 nodes: a job on local can have 1"),
+        ("slurm", 0, None, "at least one"),
+    ],
+)
+def test_what_a_machine_does_not_have(name, nodes, ranks, numbers):
+    with pytest.raises(ParameterError, match=numbers):
+        Layout.on(load_machine(name), nodes, ranks)
+
+
+def test_a_machine_whose_own_ranks_do_not_fit(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "slurm"\ncores_per_node = 8\nranks_per_node = 2\ncores_per_rank = 8\n')
+    with pytest.raises(ParameterError, match="2 ranks of 8 cores are 16, and a node has 8"):
+        Layout.on(load_machine(str(path)), 1)
+
+
+def test_a_file_of_the_user_completes_another_machine(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(
+        'base = "slurm"\nranks_per_node = 4\nlauncher_options = []\n[environment]\nA = "1"\n'
+    )
+    machine = load_machine(str(path))
+    assert (machine.name, machine.scheduler, machine.ranks_per_node) == ("ours", "slurm", 4)
+    assert machine.launcher_options == []
+    assert machine.environment == {"NCCL_DEBUG": "WARN", "A": "1"}
+
+
+@pytest.mark.parametrize("place", ["variable", "config"])
+def test_a_file_of_the_user_goes_before_the_machine_of_its_name(place, tmp_path, monkeypatch):
+    directory = tmp_path / "config/candle_p1/machines"
+    if place == "variable":
+        directory = tmp_path / "machines"
+        monkeypatch.setenv("CANDLE_P1_MACHINES", f"{tmp_path / 'absent'}:{directory}")
+    directory.mkdir(parents=True)
+    (directory / "summit.toml").write_text('queue = "killable"\n')
+    machine = load_machine("summit")
+    assert (machine.queue, machine.cores_per_rank) == ("killable", 7)
+    (directory / "ours.toml").write_text('base = "theta"\n')
+    assert "ours" in list_machines()
+    assert load_machine("ours").launcher == "aprun"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('base = "slurm"\nrank_per_node = 4\n', "no key 'rank_per_node' .*'ranks_per_node'"),
+        ('base = "slurm"\nranks_per_node = "4"\n', "ranks_per_node is '4'; .*whole number"),
+        ('base = "slurm"\nranks_per_node = -4\n', "ranks_per_node is -4"),
+        ('base = "slurm"\nproject_required = 1\n', "true or false"),
+        ('base = "slurm"\nqueue = 3\n', "queue is 3; it has to be a text"),
+        ('base = "slurm"\nmodules = "gcc"\n', "a list of texts"),
+        ('base = "slurm"\ntime_limits = [[9, 5], [3, 2]]\n', "ascending"),
+        ('base = "slurm"\n[environment]\nA = 1\n', "a table of texts"),
+        ('base = "slrum"\n', "base is 'slrum' .did you mean 'slurm'"),
+        ('title = "x"\nscheduler = "slurm"\nlauncher = "srun"\n', "ranks_per_node is missing"),
+        ("title =\n", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(text, problem, tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match=problem) as raised:
+        load_machine(str(path))
+    assert str(path) in str(raised.value)
+
+
+def test_unknown_machines():
+    with pytest.raises(ParameterError, match=r"no machine 'sumit' .did you mean 'summit'.*theta"):
+        load_machine("sumit")
+    with pytest.raises(ParameterError, match="no such file"):
+        load_machine("absent.toml")
+
+
+def test_the_values_checked_are_those_declared():
+    """Every annotation has a check: a table of every type is read without an error of ours."""
+    machine = Machine.from_table(
+        {"name": "m", "title": "m", "scheduler": "none", "launcher": "here", "ranks_per_node": 1}
+        | {"time_limits": [[1, 2]], "sources": {"a": "b"}, "memory_gb": 1, "power": "nvml"},
+        Path("m.toml"),
+    )
+    assert machine.longest_minutes(1) == 2
+    assert machine.longest_minutes(2) is None

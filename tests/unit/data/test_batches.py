@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.data.samples import Samples
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.scaling import ScalingPlan
+
+feed = pytest.importorskip("candle_p1.data.batches", reason="no Keras backend is installed")
+
+
+def plan_for(num_ranks, num_samples, batch_size, level):
+    return ScalingPlan.make(
+        num_ranks=num_ranks,
+        epochs=num_ranks,
+        batch_size=batch_size,
+        learning_rate=0.1,
+        num_samples=num_samples,
+        data_parallel=level,
+    )
+
+
+@given(st.integers(1, 6), st.integers(6, 200), st.integers(1, 50), st.integers(0, 2**32 - 1))
+def test_shards_are_disjoint_and_all_ranks_take_equal_steps(num_ranks, samples, batch, seed):
+    plan = plan_for(num_ranks, samples, batch, "batch_step")
+    orders = [
+        feed.epoch_order(plan, samples, seed=seed, epoch=3, rank=rank) for rank in range(num_ranks)
+    ]
+    together = np.concatenate(orders)
+    assert len(np.unique(together)) == len(together) == num_ranks * (samples // num_ranks)
+    assert {len(order) for order in orders} == {plan.samples_per_epoch}
+
+
+def test_at_the_epoch_level_each_rank_sees_all_samples_in_an_order_of_its_own():
+    plan = plan_for(2, 100, 10, "epoch")
+
+    def order(seed=1, epoch=0, rank=0, **options):
+        return feed.epoch_order(plan, 100, seed=seed, epoch=epoch, rank=rank, **options)
+
+    assert sorted(order()) == list(range(100))
+    assert order().tolist() == order().tolist()
+    others = [order(seed=2), order(epoch=1), order(rank=1)]
+    assert all(other.tolist() != order().tolist() for other in others)
+    assert order(shuffle=False).tolist() == list(range(100))
+
+
+def test_training_batches_are_the_rows_of_the_order():
+    x = np.arange(25, dtype=np.float32).reshape(25, 1)
+    plan = plan_for(1, 25, 10, "epoch")
+    batches = feed.TrainFeed(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
+    for epoch in (0, 5):
+        batches.set_epoch(epoch)
+        order = feed.epoch_order(plan, 25, seed=1, epoch=epoch, rank=0)
+        seen = [batches[step] for step in range(len(batches))]
+        assert [len(y) for _, y in seen] == [10, 10, 5]
+        np.testing.assert_array_equal(np.concatenate([y for _, y in seen]), order)
+
+
+class Rank(SerialCommunicator):
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+@given(st.integers(1, 6), st.integers(0, 40), st.integers(1, 9), st.integers(0, 4))
+def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch, max_steps):
+    y = np.arange(num_samples)
+    seen = []
+    for rank in range(num_ranks):
+        share = feed.EvaluationFeed(Samples(y, y), batch, Rank(rank, num_ranks), max_steps)
+        seen += [value for step in range(len(share)) for value in share[step][1]]
+    assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
+
+
+def test_what_fit_takes_has_the_batches_of_each_epoch():
+    for_fit = pytest.importorskip("candle_p1.models.fast.batches").for_fit
+    samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
+    plan = plan_for(1, 10, 4, "epoch")
+    train = feed.TrainFeed(samples, plan, seed=3, rank=0, shuffle=True)
+    taken = for_fit(train)
+    if feed.keras.backend.backend() != "tensorflow":
+        assert taken is train
+        return
+    assert not taken.options().autotune.enabled  # whose thread would hold up the end of an epoch
+    assert len(taken) == len(train) == 3
+    for epoch in range(3):
+        train.set_epoch(epoch)
+        for step, batch in enumerate(taken):
+            for one, other in zip(batch, train[step], strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert step == 2

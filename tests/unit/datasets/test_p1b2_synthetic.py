@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.datasets.synthetic import make
+
+P1B2 = find_benchmark("p1b2").recipe
+synthetic = sys.modules[type(P1B2).__module__]
+NUM_ROWS = {"small": {"train": 320, "test": 160}, "full": {"train": 3000, "test": 1000}}
+PUBLISHED_BYTES = {"train": 169_631_113, "test": 56_690_533}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The small data, by role."""
+    directory = tmp_path_factory.mktemp("small")
+    make(P1B2, "small", directory, seed=2019)
+    return {role: pd.read_csv(directory / name) for role, name in P1B2.roles.items()}
+
+
+@pytest.fixture(scope="module")
+def full_tumors():
+    """Tumors of the full data: (types, impacts), some of each type."""
+    genome = synthetic.Genome.draw(synthetic.SIZES["full"], seed=2019)
+    types = np.arange(200) % len(synthetic.CANCER_TYPES)
+    return types, np.stack([genome.tumor(patient, types[patient], 2019) for patient in range(200)])
+
+
+def test_rows_and_columns_are_those_of_the_published_layout(tables):
+    assert list(tables["train"].columns) == list(tables["test"].columns)
+    for role, table in tables.items():
+        assert table.shape == (NUM_ROWS["small"][role], 302)
+        assert list(table.columns[:2]) == ["case_id", "cancer_type"]
+        assert table.columns[2:].is_unique
+
+
+def test_ten_types_are_balanced_and_in_random_order(tables):
+    for role, table in tables.items():
+        frequency = Counter(table["cancer_type"])
+        assert set(frequency) == set(synthetic.CANCER_TYPES)
+        assert set(frequency.values()) == {NUM_ROWS["small"][role] // 10}
+        assert len(set(table["cancer_type"][:20])) > 5
+
+
+def test_no_patient_is_on_both_sides(tables):
+    cases = [case for table in tables.values() for case in table["case_id"]]
+    assert len(set(cases)) == len(cases) == 480
+
+
+def test_impacts_are_small_integers_and_mostly_0(tables, full_tumors):
+    for table in tables.values():
+        impacts = table.iloc[:, 2:].to_numpy()
+        assert impacts.dtype == np.int64
+        assert impacts.min() == 0
+        assert (impacts == 0).mean() > 0.85
+        assert (impacts > 9).mean() < 0.01
+    _, impacts = full_tumors
+    assert 0.95 < (impacts == 0).mean() < 0.995
+    assert (impacts > 9).mean() < 0.001
+
+
+def test_burdens_differ_more_than_tenfold_between_tumors(full_tumors):
+    num_mutated = (full_tumors[1] > 0).sum(axis=1)
+    assert np.quantile(num_mutated, 0.95) > 10 * np.quantile(num_mutated, 0.05)
+    assert num_mutated.min() > 0
+
+
+def test_drivers_are_mutated_more_often_in_their_type():
+    genome = synthetic.Genome.draw(synthetic.SIZES["small"], seed=4)
+    tumors = [
+        np.mean([genome.tumor(patient, kind, 4) > 0 for patient in range(kind, 600, 10)], axis=0)
+        for kind in range(10)
+    ]
+    own = genome.drivers[:, :3]  # the most frequent
+    in_own = np.mean([tumors[kind][own[kind]].mean() for kind in range(10)])
+    in_others = np.mean([tumors[kind - 1][own[kind]].mean() for kind in range(10)])
+    assert in_own > in_others + 0.15
+    assert len(np.unique(genome.drivers)) == 11 * 8
+
+
+def test_types_can_be_told_by_their_mean_rates(tables):
+    train, test = (tables[role].iloc[:, 2:].to_numpy() > 0 for role in ("train", "test"))
+    train_types, test_types = (tables[role]["cancer_type"].to_numpy() for role in tables)
+    names = np.array(synthetic.CANCER_TYPES)
+    rates = np.stack([(train[train_types == name].sum(axis=0) + 0.5) / 33 for name in names])
+    likelihood = test @ np.log(rates).T + ~test @ np.log(1 - rates).T
+    predicted = names[likelihood.argmax(axis=1)]
+    assert 0.4 < (predicted == test_types).mean() < 0.95
+
+
+@pytest.mark.parametrize("role", ["train", "test"])
+def test_full_files_have_the_published_size(role):
+    file = next(f for f in P1B2.files("full", 2019) if f.name == P1B2.roles[role])
+    header, *blocks = itertools.islice(file.blocks, 4)
+    assert header.count(b",") + 1 == 28_206
+    lines = b"".join(blocks).splitlines(keepends=True)
+    assert {line.count(b",") + 1 for line in lines} == {28_206}
+    estimate = len(header) + NUM_ROWS["full"][role] * np.mean([len(line) for line in lines])
+    assert estimate == pytest.approx(PUBLISHED_BYTES[role], rel=0.005)
+    assert file.num_bytes_estimate == pytest.approx(PUBLISHED_BYTES[role], rel=0.01)
+
+
+def test_full_data_have_the_published_rows(monkeypatch):
+    monkeypatch.setattr(synthetic.Genome, "tumor", lambda *_, seed: np.zeros(3, np.int64))
+    for num_rows, file in zip(NUM_ROWS["full"].values(), P1B2.files("full", 1), strict=True):
+        assert sum(block.count(b"\n") for block in file.blocks) == 1 + num_rows

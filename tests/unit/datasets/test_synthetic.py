@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from candle_p1.benchmark import find_benchmark, list_benchmarks
+from candle_p1.data.manifest import MANIFEST_NAME, Manifest, synthetic_facts
+from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, make
+from candle_p1.errors import DataError, ParameterError
+
+
+class Tiny(SyntheticRecipe):
+    name, version, roles = "tiny", 1, {"train": "a.csv", "test": "b.csv"}
+
+    def __init__(self):
+        self.num_made = 0
+
+    def files(self, size, seed):
+        self.num_made += 1
+        text = f"{size},{seed}\n".encode()
+        return [SyntheticFile(name, 8, iter([text, text])) for name in self.roles.values()]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_manifest_tells_the_files(tmp_path):
+    manifest = make(Tiny(), "small", tmp_path / "out", 7)
+    path = tmp_path / "out/a.csv"
+    assert manifest == Manifest.read(path.parent)
+    assert manifest.files["a.csv"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert synthetic_facts(path) == manifest.files["a.csv"]
+    assert json.loads((tmp_path / "out" / MANIFEST_NAME).read_text())["synthetic"] is True
+    (tmp_path / "out/b.csv").unlink()
+    assert synthetic_facts(path) == manifest.files["a.csv"]
+    path.write_text("cut\n")
+    assert synthetic_facts(path) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_of": 1, "files": {}}'])
+def test_a_damaged_manifest_is_none(tmp_path, text):
+    manifest = make(Tiny(), "small", tmp_path, 1)
+    (tmp_path / MANIFEST_NAME).write_text(text)
+    assert Manifest.read(tmp_path) is None
+    assert synthetic_facts(tmp_path / "a.csv") is None
+    assert manifest.whole
+
+
+def test_a_data_set_is_made_once_and_made_again_when_damaged(cache):
+    recipe = Tiny()
+    manifest = ensure(recipe, "small", 1)
+    assert ensure(recipe, "small", 1) == manifest
+    assert recipe.num_made == 1
+    (manifest.directory / "a.csv").write_text("cut")
+    assert ensure(recipe, "small", 1) == manifest
+    assert recipe.num_made == 2
+    assert ensure(recipe, "small", 2).directory != manifest.directory
+    assert cache in manifest.directory.parents
+
+
+def test_files_that_are_not_ours_are_never_written_over(tmp_path):
+    (tmp_path / "a.csv").write_text("precious\n")
+    with pytest.raises(DataError, match=r"already holds a\.csv.*--out"):
+        make(Tiny(), "small", tmp_path, 1)
+    assert (tmp_path / "a.csv").read_text() == "precious\n"
+
+
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path):
+    class Interrupted(Tiny):
+        def files(self, size, seed):
+            def blocks():
+                yield b"half"
+                raise KeyboardInterrupt
+
+            return [*super().files(size, seed)[:1], SyntheticFile("b.csv", 8, blocks())]
+
+    with pytest.raises(KeyboardInterrupt):
+        make(Interrupted(), "small", tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+    assert make(Tiny(), "small", tmp_path, 1).files
+
+
+def test_an_unwritable_directory_and_an_unknown_size_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="CANDLE_DATA_DIR"):
+        make(Tiny(), "small", tmp_path / "file/below", 1)
+    with pytest.raises(ParameterError, match="tiny has full, small"):
+        make(Tiny(), "medium", tmp_path, 1)
+
+
+def test_progress_ends_at_the_files_size(tmp_path):
+    calls = []
+    make(Tiny(), "small", tmp_path / "out", 1, lambda *call: calls.append(call))
+    assert [call[0] for call in calls] == ["a.csv"] * 3 + ["b.csv"] * 3
+    assert calls[2][1:] == (16, 16)
+
+
+PROGRAM = """
+from candle_p1.benchmark import find_benchmark
+from candle_p1.datasets import synthetic
+made = []
+write = synthetic._write
+synthetic._write = lambda *call: made.append(call[0].name) or write(*call)
+print(len(synthetic.ensure(find_benchmark("nt3").recipe, "small", 3).files), len(made))
+"""
+
+
+def test_processes_that_start_at_once_make_it_once():
+    processes = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    results = sorted(process.communicate(timeout=60)[0].split() for process in processes)
+    assert results == [["2", "0"]] * 3 + [["2", "2"]]
+
+
+@pytest.mark.parametrize("name", list_benchmarks())
+def test_the_seed_decides_the_bytes(name):
+    def contents(seed):
+        return [b"".join(f.blocks) for f in find_benchmark(name).recipe.files("small", seed)]
+
+    first = contents(1)
+    assert contents(1) == first
+    assert not set(contents(2)) & set(first)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
+from candle_p1.distributed.launch_layout import LAUNCHERS, launch_layout
+from candle_p1.errors import SetupError
+
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "7",
+    "JSM_NAMESPACE_SIZE": "12",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "6",
+    "OMPI_COMM_WORLD_RANK": "7",
+    "OMPI_COMM_WORLD_SIZE": "12",
+    "PMIX_RANK": "7",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+PALS = {
+    "PALS_RANKID": "13",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "12",
+    "PMI_RANK": "13",
+    "PMI_SIZE": "24",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "12",
+}
+HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}
+ALPS = {"ALPS_APP_PE": "5", "ALPS_APP_DEPTH": "64"}
+SRUN = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "4,2",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_CPUS_PER_TASK": "7",
+    "SLURMD_NODENAME": "n2",
+}
+BATCH_SCRIPT = {
+    name: value
+    for name, value in SRUN.items()
+    if "STEP" not in name and name not in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+} | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASK_PID": "1"}
+HOST = platform.node()
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "rank", "size", "local_rank", "local_size", "depth", "node"),
+    [
+        pytest.param({}, "none", 0, 1, 0, 1, None, HOST, id="no launcher"),
+        pytest.param(JSRUN, "jsrun", 7, 12, 1, 6, None, HOST, id="jsrun"),
+        pytest.param(MPIRUN, "mpirun", 3, 4, 1, 2, None, HOST, id="Open MPI"),
+        pytest.param(PALS, "mpiexec_pals", 13, 24, 1, 12, None, HOST, id="PALS"),
+        pytest.param(HYDRA, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra"),
+        pytest.param(ALPS, "aprun", 5, None, None, None, 64, HOST, id="ALPS"),
+        pytest.param(SRUN, "srun", 5, 6, 1, 2, 7, "n2", id="srun"),
+        pytest.param({**SRUN, "PMIX_RANK": "5"}, "srun", 5, 6, 1, 2, 7, "n2", id="srun --mpi=pmix"),
+        pytest.param(
+            {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"},
+            *("srun", 5, 6, 1, 2, 7, "n2"),
+            id="srun --mpi=pmi2",
+        ),
+        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "pmi", 1, 2, None, None, None, HOST),
+        pytest.param({"PMIX_RANK": "1"}, "pmix", 1, None, None, None, None, HOST, id="PMIx"),
+        pytest.param(BATCH_SCRIPT, "none", 0, 1, 0, 1, None, HOST, id="batch script"),
+        pytest.param(
+            {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},
+            *("none", 0, 1, 0, 1, None, HOST),
+            id="shell of salloc",
+        ),
+        pytest.param(
+            {**BATCH_SCRIPT, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun in a batch job"
+        ),
+        pytest.param(
+            {**SRUN, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun, daemons by srun"
+        ),
+        pytest.param(
+            {**SRUN, **HYDRA}, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra, proxies by srun"
+        ),
+        pytest.param({**PALS, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun over PALS"),
+    ],
+)
+def test_a_rank_knows_its_place(environ, launcher, rank, size, local_rank, local_size, depth, node):
+    layout = launch_layout(environ)
+    assert (layout.launcher, layout.rank, layout.size) == (launcher, rank, size)
+    assert (layout.local_rank, layout.local_size) == (local_rank, local_size)
+    assert (layout.depth, layout.node) == (depth, node)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "count"),
+    [
+        ("4", 0, 4),
+        ("4(x3),2", 0, 4),
+        ("4(x3),2", 2, 4),
+        ("4(x3),2", 3, 2),
+        ("5,4(x3)", 1, 4),
+        ("4(x3),2", 4, None),
+        ("four", 0, None),
+    ],
+)
+def test_slurms_tasks_of_this_node(text, place, count):
+    environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(place)}
+    assert launch_layout(environ).local_size == count
+
+
+def test_a_variable_that_is_no_number_is_named():
+    with pytest.raises(SetupError, match="OMPI_COMM_WORLD_SIZE='two', which mpirun sets"):
+        launch_layout({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
+
+
+def test_this_process_is_looked_at_by_default(environment, monkeypatch):
+    for name in (name for launcher in LAUNCHERS for name in launcher.rank):
+        monkeypatch.delenv(name, raising=False)
+    assert launch_layout().launcher == "none"
+    monkeypatch.setenv("PMIX_RANK", "2")
+    assert launch_layout().rank == 2
+
+
+@pytest.mark.parametrize("environ", [JSRUN, MPIRUN, PALS, HYDRA, ALPS, {**SRUN, "PMIX_RANK": "0"}])
+def test_the_communicator_looks_for_mpi_under_each_of_them(environ):
+    assert any(name in LAUNCHER_VARIABLES for name in environ)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.distributed.gradient_log import _union_s
+from candle_p1.instrument import collectives
+from candle_p1.instrument.collectives import (
+    CommunicationLog,
+    collective,
+    note_exchange,
+    summarize_communication,
+)
+from candle_p1.instrument.efficiency import efficiencies
+from candle_p1.instrument.epochs import Epoch, summarize_epoch
+from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.instrument.phases import at_work as timer_at_work
+
+
+def test_exchanges_are_added_up_by_name_and_by_size():
+    one, other = CommunicationLog(), CommunicationLog()
+    one.add("mpi", "barrier", 0, 0.5)
+    one.add("horovod", "allreduce a", 1024, 2.0, num_calls=4)
+    one.add("horovod", "allreduce b", 2047, 1.0)
+    other.add("horovod", "allreduce a", 1024, 6.0, num_calls=4)
+    facts = summarize_communication([one, other])
+    named = {each["name"]: each for each in facts["collectives"]}
+    assert list(named) == ["barrier", "allreduce a", "allreduce b"]
+    assert named["allreduce a"]["num_calls"] == 8
+    assert named["allreduce a"]["num_bytes"] == 8192
+    assert named["allreduce a"]["time"]["per_rank_s"] == [2.0, 6.0]
+    (sizes,) = facts["message_sizes"]  # a barrier carries nothing
+    assert (sizes["from_bytes"], sizes["below_bytes"]) == (1024, 2048)
+    assert sizes["num_calls"] == 9
+    assert sizes["bytes_per_s"] == pytest.approx((8 * 1024 + 2047) / 9.0)
+
+
+def test_a_collective_tells_the_log_and_the_phase_also_if_it_fails():
+    log, timer = CommunicationLog(), PhaseTimer()
+    with collective("mpi", "unheard", lambda: pytest.fail("nobody asked")):
+        pass
+    with collectives.at_work(log), timer_at_work(timer), timer("load"):
+        note_exchange("horovod", "broadcast", 8, 0.25)
+        with pytest.raises(ValueError, match="x"), collective("mpi", "broadcast", lambda: 3):
+            raise ValueError("x")
+    assert log.by_name["mpi", "broadcast"].num_bytes == 3
+    waited_s = log.by_name["mpi", "broadcast"].seconds
+    assert timer.phases["load",].communication_s == pytest.approx(0.25 + waited_s)
+
+
+def test_efficiencies_are_those_of_pop():
+    # useful 0.8 and 0.64 of 1 s: mean 0.72, so 0.72 / 0.8, 0.8 / 1 and 0.72 / 1
+    facts = efficiencies([0.8, 0.64], 1.0)
+    assert facts["load_balance"] == pytest.approx(0.9, abs=1e-15)
+    assert facts["communication_efficiency"] == 0.8
+    assert facts["parallel_efficiency"] == pytest.approx(0.72, abs=1e-15)
+    assert facts["useful"]["per_rank_s"] == [0.8, 0.64]
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=8), st.floats(1.0, 5.0))
+def test_parallel_efficiency_is_the_product(useful_s, runtime_s):
+    facts = efficiencies(useful_s, runtime_s)
+    product = facts["load_balance"] * facts["communication_efficiency"]
+    assert facts["parallel_efficiency"] == pytest.approx(product)
+    assert 0 < facts["parallel_efficiency"] <= 1
+
+
+def test_an_epoch_tells_the_first_step_apart_and_a_slow_rank():
+    fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, exchange_s=0.4)
+    slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, exchange_s=0.3)
+    facts = summarize_epoch([fast, slow], is_first=True)
+    assert facts["steps"]["num"] == 4
+    assert facts["steps"]["first"]["per_rank_s"] == [0.4, 0.5]
+    assert facts["steps"]["median"]["per_rank_s"] == pytest.approx([0.2, 0.2])
+    assert facts["efficiency"]["load_balance"] == pytest.approx(0.9)
+    assert facts["efficiency"]["communication_efficiency"] == pytest.approx(0.8)
+    assert facts["efficiency"]["parallel_efficiency"] == pytest.approx(0.72)
+    assert facts["hidden_share"] == pytest.approx(1 - 0.56 / 0.7)
+    later = summarize_epoch([fast, slow], is_first=False)
+    assert "first" not in later["steps"]
+    assert later["steps"]["median"]["per_rank_s"] == pytest.approx([0.25, 0.2])
+
+
+def test_what_is_not_measured_of_an_epoch_is_absent():
+    facts = summarize_epoch([Epoch(0.0, 1.0, [1.0], None, None)], is_first=True)
+    assert set(facts) == {"per_rank_begin_s", "train", "steps"}
+    assert set(facts["steps"]) == {"num", "first"}
+    alone = summarize_epoch([Epoch(0.0, 1.0, [0.5, 0.5])], is_first=False)
+    assert alone["efficiency"]["parallel_efficiency"] == 1.0
+    assert "hidden_share" not in alone
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=3, max_size=3),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_the_union_of_intervals_is_that_of_their_seconds(steps):
+    begins = np.array([[begin for begin, _ in step] for step in steps], float)
+    ends = begins + np.array([[length for _, length in step] for step in steps])
+    covered = [len({s for begin, n in step for s in range(begin, begin + n)}) for step in steps]
+    assert _union_s(np.stack([begins, ends], axis=1)).tolist() == covered

@@ -1,0 +1,203 @@
+"""The log in MLPerf's format: what it says, and when."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from candle_p1.errors import ParameterError
+from candle_p1.instrument.epochs import Epoch
+from candle_p1.instrument.mllog import RunLog
+from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.instrument.tensorboard import check_tensorboard
+from candle_p1.training.mllog_settings import settings
+from tests.mllog_check import check_mllog
+
+SETTINGS = {
+    "seed": 7,
+    "global_batch_size": 40,
+    "gradient_accumulation_steps": 1,
+    "train_samples": 280,
+    "eval_samples": 140,
+    "opt_name": "sgd",
+    "opt_base_learning_rate": 0.002,
+    "opt_learning_rate_warmup_epochs": 0,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function that logs a run of some epochs, of 10 ms each; it returns the lines."""
+
+    def run(path, num_epochs=2, metrics=None, error=None):
+        metrics = metrics or {"loss": 0.5, "val_loss": 0.6, "val_accuracy": 0.9}
+        start_s = time.perf_counter()
+        phases = PhaseTimer(begin=start_s)
+        with RunLog(path, "nt3", phases, start_s) as log:
+            with phases("startup"):
+                time.sleep(0.01)
+            log.begin()
+            log.describe(**SETTINGS)
+            with phases("train"):
+                for _ in range(num_epochs):
+                    begin_s = time.perf_counter() - start_s
+                    time.sleep(0.015)
+                    log.add_epoch(Epoch(begin_s, 0.01, []), 0.004, metrics)
+            if error:
+                raise error
+            with phases("evaluate"):
+                time.sleep(0.005)
+            log.finish({"loss": {"value": 0.4}, "accuracy": {"value": 0.95, "naive": 0.5}})
+        return phases
+
+    return run
+
+
+def lines_of(path):
+    return [json.loads(line.split(" ", 1)[1]) for line in path.read_text().splitlines()]
+
+
+def test_a_run_is_logged_as_the_format_asks(run, tmp_path):
+    path = tmp_path / "mllog.txt"
+    before_ms = time.time() * 1e3
+    phases = run(path)
+    lines = check_mllog(path.read_text())
+    by_key = {line["key"]: line for line in lines}
+    assert {key: by_key[key]["value"] for key in SETTINGS} == SETTINGS
+    assert by_key["submission_benchmark"]["value"] == "nt3"
+    assert before_ms - 5 < by_key["init_start"]["time_ms"] < time.time() * 1e3
+    assert lines[-1]["metadata"]["status"] == "success"
+    accuracies = [line for line in lines if line["key"] == "eval_accuracy"]
+    assert [line["value"] for line in accuracies] == [0.9, 0.9, 0.95]
+    assert [line["metadata"]["samples"] for line in accuracies] == [
+        "validation", "validation", "test",
+    ]  # fmt: skip
+    # Times are those of the phases, to the rounding.
+    for start, stop, phase in (
+        ("init_start", "init_stop", "startup"),
+        ("eval_start", "eval_stop", "evaluate"),
+    ):
+        took_ms = by_key[stop]["time_ms"] - by_key[start]["time_ms"]
+        assert took_ms == pytest.approx(phases.phases[phase,].seconds * 1e3, abs=1)
+    assert by_key["run_start"]["time_ms"] == by_key["init_stop"]["time_ms"]
+    assert by_key["run_stop"]["time_ms"] == by_key["eval_stop"]["time_ms"]
+
+
+def test_epochs_and_validations_have_the_times_of_the_record(run, tmp_path):
+    path = tmp_path / "mllog.txt"
+    run(path)
+    lines = lines_of(path)
+    for key, took_ms in (("epoch", 10), ("eval", 4)):
+        starts = [line["time_ms"] for line in lines if line["key"] == f"{key}_start"]
+        stops = [line["time_ms"] for line in lines if line["key"] == f"{key}_stop"]
+        for start, stop in list(zip(starts, stops, strict=True))[:2]:
+            assert stop - start == pytest.approx(took_ms, abs=1)
+
+
+def test_where_there_is_no_accuracy_the_loss_stands_for_it(run, tmp_path):
+    path = tmp_path / "mllog.txt"
+    run(path, metrics={"loss": 0.5, "val_loss": math.nan})
+    first = next(line for line in lines_of(path) if line["key"] == "eval_accuracy")
+    assert first["value"] is None
+    assert first["metadata"]["metric"] == "loss"
+
+
+def test_a_run_that_fails_is_aborted(run, tmp_path):
+    path = tmp_path / "mllog.txt"
+    with pytest.raises(ValueError, match="no"):
+        run(path, error=ValueError("no"))
+    last = check_mllog(path.read_text())[-1]
+    assert last["metadata"]["status"] == "aborted"
+
+
+def test_without_a_path_nothing_is_written(run, tmp_path):
+    run(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_those_of_the_plan():
+    params = {"rng_seed": 3, "backward_passes_per_step": 2, "optimizer": "adam"}
+    plan = SimpleNamespace(global_batch_size=40, learning_rate=None, warmup_epochs=5)
+    data = SimpleNamespace(train=range(100), validation=range(10))
+    model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.001))
+    assert settings(params, plan, data, model) == {
+        "seed": 3,
+        "global_batch_size": 80,
+        "gradient_accumulation_steps": 2,
+        "train_samples": 100,
+        "eval_samples": 10,
+        "opt_name": "adam",
+        "opt_base_learning_rate": 0.001,
+        "opt_learning_rate_warmup_epochs": 5,
+    }
+
+
+def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
+    from candle_p1.benchmark import find_benchmark
+    from candle_p1.instrument import tensorboard
+
+    benchmark = find_benchmark("nt3")
+    asked, not_asked = (
+        benchmark.bind(benchmark.initialize_parameters(argv=argv))
+        for argv in (["--tensorboard", "True"], [])
+    )
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    check_tensorboard(not_asked)
+    with pytest.raises(ParameterError, match=r"tensorboard True \(flag\): .* tensorflow and tens"):
+        check_tensorboard(asked)
+
+
+def test_candles_own_flag_names_the_new_one():
+    from candle_p1.benchmark import find_benchmark
+
+    benchmark = find_benchmark("p1b1")
+    with pytest.raises(ParameterError, match="--tensorboard True"):
+        benchmark.bind(benchmark.initialize_parameters(argv=["--tb", "True"]))
+
+
+RULES = ("training_5.1.0", "hpc_3.0.0")
+OF_A_SUBMISSION = ("submission_", "cache_clear")
+"""Keys that only who submits to MLPerf can fill in."""
+
+
+@pytest.mark.formats
+@pytest.mark.skipif(find_spec("mlperf_logging") is None, reason="mlperf-logging is not installed")
+@pytest.mark.filterwarnings("ignore")  # its own
+@pytest.mark.parametrize("rules", RULES)
+def test_mlperfs_own_checker_accepts_a_log(run, tmp_path, rules):
+    import yaml
+    from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
+
+    path = tmp_path / "mllog.txt"
+    run(path)
+    lines, errors = mlp_parser.parse_file(str(path), ruleset="5.1.0")
+    assert (len(lines), errors) == (len(path.read_text().splitlines()), [])
+
+    config = Path(mlp_compliance.__file__).parent / rules / "common.yaml"
+    every = yaml.load(config.read_text(), Loader=yaml.BaseLoader)
+    kept = [
+        rule
+        for rule in every
+        if not rule.get("KEY", {"NAME": ""})["NAME"].startswith(OF_A_SUBMISSION)
+    ]
+    # The rule of submission_division sets how long the initialization may take: 30 minutes.
+    begin = next(rule["BEGIN"] for rule in kept if "BEGIN" in rule)
+    begin["CODE"] = begin["CODE"].replace("'compile_time_mins': 0", "'compile_time_mins': 30")
+    own = tmp_path / "rules.yaml"
+    own.write_text(yaml.dump(kept))
+
+    def accepts(log):
+        checker = mlp_compliance.make_checker(rules.split("_")[0], "5.1.0", False, True)
+        return checker.check_file(str(log), str(own))
+
+    assert accepts(path)
+    broken = tmp_path / "broken.txt"
+    text = path.read_text().splitlines(keepends=True)
+    broken.write_text("".join(line for line in text if '"run_stop"' not in line))
+    assert not accepts(broken)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from candle_p1.instrument.power.account import DeviceEnergy, NodeEnergy, combine, measure_node
+from candle_p1.instrument.power.choose import open_sources
+from candle_p1.instrument.power.sampler import Sampler
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Energy, Trace
+
+PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", resolution_s=0.001)
+DRAM = Channel("dram-0", "memory of package 0", "memory", "rapl", "energy", resolution_s=0.001)
+GPU = Channel("gpu:GPU-1", "H100", "gpu", "nvml", "energy", resolution_s=0.1)
+GPU_POWER = replace(GPU, reading="power")
+OTHER_GPU = replace(GPU, device="gpu:GPU-2")
+NODE = Channel("node", "node", "node", "cray", "energy", resolution_s=0.1)
+CRAY_CPU = Channel("cpu", "processors", "cpu", "cray", "energy", resolution_s=0.1)
+CRAY_GPU = Channel("accel0", "accelerator 0", "gpu", "cray", "energy", resolution_s=0.1)
+
+GONE = Energy("absent", 10.0, reason="from 3.000 s on: gone")
+
+
+def node(devices, number=0, boot="a", **facts):
+    """Returns a node whose devices have a constant power in W, or the energy given."""
+    measured = []
+    for channel, power in devices.items():
+        total = power
+        phases = {"load": GONE, "train": GONE}
+        if not isinstance(power, Energy):
+            total = Energy("measured", 10.0, 10.0 * power, 101)
+            phases = {
+                "load": Energy("measured", 4.0, 4.0 * power, 41),
+                "train": Energy("measured", 6.0, 6.0 * power, 61),
+            }
+        measured.append(DeviceEnergy(channel, total, phases))
+    return NodeEnergy(number, f"host{number}", boot, measured, power_hz=10.0, **facts)
+
+
+def counted(section):
+    return [
+        (device["node"], device["device"]) for device in section["devices"] if device["counted"]
+    ]
+
+
+def test_devices_of_all_nodes_add_up():
+    section = combine(
+        [node({PACKAGE: 100, DRAM: 20, GPU: 300}), node({PACKAGE: 110, DRAM: 20, GPU: 310}, 1, "b")]
+    )
+    assert section["kind"] == "measured"
+    assert section["total_j"] == pytest.approx(8600)
+    assert section["mean_w"] == pytest.approx(860)
+    assert section["covers"] == ["cpu", "gpu", "memory"]
+    assert section["phases"]["load"] == {
+        "kind": "measured",
+        "energy_j": pytest.approx(3440),
+        "mean_w": pytest.approx(860),
+    }
+    assert sum(phase["energy_j"] for phase in section["phases"].values()) == pytest.approx(8600)
+    assert len(counted(section)) == 6
+
+
+def test_a_nodes_sensor_contains_the_rest_of_it():
+    section = combine([node({PACKAGE: 100, GPU: 300, NODE: 700, CRAY_CPU: 105})])
+    assert counted(section) == [(0, "node")]
+    assert section["total_j"] == pytest.approx(7000)
+    assert section["covers"] == ["node"]
+    assert len(section["devices"]) == 4
+
+
+def test_what_a_crays_controller_and_other_sensors_show_is_counted_once():
+    section = combine([node({PACKAGE: 100, GPU: 300, CRAY_CPU: 105, CRAY_GPU: 310})])
+    assert counted(section) == [(0, "package-0"), (0, "gpu:GPU-1")]
+    replayed = replace(CRAY_CPU, source="replay:cray")
+    assert counted(combine([node({PACKAGE: 100, replayed: 105})])) == [(0, "package-0")]
+    assert counted(combine([node({CRAY_CPU: 105, CRAY_GPU: 310})])) == [(0, "cpu"), (0, "accel0")]
+
+
+def test_a_device_that_two_nodes_of_one_machine_see_is_counted_once():
+    section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 100, OTHER_GPU: 290}, 1)])
+    assert counted(section) == [(0, "package-0"), (0, "gpu:GPU-1"), (1, "gpu:GPU-2")]
+    assert section["total_j"] == pytest.approx(6900)
+
+
+def test_the_same_names_on_two_machines_are_two_devices():
+    section = combine([node({PACKAGE: 100}), node({PACKAGE: 100}, 1, "b")])
+    assert counted(section) == [(0, "package-0"), (1, "package-0")]
+
+
+def test_of_two_readings_of_a_device_the_counter_counts_and_an_absent_one_does_not():
+    assert combine([node({GPU_POWER: 290, GPU: 300})])["total_j"] == pytest.approx(3000)
+    assert combine([node({GPU_POWER: 290, GPU: GONE})])["total_j"] == pytest.approx(2900)
+
+
+def test_no_part_is_shown_for_the_whole():
+    section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 110, GPU: GONE}, 1, "b")])
+    assert section["kind"] == "absent"
+    assert section["reason"] == "gpu:GPU-1 of node 1: from 3.000 s on: gone"
+    assert "total_j" not in section
+    assert section["phases"]["train"] == {"kind": "absent", "reason": section["reason"]}
+    assert [device["kind"] for device in section["devices"]] == ["measured"] * 3 + ["absent"]
+
+
+def test_a_phase_may_be_whole_where_the_run_is_not():
+    lost = DeviceEnergy(GPU, GONE, {"load": Energy("measured", 4.0, 1200.0, 41), "train": GONE})
+    section = combine([replace(node({}), devices=[lost])])
+    assert section["phases"]["load"]["energy_j"] == 1200
+    assert section["phases"]["train"]["kind"] == section["kind"] == "absent"
+
+
+def test_nodes_that_measure_different_things_have_no_total():
+    section = combine(
+        [node({PACKAGE: 100, GPU: 300}), node({GPU: 300}, 1, "b", absent={"rapl": "denied"})]
+    )
+    assert section["kind"] == "absent"
+    assert section["reason"] == "node 1 (host1) measures gpu, another one cpu, gpu"
+    assert section["absent"] == [{"source": "rapl", "reason": "denied", "nodes": [1]}]
+
+
+def test_a_sum_is_of_the_worst_kind_of_its_parts():
+    estimate = Energy("estimated", 10.0, 500.0, 2, few_samples=True)
+    section = combine([node({PACKAGE: 100, GPU: estimate})])
+    assert section["kind"] == "estimated"
+    assert section["devices"][1]["few_samples"] is True
+    assert "few_samples" not in section["devices"][0]
+    replayed = Energy("simulated", 10.0, 500.0, 100)
+    assert combine([node({PACKAGE: 100, GPU: replayed})])["kind"] == "simulated"
+
+
+def test_a_machine_without_sensors_says_why_and_says_it_once():
+    absent = {"nvml": "not installed", "rapl": "no powercap"}
+    section = combine([node({}, 0, "a", absent=absent), node({}, 1, "b", absent=absent)])
+    assert section["kind"] == "absent"
+    assert section["reason"] == "nvml: not installed; rapl: no powercap"
+    assert [each["nodes"] for each in section["absent"]] == [[0, 1], [0, 1]]
+
+
+@pytest.fixture
+def recording(tmp_path):
+    times_s = np.arange(101) / 10
+    traces = [
+        Trace(PACKAGE, times_s, 100 * times_s, 0.1),
+        Trace(GPU_POWER, times_s, 200 + 10 * times_s, 0.1),
+    ]
+    write_traces(tmp_path / "power.csv", traces, node=0, start_s=0.0)
+    return tmp_path / "power.csv"
+
+
+def test_a_run_with_a_replay_adds_up_from_its_phases(recording):
+    opened = open_sources(f"replay:{recording}")
+    with Sampler(opened.sources, 50) as sampler:
+        sampler._ending.wait(0.6)
+    start_s = sampler.start_s
+    intervals = [("startup", 0, 0.1), ("load", 0.1, 0.25), ("train", 0.25, 0.4), ("load", 0.4, 0.5)]
+    intervals = [(name, start_s + begin, start_s + end) for name, begin, end in intervals]
+    measured = measure_node(sampler, intervals, node=0, absent=opened.absent, trace="power.csv")
+    section = combine([measured])
+    assert section["kind"] == "simulated"
+    assert list(section["phases"]) == ["startup", "load", "train"]
+    assert section["total_j"] == pytest.approx(0.5 * (100 + 202.5), rel=1e-3)
+    added_j = sum(phase["energy_j"] for phase in section["phases"].values())
+    assert added_j == pytest.approx(section["total_j"], rel=1e-3)
+    assert section["traces"] == ["power.csv"]
+    assert 0 < section["sampler_overhead"] < 1
+    json.dumps(section, allow_nan=False)
+
+
+def test_what_came_before_the_first_sample_is_no_part_of_the_total(recording):
+    opened = open_sources(f"replay:{recording}")
+    with Sampler(opened.sources, 50) as sampler:
+        sampler._ending.wait(0.5)
+    start_s = sampler.start_s
+    intervals = [("startup", start_s - 5, start_s + 0.1), ("load", start_s + 0.1, start_s + 0.4)]
+    section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent)])
+    assert section["phases"]["startup"]["kind"] == "absent"
+    assert section["total_s"] == pytest.approx(0.4)
+    assert section["total_j"] == pytest.approx(0.4 * (100 + 202), rel=1e-3)
+
+
+def test_a_run_that_measures_nothing_is_absent():
+    opened = open_sources("none")
+    with Sampler(opened.sources, 50) as sampler:
+        pass
+    intervals = [("load", sampler.start_s, sampler.start_s + 1)]
+    section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent, trace="x")])
+    assert (section["kind"], section["reason"]) == (
+        "absent",
+        "none: --power none: it was not asked for",
+    )
+    assert (section["devices"], section["phases"], section["traces"]) == ([], {}, [])

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from math import inf, nan
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.errors import DataError
+from candle_p1.instrument.power import sampler as sampler_module
+from candle_p1.instrument.power.replay import ReplaySource
+from candle_p1.instrument.power.sampler import Sampler
+from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_file import COLUMNS, read_traces, write_traces
+from candle_p1.records.power_trace import Channel, Trace
+
+COUNTER = Channel("package-0", "package 0", "cpu", "rapl", "energy", limit_w=2000.0)
+GAUGE = Channel("gpu:GPU-1", "NVIDIA H100, 80 GB", "gpu", "nvml", "power", 1e-3, resolution_s=0.1)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Recorded(PowerSource):
+    """Gives values, or raises errors, one after the other."""
+
+    def __init__(self, channel, values):
+        self.channels, self._values = [channel], iter(values)
+
+    def read(self, channel):
+        value = next(self._values)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+class Function(PowerSource):
+    """Reads functions of time."""
+
+    def __init__(self, clock, functions):
+        self.channels, self._clock, self._functions = list(functions), clock, functions
+
+    def read(self, channel):
+        return self._functions[channel](self._clock())
+
+
+def sample(source, clock, num, hz=10.0):
+    sampler = Sampler([source], hz, clock)
+    for _ in range(num):
+        sampler.sample()
+        clock.now_s += 1 / hz
+    return sampler
+
+
+def test_values_are_kept_in_joules_and_watts():
+    clock = Clock()
+    functions = {COUNTER: lambda t: 50 * t, GAUGE: lambda t: 300_000}
+    sampler = sample(Function(clock, functions), clock, 11)
+    counter, gauge = sampler.traces()
+    assert counter.values[-1] - counter.values[0] == pytest.approx(50)
+    assert gauge.values.tolist() == [300.0] * 11
+    energies = sampler.energy(100, 101)
+    assert energies[COUNTER].energy_j == pytest.approx(50)
+    assert energies[GAUGE].energy_j == pytest.approx(300)
+
+
+GONE = SensorError("energy_uj: No such file or directory")
+
+
+def test_a_sensor_that_disappears_ends_its_trace_and_nothing_else():
+    clock = Clock()
+    lost = Recorded(COUNTER, [*np.arange(20.0), *[GONE] * 30])
+    kept = Function(clock, {GAUGE: lambda t: 300_000})
+    sampler = Sampler([lost, kept], 10, clock)
+    for _ in range(50):
+        sampler.sample()
+        clock.now_s += 0.1
+    energies = sampler.energy(100, 101.9), sampler.energy(100, 104.9)
+    assert [energy[COUNTER].kind for energy in energies] == ["measured", "absent"]
+    assert energies[0][COUNTER].energy_j == pytest.approx(19)
+    assert energies[1][COUNTER].reason == f"from 2.000 s on: {GONE}"
+    assert energies[1][GAUGE].energy_j == pytest.approx(300 * 4.9)
+
+
+def test_a_reading_that_fails_once_is_left_out():
+    clock = Clock()
+    values = [float(k) for k in range(50)]
+    values[20] = values[21] = GONE
+    sampler = sample(Recorded(COUNTER, values), clock, 50)
+    assert sampler.energy(100, 104.9)[COUNTER].energy_j == pytest.approx(49)
+    assert sampler.energy(100, 104.9)[COUNTER].num_samples == 48
+
+
+@pytest.mark.parametrize("value", [-1.0, nan, inf, ZeroDivisionError("bug")])
+def test_values_that_cannot_be_are_failures(value):
+    clock = Clock()
+    sampler = sample(Recorded(GAUGE, [300_000.0] * 10 + [value] * 40), clock, 50)
+    assert sampler.energy(100, 100.9)[GAUGE].kind == "measured"
+    after = sampler.energy(100, 104.9)[GAUGE]
+    assert (after.kind, after.energy_j) == ("absent", None)
+    assert "from 1.000 s on" in after.reason
+
+
+def test_a_reset_of_a_gpus_counter_leaves_what_came_before_and_nothing_after():
+    clock = Clock()
+    sampler = sample(Recorded(COUNTER, [*range(900, 925), *range(25)]), clock, 50)
+    before, over, after = (
+        sampler.energy(100 + begin, 100 + end)[COUNTER]
+        for begin, end in ((0, 2.4), (0, 4.9), (3, 4.9))
+    )
+    assert before.energy_j == pytest.approx(24)
+    assert (over.energy_j, after.energy_j) == (None, None)
+    assert "it was reset" in over.reason
+
+
+@pytest.mark.parametrize("step_s", [-0.5, -1000.0, 5.0])
+def test_a_step_of_the_clock_gives_no_wrong_energy(step_s):
+    clock = Clock()
+    source = Function(clock, {GAUGE: lambda t: 300_000})
+    sampler = Sampler([source], 10, clock)
+    for k in range(100):
+        sampler.sample()
+        clock.now_s += 0.1 if k != 49 else step_s
+    end_s = clock.now_s - 0.1
+    found = sampler.energy(100, end_s)[GAUGE]
+    if step_s == -1000:
+        assert found.energy_j is None
+    else:
+        assert found.energy_j == pytest.approx(300 * (end_s - 100), rel=1e-3)
+    if step_s > 0:
+        assert found.kind == "estimated"
+    assert bool(sampler.notes) == (step_s < 0)
+    assert all("the clock had gone back" in note for note in sampler.notes)
+
+
+def test_a_source_that_cannot_start_is_absent(monkeypatch):
+    clock = Clock()
+    source = Function(clock, {GAUGE: lambda t: 300_000})
+    monkeypatch.setattr(source, "start", lambda: 1 / 0)
+    with Sampler([source], 100) as sampler:
+        pass
+    (trace,) = sampler.traces()
+    assert "could not be started" in trace.ended
+    assert not len(trace.times_s)
+
+
+def test_the_thread_samples_from_start_to_stop_at_its_rate():
+    source = Function(time.perf_counter, {GAUGE: lambda t: 300_000})
+    begin_s = time.perf_counter()
+    with Sampler([source], 200) as sampler:
+        time.sleep(0.3)
+    end_s = time.perf_counter()
+    (trace,) = sampler.traces()
+    assert len(trace.times_s) > 3
+    assert begin_s <= trace.times_s[0] <= trace.times_s[-1] <= end_s
+    assert trace.times_s[-1] - trace.times_s[0] >= 0.3
+    assert 0 <= sampler.overhead < 1
+    sampler.stop()
+    assert len(sampler.traces()[0].times_s) == len(trace.times_s)
+    assert "power sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_sensor_that_does_not_answer_does_not_hold_up_the_run(monkeypatch):
+    monkeypatch.setattr(sampler_module, "END_S", 0.05)
+    hang, asked = threading.Event(), threading.Event()
+
+    def read(time_s):
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            hang.wait(10)
+        return 1.0
+
+    sampler = Sampler([Function(time.perf_counter, {GAUGE: read})], 100)
+    sampler.start()
+    asked.wait()
+    sampler.stop()
+    assert "did not answer" in sampler.traces()[0].ended
+    hang.set()
+
+
+def test_absent_devices_have_empty_traces():
+    class Divided(Function):
+        absent = {COUNTER: "the card is divided by MIG"}  # noqa: RUF012
+
+    clock = Clock()
+    sampler = sample(Divided(clock, {GAUGE: lambda t: 300_000}), clock, 10)
+    found = sampler.energy(100, 100.9)
+    assert found[GAUGE].kind == "measured"
+    assert (found[COUNTER].kind, found[COUNTER].reason) == ("absent", "the card is divided by MIG")
+
+
+# --- Files and replay -----------------------------------------------------------------------------
+
+TIMES_S = st.lists(st.floats(0, 1e6), min_size=1, max_size=20, unique=True).map(sorted)
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
+CHANNELS = st.builds(
+    Channel,
+    device=NAMES,
+    label=NAMES,
+    domain=st.sampled_from(["node", "cpu", "memory", "gpu"]),
+    source=st.sampled_from(["nvml", "rapl", "replay:cray"]),
+    reading=st.sampled_from(["energy", "power"]),
+    resolution_s=st.none() | st.floats(1e-3, 10),
+)
+
+
+@given(st.dictionaries(CHANNELS, st.tuples(TIMES_S, st.integers(0)), min_size=1, max_size=4))
+def test_a_file_holds_traces_to_the_last_bit(tmp_path_factory, samples):
+    path = tmp_path_factory.mktemp("power") / "power.csv"
+    traces = [
+        Trace(
+            channel,
+            np.array(times_s),
+            np.random.default_rng(seed).uniform(0, 1e6, len(times_s)),
+            0.1,
+        )
+        for channel, (times_s, seed) in samples.items()
+    ]
+    write_traces(path, traces, node=3, start_s=0.0)
+    for found, written in zip(read_traces(path), traces, strict=True):
+        assert found.channel == written.channel
+        assert found.times_s.tolist() == written.times_s.tolist()
+        assert found.values.tolist() == written.values.tolist()
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A file of 60 s: a package at 100 W and a GPU that rises to 300 W."""
+    clock = Clock()
+    functions = {
+        COUNTER: lambda t: 100 * t,
+        GAUGE: lambda t: 1e3 * min(300, 5 * (t - 100)),
+    }
+    sampler = sample(Function(clock, functions), clock, 601)
+    path = tmp_path / "power-0000.csv"
+    write_traces(path, sampler.traces(), node=0, start_s=100.0)
+    return path
+
+
+def test_a_file_can_be_read_with_pandas(recording):
+    table = pd.read_csv(recording)
+    assert tuple(table.columns) == COLUMNS
+    gpu = table[table.device == "gpu:GPU-1"]
+    assert len(gpu) == 601
+    assert set(gpu.label) == {"NVIDIA H100, 80 GB"}
+    assert gpu.value.max() == pytest.approx(299.9, abs=0.2)
+
+
+@pytest.mark.parametrize("hz", [10.0, 3.7, 25.0])
+def test_a_replay_is_the_recording_and_its_phases_add_up(recording, hz):
+    clock = Clock()
+    clock.now_s = 5000.0
+    source = ReplaySource(recording, clock)
+    source.start()
+    sampler = sample(source, clock, int(59.5 * hz), hz)
+    bounds_s = [5000, 5000.3, 5017.77, 5020, 5055.1]
+    counter, gauge = source.channels
+    assert counter.source == "replay:rapl"
+    total = sampler.energy(bounds_s[0], bounds_s[-1])
+    parts = [sampler.energy(*pair) for pair in pairwise(bounds_s)]
+    for channel, exact_j in ((counter, 5510), (gauge, 5 * 55.1**2 / 2)):
+        assert total[channel].kind == "simulated"
+        assert total[channel].energy_j == pytest.approx(exact_j, rel=1e-3)
+        added_j = sum(part[channel].energy_j for part in parts)
+        assert added_j == pytest.approx(total[channel].energy_j, rel=1e-6)
+
+
+def test_after_its_end_a_replay_is_absent(recording):
+    clock = Clock()
+    source = ReplaySource(recording, clock)
+    source.start()
+    sampler = sample(source, clock, 700)
+    for energy in sampler.energy(100, 165).values():
+        assert (energy.kind, energy.energy_j) == ("absent", None)
+        assert "the recording ends at 60.000 s" in energy.reason
+    assert all(energy.energy_j for energy in sampler.energy(100, 159).values())
+
+
+def test_a_reset_in_a_recording_is_one_in_its_replay(tmp_path):
+    values = np.r_[np.arange(500.0, 550.0), np.arange(50.0)]
+    trace = Trace(COUNTER, np.arange(100) / 10, values, 0.1)
+    write_traces(tmp_path / "power.csv", [trace], node=0, start_s=0.0)
+    clock = Clock()
+    source = ReplaySource(tmp_path / "power.csv", clock)
+    source.start()
+    sampler = sample(source, clock, 99, hz=9.0)
+    (channel,) = source.channels
+    assert sampler.energy(100, 104)[channel].energy_j == pytest.approx(40)
+    assert sampler.energy(100, 109)[channel].energy_j is None
+
+
+HEADER = ",".join(COLUMNS) + "\n"
+LINE = "0.0,0,node,node,node,cray,energy,0.1,5.0\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no file of power: its columns must be time_s,"),
+        ("a,b\n1,2\n", "no file of power"),
+        (HEADER, "has no readings"),
+        (HEADER + LINE.replace("5.0", "x"), "line 2: could not convert"),
+        (HEADER + LINE.replace("5.0", "nan"), "line 2: a number is not finite"),
+        (HEADER + LINE.replace("energy", "joule"), "line 2: reading 'joule'"),
+        (HEADER + LINE.replace("node,cray", "rack,cray"), "line 2: domain 'rack'"),
+        (HEADER + "0.0,0,node\n", "line 2"),
+        (HEADER + LINE + LINE, "line 3: node: the times do not ascend"),
+        (HEADER + LINE + LINE.replace("0.0,0", "0.1,1"), "has the power of several nodes"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_files_that_are_no_recording_are_refused(tmp_path, content, message):
+    path = tmp_path / "power.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message):
+        read_traces(path)
+    with pytest.raises(SensorError, match=message):
+        ReplaySource(path)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+from candle_p1.models.layers import LocallyConnected1D, NoiseOnColumns, SampleNormal  # noqa: E402
+from candle_p1.models.metrics import Correlation, CutoffAccuracy  # noqa: E402
+
+rng = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize("strides", [1, 3])
+def test_each_position_has_a_kernel_of_its_own(strides):
+    x = rng.normal(size=(4, 11, 2)).astype("float32")
+    layer = LocallyConnected1D(3, 5, strides)
+    y = np.asarray(layer(x))
+    kernel, bias = (np.asarray(weight) for weight in (layer.kernel, layer.bias))
+    positions = (11 - 5) // strides + 1
+    assert y.shape == layer.compute_output_shape(x.shape) == (4, positions, 3)
+    assert kernel.shape == (positions, 10, 3)
+    for p in range(positions):
+        window = x[:, p * strides : p * strides + 5].reshape(4, 10)
+        np.testing.assert_allclose(y[:, p], window @ kernel[p] + bias[p], rtol=1e-4, atol=1e-5)
+
+
+def test_with_equal_kernels_it_is_a_convolution():
+    x = rng.normal(size=(2, 20, 1)).astype("float32")
+    convolution, layer = keras.layers.Conv1D(4, 6, 2), LocallyConnected1D(4, 6, 2)
+    expected = np.asarray(convolution(x))
+    layer(x)
+    kernel = np.asarray(convolution.kernel).reshape(1, 6, 4)
+    layer.kernel.assign(np.repeat(kernel, expected.shape[1], axis=0))
+    np.testing.assert_allclose(np.asarray(layer(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_latent_sample_and_its_divergence():
+    mean = np.array([[0.0, 1.0], [2.0, 0.0]], "float32")
+    log_variance = np.zeros((2, 2), "float32")
+    layer = SampleNormal(stddev=0.5, kl_weight=0.25)
+    np.testing.assert_array_equal(layer([mean, log_variance], training=False), mean)
+    # The divergence of N(m, 1) from N(0, 1) is m^2 / 2 for each dimension.
+    assert float(layer.losses[0]) == pytest.approx(0.25 * (0.5 + 2.0) / 2)
+    many = [np.zeros((20_000, 1), "float32"), np.full((20_000, 1), np.log(4), "float32")]
+    assert np.std(np.asarray(layer(many, training=True))) == pytest.approx(1.0, rel=0.05)
+
+
+def test_noise_falls_on_the_columns_alone_and_in_training_alone():
+    x = np.zeros((500, 6), "float32")
+    layer = NoiseOnColumns(0.3, 1, 4)
+    np.testing.assert_array_equal(layer(x), x)
+    y = np.asarray(layer(x, training=True))
+    assert not y[:, [0, 4, 5]].any()
+    assert y[:, 1:4].std() == pytest.approx(0.3, rel=0.1)
+
+
+def test_correlation_over_batches_is_that_of_all_values():
+    y_true = rng.random((90, 7)).astype("float32")
+    y_pred = (y_true + rng.normal(scale=0.3, size=y_true.shape)).astype("float32")
+    metric = Correlation()
+    for batch in np.array_split(np.arange(90), 4):
+        metric.update_state(y_true[batch], y_pred[batch])
+    expected = np.corrcoef(y_true.ravel(), y_pred.ravel())[0, 1]
+    assert float(metric.result()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_accuracy_at_cutoffs():
+    metric = CutoffAccuracy([0.0, 0.5])
+    metric.update_state(np.array([[-0.5], [0.1], [0.6], [0.7]]), np.array([-0.1, 0.4, 0.2, 0.9]))
+    assert float(metric.result()) == 0.75
+    metric.update_state(np.array([[0.0]]), np.array([[-0.01]]))
+    assert float(metric.result()) == pytest.approx(0.6)

@@ -1,0 +1,828 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from candle_p1 import scaling
+from candle_p1.errors import ParameterError
+from candle_p1.parameters.parameter_set import (
+    CANDLE_PARAMETERS,
+    RUN_PARAMETERS,
+    SUPERVISOR_PARAMETERS,
+    Declaration,
+    EditableParameters,
+    Origin,
+    Parameter,
+    ParameterSet,
+)
+
+NT3_OWN = (
+    Parameter("classes", int, 2, "number of classes", minimum=2),
+    Parameter("scaling", str, "maxabs", "scaling", choices=("maxabs", "minmax", "std", "none")),
+    Parameter("min_logconc", float, -5, "a number that may be negative"),
+)
+NT3 = Declaration(
+    CANDLE_PARAMETERS,
+    RUN_PARAMETERS,
+    SUPERVISOR_PARAMETERS,
+    NT3_OWN,
+    program="nt3_baseline_keras2.py",
+    description="NT3, 100%",
+)
+MODEL_FILE = """\
+; the shape of CANDLE's own file
+[Global_Params]
+data_url = 'http://ftp.example.org/normal-tumor/'
+train_data = 'nt_train2.csv'
+test_data = 'nt_test2.csv'
+model_name = 'nt3'
+# two convolutions
+conv = [128, 20, 1, 128, 10, 1]
+dense=[200,20]
+activation='relu'
+out_activation = 'softmax'
+loss = 'categorical_crossentropy'
+optimizer = 'sgd'
+metrics = 'accuracy'
+epochs = 400
+batch_size = 20
+learning_rate = 0.001
+dropout = 0.1
+classes = 2
+pool = [1, 10]
+output_dir = '.'
+
+[Monitor_Params]
+timeout = 3600
+"""
+NEEDED = "[Global_Params]\nepochs=8\nbatch_size=20\nloss='mse'\noptimizer='sgd'\nmetrics='mse'\n"
+NEEDED_FLAGS = ["-e", "1", "-z", "1", "--loss=a", "--optimizer=b", "--metrics=c"]
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "nt3_default_model.txt"
+    path.write_text(MODEL_FILE)
+    return path
+
+
+@pytest.fixture
+def params(model_file):
+    return NT3.parse([], model_file)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("scratch")
+
+
+# --- files and flags --------------------------------------------------------------------------
+
+
+def test_candles_file_is_read(params):
+    assert params["conv"] == [128, 20, 1, 128, 10, 1]
+    assert params["dense"] == [200, 20]
+    assert params["pool"] == [1, 10]
+    assert params["dropout"] == 0.1
+    assert params["timeout"] == 3600
+    assert params["activation"] == "relu"
+    assert params["data_url"] == "http://ftp.example.org/normal-tumor/"
+    assert params["learning_rate"] == 0.001
+
+
+def test_every_value_knows_its_origin(model_file):
+    params = NT3.parse(["--epochs", "8"], model_file)
+    assert str(params.origin("epochs")) == "flag"
+    assert str(params.origin("conv")) == "model file nt3_default_model.txt, line 8"
+    assert str(params.origin("rng_seed")) == "default"
+    assert params.origin("timeout") == Origin("model file", "nt3_default_model.txt", 24)
+    assert str(params.replace({"epochs": 4}).origin("epochs")) == "program"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--epochs 8", "epochs", 8),
+        ("--epochs=8", "epochs", 8),
+        ("-e 8", "epochs", 8),
+        ("-e=8", "epochs", 8),
+        ("-e 8 --epochs 9", "epochs", 9),
+        ("-z 40", "batch_size", 40),
+        ("-lr 0.01", "learning_rate", 0.01),
+        ("-lr=1e-2", "learning_rate", 0.01),
+        ("-lr 1", "learning_rate", 1.0),
+        ("--learning_rate None", "learning_rate", None),
+        ("-l run.log", "logfile", "run.log"),
+        ("-l -", "logfile", "-"),
+        ("-d f16 -p yes", "data_type", "f16"),
+        ("--conv 64 20 1", "conv", [64, 20, 1]),
+        ("--conv 64 20 1 --epochs 8", "conv", [64, 20, 1]),
+        ("--conv None", "conv", None),
+        ("--pool 10", "pool", [10]),
+        ("--timeout -1", "timeout", -1),
+        ("--min_logconc -1e-3", "min_logconc", -0.001),
+        ("--min_logconc -.5", "min_logconc", -0.5),
+        ("--min_logconc=-.5", "min_logconc", -0.5),
+        ("--min_logconc -4", "min_logconc", -4.0),
+        ("--run_id -5", "run_id", "-5"),
+        ("--run_id=-x", "run_id", "-x"),
+        ("--classes 10", "classes", 10),
+        ("--scaling minmax", "scaling", "minmax"),
+        ("--loader original", "loader", "original"),
+        ("--framework keras", "framework", "keras"),
+        *[
+            (f"--shuffle {word}", "shuffle", True)
+            for word in ("True", "true", "TRUE", "t", "yes", "y", "1")
+        ],
+        *[(f"-v {word}", "verbose", False) for word in ("False", "false", "f", "no", "n", "0")],
+    ],
+)
+def test_flags(model_file, words, name, value):
+    params = NT3.parse(words.split(), model_file)
+    assert params[name] == value
+    assert type(params[name]) is type(value)
+    assert params.origin(name).kind == "flag"
+
+
+def test_a_config_file_goes_over_the_model_file(model_file, tmp_path):
+    config = tmp_path / "mine.txt"
+    config.write_text("[Global_Params]\nepochs=8\nbatch_size=40\n")
+    params = NT3.parse(["--config_file", str(config), "-e", "16"], model_file)
+    assert (params.epochs, params.batch_size, params.classes) == (16, 40, 2)
+    assert str(params.origin("batch_size")) == f"config file {config}, line 3"
+    assert params.config_file == str(config)
+
+
+def test_a_config_file_lies_in_the_working_directory_or_beside_the_model_file(
+    model_file, tmp_path, monkeypatch
+):
+    (tmp_path / "both.txt").write_text("[Global_Params]\nepochs=1\n")
+    (tmp_path / "beside.txt").write_text("[Global_Params]\nepochs=2\n")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "both.txt").write_text("[Global_Params]\nepochs=3\n")
+    monkeypatch.chdir(here)
+    assert NT3.parse(["--config_file", "beside.txt"], model_file).epochs == 2
+    assert NT3.parse(["--config_file", "both.txt"], model_file).epochs == 3
+    with pytest.raises(ParameterError, match=r"^parameter file neither\.txt: it does not exist"):
+        NT3.parse(["--config_file", "neither.txt"], model_file)
+
+
+def test_values_are_literals_in_all_their_forms(tmp_path):
+    path = tmp_path / "model.txt"
+    path.write_bytes(
+        b"\xef\xbb\xbf"  # as Windows editors begin a file
+        + NEEDED.encode()
+        + b"conv = [128, 20, 1,\r\n"
+        + b"        # the second one\r\n"
+        + b"        128, 10, 1]\r\n"
+        + b"pool = 1, 10\n"
+        + b"dense : 200\n"
+        + b"dropout = 0\n"
+        + b"timeout = 60.0  # seconds; CANDLE Supervisor writes it so\n"
+        + b"output_dir = 'a#b;c%d \\'quoted\\' \xc3\xa9'\n"
+        + b"logfile = None\n"
+        + b"[DEFAULT]\nshuffle = False\n"
+        + b"[Global_Params]\nverbose = True\n"
+    )
+    params = NT3.parse([], path)
+    assert params.conv == [128, 20, 1, 128, 10, 1]
+    assert params.pool == [1, 10]
+    assert params.dense == [200]
+    assert (params.dropout, type(params.dropout)) == (0.0, float)
+    assert (params.timeout, type(params.timeout)) == (60, int)
+    assert params.output_dir == "a#b;c%d 'quoted' é"
+    assert params.logfile is None
+    assert (params.shuffle, params.verbose) == (False, True)
+
+
+# --- mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "bach_size = 3",
+            "'bach_size' (model file model.txt, line 7) is not a parameter (did you mean"
+            " 'batch_size'?)",
+        ),
+        (
+            "Epochs = 3",
+            "'Epochs' (model file model.txt, line 7) is not a parameter (did you mean 'epochs'?)",
+        ),
+        ("qqq = 3", "'qqq' (model file model.txt, line 7) is not a parameter"),
+        (
+            "epochs = 9",
+            "'epochs' is set twice in model file model.txt: on lines 2 and 7; keep one",
+        ),
+        (
+            "[Other]\nepochs = 9",
+            "'epochs' is set twice in model file model.txt: on lines 2 and 8; keep one",
+        ),
+        (
+            "activation = relu",
+            "activation = relu (model file model.txt, line 7): strings need quotes: activation ="
+            " 'relu'",
+        ),
+        (
+            "activation = relu  # the usual",
+            "activation = relu # the usual (model file model.txt, line 7): strings need quotes:"
+            " activation = 'relu'",
+        ),
+        (
+            "train_data = nt_train2.csv",
+            "train_data = nt_train2.csv (model file model.txt, line 7): strings need quotes:"
+            " train_data = 'nt_train2.csv'",
+        ),
+        (
+            "train_data = 'open",
+            "train_data = 'open (model file model.txt, line 7): must be a string or None, as Python"
+            " writes it",
+        ),
+        (
+            r"train_data = 'C:\data'",
+            r"train_data = 'C:\data' (model file model.txt, line 7): must be a string or None, as"
+            " Python writes it",
+        ),
+        (
+            "train_bool = true",
+            "train_bool = true (model file model.txt, line 7): must be True or False, as Python"
+            " writes it",
+        ),
+        (
+            "train_bool = 1",
+            "train_bool = 1 (model file model.txt, line 7): must be True or False",
+        ),
+        (
+            "train_steps = __import__('os').getpid()",
+            "train_steps = __import__('os').getpid() (model file model.txt, line 7): must be an"
+            " integer, at least 0, as Python writes it",
+        ),
+        (
+            "train_steps =",
+            "train_steps = nothing (model file model.txt, line 7): must be an integer, at least 0,"
+            " as Python writes it",
+        ),
+        (
+            "train_steps = 1\n  val_steps = 2",
+            "train_steps = 1 val_steps = 2 (model file model.txt, line 7): must be an integer, at"
+            " least 0, as Python writes it; an indented line continues the value above it",
+        ),
+        (
+            "train_steps = True",
+            "train_steps = True (model file model.txt, line 7): must be an integer, at least 0",
+        ),
+        (
+            "train_steps = 1.5",
+            "train_steps = 1.5 (model file model.txt, line 7): must be an integer, at least 0",
+        ),
+        (
+            "train_steps = -1",
+            "train_steps = -1 (model file model.txt, line 7): must be an integer, at least 0",
+        ),
+        (
+            "train_steps = 0x" + "f" * 5000,
+            "train_steps = a value too long to print (model file model.txt, line 7): must be an"
+            " integer, at least 0",
+        ),
+        (
+            "learning_rate = 0",
+            "learning_rate = 0 (model file model.txt, line 7): must be a number, above 0, or None",
+        ),
+        (
+            "learning_rate = 1e999",
+            "learning_rate = inf (model file model.txt, line 7): must be a number, above 0, or"
+            " None",
+        ),
+        (
+            "learning_rate = '0.1'",
+            "learning_rate = '0.1' (model file model.txt, line 7): must be a number, above 0, or"
+            " None",
+        ),
+        (
+            "dropout = 1",
+            "dropout = 1 (model file model.txt, line 7): must be a number, at least 0 and below 1,"
+            " or None",
+        ),
+        (
+            "data_type = 'f8'",
+            "data_type = 'f8' (model file model.txt, line 7): must be one of f16, f32, f64",
+        ),
+        (
+            "run_id = None",
+            "run_id = None (model file model.txt, line 7): must be a string",
+        ),
+        (
+            "conv = [1, [2], 3]",
+            "conv = [1, [2], 3] (model file model.txt, line 7): must be a list of integers, each at"
+            " least 1, or None",
+        ),
+        (
+            "conv = {1, 2}",
+            "conv = {1, 2} (model file model.txt, line 7): must be a list of integers, each at"
+            " least 1, or None",
+        ),
+        (
+            f"conv = {[0] * 100}",
+            f"conv = {str([0] * 100)[:77]}... (model file model.txt, line 7): must be a list of"
+            " integers, each at least 1, or None",
+        ),
+        (
+            "just words",
+            "model file model.txt, line 7: neither a [section], a key = value nor a # comment",
+        ),
+        (
+            "= 5",
+            "model file model.txt, line 7: neither a [section], a key = value nor a # comment",
+        ),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path, line, message):
+    path = tmp_path / "model.txt"
+    path.write_text(NEEDED + line + "\nval_samples = 1\n")
+    with pytest.raises(ParameterError) as error:
+        NT3.parse([], path)
+    assert str(error.value) == message
+
+
+def test_a_file_begins_with_a_section(tmp_path):
+    path = tmp_path / "model.txt"
+    path.write_text("# no section\nepochs = 8\n")
+    with pytest.raises(ParameterError) as error:
+        NT3.parse([], path)
+    assert str(error.value) == (
+        "model file model.txt, line 2: a section must come before the first key; begin the file"
+        " with [Global_Params]"
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    missing, binary = tmp_path / "missing.txt", tmp_path / "binary.txt"
+    binary.write_bytes(NEEDED.encode() + b"run_id = '\xff'\n")
+    for path, problem in (
+        (missing, "it does not exist; check the name"),
+        (tmp_path, "it is a directory; name a file in it"),
+        (binary, f"byte {len(NEEDED) + 10} is not UTF-8; save the file as UTF-8 text"),
+        (binary / "below", "it cannot be read (Not a directory)"),
+        (tmp_path / ("x" * 300), "it cannot be read (File name too long)"),
+        (Path("nul\0"), "it cannot be read (embedded null byte)"),
+    ):
+        for arguments in (([], path), (["--config_file", str(path)], None)):
+            with pytest.raises(ParameterError) as error:
+                NT3.parse(*arguments)
+            assert str(error.value) == f"parameter file {path}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bach_size 3", "--bach_size is not a flag (did you mean '--batch_size'?)"),
+        ("--batch-size 3", "--batch-size is not a flag (did you mean '--batch_size'?)"),
+        ("--batch-size=3", "--batch-size is not a flag (did you mean '--batch_size'?)"),
+        ("--epoch 3", "--epoch is not a flag (did you mean '--epochs'?)"),
+        ("-epochs 3", "-epochs is not a flag (did you mean '--epochs'?)"),
+        ("-lr0.1", "-lr0.1 is not a flag (did you mean '-lr'?)"),
+        ("-e8", "-e8 is not a flag (did you mean '-e'?)"),
+        ("--qqq", "--qqq is not a flag"),
+        ("-- 3", "-- is not a flag"),
+        ("3", "'3' on the command line belongs to no flag"),
+        ("--epochs 3 -4", "'-4' on the command line belongs to no flag"),
+        ("--epochs", "argument -e/--epochs: expected 1 argument"),
+        ("--conv --epochs 3", "argument --conv: expected at least one argument"),
+        ("--epochs ten", "epochs = 'ten' (flag): must be an integer, at least 1"),
+        ("--epochs 8.0", "epochs = '8.0' (flag): must be an integer, at least 1"),
+        ("--epochs -8", "epochs = -8 (flag): must be an integer, at least 1"),
+        ("--epochs None", "epochs = None (flag): must be an integer, at least 1"),
+        ("--learning_rate nan", "learning_rate = nan (flag): must be a number, above 0, or None"),
+        ("-lr inf", "learning_rate = inf (flag): must be a number, above 0, or None"),
+        ("--shuffle maybe", "shuffle = 'maybe' (flag): must be True or False"),
+        ("--shuffle", "argument --shuffle: expected 1 argument"),
+        ("--config_file=", "parameter file .: it is a directory; name a file in it"),
+        (
+            "--conv 1 a",
+            "conv = '1 a' (flag): must be a list of integers, each at least 1, or None",
+        ),
+        ("--scaling minabs", "scaling = 'minabs' (flag): must be one of maxabs, minmax, std, none"),
+        ("--size big", "size = 'big' (flag): must be one of full, small"),
+        (
+            f"--rng_seed {2**32}",
+            f"rng_seed = {2**32} (flag): must be an integer, at least 0 and at most {2**32 - 1}",
+        ),
+        (f"--stall_shutdown_s {2**63}", None),
+        ("--epochs " + "9" * 5000, None),
+    ],
+)
+def test_mistakes_in_flags(model_file, words, message):
+    with pytest.raises(ParameterError) as error:
+        NT3.parse(words.split(), model_file)
+    assert message is None or str(error.value) == message
+
+
+def test_what_has_no_default_must_be_set():
+    with pytest.raises(ParameterError) as error:
+        NT3.parse(["--epochs", "8", "--loss", "mse"])
+    assert str(error.value) == (
+        "not set: optimizer, metrics, batch_size; put a value into the parameter file, or give"
+        " --optimizer, --metrics, --batch_size"
+    )
+    with pytest.raises(ParameterError, match=r"^not set: loss, optimizer, metrics, epochs, batch"):
+        NT3.bind({})
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_what_is_allowed_and_the_value_in_force(model_file, capsys, monkeypatch, flag):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as end:
+        NT3.parse(["--epochs", flag], model_file)
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "usage: nt3_baseline_keras2.py [--FLAG VALUE ...]",
+        "NT3, 100%",
+        "-lr FLOAT, --learning_rate FLOAT",
+        "[one of f16, f32, f64; default: 'f32']",
+        "[an integer, at least 1; default: 400 (model file nt3_default_model.txt, line 15)]",
+        "--conv INT [INT ...]",
+        "[True or False; default: True]",
+        "training:",
+        "loading, scaling and measuring:",
+        "of this benchmark:",
+    ):
+        assert part in shown
+    assert all(f"--{parameter.name} " in shown for parameter in NT3.parameters.values())
+
+
+# --- the frozen set ---------------------------------------------------------------------------
+
+
+def test_values_are_items_and_attributes(params):
+    assert params.batch_size == params["batch_size"] == dict(params)["batch_size"] == 20
+    assert len(params) == len(list(params)) == len(NT3.parameters)
+    with pytest.raises(AttributeError, match=r"no parameter 'batchsize' \(did you mean 'batch_s"):
+        params.batchsize  # noqa: B018
+    with pytest.raises(KeyError):
+        params["batchsize"]
+    assert "batchsize" not in params
+    assert params.get("batchsize") is None
+
+
+def test_the_set_does_not_change(params):
+    params["conv"].append(7)
+    assert params["conv"] == [128, 20, 1, 128, 10, 1]
+    with pytest.raises(AttributeError, match="frozen; use replace"):
+        params.epochs = 3
+    with pytest.raises(TypeError):
+        params["epochs"] = 3
+    params.replace({"epochs": 3})
+    assert params.epochs == 400
+
+
+def test_replace(params):
+    changed = params.replace({"epochs": 8, "batch_size": 20, "dense": [5]}, "program")
+    assert (changed.epochs, changed.dense) == (8, [5])
+    assert changed.origin("epochs") == Origin("program")
+    assert changed.origin("batch_size") == params.origin("batch_size")
+    with pytest.raises(ParameterError) as error:
+        params.replace({"epoch": 8})
+    assert str(error.value) == ("'epoch' (program) is not a parameter (did you mean 'epochs'?)")
+    with pytest.raises(ParameterError, match=r"^3 \(program\) is not a parameter$"):
+        params.replace({3: 8})
+    with pytest.raises(ParameterError, match=r"^epochs = '8' \(program\): must be an integer"):
+        params.replace({"epochs": "8"})
+
+
+def test_numpy_values_become_pythons(params):
+    changed = params.replace(
+        {
+            "epochs": np.int64(8),
+            "learning_rate": np.float32(0.5),
+            "shuffle": np.bool_(False),
+            "dense": np.array([3, 4]),
+            "activation": np.str_("elu"),
+        }
+    )
+    values = [changed[name] for name in ("epochs", "learning_rate", "shuffle", "activation")]
+    assert values == [8, 0.5, False, "elu"]
+    assert [type(value) for value in values] == [int, float, bool, str]
+    assert changed["dense"] == [3, 4]
+    assert changed.to_text()
+    with pytest.raises(ParameterError, match=r"^data_type = <class 'numpy.float32'> \(program\)"):
+        params.replace({"data_type": np.float32})
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_sets_and_dictionaries_can_be_copied_and_sent(params, duplicate):
+    other = duplicate(params)
+    assert other == params
+    assert all(other.origin(name) == params.origin(name) for name in params)
+    edited = params.editable()
+    edited["epochs"] = 8
+    assert duplicate(edited) == edited
+    assert duplicate(edited).base == params
+    assert NT3.bind(duplicate(edited)).origin("conv") == params.origin("conv")
+
+
+def test_written_files_are_read_back(params, tmp_path):
+    changed = params.replace({"run_id": "x\n'y'"})
+    path = tmp_path / "final_params.txt"
+    changed.write(path)
+    assert [each.name for each in tmp_path.iterdir() if "final" in each.name] == [path.name]
+    assert NT3.parse([], path) == changed
+    text = path.read_text()
+    assert text.startswith("[Global_Params]\n")
+    assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 8\n" in text
+    assert "\nrun_id = \"x\\n'y'\"  # program\n" in text
+
+
+# --- drivers ----------------------------------------------------------------------------------
+
+
+def test_a_driver_overlays_a_dictionary(params):
+    edited = params.editable()
+    assert edited == dict(params)
+    assert isinstance(edited, EditableParameters)
+    edited["epochs"] = 8
+    edited["conv"] = [64, 20, 1]
+    bound = NT3.bind(edited)
+    assert (bound.epochs, bound.conv) == (8, [64, 20, 1])
+    assert bound.origin("epochs") == Origin("program")
+    assert bound.origin("batch_size") == params.origin("batch_size")
+    assert params.conv == [128, 20, 1, 128, 10, 1]
+    assert NT3.bind(bound) is bound
+    again = Declaration(CANDLE_PARAMETERS, RUN_PARAMETERS, SUPERVISOR_PARAMETERS, NT3_OWN)
+    assert again.bind(bound) is bound
+
+
+def test_copies_of_the_dictionary_keep_the_origins(params):
+    for edited in (params.editable().copy(), params.editable() | {"epochs": 8}):
+        edited["epochs"] = 8
+        bound = NT3.bind(edited)
+        assert (bound.epochs, str(bound.origin("epochs"))) == (8, "program")
+        assert bound.origin("train_data").kind == "model file"
+
+
+def test_a_driver_makes_a_mistake(params):
+    edited = params.editable()
+    edited["epoch"] = 8
+    with pytest.raises(ParameterError, match=r"'epoch' \(program\).*did you mean 'epochs'"):
+        NT3.bind(edited)
+    edited = params.editable()
+    del edited["timeout"]
+    with pytest.raises(ParameterError, match=r"^removed from the parameters: timeout;"):
+        NT3.bind(edited)
+    for handed in (params, params.editable()):
+        with pytest.raises(ParameterError, match=r"^these are not the parameters of p1b1\.py$"):
+            Declaration(CANDLE_PARAMETERS, program="p1b1.py").bind(handed)
+
+
+def test_a_plain_dictionary_goes_over_the_defaults(params):
+    given_values = {"epochs": 8, "batch_size": 20, "loss": "mse", "optimizer": "sgd"}
+    bound = NT3.bind(given_values | {"metrics": "mse", "verbose": False})
+    assert bound.epochs == 8
+    assert str(bound.origin("epochs")) == "program"
+    assert str(bound.origin("rng_seed")) == str(bound.origin("verbose")) == "default"
+
+
+def test_what_candle_supervisor_sets_is_accepted(params):
+    edited = params.editable()
+    edited |= {
+        "config_file": "nt3_default_model.txt",
+        "id": "test0",
+        "epochs": 1,
+        "framework": "keras",
+        "save": "experiments/X101/run/test0/output",
+        "instance_directory": "experiments/X101/run/test0",
+        "model_name": "nt3",
+        "experiment_id": "X101",
+        "run_id": "test0",
+        "timeout": 3600.0,
+        "dense": [1000, 500],
+        "perf_top": "0",
+        "pre_module": "before",
+    }
+    bound = NT3.bind(edited)
+    assert bound.timeout == 3600
+    assert bound.framework == "keras"
+    assert bound.origin("timeout").kind == "model file"  # 3600.0 is what it was
+
+
+# --- declarations -----------------------------------------------------------------------------
+
+
+def test_the_particular_declaration_wins_and_keeps_the_flag():
+    declaration = Declaration(CANDLE_PARAMETERS, [Parameter("epochs", int, 7, "epochs")])
+    assert declaration.parse(NEEDED_FLAGS[2:]).epochs == 7
+    assert declaration.parse([*NEEDED_FLAGS[2:], "-e", "9"]).epochs == 9
+    assert declaration.parameters["epochs"].group == "training"
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: Parameter("two words", int, 1, ""), ValueError),
+        (lambda: Parameter("_hidden", int, 1, ""), ValueError),
+        (lambda: Parameter("values", list, None, ""), TypeError),
+        (lambda: Parameter("level", int, 1, "", short=("-1",)), ValueError),
+        (lambda: Parameter("level", int, 0, "", minimum=1), ParameterError),
+        (lambda: Parameter("level", int, "1", ""), ParameterError),
+        (lambda: Declaration([Parameter("items", int, 1, "")]), ValueError),
+        (lambda: Declaration([Parameter("help", int, 1, "")]), ValueError),
+        (lambda: Declaration([Parameter("height", int, 1, "", short=("-h",))]), ValueError),
+        (
+            lambda: Declaration(
+                [Parameter("a", int, 1, "", short=("-x",)), Parameter("b", int, 1, "", ("-x",))]
+            ),
+            ValueError,
+        ),
+    ],
+)
+def test_wrong_declarations(make, error):
+    with pytest.raises(error):
+        make()
+
+
+def test_defaults_that_candle_has():
+    defaults = {parameter.name: parameter.default for parameter in CANDLE_PARAMETERS}
+    assert defaults["rng_seed"] == 7102
+    assert defaults["timeout"] == -1
+    assert defaults["data_type"] == "f32"
+    assert (defaults["experiment_id"], defaults["run_id"]) == ("EXP000", "RUN000")
+    assert (defaults["train_bool"], defaults["profiling"]) == (True, False)
+    assert defaults["ckpt_restart_mode"] == "auto"
+
+
+def test_choices_are_those_of_scaling():
+    choices = {parameter.name: parameter.choices for parameter in RUN_PARAMETERS}
+    assert choices["epochs_scaling"] == scaling.EPOCHS_SCALINGS
+    assert choices["batch_scaling"] == scaling.BATCH_SCALINGS
+    assert choices["lr_scaling"] == scaling.LR_SCALINGS
+    assert choices["data_parallel"] == scaling.DATA_PARALLEL_LEVELS
+
+
+def test_importing_is_light():
+    heavy = {"click", "keras", "numpy", "pandas"}
+    code = f"import candle_p1.parameters.parameter_set, sys; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- properties -------------------------------------------------------------------------------
+
+strings = st.text(st.characters()) | st.text("'\"#;%\\\n\r\t=[]: aé\ud800\0", max_size=8)
+
+
+def values_of(parameter: Parameter) -> st.SearchStrategy[object]:
+    lowest, highest = parameter.minimum, parameter.maximum
+    if parameter.choices is not None:
+        values: st.SearchStrategy[object] = st.sampled_from(parameter.choices)
+    elif parameter.type is bool:
+        values = st.booleans()
+    elif parameter.type is int:
+        values = st.integers(-(2**63) if lowest is None else lowest, highest or 2**63 - 1)
+    elif parameter.type is float:
+        values = st.floats(
+            parameter.above if lowest is None else lowest,
+            parameter.below if highest is None else highest,
+            exclude_min=parameter.above is not None,
+            exclude_max=parameter.below is not None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
+    else:
+        values = strings
+    values = st.lists(values, max_size=5) if parameter.many else values
+    return values | st.none() if parameter.optional else values
+
+
+overlays = st.fixed_dictionaries(
+    {n: values_of(p) for n, p in NT3.parameters.items() if p.must_be_set},
+    optional={n: values_of(p) for n, p in NT3.parameters.items() if not p.must_be_set},
+)
+
+
+@given(overlays, st.text())
+@example({"epochs": 1, "batch_size": 1, "loss": "", "optimizer": "", "metrics": ""}, "\n'\"#\r\0")
+def test_any_set_is_read_back_as_it_was_written(scratch, values, kind):
+    defaults = {name: parameter.default for name, parameter in NT3.parameters.items()}
+    written = NT3.bind({**defaults, **values}).replace({"min_logconc": -1e-300}, kind)
+    written.write(scratch / "final_params.txt")
+    read = NT3.parse([], scratch / "final_params.txt")
+    assert read == written
+    assert repr(dict(read)) == repr(dict(written))
+    assert {read.origin(name).kind for name in read} == {"model file"}
+
+
+@pytest.mark.parametrize("value", [1e-300, -0.0, 0.1 + 0.2, 1.7976931348623157e308, 5e-324])
+def test_floats_are_written_exactly(params, scratch, value):
+    params.replace({"min_logconc": value}).write(scratch / "floats.txt")
+    assert repr(NT3.parse([], scratch / "floats.txt").min_logconc) == repr(value)
+
+
+SMALL = Declaration(
+    [Parameter(name, int, 0, name) for name in ("a", "b", "c", "d")],
+    [Parameter("config_file", str, None, "", optional=True)],
+)
+layers = st.dictionaries(st.sampled_from("abcd"), st.integers(-9, 9))
+
+
+def write_layer(path: Path, values: dict[str, int]) -> Path:
+    path.write_text("[Section]\n" + "".join(f"{name}={value}\n" for name, value in values.items()))
+    return path
+
+
+@given(model=layers, config=layers, flags=layers)
+def test_flags_precede_the_config_file_the_model_file_and_the_defaults(
+    scratch, model, config, flags
+):
+    model_file = write_layer(scratch / "model.txt", model)
+    config_file = write_layer(scratch / "config.txt", config)
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    params = SMALL.parse([*words, "--config_file", str(config_file)], model_file)
+    for name in "abcd":
+        sources = {"flag": flags, "config file": config, "model file": model, "default": {name: 0}}
+        kind = next(kind for kind, source in sources.items() if name in source)
+        assert (params[name], params.origin(name).kind) == (sources[kind][name], kind)
+
+
+fragments = st.sampled_from(
+    ["epochs", "conv", "run_id", "None", "1e999", "0x", *"[]=:#;'\"\\-(),{1"]
+)
+fragments |= st.sampled_from(["\n", "[s]\n", " ", "\t", "\ufeff", "\x85", "\0", "True", "\\d"])
+
+
+@given(st.text() | st.lists(fragments | st.text(max_size=3), max_size=30).map("".join))
+@example("[s]\nconv = " + "(" * 10_000)
+@example("[s]\nconv = " + "-" * 10_000 + "1")
+@example("[s]\nconv = " + "[" * 150 + "]" * 150)
+@example("[s]\nrun_id = '" + "x" * 100_000)
+@example("[s]\n\n  continued\nepochs = 1")
+@example("[s]\nepochs = 1\n[]\n")
+def test_any_file_is_read_or_refused(scratch, text):
+    path = scratch / "any.txt"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        settings = NT3.read_file(path, "model file")
+    except ParameterError:
+        return
+    for name, (value, origin) in settings.items():
+        assert NT3.parameters[name].check(value, origin) == value
+        assert text.replace("\r", "\n").split("\n")[origin.line - 1].startswith(name)
+
+
+@given(st.binary())
+def test_any_bytes_are_read_or_refused(scratch, content):
+    path = scratch / "bytes.txt"
+    path.write_bytes(content)
+    with suppress(ParameterError):
+        NT3.read_file(path, "model file")
+
+
+flag_words = st.sampled_from(
+    [f"--{name}" for name in ("epochs", "conv", "run_id", "shuffle", "min_logconc", "epochs=3")]
+    + ["-e", "-lr", "-l", "-", "--", "-5", "-.5", "-1e-3", "-lr0.1", "-e=", "", "=", "None", "a b"]
+)
+
+
+@given(st.lists(flag_words | st.text(max_size=4).filter(lambda word: word != "-h"), max_size=8))
+def test_any_flags_are_read_or_refused(words):
+    try:
+        params = NT3.parse([*words, *NEEDED_FLAGS])
+    except ParameterError:
+        return
+    assert isinstance(params, ParameterSet)
+    assert params.epochs == 1
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+
+
+@given(
+    st.sampled_from(list(NT3.parameters.values())),
+    st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner)),
+)
+def test_any_value_is_taken_as_declared_or_refused(parameter, value):
+    refusal = re.escape(f"{parameter.name} = ") + r".* \(program\): must be "
+    try:
+        checked = parameter.check(value, Origin("program"))
+    except ParameterError:
+        with pytest.raises(ParameterError, match=refusal):
+            parameter.check(value, Origin("program"))
+        return
+    if checked is None:
+        assert parameter.optional
+        return
+    assert all(type(each) is parameter.type for each in (checked if parameter.many else [checked]))
+    assert parameter.check(checked, Origin("program")) == checked

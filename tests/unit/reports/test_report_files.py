@@ -1,0 +1,294 @@
+"""The files of a report, and the command that writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.errors import ParameterError, RecordError
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.reports.drawing import new_figure, worker_axis
+from candle_p1.reports.figures.epochs import epochs_per_worker
+from candle_p1.reports.figures.ranks import ranks_over_time
+from candle_p1.reports.points import group
+from candle_p1.reports.published import machines, published
+from candle_p1.reports.report import make_report
+from candle_p1.reports.runs import Run, Runs, read_runs
+from candle_p1.reports.statistics import estimate_median
+from candle_p1.reports.table import Table
+from tests.planted_records import plant, planted_record
+
+BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli.cli, ["report", *(str(word) for word in words)])
+
+
+def plant_study(directory, **kwargs):
+    for repeat in range(2):
+        for num_ranks in (1, 2):
+            for loader, load_s in (("original", 9.0), ("parallel", 1.0)):
+                plant(
+                    directory,
+                    "nt3",
+                    num_ranks,
+                    loader=loader,
+                    load_s=load_s + 0.01 * repeat,
+                    rng_seed=repeat,
+                    quality={"accuracy": 0.9},
+                    naive={"accuracy": 0.5},
+                    trained={"accuracy": 0.95},
+                    **kwargs,
+                )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    plant_study(directory, energy_j=50.0)
+    plant(directory, "nt3", 2, status="failed", loader="original")
+    (directory / "bad").mkdir()
+    (directory / "bad/run.json").write_text("[")
+    out = tmp_path_factory.mktemp("out")
+    return invoke(directory, "-o", out), out
+
+
+def test_the_command_writes_page_figures_and_tables(written):
+    result, out = written
+    assert result.exit_code == 0, result.output
+    assert "bad/run.json: line 1: not JSON" in result.output
+    assert result.output.endswith("index.html: 9 runs, 10 figures\n")
+    figures = sorted(path.name for path in (out / "figures").iterdir())
+    names = (
+        "energy", "epochs", "exchange", "improvement", "loaders", "parts", "performance",
+        "quality", "ranks", "scaling",
+    )  # fmt: skip
+    assert figures == sorted(
+        f"nt3-strong-{name}.{ending}" for name in names for ending in ("png", "svg")
+    )
+    tables = {path.stem for path in (out / "tables").iterdir()}
+    assert {"nt3-strong-times", "nt3-strong-loading", "runs", "unreadable"} <= tables
+
+
+def test_figures_are_whole_and_their_text_is_text(written):
+    _, out = written
+    for path in (out / "figures").glob("*.svg"):
+        root = ET.fromstring(path.read_text())
+        assert root.tag.endswith("svg")
+        assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 3
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_hold_the_planted_numbers(written):
+    _, out = written
+    rows = list(csv.DictReader(io.StringIO((out / "tables/nt3-strong-times.csv").read_text())))
+    first = rows[0]
+    assert (first["series"], first["workers"], first["runs"]) == ("loader original", "1", "2")
+    assert float(first["data loading (s)"]) == pytest.approx(9.005)
+    assert float(first["data loading (s), low"]) == pytest.approx(9.0)
+    assert first["data loading (s), confidence"] == "0.5"
+    assert rows[1]["not finished"] == "1"
+    training = (out / "tables/nt3-strong-training.csv").read_text()
+    row = next(csv.DictReader(io.StringIO(training)))
+    assert float(row["training rate (samples/s)"]) == pytest.approx(200)
+    assert float(row["first step (s)"]) == 0.5
+    loading = (out / "tables/nt3-strong-loading.md").read_text()
+    assert "published: Summit, Table 3" in loading
+    runs = (out / "tables/runs.csv").read_text()
+    assert runs.count("failed") == 1
+    assert "rank 0 died" in runs
+
+
+def test_the_page_says_what_is_missing(written):
+    _, out = written
+    text = (out / "index.html").read_text()
+    for words in (
+        "9 runs: 1 failed and 8 ok.",
+        "1 record cannot be read",
+        "Not drawn: power over time (no run has readings of power)",
+        "Nothing is said about: ",
+        "scaling of the batch size (no runs differ in --batch_scaling)",
+        "total time improved by up to 67.68 %",
+    ):
+        assert words in text, words
+
+
+def test_figures_that_lack_data_are_listed_with_the_reason(tmp_path):
+    plant(tmp_path, "p1b2", 1, epochs=4)
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert {each.what: each.reason for each in section.missing} == {
+        "Where each worker is at which time": "all runs had one worker, which waits for none",
+        "Improvement over the original": "no two series differ in the loader or the kernels alone,"
+        " one of them the original",
+        "Scaling": "no series was run on two numbers of workers",
+        "Quality against workers": "no run evaluated its model (--eval_bool False)",
+        "Quality against epochs per worker": "no run evaluated its model (--eval_bool False)",
+        "Time per epoch, communication and efficiency": "all runs had one worker, which exchanges"
+        " nothing",
+        "Loading by file and loader": "all runs used the same loader",
+        "Energy and mean power": "energy was not measured in any run",
+        "Power over time": "no run has readings of power",
+    }
+    assert [figure.slug for figure in section.figures] == [
+        "p1b2-strong-performance",
+        "p1b2-strong-parts",
+    ]
+
+
+def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
+    path = plant(tmp_path, "nt3", 1, energy_j=100.0, epochs=8)
+    run = read_runs([tmp_path]).runs[0]
+    record = dict(run.record)
+    record["energy"] |= {
+        "traces": ["power-0000.csv"],
+        "devices": [device_of_energy()],
+    }
+    channel = Channel("gpu0", "GPU 0", "gpu", "nvml", "power", 0.1)
+    trace = Trace(channel, np.arange(5.0), 100 + np.arange(5.0), 1.0)
+    write_traces(path.parent / "power-0000.csv", [trace], 0, 0.0)
+    (section,) = make_report(Runs((Run(path, record),), ())).sections
+    drawn = {figure.title: figure for figure in section.figures}
+    assert "GPU 0" in drawn["Power over time"].svg
+    (path.parent / "power-0000.csv").unlink()
+    (section,) = make_report(Runs((Run(path, record),), ())).sections
+    missing = {each.what: each.reason for each in section.missing}
+    assert "power-0000.csv" in missing["Power over time"]
+
+
+def device_of_energy():
+    return {"node": 0, "host": "vm", "device": "gpu0", "label": "GPU 0", "domain": "gpu"}
+
+
+def test_many_series_are_drawn_in_several_figures(tmp_path):
+    for epochs in (1, 2, 4, 8):
+        for loader in ("original", "parallel"):
+            plant(tmp_path, "nt3", 2, epochs=epochs, epochs_scaling="weak", loader=loader)
+    (section,) = make_report(read_runs([tmp_path])).sections
+    titles = [figure.title for figure in section.figures]
+    assert "Where the time goes (1 of 2)" in titles
+    assert "Where the time goes (2 of 2)" in titles
+
+
+def test_runs_that_all_failed_make_a_report_that_says_so(tmp_path):
+    plant(tmp_path, "p1b1", 2, status="failed")
+    result = invoke(tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out/index.html").read_text()
+    assert "No run has finished whose times count: nothing can be said." in text
+    assert "rank 0 died" in text
+
+
+def test_errors_are_one_message(tmp_path, monkeypatch, capsys):
+    result = invoke(tmp_path, "-o", tmp_path / "out")
+    assert isinstance(result.exception, RecordError)
+    plant(tmp_path, "nt3", 1)
+    (tmp_path / "file").write_text("")
+    result = invoke(tmp_path, "-o", tmp_path / "file/out")
+    assert isinstance(result.exception, ParameterError)
+    assert str(tmp_path / "file") in str(result.exception)
+    monkeypatch.setattr(sys, "argv", ["candle-p1", "report", str(tmp_path / "no"), "-o", "x"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_table_is_html_markdown_and_csv():
+    rows = (("a|b", 1200, 0.5, estimate_median([1.0, 3.0]), None), ("c", 2, None, None, None))
+    table = Table("t", "Title", ("name", "num", "s", "median (s)", "empty"), rows, notes=("note",))
+    table = table.without_empty_columns()
+    assert table.headings == ("name", "num", "s", "median (s)")
+    assert [table.is_words(i) for i in range(4)] == [True, False, False, False]
+    assert table.texts == [["a|b", "1,200", "0.500", "2.00 [1.00 to 3.00]"], ["c", "2", "-", "-"]]
+    assert "| a\\|b | 1,200 | 0.500 | 2.00 [1.00 to 3.00] |" in table.to_markdown()
+    lines = list(csv.reader(io.StringIO(table.to_csv())))
+    assert lines[0][3:] == [
+        "median (s)", "median (s), low", "median (s), high", "median (s), confidence",
+        "median (s), runs",
+    ]  # fmt: skip
+    assert lines[1][1:] == ["1200", "0.5", "2.0", "1.0", "3.0", "0.5", "2"]
+    assert lines[2][3:] == ["", "", "", "", ""]
+
+
+def test_published_values_have_machine_and_place():
+    for benchmark in BENCHMARKS:
+        for mode in ("strong", "weak", "batch"):
+            for each in published(benchmark, mode):
+                assert each.machine in machines()
+                assert "section" in each.where
+                assert str(each).startswith(f"published ({each.machine}, section ")
+                assert each.says
+
+
+def test_a_benchmark_of_another_author_has_a_report(tmp_path):
+    record = planted_record("tc1", 1, epochs=4, quality={"r2": 0.5})
+    (section,) = make_report(Runs((Run(tmp_path / "run.json", record),), ())).sections
+    assert section.title.startswith("TC1, strong scaling")
+    assert any("test r2" in table.headings for table in section.tables)
+
+
+def test_the_axis_of_many_workers_shows_all_of_them():
+    _, (axes,) = new_figure(1)
+    worker_axis(axes, [1, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072])
+    low, high = axes.get_xlim()
+    assert low < 1
+    assert high > 3072
+    ticks = axes.get_xticks()
+    assert (ticks[0], ticks[-1]) == (1, 3072)
+    assert min(np.diff(np.log2(ticks))) > 1
+
+
+def test_models_that_diverged_leave_a_report(tmp_path):
+    for num_ranks in (1, 2, 4, 8, 16, 32, 64):
+        for seed in (0, 1):
+            path = plant(
+                tmp_path,
+                "p1b1",
+                num_ranks,
+                epochs=64,
+                quality={"loss": 0.1},
+                rng_seed=seed,
+                batch_size=num_ranks,
+            )
+            record = json.loads(path.read_text())
+            record["quality"]["loss"]["value"] = None
+            path.write_text(json.dumps(record))
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert any("The models of 14 runs diverged" in note for note in section.notes)
+    reasons = {each.what: each.reason for each in section.missing}
+    assert reasons["Quality against workers"] == "in no run the loss is a number"
+
+
+def test_many_numbers_of_workers_count_together_against_epochs():
+    records = [
+        planted_record("nt3", num, epochs=epochs, epochs_scaling="weak", quality={"accuracy": 0.9})
+        for num in (1, 2, 4, 8, 16, 32, 64, 128)
+        for epochs in (4, 8)
+    ]
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    figure = epochs_per_worker(experiment, experiment.series)
+    (axes,) = figure.axes
+    assert axes.get_legend_handles_labels()[1] == ["all runs"]
+    few = group([Run(i, record) for i, record in enumerate(records[:4])])[0]
+    labels = epochs_per_worker(few, few.series).axes[0].get_legend_handles_labels()[1]
+    assert labels == ["1 worker", "2 workers"]
+
+
+def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast():
+    record = planted_record("nt3", 100, epochs=100, load_s=2.0, wait_s=4.0)
+    (experiment,) = group([Run(0, record)])
+    (axes,) = ranks_over_time(experiment, experiment.series).axes
+    shown = [int(label.get_text()) for label in axes.get_yticklabels()]
+    assert (shown[0], shown[-1], len(shown)) == (0, 99, 12)
+    drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
+    assert {(3.0, 2.0), (5.0, 4.0)} <= drawn  # loading, then waiting

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import itertools
+import statistics
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.reports.statistics import (
+    MIN_VALUES,
+    Estimate,
+    _mann_whitney_counts,
+    estimate_difference,
+    estimate_median,
+    estimate_paired_ratio,
+    estimate_ratio,
+    mean_rate,
+    median_interval,
+    summarize,
+)
+
+TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("num", "ranks"),
+    [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (12, (3, 10)), (20, (6, 15))],
+)
+def test_the_interval_is_that_of_the_published_tables(num, ranks):
+    assert median_interval(range(1, num + 1)) == ranks
+    assert (ranks is None) == (num < MIN_VALUES)
+
+
+@pytest.mark.parametrize("num", [6, 7, 9, 15, 30])
+@pytest.mark.parametrize("distribution", ["exponential", "normal"])
+def test_the_interval_covers_the_median_as_often_as_it_says(num, distribution):
+    random = np.random.default_rng(2019)
+    median = {"exponential": np.log(2), "normal": 0.0}[distribution]
+    samples = getattr(random, distribution)(size=(4000, num))
+    intervals = np.array([median_interval(sample) for sample in samples])
+    covered = ((intervals[:, 0] <= median) & (median <= intervals[:, 1])).mean()
+    assert covered >= 0.95 - 3 * (0.95 * 0.05 / 4000) ** 0.5
+
+
+@given(TIMES)
+def test_the_interval_holds_the_median_and_lies_in_the_range(times):
+    summary = summarize(times)
+    low, high = summary["ci95_s"] or summary["range_s"]
+    assert min(times) <= low <= statistics.median(times) <= high <= max(times)
+    assert summary["repeats"] == len(summary["repeats_s"]) == len(times)
+
+
+@given(TIMES, st.randoms(use_true_random=False))
+def test_the_order_of_the_values_does_not_matter(times, random):
+    shuffled = random.sample(times, len(times))
+    assert median_interval(shuffled) == median_interval(times)
+
+
+@pytest.mark.parametrize(
+    ("num", "confidence"),
+    [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.96875), (9, 0.9609375)],
+)
+def test_few_values_give_their_range_with_the_confidence_it_has(num, confidence):
+    estimate = estimate_median(range(1, num + 1))
+    assert estimate.confidence == pytest.approx(confidence)
+    assert estimate.is_confident == (num >= MIN_VALUES)
+    if num < MIN_VALUES:
+        assert (estimate.low, estimate.high) == (1, num)
+
+
+@pytest.mark.parametrize(("num_x", "num_y"), [(1, 1), (1, 4), (2, 3), (3, 3), (4, 4), (3, 5)])
+def test_the_distribution_of_the_mann_whitney_statistic_is_that_of_all_orders(num_x, num_y):
+    counts = [0] * (num_x * num_y + 1)
+    for chosen in itertools.combinations(range(num_x + num_y), num_x):
+        others = set(range(num_x + num_y)) - set(chosen)
+        counts[sum(x > y for x in chosen for y in others)] += 1
+    assert list(_mann_whitney_counts(num_x, num_y)) == counts
+
+
+@pytest.mark.parametrize(
+    ("num_x", "num_y"), [(2, 2), (3, 3), (3, 4), (4, 4), (3, 5), (5, 5), (4, 7)]
+)
+def test_a_ratio_misses_as_often_as_it_says_whatever_the_order(num_x, num_y):
+    """Of sets that differ by no factor all orders are equally likely."""
+    values = np.exp(np.arange(num_x + num_y) ** 1.3)  # no two ratios are alike
+    misses = 0
+    for chosen in itertools.combinations(range(num_x + num_y), num_x):
+        others = [i for i in range(num_x + num_y) if i not in chosen]
+        estimate = estimate_ratio(values[list(chosen)], values[others])
+        misses += not estimate.low <= 1 <= estimate.high
+    assert 1 - misses / comb(num_x + num_y, num_x) == pytest.approx(estimate.confidence)
+
+
+@pytest.mark.parametrize(
+    ("num", "critical"), [(4, 0), (5, 2), (6, 5), (7, 8), (8, 13), (9, 17), (10, 23), (20, 127)]
+)
+def test_the_interval_of_a_ratio_is_that_of_the_published_critical_values(num, critical):
+    """Two-sided Mann-Whitney test at 5 %: no difference is rejected where U is at most this."""
+    x = np.exp(np.arange(num))
+    y = np.exp(np.pi * np.arange(num))
+    ordered = np.sort((x[:, None] / y[None, :]).ravel())
+    estimate = estimate_ratio(x, y)
+    assert (estimate.low, estimate.high) == (ordered[critical], ordered[-1 - critical])
+    assert estimate.is_confident
+
+
+def test_three_against_three_give_90_percent_and_four_against_four_95():
+    assert estimate_ratio([1, 2, 3], [1, 2, 3]).confidence == pytest.approx(0.9)
+    assert not estimate_ratio([4, 5, 6], [1, 2, 3]).excludes(1)
+    assert estimate_ratio([5, 6, 7, 8], [1, 2, 3, 4]).excludes(1)
+
+
+def test_a_planted_factor_is_found_exactly():
+    base = [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert estimate_ratio([3 * value for value in base], base).value == 3
+    assert estimate_difference([3 + value for value in base], base).value == 3
+    pairs = [(3 * value, value) for value in base * 2]
+    assert estimate_paired_ratio(pairs) == Estimate(3, 3, 3, pytest.approx(0.97851562), (10,))
+
+
+@given(TIMES, TIMES, st.floats(1e-3, 1e3))
+def test_a_ratio_follows_the_scale_and_turns_with_the_sets(x, y, factor):
+    estimate = estimate_ratio(x, y)
+    assert estimate.low <= estimate.value * (1 + 1e-12)
+    assert estimate.value <= estimate.high * (1 + 1e-12)
+    scaled = estimate_ratio([factor * value for value in x], y)
+    turned = estimate_ratio(y, x)
+    for ours, theirs, inverse in (
+        (estimate.low, scaled.low, turned.high),
+        (estimate.value, scaled.value, turned.value),
+        (estimate.high, scaled.high, turned.low),
+    ):
+        assert theirs == pytest.approx(factor * ours)
+        assert inverse == pytest.approx(1 / ours)
+    assert estimate.confidence == scaled.confidence == pytest.approx(turned.confidence)
+
+
+@given(TIMES, st.floats(1e-3, 1e3))
+def test_an_estimate_maps_to_that_of_a_function(times, factor):
+    estimate = estimate_median(times)
+    falling = estimate.map(lambda value: -factor * value)
+    assert falling.low <= falling.value <= falling.high
+    assert (falling.low, falling.high) == (-factor * estimate.high, -factor * estimate.low)
+
+
+def test_the_mean_rate_is_that_of_the_work_over_the_time():
+    assert mean_rate([1.0, 3.0]) == pytest.approx(2 / (1 / 1.0 + 1 / 3.0))

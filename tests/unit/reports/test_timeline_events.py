@@ -1,0 +1,145 @@
+"""Reading a timeline, whole and cut.
+
+data/horovod_timeline.json is Horovod 0.28.1's, of NT3 (small) on two ranks with
+HOROVOD_FUSION_THRESHOLD=134217728 and HOROVOD_CYCLE_TIME=5, two epochs of 80 samples; MPI_ABORT
+ended the run, so the file lacks the last events, though its array is closed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from candle_p1.errors import DataError
+from candle_p1.reports.timeline import events
+from candle_p1.reports.timeline.events import EventReader
+
+REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
+
+UNUSUAL = [
+    {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "Größe/µ/😀"}},
+    {"ph": "B", "name": 'a "quoted" \\ n\u0000ame},{', "ts": 1, "pid": 1},
+    {"ph": "E", "args": {"nested": [{"a": 1}, {"b": "]"}]}, "ts": 2, "pid": 1},
+    {"ph": "i", "name": "CYCLE_START", "ts": 3, "s": "g"},
+]
+
+
+def read(path):
+    reader = EventReader(path)
+    found = list(reader)
+    assert reader.num_events == len(found)
+    return found, reader.cut
+
+
+def ends(data):
+    """The offset behind each event of a timeline."""
+    text = data.decode()
+    decoder, position, found = json.JSONDecoder(), text.index("[") + 1, []
+    while True:
+        while text[position] in " ,\n":
+            position += 1
+        if text[position] == "]":
+            return found
+        _, position = decoder.raw_decode(text, position)
+        found.append(len(text[:position].encode()))
+
+
+def write(path, data):
+    path.write_bytes(data)
+    return path
+
+
+def test_a_real_timeline_reads_as_json_does():
+    found, cut = read(REAL)
+    assert found == json.loads(REAL.read_text())
+    assert not cut
+    assert len(found) == 565
+
+
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+@pytest.mark.parametrize("unusual", [True, False])
+def test_cut_at_any_byte_it_reads_to_the_last_whole_event(tmp_path, unusual, ensure_ascii):
+    data = (
+        json.dumps(UNUSUAL, ensure_ascii=ensure_ascii).encode()
+        if unusual
+        else REAL.read_bytes()[:3000].rpartition(b"},{")[0] + b"}]"
+    )
+    whole, expected = ends(data), json.loads(data)
+    for length in range(len(data) + 1):
+        found, cut = read(write(tmp_path / "cut.json", data[:length]))
+        num = sum(end <= length for end in whole)
+        assert found == expected[:num], length
+        assert cut == (length < len(data))
+
+
+def test_a_gzipped_timeline_cut_at_any_byte_reads_to_some_event(tmp_path):
+    expected = json.loads(REAL.read_text())
+    data = gzip.compress(REAL.read_bytes())
+    assert read(write(tmp_path / "whole.json.gz", data)) == (expected, False)
+    nums = []
+    for length in range(3, len(data), 41):
+        found, cut = read(write(tmp_path / "cut.json.gz", data[:length]))
+        assert cut or found == expected
+        assert found == expected[: len(found)]
+        nums.append(len(found))
+    assert nums == sorted(nums)
+    assert nums[-1] > len(expected) * 0.9
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 1000])
+def test_where_a_chunk_ends_does_not_matter(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(events, "CHUNK_BYTES", chunk_bytes)
+    assert read(REAL)[0] == json.loads(REAL.read_text())
+    data = json.dumps(UNUSUAL, ensure_ascii=False, indent=chunk_bytes % 2 or None).encode()
+    assert read(write(tmp_path / "unusual.json", data)) == (UNUSUAL, False)
+
+
+@pytest.mark.parametrize("end", [",", ",\n", "]", "]\n\n", ",]", "\0\0\0"])
+def test_ends_that_are_seen(tmp_path, end):
+    data = '[\n{"ph": "E", "ts": 5, "pid": 1}' + end
+    found, cut = read(write(tmp_path / "t.json", data.encode()))
+    assert found == [{"ph": "E", "ts": 5, "pid": 1}]
+    assert cut == ("]" not in end)
+
+
+EVENT = '{"ph": "E", "ts": 5, "pid": 1}'
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("epoch,loss\n1,0.5\n", 1),
+        ('{"traceEvents": []}', 1),
+        ("[1, 2]", 1),
+        ("[[]]", 1),
+        ('[{"name": "x"}]', 1),
+        ('[{"ph": "B", "pid": 1, "ts": 1}]', 1),
+        ('[{"ph": "B", "name": "x", "ts": 1.5, "pid": 1}]', 1),
+        ('[{"ph": "B", "name": "x", "ts": NaN, "pid": 1}]', 1),
+        ('[{"ph": "B", "name": "x", "ts": 1}]', 1),
+        (f"[\n{EVENT},\n{EVENT} nonsense {EVENT},\n{EVENT}]", 3),
+        (f"[\n{EVENT},\nnonsense,{EVENT},{EVENT}]", 3),
+        (f"[\n{EVENT}]\n[{EVENT}]", 3),
+        ("[" + " x" * 2**20, 1),
+    ],
+)
+def test_what_is_no_timeline_is_named(tmp_path, content, line):
+    path = write(tmp_path / "t.json", content.encode())
+    with pytest.raises(DataError, match="not a Horovod timeline") as caught:
+        read(path)
+    assert caught.value.path == str(path)
+    assert caught.value.line == line
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read(tmp_path / "absent.json")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+    damaged = gzip.compress(REAL.read_bytes())
+    damaged = damaged[:200] + b"\xff" * 50 + damaged[250:]
+    with pytest.raises(DataError, match="cannot be read"):
+        read(write(tmp_path / "damaged.json.gz", damaged))

@@ -1,0 +1,387 @@
+"""Pieces of a timeline, held to the trace-event format more strictly than viewers are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.errors import DataError, ParameterError
+from candle_p1.instrument.clock import ClockAnchor, read_anchor
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.reports.timeline.clock import ORIGIN_KEY, read_origin_epoch_us
+from candle_p1.reports.timeline.slice import cut
+from candle_p1.reports.timeline.summary import summarize
+from candle_p1.reports.timeline.tracks import (
+    Sample,
+    Span,
+    Track,
+    origin_s,
+    phase_track,
+    power_track,
+)
+
+REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
+
+REQUIRED = {
+    "B": {"name": str, "ts": int},
+    "E": {"ts": int},
+    "X": {"name": str, "ts": int, "dur": int},
+    "i": {"name": str, "ts": int, "s": str},
+    "C": {"name": str, "ts": int, "args": dict},
+    "M": {"name": str, "args": dict},
+}
+METADATA = {"process_name": ("name", str), "process_sort_index": ("sort_index", int)}
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def check_trace(path):
+    """Checks a file against the trace-event format; returns its events."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        events = json.load(file, parse_constant=refuse)
+    assert isinstance(events, list)
+    named, used = set(), set()
+    last_us = defaultdict(lambda: -math.inf)
+    stacks, complete = defaultdict(list), defaultdict(list)
+    for event in events:
+        phase = event["ph"]
+        for key, kind in ({"pid": int, "tid": int} | REQUIRED[phase]).items():
+            assert type(event[key]) is kind, event
+        thread = event["pid"], event["tid"]
+        if phase == "M":
+            key, kind = METADATA[event["name"]]
+            assert type(event["args"][key]) is kind, event
+            if event["name"] == "process_name":
+                assert event["pid"] not in named, "named twice"
+                named.add(event["pid"])
+            continue
+        assert event["ts"] >= 0
+        used.add(event["pid"])
+        if phase in "BE":
+            assert event["ts"] >= last_us[thread], "times go back"
+            last_us[thread] = event["ts"]
+        if phase == "B":
+            stacks[thread].append(event)
+        elif phase == "E":
+            assert stacks[thread], "an end without a begin"
+            stacks[thread].pop()
+        elif phase == "X":
+            assert event["dur"] >= 0
+            complete[thread].append((event["ts"], event["ts"] + event["dur"]))
+        elif phase == "C":
+            series = (*thread, event["name"])
+            assert event["ts"] >= last_us[series]
+            last_us[series] = event["ts"]
+            assert event["args"]
+            for value in event["args"].values():
+                assert type(value) in (int, float)
+                assert math.isfinite(value)
+        elif phase == "i":
+            assert event["s"] in ("g", "p", "t")
+    assert not any(stacks.values()), "a begin without an end"
+    assert used <= named
+    for spans in complete.values():
+        for begin, end in spans:
+            assert not any(begin < b < end < e for b, e in spans), "spans that cross"
+    return events
+
+
+def of_process(events, name):
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    return [e for e in events if e["ph"] != "M" and names[e["pid"]] == name]
+
+
+def check_clipped(path, begin_s, end_s, out):
+    """Cuts, and checks that the piece holds what plain clipping of the whole gives."""
+    piece = cut(path, out, begin_s, end_s)
+    events = check_trace(out)
+    begin_us, end_us = round(begin_s * 1e6), round(end_s * 1e6)
+    intervals, stacks, expected = [], defaultdict(list), []
+    for event in json.loads(path.read_text()):
+        if event["ph"] == "B":
+            stacks[event["pid"]].append(event)
+        elif event["ph"] == "E":
+            start = stacks[event["pid"]].pop()
+            intervals.append((start["pid"], start["name"], start["ts"], event["ts"]))
+    last_us = max(e["ts"] for e in json.loads(path.read_text()) if "ts" in e)
+    intervals += [(e["pid"], e["name"], e["ts"], last_us) for s in stacks.values() for e in s]
+    for pid, name, start_us, stop_us in intervals:
+        if start_us <= end_us and stop_us >= begin_us:
+            expected.append((pid, name, max(start_us, begin_us), min(stop_us, end_us)))
+    found, stacks = [], defaultdict(list)
+    for event in events:
+        if event["ph"] == "B":
+            stacks[event["pid"]].append(event)
+        elif event["ph"] == "E":
+            start = stacks[event["pid"]].pop()
+            found.append((start["pid"], start["name"], start["ts"], event["ts"]))
+    assert sorted(found) == sorted(expected)
+    assert piece.num_events == sum(e["ph"] != "M" for e in events)
+    return events
+
+
+def test_a_piece_is_the_timeline_clipped(tmp_path):
+    last_s = summarize(REAL).end_s
+    middle = [1.15, 1.2, 2.33, 2.3435, 2.4245]
+    for begin_s in (0.0, 0.22, *middle):
+        for end_s in (*middle, last_s):
+            if begin_s < end_s:
+                check_clipped(REAL, begin_s, end_s, tmp_path / "piece.json")
+
+
+def test_the_whole_is_read_as_the_timeline(tmp_path):
+    out = tmp_path / "piece.json"
+    piece = cut(REAL, out)
+    check_trace(out)
+    assert piece.num_tensors == 23
+    whole, again = summarize(REAL), summarize(out)
+    assert again.kinds == whole.kinds
+    for name, messages in whole.messages.items():
+        assert again.messages[name]["sizes"] == messages["sizes"]
+    for column in ("begin_s", "end_s", "negotiate_s", "num_tensors", "bytes"):
+        assert again.steps[column] == whole.steps[column]
+    assert again.broadcast == whole.broadcast
+    assert again.origin_epoch_us == whole.origin_epoch_us
+    assert not again.unfinished
+
+
+def test_a_piece_of_a_timeline_cut_anywhere_is_whole(tmp_path):
+    data = REAL.read_bytes()
+    path, out = tmp_path / "cut.json", tmp_path / "piece.json"
+    for length in range(4000, len(data), 997):
+        path.write_bytes(data[:length])
+        cut(path, out)
+        check_trace(out)
+
+
+NAMES = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "MPI_ALLREDUCE", "NEGOTIATE_BROADCAST", "BROADCAST")
+any_event = st.one_of(
+    st.builds(
+        lambda name, us, pid: {"ph": "B", "name": name, "ts": us, "pid": pid},
+        st.sampled_from((*NAMES, "MPI_BCAST", "QUEUE", "x")),
+        st.integers(0, 50),
+        st.integers(1, 3),
+    ),
+    st.builds(
+        lambda us, pid, args: {"ph": "E", "ts": us, "pid": pid, "args": args},
+        st.integers(0, 50),
+        st.integers(1, 3),
+        st.sampled_from(({}, {"dtype": "float32", "shape": "[2]"}, {"dtype": 3, "shape": []})),
+    ),
+    st.builds(
+        lambda name, us, pid: {"ph": "X", "name": name, "ts": us, "pid": pid, "dur": 0},
+        st.sampled_from(("0", "1", "x")),
+        st.integers(0, 50),
+        st.integers(1, 3),
+    ),
+)
+
+
+@given(st.lists(any_event, max_size=40), st.integers(0, 40), st.integers(1, 20))
+def test_whatever_follows_what_the_piece_is_whole(tmp_path_factory, events, begin_us, us):
+    """Not that Horovod writes this: every state must take every event."""
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    out = path.with_name("piece.json")
+    names = [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"gradient.{pid}.w"}}
+        for pid in (1, 2, 3)
+    ]
+    ordered = sorted(events, key=lambda event: event["ts"])
+    path.write_text(json.dumps([*names, *ordered]))
+    summary = summarize(path, computing_us=[(5, 20)])
+    span_s = summary.end_s - summary.begin_s
+    for rows in (summary.kinds, summary.activities, summary.libraries):
+        assert all(0 <= row["union_s"] <= span_s + 1e-9 for row in rows.values())
+    json.dumps(summary.to_dict(), allow_nan=False)
+    if ordered and ordered[-1]["ts"] >= begin_us:
+        cut(path, out, begin_us / 1e6, (begin_us + us) / 1e6)
+        check_trace(out)
+        path.write_text(json.dumps([*names, *events]))  # as they come, also back in time
+        summarize(path)
+
+
+def test_only_tensors_that_appear_are_named(tmp_path):
+    out = tmp_path / "piece.json"
+    piece = cut(REAL, out, 1.13, 1.24)
+    events = check_trace(out)
+    names = [e["args"]["name"] for e in events if e.get("name") == "process_name"]
+    assert piece.num_tensors == 12
+    assert all(name.startswith("HorovodBroadcast") for name in names[1:])
+    assert events[0]["args"][ORIGIN_KEY] == read_origin_epoch_us(REAL)
+
+
+def test_what_follows_the_piece_is_not_read(tmp_path):
+    path, out = tmp_path / "t.json", tmp_path / "piece.json"
+    path.write_bytes(REAL.read_bytes()[:-1] + b", nonsense {}]")
+    cut(path, out, 0.0, 2.0)
+    check_trace(out)
+    out.unlink()
+    with pytest.raises(DataError):
+        cut(path, out)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_gzipped_piece(tmp_path):
+    cut(REAL, tmp_path / "piece.json")
+    cut(REAL, tmp_path / "piece.json.gz")
+    assert check_trace(tmp_path / "piece.json.gz") == check_trace(tmp_path / "piece.json")
+
+
+def test_marks_of_cycles(tmp_path):
+    path, out = tmp_path / "t.json", tmp_path / "piece.json"
+    origin = {"name": "process_name", "ph": "M", "pid": 0, "args": {ORIGIN_KEY: 5}}
+    mark = {"ph": "i", "name": "CYCLE_START", "ts": 7, "s": "g"}
+    path.write_text(json.dumps([origin, mark]))
+    cut(path, out)
+    assert check_trace(out)[1] == mark | {"pid": 0, "tid": 0}
+
+
+def test_tracks_are_drawn_beside_it(tmp_path):
+    out = tmp_path / "piece.json"
+    spans = [
+        Span("wait", 900_000, 1_150_000),
+        Span("broadcast", 900_000, 1_250_000),
+        Span("train", 1_250_000, 3_000_000),
+        Span("load", 100_000, 900_000),
+    ]
+    samples = [
+        Sample("gpu", 500_000, "W", 90.0),
+        Sample("gpu", 1_050_000, "W", 100.0),
+        Sample("cpu", 800_000, "W", 30.0),
+        Sample("gpu", 1_150_000, "W", 250.0),
+        Sample("gpu", 1_450_000, "W", 50.0),
+    ]
+    tracks = [Track("power", samples=samples), Track("rank 0: phases", spans=spans)]
+    piece = cut(REAL, out, 1.1, 1.3, tracks)
+    events = check_trace(out)
+    phases = [(e["name"], e["ts"], e["dur"]) for e in of_process(events, "rank 0: phases")]
+    assert phases == [
+        ("broadcast", 1_100_000, 150_000),
+        ("wait", 1_100_000, 50_000),
+        ("train", 1_250_000, 50_000),
+    ]
+    power = [(e["name"], e["ts"], e["args"]["W"]) for e in of_process(events, "power")]
+    assert power == [
+        ("gpu", 1_100_000, 100.0),
+        ("gpu", 1_150_000, 250.0),
+        ("cpu", 1_100_000, 30.0),
+    ]
+    assert piece.num_track_events == 6
+    order = {
+        e["pid"]: e["args"]["sort_index"] for e in events if e.get("name") == "process_sort_index"
+    }
+    assert sorted(order.values())[:2] == [-2, -1]
+
+
+def test_spans_that_cross_are_drawn_on_rows_of_their_own(tmp_path):
+    out = tmp_path / "piece.json"
+    crossing = [Span("read", 100, 600), Span("parse", 200, 700), Span("scale", 650, 800)]
+    cut(REAL, out, 0.0, 1.0, [Track("parts", spans=[Span("load", 100, 900), *crossing])])
+    drawn = of_process(check_trace(out), "parts")
+    rows = {event["name"]: event["tid"] for event in drawn}
+    assert rows["load"] == rows["read"] == rows["scale"] != rows["parse"]
+
+
+def test_phases_come_from_the_record():
+    record = {
+        "phases": {
+            "load": {"per_rank_begin_s": [10.0, 9.0], "per_rank_s": [2.0, 3.0]},
+            "broadcast": {
+                "per_rank_begin_s": [12.0, 12.0],
+                "per_rank_s": [1.5, 0.5],
+                "parts": {"wait": {"per_rank_begin_s": [12.25, 12.0], "per_rank_s": [1.0, 0.0]}},
+            },
+            "evaluate": {"per_rank_begin_s": [None, 20.0], "per_rank_s": [0.0, 1.0]},
+            "report": {"per_rank_s": [1.0, 1.0]},
+        },
+        "training": {
+            "epochs": [
+                {"epoch": 1, "per_rank_begin_s": [14.0, 14.0], "train": {"per_rank_s": [3, 3]}},
+                {"epoch": 2, "train": {"per_rank_s": [3, 3]}},
+            ]
+        },
+    }
+    assert phase_track(record, origin_s=10.5).spans == [
+        Span("load", -500_000, 1_500_000),
+        Span("broadcast", 1_500_000, 3_000_000),
+        Span("wait", 1_750_000, 2_750_000),
+        Span("epoch 1", 3_500_000, 6_500_000),
+    ]
+    assert phase_track({"phases": {"load": {"per_rank_s": [2.0]}}}, 0.0) is None
+    assert phase_track({}, 0.0) is None
+
+
+def test_where_the_clocks_meet():
+    record = {"started": "2026-01-01T00:00:00.000+00:00"}
+    epoch_us = 1_767_225_600_000_000
+    assert origin_s(record, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
+    assert origin_s(record, None) is None
+    anchor = {"anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
+    assert origin_s(record | {"timeline": anchor}, epoch_us) == 4.25
+    anchor = ClockAnchor(epoch_us=1_000_000, perf_counter_s=50.0, uncertainty_us=1.0)
+    assert anchor.to_perf_counter_s(3_500_000) == 52.5
+    assert read_anchor().uncertainty_us >= 0
+
+
+def test_energy_is_drawn_as_mean_power(tmp_path):
+    counter = Channel("cpu0", "a processor", "cpu", "rapl", "energy", resolution_s=None)
+    gauge = Channel("gpu0", "an accelerator", "gpu", "nvml", "power", resolution_s=None)
+    traces = [
+        Trace(counter, np.array([30.0, 30.5, 32.0]), np.array([1000.0, 1050.0, 1170.0]), 0.5),
+        Trace(gauge, np.array([30.0, 31.0]), np.array([70.5, 250.0]), 0.5),
+    ]
+    path = tmp_path / "power-0003.csv"
+    write_traces(path, traces, node=3, start_s=20.0)
+    track = power_track(path, origin_s=9.0)
+    assert track.name == "node 3: power"
+    assert track.samples == [
+        Sample("a processor (cpu0, rapl)", 1_000_000, "W", 100.0),
+        Sample("a processor (cpu0, rapl)", 1_500_000, "W", 80.0),
+        Sample("an accelerator (gpu0, nvml)", 1_000_000, "W", 70.5),
+        Sample("an accelerator (gpu0, nvml)", 2_000_000, "W", 250.0),
+    ]
+
+
+def test_pieces_that_cannot_be_cut(tmp_path):
+    out = tmp_path / "piece.json"
+    with pytest.raises(ParameterError, match="from 2 s to 1 s is empty"):
+        cut(REAL, out, 2, 1)
+    with pytest.raises(ParameterError, match=r"ends at 2\.426\d* s, before"):
+        cut(REAL, out, 99)
+    with pytest.raises(ParameterError, match="cannot be written: No such file"):
+        cut(REAL, tmp_path / "absent" / "piece.json")
+    copy = tmp_path / "t.json"
+    copy.write_bytes(REAL.read_bytes())
+    with pytest.raises(ParameterError, match="is the timeline itself"):
+        cut(copy, copy)
+    assert copy.read_bytes() == REAL.read_bytes()
+    with pytest.raises(DataError, match="cannot be read"):
+        cut(tmp_path / "absent.json", out)
+    with pytest.raises(DataError, match="cannot be read"):
+        cut(tmp_path / "absent.json", copy)
+    empty = tmp_path / "empty.json"
+    empty.write_text("")
+    with pytest.raises(DataError, match="nothing in it"):
+        cut(empty, out)
+    assert not out.exists()
+
+
+def test_a_quiet_piece_has_its_tracks(tmp_path):
+    """Between the proof and the broadcast, while data are loaded, Horovod has nothing to do."""
+    out = tmp_path / "piece.json"
+    load = Track("rank 0: phases", spans=[Span("load", 300_000, 1_000_000)])
+    piece = cut(REAL, out, 0.5, 0.6, [load])
+    assert (piece.num_events, piece.num_tensors, piece.num_track_events) == (0, 0, 1)
+    assert of_process(check_trace(out), "rank 0: phases")[0]["dur"] == 100_000

@@ -1,0 +1,402 @@
+"""What a timeline says, against timelines made up so that the answer is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from candle_p1.reports.timeline import steps
+from candle_p1.reports.timeline.activities import classify
+from candle_p1.reports.timeline.intervals import subtract
+from candle_p1.reports.timeline.messages import tensor_bytes
+from candle_p1.reports.timeline.summary import summarize
+
+REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
+GRADIENTS = ("StatefulPartitionedCall/gradient.0.a/kernel", "gradient.1.a/bias")
+
+
+class Timeline:
+    """Writes a timeline event by event."""
+
+    def __init__(self, path, origin_epoch_us=1_700_000_000_000_000):
+        self.path = path
+        args = {"start_time_since_epoch_in_micros": origin_epoch_us}
+        self.events = [{"name": "process_name", "ph": "M", "pid": 0, "args": args}]
+        self.pids = {}
+
+    def pid(self, tensor):
+        if tensor not in self.pids:
+            pid = self.pids[tensor] = len(self.pids) + 1
+            args = {"name": tensor}
+            self.events.append({"name": "process_name", "ph": "M", "pid": pid, "args": args})
+        return self.pids[tensor]
+
+    def begin(self, us, name, *tensors):
+        for tensor in tensors:
+            self.events.append({"ph": "B", "name": name, "ts": us, "pid": self.pid(tensor)})
+
+    def end(self, us, *tensors, **args):
+        for tensor in tensors:
+            event = {"ph": "E", "ts": us, "pid": self.pid(tensor)}
+            self.events.append(event | ({"args": args} if args else {}))
+
+    def ready(self, us, rank, tensor):
+        event = {"ph": "X", "name": str(rank), "ts": us, "pid": self.pid(tensor), "dur": 0}
+        self.events.append(event)
+
+    def fused(self, us, *tensors, shape="[10]"):
+        """A step of 100 µs: 40 of negotiation, 50 of transfer in one message."""
+        self.begin(us, "NEGOTIATE_ALLREDUCE", *tensors)
+        self.end(us + 40, *tensors)
+        self.begin(us + 40, "ALLREDUCE", *tensors)
+        self.begin(us + 41, "MEMCPY_IN_FUSION_BUFFER", *tensors)
+        self.end(us + 45, *tensors)
+        self.begin(us + 45, "MPI_ALLREDUCE", *tensors)
+        self.end(us + 95, *tensors)
+        self.end(us + 100, *tensors, dtype="float32", shape=shape)
+
+    def summarize(self, **options):
+        self.path.write_text(json.dumps(self.events))
+        return summarize(self.path, **options)
+
+
+@pytest.fixture
+def timeline(tmp_path):
+    return Timeline(tmp_path / "timeline.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "operation", "library"),
+    [
+        ("NEGOTIATE_ALLREDUCE", "negotiate", "allreduce", None),
+        ("NEGOTIATE_BROADCAST", "negotiate", "broadcast", None),
+        ("ALLREDUCE", "allreduce", "allreduce", None),
+        ("BROADCAST", "broadcast", "broadcast", None),
+        ("QUEUE", "queue", None, None),
+        ("WAIT_FOR_OTHER_TENSOR_DATA", "wait", None, None),
+        ("MEMCPY_IN_FUSION_BUFFER", "memcpy", None, None),
+        ("COPY_ALLGATHER_OUTPUT", "memcpy", None, None),
+        ("INIT_NCCL", "setup", None, None),
+        ("ALLOCATE_SHARED_BUFFER", "setup", None, None),
+        ("MPI_ALLREDUCE", "transfer", "allreduce", "MPI"),
+        ("NCCL_ALLREDUCE", "transfer", "allreduce", "NCCL"),
+        ("NCCL_BCAST", "transfer", "broadcast", "NCCL"),
+        ("MPI_CROSS_ALLGATHER", "transfer", "allgather", "MPI"),
+        ("MPI_ADASUM_ALLREDUCE", "transfer", "allreduce", "MPI"),
+        ("SOMETHING_NEW", "other", None, None),
+    ],
+)
+def test_names_of_activities(name, kind, operation, library):
+    found = classify(name)
+    assert (found.kind, found.operation, found.library) == (kind, operation, library)
+    assert found.is_operation == (name in ("ALLREDUCE", "BROADCAST"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "num_bytes"),
+    [
+        ("float32", "[20, 1, 128]", 10240),
+        ("float16", "[3]", 6),
+        ("bfloat16", "[3]", 6),
+        ("float64", "[]", 8),
+        ("bool", "[7]", 7),
+        ("int8", "[0, 5]", 0),
+    ],
+)
+def test_sizes_of_tensors(dtype, shape, num_bytes):
+    assert tensor_bytes({"dtype": dtype, "shape": shape}) == num_bytes
+
+
+def test_fused_tensors_count_once(timeline):
+    timeline.fused(1000, *GRADIENTS)
+    timeline.fused(2000, *GRADIENTS)
+    summary = timeline.summarize()
+    assert summary.kinds["negotiate"]["union_s"] == 80e-6
+    assert summary.kinds["allreduce"]["union_s"] == 120e-6
+    assert summary.kinds["transfer"]["union_s"] == 100e-6
+    assert summary.kinds["memcpy"]["union_s"] == 8e-6
+    assert summary.kinds["transfer"]["num"] == 4
+    assert summary.libraries == {"MPI": summary.kinds["transfer"]}
+    assert summary.activities["MPI_ALLREDUCE"]["union_s"] == 100e-6
+    assert (summary.begin_s, summary.end_s) == (0.001, 0.0021)
+    messages = summary.messages["MPI_ALLREDUCE"]
+    assert (messages["num"], messages["num_tensors"], messages["bytes"]) == (2, 4, 160)
+    assert messages["sizes"] == [
+        {
+            "from_bytes": 64,
+            "below_bytes": 128,
+            "num": 2,
+            "bytes": 160,
+            "duration_s": 100e-6,
+            "bytes_per_s": 1.6e6,
+        }
+    ]
+    first = summary.tensors[0]
+    assert first == {
+        "name": GRADIENTS[0],
+        "num": 2,
+        "bytes": 40,
+        "allreduce_s": 120e-6,
+        "memcpy_s": 8e-6,
+        "negotiate_s": 80e-6,
+        "transfer_s": 100e-6,
+    }
+
+
+def test_messages_of_several_streams_are_told_apart(timeline):
+    a, b, c = (f"gradient.{i}.x" for i in range(3))
+    timeline.begin(0, "ALLREDUCE", a, b, c)
+    timeline.begin(10, "NCCL_ALLREDUCE", a, b)
+    timeline.end(20, a)
+    timeline.begin(21, "NCCL_ALLREDUCE", c)  # before b has ended: another stream's
+    timeline.end(25, b)
+    timeline.end(30, c)
+    timeline.end(31, a, b, c, dtype="float32", shape="[4]")
+    messages = timeline.summarize().messages["NCCL_ALLREDUCE"]
+    assert [(row["from_bytes"], row["num"]) for row in messages["sizes"]] == [(16, 1), (32, 1)]
+    assert messages["duration_s"] == 20e-6
+
+
+def test_sizes_that_are_not_logged_are_not_zero(timeline):
+    timeline.begin(0, "BROADCAST", "weight")
+    timeline.begin(1, "MPI_BCAST", "weight")
+    timeline.end(9, "weight")
+    timeline.end(10, "weight")
+    summary = timeline.summarize()
+    assert summary.tensors[0]["bytes"] is None
+    assert summary.messages["MPI_BCAST"]["num_unsized"] == 1
+    assert summary.messages["MPI_BCAST"]["sizes"] == []
+
+
+def test_a_step_is_a_round_of_gradients(timeline):
+    timeline.fused(0, "gradient.0.proof/kernel")
+    timeline.fused(1000, "gradient.0.proof/kernel")
+    timeline.begin(2000, "NEGOTIATE_BROADCAST", "weight")
+    timeline.end(2010, "weight")
+    timeline.begin(2010, "BROADCAST", "weight")
+    timeline.end(2020, "weight")
+    timeline.fused(3000, GRADIENTS[0])
+    timeline.fused(3200, GRADIENTS[1])
+    timeline.fused(3500, "a metric")
+    timeline.fused(4000, *GRADIENTS)
+    summary = timeline.summarize()
+    assert summary.num_steps == 4
+    assert summary.steps == {
+        "begin_s": [0.0, 0.001, 0.003, 0.004],
+        "end_s": [0.0001, 0.0011, 0.0033, 0.0041],
+        "exchange_s": [100e-6, 100e-6, 200e-6, 100e-6],
+        "negotiate_s": [40e-6, 40e-6, 80e-6, 40e-6],
+        "allreduce_s": [60e-6, 60e-6, 120e-6, 60e-6],
+        "num_tensors": [1, 1, 2, 2],
+        "num_messages": [1, 1, 2, 1],
+        "bytes": [40, 40, 80, 80],
+    }
+
+
+def test_a_gradient_that_ends_late_counts_to_its_own_step(timeline):
+    a, b = GRADIENTS
+    timeline.begin(0, "NEGOTIATE_ALLREDUCE", a, b)
+    timeline.end(10, a, b)
+    timeline.begin(10, "ALLREDUCE", a, b)
+    timeline.end(20, a, dtype="float32", shape="[10]")
+    timeline.begin(25, "NEGOTIATE_ALLREDUCE", a)  # another rank is through with b already
+    timeline.end(30, b, dtype="float32", shape="[10]")
+    timeline.end(35, a)
+    timeline.begin(35, "ALLREDUCE", a)
+    timeline.end(45, a, dtype="float32", shape="[10]")
+    found = timeline.summarize().steps
+    assert found["end_s"] == [30e-6, 45e-6]
+    assert found["exchange_s"] == [30e-6, 20e-6]
+    assert found["bytes"] == [80, 40]
+
+
+def test_steps_can_be_given(timeline):
+    for us in (0, 1000, 2000, 3000):
+        timeline.fused(us, *GRADIENTS)
+    found = timeline.summarize(steps_us=[(900, 2500), (2500, 2600), (2900, 3500)]).steps
+    assert found["num_tensors"] == [2, 0, 2]
+    assert found["bytes"] == [160, 0, 80]
+    assert found["begin_s"] == [0.001, 0.0, 0.003]
+
+
+def test_of_very_many_steps_the_first_have_rows(timeline, monkeypatch):
+    monkeypatch.setattr(steps, "MAX_STEPS", 3)
+    for us in range(0, 5000, 1000):
+        timeline.fused(us, *GRADIENTS)
+    summary = timeline.summarize()
+    assert summary.num_steps == 5
+    assert summary.steps["begin_s"] == [0.0, 0.001, 0.002]
+    assert summary.kinds["allreduce"]["num"] == 10
+
+
+def test_the_names_of_gradients_can_be_given(timeline):
+    timeline.fused(0, "DistributedSGD_Allreduce/a")
+    timeline.fused(1000, "DistributedSGD_Allreduce/a")
+    assert timeline.summarize().num_steps == 0
+    assert timeline.summarize(gradients="_Allreduce/").num_steps == 2
+
+
+def test_the_broadcast_overhead_is_from_the_first_negotiation_to_the_last_end(timeline):
+    timeline.begin(0, "NEGOTIATE_BROADCAST", "earlier")
+    timeline.end(10, "earlier")
+    timeline.begin(10, "BROADCAST", "earlier")
+    timeline.end(20, "earlier")
+    timeline.fused(100, "gradient.0.proof/kernel")
+    timeline.begin(1000, "NEGOTIATE_BROADCAST", "a")
+    timeline.begin(1100, "NEGOTIATE_BROADCAST", "b")
+    for us, tensor in ((3000, "a"), (3020, "b")):
+        timeline.end(us, tensor)
+        timeline.begin(us, "BROADCAST", tensor)
+        timeline.begin(us + 1, "MPI_BCAST", tensor)
+        timeline.end(us + 9, tensor)
+        timeline.end(us + 10, tensor)
+    timeline.fused(4000, *GRADIENTS)
+    timeline.begin(9000, "NEGOTIATE_BROADCAST", "later")
+    timeline.end(9500, "later")
+    broadcast = timeline.summarize().broadcast
+    assert (broadcast.begin_s, broadcast.end_s) == (0.001, 0.00303)
+    assert broadcast.overhead_s == pytest.approx(2030e-6)
+    assert broadcast.broadcast_s == pytest.approx(20e-6)
+    assert broadcast.transfer_s == pytest.approx(16e-6)
+    assert broadcast.waiting_s == pytest.approx(2010e-6)
+    assert broadcast.num_tensors == 2
+    assert broadcast.whole
+
+
+def test_no_broadcast_is_none(timeline):
+    timeline.fused(0, *GRADIENTS)
+    assert timeline.summarize().broadcast is None
+
+
+def test_ranks_that_come_last(timeline):
+    for us, delay in ((0, 30), (1000, 10)):
+        timeline.begin(us, "NEGOTIATE_ALLREDUCE", "a")
+        timeline.ready(us, 0, "a")
+        timeline.ready(us + delay, 1, "a")
+        timeline.end(us + delay, "a")
+    assert timeline.summarize().ranks == {
+        0: {"num": 2, "num_last": 0, "mean_after_s": 0.0},
+        1: {"num": 2, "num_last": 2, "mean_after_s": 20e-6},
+    }
+
+
+def test_what_of_communication_is_hidden(timeline):
+    timeline.fused(0, "gradient.0.proof/kernel")  # outside the steps
+    for us in (1000, 2000):  # communication from +40 to +100
+        timeline.fused(us, *GRADIENTS)
+    within = [(900, 1120), (1900, 2120)]
+    exposed = [(1080, 1100), (2050, 2110)]
+    hidden = timeline.summarize(steps_us=within, computing_us=subtract(within, exposed)).hidden
+    assert hidden == {
+        "communication_s": 120e-6,
+        "hidden_s": 50e-6,
+        "hidden_share": pytest.approx(50 / 120),
+    }
+    assert timeline.summarize(computing_us=[]).hidden["communication_s"] == 180e-6
+    assert timeline.summarize().hidden is None
+
+
+def test_a_run_that_hung_shows_what_it_waited_for(timeline):
+    timeline.fused(0, *GRADIENTS)
+    timeline.begin(500, "NEGOTIATE_ALLREDUCE", GRADIENTS[0])
+    timeline.begin(900, "NEGOTIATE_ALLREDUCE", GRADIENTS[1])
+    summary = timeline.summarize()
+    assert summary.unfinished == [
+        {"tensor": GRADIENTS[0], "activity": "NEGOTIATE_ALLREDUCE", "begin_s": 500e-6},
+        {"tensor": GRADIENTS[1], "activity": "NEGOTIATE_ALLREDUCE", "begin_s": 900e-6},
+    ]
+    assert summary.kinds["negotiate"]["union_s"] == 440e-6
+    assert summary.steps["num_tensors"] == [2, 2]
+
+
+def test_ends_without_a_begin_are_counted_and_left_out(timeline):
+    timeline.end(5, "a")
+    timeline.fused(10, "a")
+    summary = timeline.summarize()
+    assert summary.num_unmatched == 1
+    assert summary.kinds["transfer"]["union_s"] == 50e-6
+
+
+def test_no_event_at_all(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("")
+    summary = summarize(path)
+    assert summary.cut
+    assert summary.num_events == 0
+    assert summary.kinds == {}
+
+
+def test_a_real_timeline():
+    """Counted by hand, by grep, in the file."""
+    text = REAL.read_text()
+    summary = summarize(REAL)
+    assert summary.origin_epoch_us == int(re.search(r"in_micros\":(\d+)", text)[1])
+    for name in ("NEGOTIATE_ALLREDUCE", "MPI_ALLREDUCE", "MPI_BCAST", "MEMCPY_IN_FUSION_BUFFER"):
+        assert summary.activities[name]["num"] == text.count(f'"{name}"')
+    assert summary.num_steps == 2 + 4  # of the proof, of training
+    assert summary.steps["num_tensors"] == [1, 1, 10, 10, 10, 10]
+    num_parameters = 20 * 128 + 128 + 10 * 128 * 128 + 128 + 384 * 200 + 200 + 200 * 20 + 20 + 42
+    assert summary.steps["bytes"][2:5] == [4 * num_parameters] * 3
+    assert summary.broadcast.num_tensors == 12
+    assert [row["activity"] for row in summary.unfinished] == ["ALLREDUCE"]
+    assert json.loads(json.dumps(summary.to_dict()))["num_steps"] == 6
+
+
+MEMORY_SCRIPT = """
+import json, sys
+from pathlib import Path
+
+from candle_p1.reports.timeline.summary import summarize
+from candle_p1.instrument.usage import peak_rss_bytes
+
+path, num_mib = Path(sys.argv[1]), int(sys.argv[2])
+
+tensors = range(1, 11)
+name = '{"name": "process_name", "ph": "M", "pid": %d, "args": {"name": "gradient.%d.d/w"}},\\n'
+step = "".join(
+    ['{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": %%d, "pid": %d},' % i for i in tensors]
+    + [
+        '{"ph": "E", "ts": %%d, "pid": %d},{"ph": "B", "name": "ALLREDUCE", "ts": %%d, "pid": %d},'
+        '{"ph": "B", "name": "MPI_ALLREDUCE", "ts": %%d, "pid": %d},{"ph": "E", "ts": %%d,'
+        ' "pid": %d},{"ph": "E", "ts": %%d, "pid": %d, "args": {"dtype": "float32",'
+        ' "shape": "[200, 20]"}},' % ((i,) * 5)
+        for i in tensors
+    ]
+)
+num_events = step.count("ts")
+num_steps = num_bytes = us = 0
+with path.open("w") as file:
+    file.write("[" + "".join(name % (i, i) for i in tensors))
+    while num_bytes < num_mib * 2**20:
+        num_bytes += file.write(step % tuple(range(us, us + num_events)))
+        num_steps, us = num_steps + 1, us + 1000
+
+summary = summarize(path)
+print(json.dumps({
+    "expected": [num_steps * num_events + 10, num_steps, num_steps * 10],
+    "found": [summary.num_events, summary.num_steps, summary.kinds["transfer"]["num"]],
+    "peak_mib": peak_rss_bytes() / 2**20,  # not ru_maxrss, which begins with the parent's
+}))
+"""
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """With CANDLE_P1_TIMELINE_MB=1024 a file of 1 GiB."""
+    num_mib = os.environ.get("CANDLE_P1_TIMELINE_MB", "32")
+    path = tmp_path / "timeline.json"
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_SCRIPT, path, num_mib],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path.unlink()
+    result = json.loads(done.stdout)
+    assert result["found"] == result["expected"]
+    assert result["peak_mib"] <= 200

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1.cli.study import command, read_ranks
+from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
+from candle_p1.errors import CandleError, ParameterError, RecordError
+from candle_p1.studies.library import list_studies
+from candle_p1.studies.process import Interrupted
+
+TOY = Path(__file__).parents[2] / "files/toy"
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    Path("mine.toml").write_text(
+        f'title = "mine"\nbenchmark = "{TOY}"\nrepeats = 1\nminutes = 5\n'
+        'vary.does = ["train", "fail"]\n[sizes.small]\nranks = [1]\n'
+    )
+
+
+def study(*words):
+    result = CliRunner().invoke(command, [str(word) for word in words])
+    if isinstance(result.exception, CandleError):
+        raise result.exception
+    return result
+
+
+def test_the_list_has_every_study_with_what_it_shows():
+    lines = study("list").output.splitlines()
+    assert [line.split(":")[0] for line in lines] == list_studies()
+    line = next(line for line in lines if line.startswith("batch-p1b3: "))
+    assert line.endswith("(Figure 10); small, paper")
+
+
+def test_show_and_dry_run_say_the_same_and_start_nothing(tmp_path):
+    shown = study("show", "strong-nt3", "--ranks", "2,1", "--repeats", 1, "--", "-e", 2)
+    assert shown.exit_code == 0
+    assert f"results: {tmp_path}/output/strong-nt3-small" in shown.output
+    assert "optimised-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 -- " in shown.output
+    assert "--epochs 2 " in shown.output
+    assert "6 runs, at most" in shown.output
+    words = ["strong-nt3", "--ranks", "1,2", "--repeats", 1, "--dry-run", "--", "-e", 2]
+    assert study("run", *words).output == shown.output
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_study_with_a_failed_run_ends_with_code_1():
+    result = study("run", "mine.toml", "-o", "there")
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0] == "mine, small: mine"
+    assert lines[-2].startswith("1 of 2 runs are done, which took 1 s; records: ")
+    assert lines[-1] == (
+        "failed: does-fail-np1-r0; what they printed is in study.log beside their records"
+    )
+    for words in (["there/mine-small"], ["mine.toml", "-o", "there"]):
+        status = study("status", *words)
+        assert status.exit_code == 0
+        assert "1 of 2 runs are done" in status.output
+        assert "does-fail-np1-r0  failed: planted failed; see " in status.output
+
+
+def test_an_interruption_says_how_to_go_on(monkeypatch):
+    def interrupt(self):
+        raise Interrupted(15)
+
+    monkeypatch.setattr("candle_p1.studies.execute.Execution.perform", interrupt)
+    monkeypatch.setattr(sys, "argv", ["candle-p1", "study", "run", "mine.toml", "-o", "a b"])
+    result = study("run", "mine.toml", "-o", "a b")
+    assert result.exit_code == 128 + 15
+    assert result.output.endswith("goes on: candle-p1 study run mine.toml -o 'a b'\n")
+
+
+def test_a_study_that_was_never_started():
+    with pytest.raises(RecordError, match=r"nt3-small holds no study: study\.json is missing"):
+        study("status", "strong-nt3")
+
+
+def test_ranks():
+    assert read_ranks("4,1,2,1") == [1, 2, 4]
+    for text in ("", "0", "1,", "1;2", "a", "-1"):
+        with pytest.raises(ParameterError, match="--ranks"):
+            read_ranks(text)
+
+
+def test_planning_a_study_loads_neither_framework_nor_mpi():
+    program = (
+        "import sys\n"
+        "from candle_p1.cli.study import _plan\n"
+        "plan = _plan('strong-nt3', None, __import__('pathlib').Path('x'), None, None, None, ())\n"
+        "assert plan.runs\n"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & {"tensorflow", "horovod", "mpi4py", "keras", "jax"}

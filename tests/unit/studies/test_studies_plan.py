@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from candle_p1.errors import DataError, ParameterError
+from candle_p1.studies.library import find_study, list_studies
+from candle_p1.studies.plan import Choice, make_plan
+from candle_p1.studies.study_file import read_study
+
+TOY = Path(__file__).parents[2] / "files/toy"
+STUDY = f"""
+title = "a study"
+benchmark = "{TOY}"
+repeats = 3
+minutes = 5
+flags.epochs = 8
+vary.color = ["red", "a b"]
+
+[[variants]]
+name = "long"
+toy_s = 2.5
+
+[[variants]]
+name = "short"
+
+[sizes.small]
+ranks = [1, 2]
+"""
+ONE = f'title = "one"\nbenchmark = "{TOY}"\nrepeats = 1\nminutes = 5\n[sizes.small]\nranks = [1]\n'
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def plan(text=STUDY, **choice):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return make_plan(read_study(path), Choice(**choice), tmp_path / "out")
+
+    return plan
+
+
+def names(plan):
+    return [run.name for run in plan.runs]
+
+
+def test_points_are_what_is_crossed(plan):
+    points = {run.point for run in plan().runs}
+    assert points == {
+        f"{variant}-color-{color}-np{ranks}"
+        for variant in ("long", "short")
+        for color in ("red", "a_b")
+        for ranks in (1, 2)
+    }
+
+
+def test_each_block_holds_every_point_once_in_an_order_of_its_own(plan):
+    runs = plan().runs
+    blocks = [runs[start : start + 8] for start in (0, 8, 16)]
+    orders = [[run.point for run in block] for block in blocks]
+    assert [{run.repeat for run in block} for block in blocks] == [{0}, {1}, {2}]
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_order_follows_from_the_seed_alone(plan):
+    assert names(plan()) == names(plan())
+    assert names(plan(seed=1)) != names(plan())
+    assert set(names(plan(seed=1))) == set(names(plan()))
+
+
+def test_fewer_ranks_and_more_repeats_leave_the_order_of_the_others(plan):
+    of_two = [name for name in names(plan()) if "-np2-" in name]
+    assert names(plan(ranks=[2])) == of_two
+    assert names(plan(repeats=5))[:24] == names(plan())
+
+
+def test_a_run_in_full(plan, tmp_path):
+    run = next(run for run in plan().runs if run.name == "long-color-a_b-np2-r1")
+    assert run.flags == {"epochs": 8, "toy_s": 2.5, "color": "a b", "rng_seed": 7103}
+    assert (run.num_ranks, run.threads, run.variables) == (2, None, {})
+    assert (run.epochs_per_rank, run.minutes) == (4, 5)
+    assert run.settings["toy_s"] == 2.5
+    assert run.settings["rng_seed"] == 7103
+    assert "output_dir" not in run.settings
+    directory = tmp_path / "out/mine-small"
+    assert run.directory() == directory / "long-color-a_b-np2-r1"
+    assert run.directory(2) == directory / "long-color-a_b-np2-r1-attempt2"
+    assert run.command_flags() == [
+        *("--epochs", "8", "--toy_s", "2.5", "--color", "a b", "--rng_seed", "7103"),
+        *("--output_dir", str(directory), "--experiment_id", ".", "--run_id", run.name),
+    ]
+
+
+def test_values_of_every_type_become_words(plan):
+    text = ONE.replace(
+        "[sizes", "flags = { shape = [1, 2], verbose = true, dropout = 1e-5 }\n[sizes"
+    )
+    run = plan(text).runs[0]
+    assert " ".join(run.command_flags()).startswith("--shape 1 2 --verbose True --dropout 1e-05 ")
+    assert (run.settings["shape"], run.settings["verbose"]) == ([1, 2], True)
+
+
+def test_threads_and_variables_are_crossed_too(plan):
+    text = ONE.replace(
+        "[sizes",
+        'threads = [1, 2]\nenvironment = { HOROVOD_CYCLE_TIME = ["1", "5"], NCCL_DEBUG = "INFO" }\n'
+        "[sizes",
+    )
+    runs = {run.point: run.variables for run in plan(text).runs}
+    assert runs == {
+        f"HOROVOD_CYCLE_TIME-{cycle}-threads-{threads}-np1": {
+            "HOROVOD_CYCLE_TIME": cycle,
+            "NCCL_DEBUG": "INFO",
+            "OMP_NUM_THREADS": threads,
+        }
+        for cycle in "15"
+        for threads in "12"
+    }
+    single = plan(ONE.replace("[sizes", "threads = 3\n[sizes")).runs[0]
+    assert (single.point, single.variables) == ("np1", {"OMP_NUM_THREADS": "3"})
+
+
+def test_several_benchmarks_stand_in_the_names(plan):
+    text = ONE.replace(f'"{TOY}"', f'["{TOY}", "nt3"]')
+    assert sorted(names(plan(text))) == ["nt3-np1-r0", "toy-np1-r0"]
+
+
+def test_flags_of_the_command_line_hold_for_all_runs(plan):
+    runs = plan(flags=["-e", "4", "--data_seed=5", "--rng_seed", "10"]).runs
+    assert {run.flags["epochs"] for run in runs} == {4}
+    assert {run.settings["data_seed"] for run in runs} == {5}
+    assert {(run.repeat, run.settings["rng_seed"]) for run in runs} == {(0, 10), (1, 11), (2, 12)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--color", "blue"], "--color: the study varies it"),
+        (["--toy_s", "1"], "--toy_s: the study varies it"),
+        (["--output_dir", "x"], "--output_dir: it is each run's own"),
+        (["--epoch", "4"], "--epoch is not a flag .did you mean '--epochs'"),
+        (["--epochs", "5"], r"mine\.toml, .*: 5 epochs do not divide among 2 ranks"),
+    ],
+)
+def test_flags_that_do_not_fit(plan, flags, problem):
+    with pytest.raises(ParameterError, match=problem):
+        plan(flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("flags.epochs = 8", "flags.epoch = 8", r"mine\.toml, long-.*--epoch is not a flag"),
+        ("flags.epochs = 8", "flags.epochs = 0", r"mine\.toml, .*epochs = 0 .*at least 1"),
+        ('name = "short"', 'name = "short"\ntoy_s = 2.5', "long-.* and short-.* are the same run"),
+        ('"a b"', '"a_b", "a b"', "two points are named long-color-a_b-np1"),
+        ("epochs = 8", "locally_connected = true", "locally_connected .* has no effect on toy"),
+    ],
+)
+def test_what_a_benchmark_would_refuse_is_refused_before_anything_runs(plan, old, new, problem):
+    with pytest.raises(ParameterError, match=problem):
+        plan(STUDY.replace(old, new))
+
+
+def test_an_absent_data_file_is_named(plan):
+    with pytest.raises(DataError, match=r"absent\.csv"):
+        plan(ONE.replace(str(TOY), "nt3"), flags=["--train_data", "absent.csv", "--test_data", "b"])
+
+
+READY = [(name, size) for name in list_studies() for size in find_study(name).sizes]
+
+
+@pytest.mark.parametrize(("name", "size"), READY)
+def test_a_ready_made_study_expands(name, size, tmp_path):
+    study = find_study(name)
+    plan = make_plan(study, Choice(size=size), tmp_path)
+    assert study.shows
+    assert plan.directory == tmp_path / f"{name}-{size}"
+    assert len({run.name for run in plan.runs}) == len(plan.runs) >= 2
+    assert {run.settings["size"] for run in plan.runs} == {"small" if size == "small" else "full"}
+    if size != "paper":
+        assert plan.most_ranks <= 4
+
+
+def test_the_ready_made_studies_cover_the_papers_sweeps():
+    shown = {what for name in list_studies() for what in find_study(name).shows}
+    figures = {f"Figure {i}" for i in (6, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 21)}
+    assert shown >= figures | {f"Table {i}" for i in (2, 3, 4, 5, 6)}
+    assert set(READY) >= {(name, size) for name in list_studies() for size in ("small", "paper")}
+    assert all(find_study(name).size()[0] == "small" for name in list_studies())
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "epochs"),
+    [
+        ("strong-nt3", 384, 1),
+        ("strong-p1b1", 96, 4),
+        ("strong-p1b2", 384, 2),
+        ("weak-nt3", 3072, 8),
+        ("batch-p1b3", 384, 1),
+    ],
+)
+def test_the_papers_sizes(name, most, epochs, tmp_path):
+    plan = make_plan(find_study(name), Choice(size="paper"), tmp_path)
+    assert plan.most_ranks == most
+    assert {run.epochs_per_rank for run in plan.runs if run.num_ranks == most} == {epochs}

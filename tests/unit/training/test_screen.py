@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+
+import pytest
+
+from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
+from candle_p1.training import screen as screen_module
+from candle_p1.training.screen import Screen
+
+RECORD = {
+    "benchmark": "nt3",
+    "num_ranks": 2,
+    "phases": {
+        "load": {"min_s": 1.0, "mean_s": 2.0, "max_s": 3.0},
+        "broadcast": {
+            "min_s": 0.5,
+            "mean_s": 0.5,
+            "max_s": 0.5,
+            "parts": {"wait": {"min_s": 0.25, "mean_s": 0.25, "max_s": 0.25}},
+        },
+    },
+    "total_s": 4.0,
+    "quality": {"accuracy": {"value": 0.975, "naive": 0.5}, "loss": {"value": None}},
+    "data": {"synthetic": True},
+    "training": {"samples_per_s": 1234.5},
+    "efficiency": {
+        "load_balance": 0.9,
+        "communication_efficiency": 0.8,
+        "parallel_efficiency": 0.72,
+    },
+    "energy": {"kind": "absent", "reason": "no sensor"},
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_output(monkeypatch):
+    monkeypatch.delenv(TERMINAL_VARIABLE, raising=False)
+
+
+def train(screen):
+    screen.begin_training(2, 10)
+    screen.show_step(4)
+    screen.show_epoch(0, {"accuracy": 0.75, "loss": 0.5, "val_loss": 0.25, "learning_rate": 0.1})
+    screen.show_step(5)
+    screen.end_training()
+
+
+def test_a_log_has_a_line_per_epoch_and_one_when_it_was_long_silent(capsys, monkeypatch):
+    train(Screen())
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/2  loss 0.5  accuracy 0.75  learning_rate 0.1  val_loss 0.25"
+    ]
+    monkeypatch.setattr(screen_module, "QUIET_S", -1.0)
+    train(Screen())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "epoch 1/2  step 4/10"
+    assert lines[2] == "epoch 2/2  step 5/10"
+
+
+def test_under_a_launcher_the_bar_goes_to_the_users_terminal(capfd, monkeypatch):
+    terminal, device = pty.openpty()
+    fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("4H", 50, 120, 0, 0))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv(TERMINAL_VARIABLE, os.ttyname(device))
+    screen = Screen()
+    train(screen)
+    screen.close()
+    os.set_blocking(terminal, False)
+    output = ""
+    with suppress(BlockingIOError):
+        while True:
+            output += os.read(terminal, 4096).decode(errors="replace")
+    assert "training" in output
+    assert "10/20" in output or "15/20" in output
+    assert "loss 0.5" in output
+    assert capfd.readouterr().out == ""
+
+
+def test_other_ranks_are_silent(capsys, tmp_path):
+    screen = Screen(rank=1)
+    train(screen)
+    screen.warn("x")
+    screen.show_result(RECORD, tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_result_names_phases_quality_and_record(capsys, tmp_path):
+    Screen().show_result(RECORD, tmp_path / "run.json")
+    output = capsys.readouterr().out
+    for words in (
+        "nt3 on 2 ranks",
+        "  wait",
+        "test accuracy 0.9750 (naive predictor 0.5000)",
+        "test loss not a number",
+        "50% of the time went into load",
+        "trained on synthetic data at 1,234.5 samples/s",
+        str(tmp_path / "run.json"),
+    ):
+        assert words in output.replace("\n", " ") or words in output
+
+
+PROGRAM = """
+import os, pathlib
+from candle_p1.training.screen import output_to_file
+with output_to_file(pathlib.Path("log")):
+    print("from python")
+    os.write(1, b"from below\\n")
+print("on screen")
+"""
+
+
+def test_output_goes_to_a_file_also_below_python(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["from below", "from python"]
+    assert done.stdout == "on screen\n"
