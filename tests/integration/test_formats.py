@@ -9,7 +9,7 @@ import pytest
 
 from candle_p1.records.record import read_record
 from tests.mllog_check import check_mllog
-from tests.unit.test_extrap import check as check_extrap
+from tests.unit.reports.test_extrap import check as check_extrap
 
 NUM_EPOCHS = 2
 
