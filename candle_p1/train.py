@@ -303,6 +303,7 @@ def _train(
     import keras
 
     from candle_p1.data.batches import EvaluationFeed, TrainFeed
+    from candle_p1.distributed import step_trace
     from candle_p1.distributed.callbacks import (
         EpochMetrics,
         LearningRateWarmup,
@@ -310,7 +311,6 @@ def _train(
         SharedValidation,
         TimeLimit,
     )
-    from candle_p1.distributed.profiler import StepProfiler
     from candle_p1.instrument.epochs import summarize_epoch
     from candle_p1.models.fast.batches import for_fit
     from candle_p1.training.callbacks import (
@@ -358,8 +358,8 @@ def _train(
         for name in ("history.csv", "training.log"):
             callbacks.append(keras.callbacks.CSVLogger(this.directory / name))
         callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))
-        if params["profile"]:
-            callbacks.append(StepProfiler(this.directory / "profile"))
+        if params["step_trace"]:
+            callbacks.append(step_trace.StepTracer(this.directory / step_trace.DIRECTORY))
 
     try:
         history = model.fit(
@@ -385,7 +385,7 @@ def _train(
     slowest_s = sum(epoch["train"]["max_s"] for epoch in epochs)
     num_samples = comm.size * plan.samples_per_epoch * len(epochs)
     training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
-    if params["profiling"] or params["profile"]:
+    if params["profiling"] or params["step_trace"]:
         training["profiled"] = True
     if is_traced():
         training["traced"] = True

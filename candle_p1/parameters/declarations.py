@@ -420,10 +420,10 @@ RUN_PARAMETERS: tuple[Parameter, ...] = _group(
         optional=True,
     ),
     Parameter(
-        "profile",
+        "step_trace",
         bool,
         False,
-        "trace some steps of rank 0 by the framework's own profiler, into profile/ of the run",
+        "trace ten steps of rank 0 with the framework's profiler, into step_trace/ of the run",
     ),
     Parameter(
         "tensorboard",
