@@ -32,9 +32,10 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
     """
     from rich.console import Console
 
-    from candle_p1.reports.compare import Side, compare
+    from candle_p1.reports.compare import compare
     from candle_p1.reports.compare_show import tables
     from candle_p1.reports.runs import read_runs
+    from candle_p1.reports.sides import Side
 
     sides = []
     for path in (a, b):

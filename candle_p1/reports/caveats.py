@@ -8,10 +8,10 @@ from candle_p1.reports.quantities import covered
 from candle_p1.reports.words import count, listed
 
 if TYPE_CHECKING:
-    from candle_p1.reports.compare import Side
+    from candle_p1.reports.sides import Side
 
 
-def doubts(a: Side, b: Side) -> list[str]:
+def caveats(a: Side, b: Side) -> list[str]:
     """Returns what makes the numbers hard to compare, in sentences without a full stop."""
     found = []
     kinds = [{run.synthetic for run in side.timed} for side in (a, b)]
@@ -44,14 +44,14 @@ def doubts(a: Side, b: Side) -> list[str]:
         parts = ["; ".join(covered(side.timed)) or "unknown" for side in (a, b)]
         found.append(f"energy is of other parts, not compared: A {parts[0]}; B {parts[1]}")
     for name, side in (("A", a), ("B", b)):
-        found += _doubts_about(name, side)
+        found += _caveats_about(name, side)
     both = {run.path for run in a.runs} & {run.path for run in b.runs}
     if both:
         found.append(f"{count(len(both), 'run')} in A and in B")
     return found
 
 
-def _doubts_about(name: str, side: Side) -> list[str]:
+def _caveats_about(name: str, side: Side) -> list[str]:
     found = []
     reasons = sorted({run.disturbed for run in side.timed if run.disturbed})
     left_out = [run for run in side.runs if run.status == "ok" and run not in side.timed]

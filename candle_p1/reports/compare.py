@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
-from candle_p1.reports.caveats import doubts
+from candle_p1.reports.caveats import caveats
 from candle_p1.reports.points import THREADS, describe
 from candle_p1.reports.quantities import (
     COMMUNICATION,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from candle_p1.reports.runs import Run
+    from candle_p1.reports.sides import Side
     from candle_p1.reports.statistics import Estimate
 
 LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
@@ -45,25 +46,6 @@ MACHINE = "machine"
 """The names under which these stand among the settings."""
 
 ABSENT = "absent"
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One of the two that are compared.
-
-    Attributes:
-        name: What the user called it.
-        runs: All of its runs, by start.
-    """
-
-    name: str
-    runs: tuple[Run, ...]
-
-    @cached_property
-    def timed(self) -> tuple[Run, ...]:
-        """Those whose numbers are compared: the undisturbed ones, else the disturbed ones."""
-        finished = [run for run in self.runs if run.status == "ok"]
-        return tuple(run for run in finished if run.is_timed) or tuple(finished)
 
 
 @dataclass(frozen=True)
@@ -180,7 +162,7 @@ def compare(a: Side, b: Side) -> Comparison:
             f"no runs of {a.name} and {b.name} belong together: {'; '.join(unpaired)}. Name runs"
             " of the same settings and numbers of workers"
         )
-    warnings = [*doubts(a, b), *unpaired]
+    warnings = [*caveats(a, b), *unpaired]
     return Comparison(a, b, tuple(pairings), tuple(_differences(a, b)), tuple(warnings))
 
 

@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
-from candle_p1.reports.compare import HIGHER, LOWER, NOT_SHOWN, SINGLE, TOO_FEW, Side, compare
+from candle_p1.reports.compare import HIGHER, LOWER, NOT_SHOWN, SINGLE, TOO_FEW, compare
 from candle_p1.reports.runs import read_runs
+from candle_p1.reports.sides import Side
 from tests.planted_records import plant
 
 
