@@ -13,9 +13,12 @@ import click
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.study import read_ranks
-from candle_p1.cluster.jobs import MODES, JobRequest, mode_flags
+from candle_p1.cluster.job_request import JobRequest
+from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.jobs import MODES, mode_flags
 from candle_p1.cluster.layout import Layout, count_of
 from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.cluster.submission import (
     checkout,
     environment_of,
@@ -192,9 +195,9 @@ def _one_job(
 def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
     """Submits a job, or runs it where there is no scheduler; exits as it does there."""
     job.check()
-    text = job.write()
+    text = job_script(job)
     script = script_path(job, directory)
-    submit = job.scheduler.submit_command(script)
+    submit = scheduler_of(job).submit_command(script)
     if dry_run:
         click.echo(f"$ {shlex.join(submit)}", err=True)
         click.echo(text, nl=False)
@@ -228,7 +231,7 @@ def _submit_study(
         for place, job in due:
             click.echo(f"{job.name}: {place}", err=True)
         if due:
-            click.echo(due[0][1].write(), nl=False)
+            click.echo(job_script(due[0][1]), nl=False)
         return
     for job_id, script in jobs.submit(due, at_once, under_way):
         screen.say(f"job {job_id}, kept in {script}")

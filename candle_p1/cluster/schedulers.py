@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from candle_p1.cluster.jobs import JobRequest
+    from candle_p1.cluster.job_request import JobRequest
 
 WARNING_S = 60
 """How long before the end of the time limit the ranks are told to end."""
@@ -257,6 +257,11 @@ def find_scheduler(name: str) -> Scheduler:
     if name not in SCHEDULERS:
         raise ParameterError(f"scheduler {name!r}: choose one of {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name]
+
+
+def scheduler_of(job: JobRequest) -> Scheduler:
+    """Returns the scheduler of a job's machine."""
+    return find_scheduler(job.machine.scheduler)
 
 
 def _clock(minutes: int) -> str:

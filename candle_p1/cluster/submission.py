@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.cluster.schedulers import SCHEDULERS
+from candle_p1.cluster.schedulers import SCHEDULERS, scheduler_of
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from candle_p1.cluster.jobs import JobRequest
+    from candle_p1.cluster.job_request import JobRequest
 
 SCRIPT_STEM = "job"
 """Scripts are named so, with the scheduler's ending, and lie beside the record."""
@@ -25,7 +25,7 @@ ID_NAME = "job.id"
 
 def script_path(job: JobRequest, directory: Path) -> Path:
     """Returns where the script of a job goes, whose record will be in this directory."""
-    return directory / f"{SCRIPT_STEM}{job.scheduler.suffix}"
+    return directory / f"{SCRIPT_STEM}{scheduler_of(job).suffix}"
 
 
 def was_submitted(directory: Path) -> bool:
@@ -93,13 +93,14 @@ def hand_over(job: JobRequest, script: Path, after: str | None = None) -> str:
         SetupError: There is no scheduler here, or it does not take the job: then the script is
             removed, so that it can be submitted again. Or it printed no id.
     """
-    command = job.scheduler.submit_command(script, after)
+    scheduler = scheduler_of(job)
+    command = scheduler.submit_command(script, after)
     try:
         output = _output(command, job.machine.name)
     except SetupError:
         script.unlink()
         raise
-    job_id = job.scheduler.read_job_id(output)
+    job_id = scheduler.read_job_id(output)
     write_atomically(script.with_name(ID_NAME), f"{job_id}\n")
     return job_id
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.jobs import JobRequest
+from candle_p1.cluster.job_request import JobRequest
+from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout, count_of
 from candle_p1.cluster.submission import (
     checkout,
@@ -106,7 +107,7 @@ class StudyJobs:
         ids = [job_id for job_id in known if job_id is not None]
         for place, job in jobs:
             script = script_path(job, place)
-            keep_script(script, job.write())
+            keep_script(script, job_script(job))
             after = ids[-at_once] if len(ids) >= at_once else None
             ids.append(hand_over(job, script, after))
             yield ids[-1], script

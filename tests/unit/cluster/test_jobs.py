@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from candle_p1.cluster import launchers
+from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.jobs import EPOCHS, MODES, mode_flags, paper_job, ready_scripts, write_all
 from candle_p1.cluster.machine import load_machine
 from candle_p1.errors import ParameterError
@@ -32,7 +33,7 @@ def neither_root_nor_files_of_the_user(monkeypatch, tmp_path):
 
 def script_of(machine_name, benchmark, mode):
     machine = load_machine(machine_name)
-    return paper_job(benchmark, machine, mode, NODES.get(machine_name, 8), 60).write()
+    return job_script(paper_job(benchmark, machine, mode, NODES.get(machine_name, 8), 60))
 
 
 def test_a_text_is_expected_of_every_machine():

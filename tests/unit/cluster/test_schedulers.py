@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from candle_p1.cluster.jobs import JobRequest
+from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
-from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler
+from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler, scheduler_of
 from candle_p1.errors import ParameterError, SetupError
 
 
@@ -89,7 +89,7 @@ def job(machine_name, num_nodes=2, **changes):
 )
 def test_directives(machine_name, lines):
     request = job(machine_name)
-    assert request.scheduler.lines(request) == lines
+    assert scheduler_of(request).lines(request) == lines
 
 
 def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
@@ -100,17 +100,17 @@ def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
     )
     request = job(str(path))
     select = "#PBS -l select=2:mpiprocs=2:ncpus=16:ngpus=2"
-    assert select in request.scheduler.lines(request)
+    assert select in scheduler_of(request).lines(request)
 
 
 def test_a_quality_of_service_is_a_queue_too():
     request = job("perlmutter", queue=None)
-    assert "#SBATCH --qos=regular" in request.scheduler.lines(request)
+    assert "#SBATCH --qos=regular" in scheduler_of(request).lines(request)
 
 
 def test_a_generic_machine_names_neither_queue_nor_project():
     request = job("slurm", queue=None, project=None)
-    assert request.scheduler.lines(request)[0] == "#SBATCH --job-name=nt3_weak"
+    assert scheduler_of(request).lines(request)[0] == "#SBATCH --job-name=nt3_weak"
 
 
 def test_no_scheduler_has_no_directives():

@@ -1,0 +1,99 @@
+"""Job scripts: directives, settings of the machine, and the command that starts the ranks.
+
+Everything else is in ``common/job_env.sh``, which a script sources. The number of nodes comes from
+the job that the script runs in, so the same script runs at another size:
+``bsub -nnodes 8 jobs/summit/nt3_strong.lsf``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from candle_p1.cluster.launchers import launch_words
+from candle_p1.cluster.schedulers import WARNING_S, scheduler_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.cluster.job_request import JobRequest
+
+_WIDTH = 98
+"""Characters of a line of a script, without the continuation mark."""
+
+
+def job_script(job: JobRequest) -> str:
+    """Returns the text of a job's script.
+
+    Raises:
+        ParameterError: The machine's launcher or scheduler is unknown.
+    """
+    machine, scheduler = job.machine, scheduler_of(job)
+    root = '"${CANDLE_P1_ROOT:-$PWD}"' if job.root is None else shlex.quote(job.root)
+    lines = [
+        "#!/bin/bash",
+        *(f"# {' '.join(line.split())}" for line in job.heading),
+        *scheduler.lines(job),
+        "set -euo pipefail",
+        *scheduler.preamble,
+        "",
+        f"export CANDLE_P1_ROOT={root}",
+        f"export CANDLE_P1_MACHINE={shlex.quote(machine.name)}",
+        f"export RANKS_PER_NODE={job.layout.ranks_per_node}",
+    ]
+    if machine.local_storage is not None:
+        lines.append(f'export LOCAL_STORAGE="{machine.local_storage}"')
+    lines += [
+        "# shellcheck source=common/job_env.sh",
+        'source "$CANDLE_P1_ROOT/common/job_env.sh"',
+    ]
+    if job.study_script is not None:
+        lines += [
+            "unset CANDLE_P1_DATA_DIR CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study's flags alone",
+            f"export CANDLE_P1_NODES={job.layout.num_nodes}",
+            f"export JOB_SCRIPT={shlex.quote(job.study_script)}",
+        ]
+        if scheduler.waits_for_success:
+            lines.append("trap 'exit 0' EXIT # or the next job never starts; the record says more")
+    if job.venv is not None:
+        lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(job.venv)}")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
+    if job.layout.threads_per_rank is not None:
+        lines.append(f"job_default OMP_NUM_THREADS {job.layout.threads_per_rank}")
+    lines += [
+        f"job_default {name} {shlex.quote(value)}" for name, value in machine.environment.items()
+    ]
+    if machine.modules:
+        lines.append(f"job_modules {shlex.join(machine.modules)}")
+    lines += machine.setup
+    if not scheduler.sends_warning:
+        lines.append(f"job_limit {job.minutes} {WARNING_S}")
+    lines += ["job_prepare", ""]
+    layout = job.layout.in_script([*machine.environment, *job.environment])
+    words = launch_words(machine.launcher, layout, machine.launcher_options)
+    lines += _fold(["job_launcher", *map(_in_quotes, words)])
+    lines += _fold(["job_run", *map(shlex.quote, [job.program, *job.flags])])
+    return "\n".join(lines) + "\n"
+
+
+def _in_quotes(word: str) -> str:
+    """Returns a word of the launch line, quoted so that bash expands its variables."""
+    return f'"{word}"' if "$" in word else shlex.quote(word)
+
+
+def _fold(words: Sequence[str]) -> list[str]:
+    """Returns a command as lines of bash, folded before options."""
+    groups = [words[0]]
+    for word in words[1:]:
+        if word.startswith(("-", '"-')):
+            groups.append(word)
+        else:
+            groups[-1] += f" {word}"
+    lines = [groups[0]]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) >= _WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"  {group}")
+        else:
+            lines[-1] += f" {group}"
+    return lines
