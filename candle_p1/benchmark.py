@@ -108,7 +108,7 @@ class Benchmark(ABC):
         recipe: Makes its synthetic data; None if it has none.
         supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
         unsupported: Its own parameters that CANDLE's files set and nothing here reads.
-        other_feeds: The names of what `other_samples` returns.
+        other_sample_names: The names of what `other_samples` returns.
     """
 
     name: ClassVar[str]
@@ -118,7 +118,7 @@ class Benchmark(ABC):
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[frozenset[str]] = frozenset()
-    other_feeds: ClassVar[Sequence[str]] = ()
+    other_sample_names: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:

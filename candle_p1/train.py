@@ -302,7 +302,7 @@ def _train(
     """Trains; returns the history and what the record says of it. Collective."""
     import keras
 
-    from candle_p1.data.batches import EvaluationFeed, TrainFeed
+    from candle_p1.data.batches import EvaluationBatches, TrainBatches
     from candle_p1.distributed import step_trace
     from candle_p1.distributed.callbacks import (
         EpochMetrics,
@@ -324,16 +324,16 @@ def _train(
     comm = this.comm
     if not params["train_bool"]:
         return keras.callbacks.History(), {"epochs": [], "stopped": "train_bool is False"}
-    feed = TrainFeed(
+    batches = TrainBatches(
         data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["shuffle"]
     )
     timer = EpochTimer(this.start, taking(gradients, comm))
     validation = SharedValidation(
-        EvaluationFeed(data.validation, params["batch_size"], comm, params["val_steps"]), comm
+        EvaluationBatches(data.validation, params["batch_size"], comm, params["val_steps"]), comm
     )
     callbacks = [
         timer,
-        BeforeEpoch(feed.set_epoch),
+        BeforeEpoch(batches.set_epoch),
         BeforeStep(this.link.count_step),
         *([BeforeStep(gradients.count_step)] if gradients else []),
         EpochMetrics(comm),
@@ -363,7 +363,7 @@ def _train(
 
     try:
         history = model.fit(
-            for_fit(feed),
+            for_fit(batches),
             epochs=plan.epochs_per_rank,
             shuffle=False,
             verbose=0,

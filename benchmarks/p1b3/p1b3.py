@@ -93,7 +93,7 @@ class P1b3(Benchmark):
         "test_drugs": "test_drug_data",
     }
     recipe = P1b3Recipe()
-    other_feeds = ("merged",)
+    other_sample_names = ("merged",)
     supports = frozenset(
         {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
     )

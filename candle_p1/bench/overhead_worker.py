@@ -17,7 +17,7 @@ from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import TrainFeed
+from candle_p1.data.batches import TrainBatches
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.gradient_log import GradientLog
 from candle_p1.distributed.tracing import taking
@@ -55,13 +55,13 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
     gradients = GradientLog(log) if comm.size > 1 else None
     training = prepare_training(benchmark, params, comm, logs=(gradients, None))
     device, data, plan, (measured_model, bare_model), _ = training
-    feed = TrainFeed(data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True)
+    batches = TrainBatches(data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True)
 
     def train(model: Any, callbacks: list[Any]) -> float:
         stretch = _Stretch()
         callbacks = [*callbacks, stretch]
         model.fit(
-            for_fit(feed), epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks
+            for_fit(batches), epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks
         )
         return stretch.seconds
 

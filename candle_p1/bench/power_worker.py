@@ -18,7 +18,7 @@ from candle_p1.bench.power_job import PowerJob, PowerOutcome, Window
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import TrainFeed
+from candle_p1.data.batches import TrainBatches
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.instrument.power.choose import SENSORS
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
@@ -54,11 +54,11 @@ def measure(directory: Path, comm: Communicator) -> PowerOutcome:
     params = benchmark.bind(benchmark.initialize_parameters(argv=job.flags))
     training = prepare_training(benchmark, one_epoch(params), SerialCommunicator())
     device, data, plan, (model,), _ = training
-    feed = TrainFeed(data.train, plan, seed=params["rng_seed"], rank=0, shuffle=True)
+    batches = TrainBatches(data.train, plan, seed=params["rng_seed"], rank=0, shuffle=True)
     sensors = _Sensors(directory, job)
     windows = _Windows(job, sensors)
     # As many steps as the windows take: they are counted in seconds.
-    endless = (feed[step % len(feed)] for step in itertools.count())
+    endless = (batches[step % len(batches)] for step in itertools.count())
     model.fit(endless, steps_per_epoch=2**31, verbose=0, callbacks=[windows])
     return PowerOutcome(
         windows=windows.done,

@@ -79,12 +79,12 @@ class StepComparison(Measurement):
             alone = replace(ours, variant=ALONE, exchange=False)
             one = replace(ours, variant=ONE_PROCESS)
             return [*found, Variant(alone, self.num_ranks, same=False), Variant(one, 1, same=False)]
-        plain = replace(ours, variant=PLAIN, kernels="plain", feed="arrays")
-        others = find_benchmark(self.benchmark).other_feeds
+        plain = replace(ours, variant=PLAIN, kernels="plain", inputs="arrays")
+        others = find_benchmark(self.benchmark).other_sample_names
         return [
             *found,
             Variant(plain, 1),
-            *(Variant(replace(plain, variant=f"plain, {feed}", feed=feed), 1) for feed in others),
+            *(Variant(replace(plain, variant=f"plain, {name}", inputs=name), 1) for name in others),
         ]
 
     def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class StepJob(Job):
         flags: Of the benchmark.
         variant: The name of what is measured.
         kernels: "fast" or "plain".
-        feed: "samples": batches as in a run; "arrays": plain Keras's, whole NumPy arrays; or one of
-            the benchmark's `other_samples`.
+        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays, or the name of
+            one of the benchmark's `other_samples`.
         exchange: Whether the ranks average their gradients.
         num_steps: Timed steps.
         measures_machine: Whether to measure what the machine can do, and the memory.
@@ -40,7 +40,7 @@ class StepJob(Job):
     flags: Sequence[str]
     variant: str
     kernels: str = "fast"
-    feed: str = "samples"
+    inputs: str = "samples"
     exchange: bool = True
     num_steps: int = 5
     measures_machine: bool = False

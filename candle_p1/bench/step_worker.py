@@ -25,7 +25,7 @@ from candle_p1.bench.step_job import MAX_COMPARED, WARM_UP_STEPS, StepJob, StepO
 from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import TrainFeed
+from candle_p1.data.batches import TrainBatches
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
 from candle_p1.errors import ParameterError
 from candle_p1.models.fast.batches import for_fit
@@ -54,17 +54,17 @@ def measure(directory: Path, comm: Communicator) -> StepOutcome:
     training = prepare_training(benchmark, params, comm, partners=partners, num_steps=steps_of(job))
     device, data, plan, (model,), matrix_bytes = training
     steps = _Steps(comm, samples_memory=job.measures_machine)
-    feed = TrainFeed(
+    batches = TrainBatches(
         _samples(benchmark, data, job), plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True
     )
     epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": [steps]}
-    if job.feed == "arrays":
-        batches = [feed[step] for step in range(steps_of(job))]
-        x, y = (_join([batch[part] for batch in batches]) for part in (0, 1))
-        del batches
+    if job.inputs == "arrays":
+        parts = [batches[step] for step in range(steps_of(job))]
+        x, y = (_join([batch[i] for batch in parts]) for i in (0, 1))
+        del parts
         model.fit(x, y, batch_size=plan.batch_size, **epoch)
     else:
-        model.fit(for_fit(feed), steps_per_epoch=steps_of(job), **epoch)
+        model.fit(for_fit(batches), steps_per_epoch=steps_of(job), **epoch)
     outcome = StepOutcome(
         steps_s=steps.seconds[WARM_UP_STEPS : WARM_UP_STEPS + job.num_steps],
         losses=steps.losses,
@@ -105,9 +105,9 @@ def bind(benchmark: Benchmark, job: StepJob) -> ParameterSet:
 
 
 def _samples(benchmark: Benchmark, data: DataSet, job: StepJob) -> Samples:
-    if job.feed in ("samples", "arrays"):
+    if job.inputs in ("samples", "arrays"):
         return data.train
-    return benchmark.other_samples(data)[job.feed]
+    return benchmark.other_samples(data)[job.inputs]
 
 
 def _join(parts: list[Any]) -> Any:

@@ -37,7 +37,7 @@ def epoch_order(
     return samples[: plan.samples_per_epoch]
 
 
-class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
+class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """The training batches of one rank, epoch after epoch.
 
     Args:
@@ -81,7 +81,7 @@ class TrainFeed(keras.utils.PyDataset):  # type: ignore[misc]
         return self._samples[self._order[step * size : (step + 1) * size]]
 
 
-class EvaluationFeed(keras.utils.PyDataset):  # type: ignore[misc]
+class EvaluationBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """One rank's share of the samples, once and in order.
 
     Args:

@@ -185,11 +185,11 @@ class _Load:
         comm, ring = self._ring.comm, self._ring
         starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
         for number in range(ring.position, len(starts), comm.size):
-            with part("exchange"):
+            with part("communicate"):
                 begun = comm.receive(ring.before) if number else _Begun(0, 0, True)
             stop = min(starts[number] + self._block_bytes, self._source.num_bytes)
             self._take_block(starts[number], stop, begun)
-        with part("exchange"):
+        with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
             self._raise_first()
@@ -244,14 +244,14 @@ class _Load:
         if stop == self._source.num_bytes:
             return
         comm, after = self._ring.comm, self._ring.after
-        with part("exchange"):
+        with part("communicate"):
             comm.send(_Begun(num_rows, len(fragment), _is_blank(fragment)), after)
             if fragment:
                 comm.send(fragment, after)
 
     def _receive_fragment(self, begun: _Begun) -> bytes:
         """Returns the beginning of this block's first line."""
-        with part("exchange"):
+        with part("communicate"):
             return self._ring.comm.receive(self._ring.before) if begun.num_bytes else b""
 
     def _read(self, start: int, stop: int) -> None:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from candle_p1.scaling import ScalingPlan
 
 
-def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, float]:
-    """Evaluates a model on the samples of all ranks' feeds together; collective.
+def evaluate_shared(model: Any, batches: Any, comm: Communicator) -> dict[str, float]:
+    """Evaluates a model on the samples of all ranks together; collective.
 
     Args:
         model: A compiled model with the same weights on every rank.
-        feed: This rank's share of the samples; it may be empty.
+        batches: This rank's share of the samples, in batches; may be empty.
         comm: The ranks.
 
     Returns:
@@ -34,12 +34,12 @@ def evaluate_shared(model: Any, feed: Any, comm: Communicator) -> dict[str, floa
     """
     model.reset_metrics()
     if keras.backend.backend() != "tensorflow":
-        if len(feed):
-            model.evaluate(feed, verbose=0)
+        if len(batches):
+            model.evaluate(batches, verbose=0)
     else:
         # model.evaluate sets up a data set at every call, which takes longer than a small share.
-        for step in range(len(feed)):
-            x, y = feed[step]
+        for step in range(len(batches)):
+            x, y = batches[step]
             if step == 0:
                 model.test_on_batch(x, y)  # builds what is not built yet; forgets earlier metrics
             else:
@@ -69,16 +69,16 @@ class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
         seconds: The time each validation took on this rank.
     """
 
-    def __init__(self, feed: Any, comm: Communicator) -> None:
+    def __init__(self, batches: Any, comm: Communicator) -> None:
         super().__init__()
-        self._feed, self._comm = feed, comm
+        self._batches, self._comm = batches, comm
         self.seconds: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Validates; collective."""
         assert logs is not None
         start = time.perf_counter()
-        metrics = evaluate_shared(self.model, self._feed, self._comm)
+        metrics = evaluate_shared(self.model, self._batches, self._comm)
         self.seconds.append(time.perf_counter() - start)
         logs.update({f"val_{name}": value for name, value in metrics.items()})
 

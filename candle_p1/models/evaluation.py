@@ -76,7 +76,7 @@ class Trained:
         """
         from candle_p1.distributed.callbacks import evaluate_shared
 
-        return evaluate_shared(self.model, self._feed(samples, max_steps), self.comm)
+        return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
     def score(
         self, samples: Samples, score: AnyScore, max_steps: int = 0, model: Any = None
@@ -111,13 +111,13 @@ class Trained:
     def _predictions(
         self, samples: Samples, max_steps: int, model: Any
     ) -> Iterator[tuple[Any, NDArray[Any]]]:
-        feed = self._feed(samples, max_steps)
-        for step in range(len(feed)):
-            x, y = feed[step]
+        batches = self._batches(samples, max_steps)
+        for step in range(len(batches)):
+            x, y = batches[step]
             predicted = (model or self.model).predict_on_batch(x)
             yield y, np.asarray(predicted)
 
-    def _feed(self, samples: Samples, max_steps: int) -> Any:
-        from candle_p1.data.batches import EvaluationFeed
+    def _batches(self, samples: Samples, max_steps: int) -> Any:
+        from candle_p1.data.batches import EvaluationBatches
 
-        return EvaluationFeed(samples, self.params["batch_size"], self.comm, max_steps)
+        return EvaluationBatches(samples, self.params["batch_size"], self.comm, max_steps)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from harness import run_checks
 from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
 
-from candle_p1.data.batches import TrainFeed, epoch_order
+from candle_p1.data.batches import TrainBatches, epoch_order
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate_shared
 from candle_p1.distributed.horovod import (
@@ -79,10 +79,10 @@ def plan_for(comm, **options):
 
 def fit(model, comm, plan, *callbacks):
     x, y = samples()
-    feed = TrainFeed(Samples(x, y), plan, seed=3, rank=comm.rank, shuffle=True)
-    callbacks = [BeforeEpoch(feed.set_epoch), *callbacks]
+    batches = TrainBatches(Samples(x, y), plan, seed=3, rank=comm.rank, shuffle=True)
+    callbacks = [BeforeEpoch(batches.set_epoch), *callbacks]
     return model.fit(
-        feed, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks
+        batches, epochs=plan.epochs_per_rank, shuffle=False, verbose=0, callbacks=callbacks
     )
 
 
@@ -257,14 +257,16 @@ def metrics_of_unequal_shares_equal_one_process(comm):
     expected = model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
     for cuts in ([share_bounds(37, r, comm.size) for r in range(comm.size)], uneven(comm.size)):
         start, stop = cuts[comm.rank]
-        feed = [(x[i : min(i + 5, stop)], y[i : min(i + 5, stop)]) for i in range(start, stop, 5)]
+        batches = [
+            (x[i : min(i + 5, stop)], y[i : min(i + 5, stop)]) for i in range(start, stop, 5)
+        ]
 
         class Share(keras.utils.PyDataset):
-            def __len__(self, feed=feed):
-                return len(feed)
+            def __len__(self, batches=batches):
+                return len(batches)
 
-            def __getitem__(self, i, feed=feed):
-                return feed[i]
+            def __getitem__(self, i, batches=batches):
+                return batches[i]
 
         metrics = evaluate_shared(model, Share(), comm)
         assert metrics.keys() == expected.keys()

@@ -12,7 +12,7 @@ from harness import run_checks
 
 from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import EvaluationFeed
+from candle_p1.data.batches import EvaluationBatches
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import TimeLimit, evaluate_shared
 from candle_p1.distributed.comm import Attempt, MpiCommunicator, connect
@@ -66,12 +66,12 @@ def linear_model():
 def a_rank_without_samples_learns_the_result(comm):
     x = np.arange(2, dtype="float32").reshape(1, 2)  # one sample: all ranks but one have none
     y = np.ones((1, 1), "float32")
-    metrics = evaluate_shared(linear_model(), EvaluationFeed(Samples(x, y), 4, comm), comm)
+    metrics = evaluate_shared(linear_model(), EvaluationBatches(Samples(x, y), 4, comm), comm)
     expected = linear_model().evaluate(x, y, verbose=0, return_dict=True)
     assert metrics.keys() == expected.keys()
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-6)
-    nothing = EvaluationFeed(Samples(x[:0], y[:0]), 4, comm)
+    nothing = EvaluationBatches(Samples(x[:0], y[:0]), 4, comm)
     assert evaluate_shared(linear_model(), nothing, comm) == {}
 
 

@@ -6,28 +6,28 @@ from typing import Any
 
 import keras
 
-PREFETCHED = 2
-"""Batches that are made ahead of the step which takes them."""
+NUM_PREFETCHED = 2
+"""Batches made ahead of the step that takes them."""
 
 
-def for_fit(feed: keras.utils.PyDataset) -> Any:
-    """Returns what ``model.fit`` takes for the batches of a feed.
+def for_fit(batches: keras.utils.PyDataset) -> Any:
+    """Returns what ``model.fit`` takes for these batches.
 
-    With TensorFlow this is a ``tf.data.Dataset``. Keras makes one of a feed too, but one that is
-    tuned while it runs, by a thread that sleeps twice as long each time. The end of an epoch at
-    times waits for it: up to as long as the epoch took.
+    With TensorFlow this is a ``tf.data.Dataset``. Keras would make one, too, but one that tunes
+    itself in a background thread, which sleeps twice as long each time. The end of an epoch
+    sometimes waits for that thread, for up to as long as the epoch took.
 
     Args:
-        feed: Of a known length; its batches have arrays of one structure, of the same dtypes and,
-            but for the first dimension, of the same shapes.
+        batches: Of known length; all have the same structure, dtypes and, except for the first
+            dimension, shapes.
     """
     if keras.backend.backend() != "tensorflow":
-        return feed
+        return batches
     import tensorflow as tf
 
-    def batches() -> Any:
-        for step in range(len(feed)):
-            yield feed[step]
+    def generate() -> Any:
+        for step in range(len(batches)):
+            yield batches[step]
 
     def describe(array: Any) -> Any:
         return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
@@ -35,7 +35,7 @@ def for_fit(feed: keras.utils.PyDataset) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False
     dataset = tf.data.Dataset.from_generator(
-        batches, output_signature=tf.nest.map_structure(describe, feed[0])
+        generate, output_signature=tf.nest.map_structure(describe, batches[0])
     )
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
-    return dataset.prefetch(PREFETCHED).with_options(options)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    return dataset.prefetch(NUM_PREFETCHED).with_options(options)

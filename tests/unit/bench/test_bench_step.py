@@ -60,7 +60,7 @@ def test_plain_keras_is_measured_in_turn_with_ours(compare):
     assert [job.variant for job in jobs] == [*in_order, *reversed(in_order)]
     assert [job.measures_machine for job in jobs] == [True, True, False, False]
     ours, plain = report["results"]
-    assert (plain["kernels"], plain["feed"]) == ("plain", "arrays")
+    assert (plain["kernels"], plain["inputs"]) == ("plain", "arrays")
     assert ours["median_s"] == pytest.approx(0.2)
     assert ours["repeats"] == 6
     assert ours["speedup"] == {"plain Keras": pytest.approx(2.0)}
@@ -69,9 +69,9 @@ def test_plain_keras_is_measured_in_turn_with_ours(compare):
     assert ours["peak_bytes"] == 900
 
 
-def test_other_feeds_of_a_benchmark_are_compared(compare):
+def test_other_samples_of_a_benchmark_are_compared(compare):
     _, jobs = compare(slower, "p1b3", num_rounds=1)
-    assert [job.feed for job in jobs] == ["samples", "arrays", "merged"]
+    assert [job.inputs for job in jobs] == ["samples", "arrays", "merged"]
 
 
 def test_the_floor_is_products_and_memory_traffic(compare):

@@ -9,7 +9,7 @@ from candle_p1.data.samples import Samples
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.scaling import ScalingPlan
 
-feed = pytest.importorskip("candle_p1.data.batches", reason="no Keras backend is installed")
+module = pytest.importorskip("candle_p1.data.batches", reason="no Keras backend is installed")
 
 
 def plan_for(num_ranks, num_samples, batch_size, level):
@@ -27,7 +27,8 @@ def plan_for(num_ranks, num_samples, batch_size, level):
 def test_shards_are_disjoint_and_all_ranks_take_equal_steps(num_ranks, samples, batch, seed):
     plan = plan_for(num_ranks, samples, batch, "batch_step")
     orders = [
-        feed.epoch_order(plan, samples, seed=seed, epoch=3, rank=rank) for rank in range(num_ranks)
+        module.epoch_order(plan, samples, seed=seed, epoch=3, rank=rank)
+        for rank in range(num_ranks)
     ]
     together = np.concatenate(orders)
     assert len(np.unique(together)) == len(together) == num_ranks * (samples // num_ranks)
@@ -38,7 +39,7 @@ def test_at_the_epoch_level_each_rank_sees_all_samples_in_an_order_of_its_own():
     plan = plan_for(2, 100, 10, "epoch")
 
     def order(seed=1, epoch=0, rank=0, **options):
-        return feed.epoch_order(plan, 100, seed=seed, epoch=epoch, rank=rank, **options)
+        return module.epoch_order(plan, 100, seed=seed, epoch=epoch, rank=rank, **options)
 
     assert sorted(order()) == list(range(100))
     assert order().tolist() == order().tolist()
@@ -50,10 +51,10 @@ def test_at_the_epoch_level_each_rank_sees_all_samples_in_an_order_of_its_own():
 def test_training_batches_are_the_rows_of_the_order():
     x = np.arange(25, dtype=np.float32).reshape(25, 1)
     plan = plan_for(1, 25, 10, "epoch")
-    batches = feed.TrainFeed(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
+    batches = module.TrainBatches(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
     for epoch in (0, 5):
         batches.set_epoch(epoch)
-        order = feed.epoch_order(plan, 25, seed=1, epoch=epoch, rank=0)
+        order = module.epoch_order(plan, 25, seed=1, epoch=epoch, rank=0)
         seen = [batches[step] for step in range(len(batches))]
         assert [len(y) for _, y in seen] == [10, 10, 5]
         np.testing.assert_array_equal(np.concatenate([y for _, y in seen]), order)
@@ -69,7 +70,7 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
     y = np.arange(num_samples)
     seen = []
     for rank in range(num_ranks):
-        share = feed.EvaluationFeed(Samples(y, y), batch, Rank(rank, num_ranks), max_steps)
+        share = module.EvaluationBatches(Samples(y, y), batch, Rank(rank, num_ranks), max_steps)
         seen += [value for step in range(len(share)) for value in share[step][1]]
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
 
@@ -78,9 +79,9 @@ def test_what_fit_takes_has_the_batches_of_each_epoch():
     for_fit = pytest.importorskip("candle_p1.models.fast.batches").for_fit
     samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
     plan = plan_for(1, 10, 4, "epoch")
-    train = feed.TrainFeed(samples, plan, seed=3, rank=0, shuffle=True)
+    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=True)
     taken = for_fit(train)
-    if feed.keras.backend.backend() != "tensorflow":
+    if module.keras.backend.backend() != "tensorflow":
         assert taken is train
         return
     assert not taken.options().autotune.enabled  # whose thread would hold up the end of an epoch
