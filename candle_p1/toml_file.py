@@ -1,9 +1,22 @@
-"""TOML files that describe something: every key is known, and every value is of its kind."""
+"""TOML files that describe something: machines, studies, published values.
+
+A file is read into a pydantic model. Whatever does not fit it becomes one ParameterError, which
+names the file and the key::
+
+    class Colour(TomlTable):
+        name: str
+        red: int = 0
+
+    colour = validate(Colour, read_toml(path), path)
+"""
 
 from __future__ import annotations
 
+import reprlib
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from candle_p1.errors import ParameterError, did_you_mean
 
@@ -11,10 +24,72 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class TomlTable(BaseModel):
+    """A table of a TOML file: every key is declared, and no value is converted to another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggest_keys(cls, table: Any) -> Any:
+        """Refuses an unknown key as extra="forbid" does, and suggests the nearest known one."""
+        for key in table if isinstance(table, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(f"there is no key {key!r}{did_you_mean(key, cls.model_fields)}")
+        return table
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the content of a file.
+
+    Raises:
+        ParameterError: It cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParameterError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path}: not TOML: {error}") from error
+
+
+def validate(model: type[Model], content: dict[str, Any], path: Path) -> Model:
+    """Returns the content of a file as a model.
+
+    Args:
+        model: The model, usually a `TomlTable`.
+        content: The content of the file, to which the caller may have added keys.
+        path: The file, for messages.
+
+    Raises:
+        ParameterError: The content does not fit the model; names every key that is wrong.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = [_problem(details) for details in error.errors()]
+        raise ParameterError(f"{path}: " + "\n  ".join(problems)) from error
+
+
+def _problem(details: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in details["loc"])
+    if details["type"] == "missing":
+        return f"{key} is missing"
+    if details["type"] == "value_error":  # raised by a validator, whose message says it all
+        message = str(details["ctx"]["error"])
+        return f"{key}: {message}" if key else message
+    message = details["msg"]
+    return f"{key} is {reprlib.repr(details['input'])}: {message[:1].lower()}{message[1:]}"
 
 
 class Kind(NamedTuple):
@@ -47,20 +122,6 @@ TABLE_OF_TEXTS = Kind(
     lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "a table of texts",
 )
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Returns what a file holds.
-
-    Raises:
-        ParameterError: It cannot be read, or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParameterError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path}: not TOML: {error}") from error
 
 
 def check_key(path: Path, key: str, known: Iterable[str], within: str = "") -> None:

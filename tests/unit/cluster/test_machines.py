@@ -7,7 +7,7 @@ import pytest
 from candle_p1.cluster import machine as machine_module
 from candle_p1.cluster.launchers import LAUNCHERS
 from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import Machine, list_machines, load_machine
+from candle_p1.cluster.machine import list_machines, load_machine
 from candle_p1.cluster.schedulers import SCHEDULERS
 from candle_p1.errors import ParameterError
 from candle_p1.toml_file import read_toml
@@ -117,14 +117,16 @@ def test_a_file_of_the_user_goes_before_the_machine_of_its_name(place, tmp_path,
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('base = "slurm"\nrank_per_node = 4\n', "no key 'rank_per_node' .*'ranks_per_node'"),
-        ('base = "slurm"\nranks_per_node = "4"\n', "ranks_per_node is '4'; .*whole number"),
-        ('base = "slurm"\nranks_per_node = -4\n', "ranks_per_node is -4"),
-        ('base = "slurm"\nproject_required = 1\n', "true or false"),
-        ('base = "slurm"\nqueue = 3\n', "queue is 3; it has to be a text"),
-        ('base = "slurm"\nmodules = "gcc"\n', "a list of texts"),
-        ('base = "slurm"\ntime_limits = [[9, 5], [3, 2]]\n', "ascending"),
-        ('base = "slurm"\n[environment]\nA = 1\n', "a table of texts"),
+        ('base = "slurm"\nrank_per_node = 4\n', "'rank_per_node' .*'ranks_per_node'"),
+        ('base = "slurm"\nranks_per_node = "4"\n', "ranks_per_node is '4': .*integer"),
+        ('base = "slurm"\nranks_per_node = -4\n', "ranks_per_node is -4: "),
+        ('base = "slurm"\nproject_required = 1\n', "project_required is 1: .*boolean"),
+        ('base = "slurm"\nqueue = 3\n', "queue is 3: .*string"),
+        ('base = "slurm"\nmodules = "gcc"\n', "modules is 'gcc': .*list"),
+        ('base = "slurm"\ntime_limits = [[9, 5], [3, 2]]\n', "time_limits: .*9, 5"),
+        ('base = "slurm"\ntime_limits = [[9, 5, 1]]\n', "time_limits.0 is "),
+        ('base = "slurm"\n[environment]\nA = 1\n', "environment.A is 1: .*string"),
+        ('base = "slurm"\nqueue = 3\nminutes = true\n', "queue is 3.*\n.*minutes is True"),
         ('base = "slrum"\n', "base is 'slrum' .did you mean 'slurm'"),
         ('title = "x"\nscheduler = "slurm"\nlauncher = "srun"\n', "ranks_per_node is missing"),
         ("title =\n", "not TOML"),
@@ -145,12 +147,6 @@ def test_unknown_machines():
         load_machine("absent.toml")
 
 
-def test_the_values_checked_are_those_declared():
-    """Every annotation has a check: a table of every type is read without an error of ours."""
-    machine = Machine.from_table(
-        {"name": "m", "title": "m", "scheduler": "none", "launcher": "here", "ranks_per_node": 1}
-        | {"time_limits": [[1, 2]], "sources": {"a": "b"}, "memory_gb": 1, "power": "nvml"},
-        Path("m.toml"),
-    )
-    assert machine.longest_minutes(1) == 2
-    assert machine.longest_minutes(2) is None
+def test_the_longest_time_of_a_job():
+    summit = load_machine("summit")
+    assert [summit.longest_minutes(nodes) for nodes in (45, 46, 4609)] == [120, 360, None]
