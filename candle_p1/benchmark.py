@@ -13,10 +13,10 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import FileSet
@@ -33,6 +33,7 @@ from candle_p1.parameters.parameter_set import (
     Parameter,
     ParameterSet,
 )
+from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Benchmark",
     "DataSet",
+    "JobSize",
+    "PaperRuns",
     "Parameter",
     "Quality",
     "Samples",
@@ -52,6 +55,7 @@ __all__ = [
     "quality",
 ]
 
+SCALING_MODES = ("strong", "weak")
 SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
 STRICT = ("flag", "config file")
 """Origins of a file name that must exist."""
@@ -97,6 +101,28 @@ class PublishedFiles:
     directory: Path
 
 
+class JobSize(NamedTuple):
+    """The size of a ready job script: its nodes and its time limit in minutes."""
+
+    num_nodes: int
+    minutes: int
+
+
+@dataclass(frozen=True)
+class PaperRuns:
+    """How the paper ran a benchmark, beyond what the benchmark's own parameter file says.
+
+    Attributes:
+        sizes: The size of each ready job script, by machine and scaling mode.
+        modes: The scaling modes that the paper reports.
+        weak_epochs: Epochs of each rank under weak scaling; 8 in the paper's section 6.
+    """
+
+    sizes: Mapping[tuple[str, str], JobSize] = field(default_factory=dict)
+    modes: tuple[str, ...] = SCALING_MODES
+    weak_epochs: int = 8
+
+
 class Benchmark(ABC):
     """One benchmark.
 
@@ -109,6 +135,7 @@ class Benchmark(ABC):
         supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
         unsupported: Its own parameters that CANDLE's files set and nothing here reads.
         other_sample_names: The names of what `other_samples` returns.
+        paper: How the paper ran it.
     """
 
     name: ClassVar[str]
@@ -119,6 +146,7 @@ class Benchmark(ABC):
     supports: ClassVar[frozenset[str]] = frozenset()
     unsupported: ClassVar[frozenset[str]] = frozenset()
     other_sample_names: ClassVar[Sequence[str]] = ()
+    paper: ClassVar[PaperRuns] = PaperRuns()
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:
@@ -247,6 +275,27 @@ class Benchmark(ABC):
         params = self.resolve(params)
         named = self._named_files(params)
         return params.rewrite({name: named.get(name) for name in self.files.values()})
+
+    def mode_flags(self, mode: str) -> dict[str, str]:
+        """Returns the flags of strong or weak scaling, as the paper ran it.
+
+        Strong scaling is what the benchmark's own parameter file says. Under weak scaling every
+        rank trains the same epochs and keeps its batch size.
+
+        Raises:
+            ParameterError: There is no such mode.
+        """
+        if mode not in SCALING_MODES:
+            raise ParameterError(f"mode {mode!r}: choose one of {', '.join(SCALING_MODES)}")
+        own = self._own_parameters
+        epochs, batch_scaling = own["epochs"], own["batch_scaling"]
+        if mode == "strong":
+            scaling, _ = share_epochs(epochs, 1, own["epochs_scaling"], own["data_parallel"])
+            changed = {"batch_scaling": batch_scaling}
+        else:
+            epochs, scaling, changed = self.paper.weak_epochs, "weak", {"batch_scaling": "none"}
+        flags = {"epochs": str(epochs), "epochs_scaling": scaling}
+        return flags | (changed if batch_scaling != "none" else {})
 
     def locate_files(
         self, params: ParameterSet, progress: Callable[[str, int, int], None] | None = None

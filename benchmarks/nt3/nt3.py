@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, Parameter, Samples
+from candle_p1.benchmark import Benchmark, DataSet, JobSize, PaperRuns, Parameter, Samples
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
@@ -33,6 +33,15 @@ class Nt3(Benchmark):
 
     name = "nt3"
     title = "NT3: normal or tumor tissue by a 1D convolutional network"
+    paper = PaperRuns(
+        # The most ranks that the paper reports.
+        sizes={
+            ("summit", "strong"): JobSize(64, 60),
+            ("summit", "weak"): JobSize(512, 60),
+            ("theta", "strong"): JobSize(384, 60),
+            ("theta", "weak"): JobSize(384, 240),
+        },
+    )
     parameters = (
         Parameter("classes", int, 2, "number of classes", minimum=2),
         Parameter("scaling", str, "maxabs", "scaling of the features", choices=SCALINGS),

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.benchmark import (
+    Benchmark,
+    DataSet,
+    JobSize,
+    PaperRuns,
+    Parameter,
+    Quality,
+    Samples,
+    Trained,
+    quality,
+)
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Several
 from candle_p1.data.table import CsvLayout
@@ -71,6 +81,15 @@ class P1b1(Benchmark):
     recipe = P1b1Recipe()
     supports = frozenset({"batch_normalization", "feature_subsample", "val_split"})
     unsupported = frozenset({"cp", "tb"})
+    paper = PaperRuns(
+        # The most ranks that the paper reports; at least 4 epochs on each under strong scaling.
+        sizes={
+            ("summit", "strong"): JobSize(16, 60),
+            ("summit", "weak"): JobSize(512, 60),
+            ("theta", "strong"): JobSize(96, 180),
+            ("theta", "weak"): JobSize(384, 180),
+        },
+    )
     parameters = (
         Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
         Parameter(

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.benchmark import (
+    Benchmark,
+    DataSet,
+    JobSize,
+    PaperRuns,
+    Parameter,
+    Quality,
+    Samples,
+    Trained,
+    quality,
+)
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Selected
 from candle_p1.data.sampling import pandas_sample
@@ -45,6 +55,15 @@ class P1b2(Benchmark):
     title = "P1B2: cancer type by somatic mutations"
     recipe = P1b2Recipe()
     supports = frozenset({"feature_subsample", "val_split"})
+    paper = PaperRuns(
+        # The most ranks that the paper reports.
+        sizes={
+            ("summit", "strong"): JobSize(64, 60),
+            ("summit", "weak"): JobSize(512, 60),
+            ("theta", "strong"): JobSize(384, 60),
+            ("theta", "weak"): JobSize(384, 180),
+        },
+    )
     parameters = (
         Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
         Parameter(

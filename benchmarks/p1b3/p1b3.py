@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, Parameter, Quality, Samples, Trained, quality
+from candle_p1.benchmark import (
+    Benchmark,
+    DataSet,
+    JobSize,
+    PaperRuns,
+    Parameter,
+    Quality,
+    Samples,
+    Trained,
+    quality,
+)
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
 from candle_p1.models.convolutions import add_convolutions
@@ -96,6 +106,17 @@ class P1b3(Benchmark):
     other_sample_names = ("merged",)
     supports = frozenset(
         {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
+    )
+    paper = PaperRuns(
+        # The 48 ranks that were best in the paper, which has no weak scaling of P1B3.
+        sizes={
+            ("summit", "strong"): JobSize(8, 120),
+            ("summit", "weak"): JobSize(8, 120),
+            ("theta", "strong"): JobSize(48, 180),
+            ("theta", "weak"): JobSize(48, 180),
+        },
+        modes=("strong",),
+        weak_epochs=1,
     )
     parameters = (
         *(

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from candle_p1.benchmark import find_benchmark
+from candle_p1.benchmark import SCALING_MODES, find_benchmark
 from candle_p1.cli.study import read_ranks
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
-from candle_p1.cluster.jobs import MODES, mode_flags
 from candle_p1.cluster.layout import Layout, count_of
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.schedulers import scheduler_of
@@ -74,7 +73,7 @@ MAX_NUMBERED_JOBS = 1000
 @click.option("--queue", help="Queue (Slurm: partition or QOS); by default the machine's.")
 @click.option(
     "--mode",
-    type=click.Choice(MODES),
+    type=click.Choice(SCALING_MODES),
     help="Scaling as the paper ran it: ranks share the benchmark's epochs (strong, the default), or"
     " train 8 each.",
 )
@@ -167,7 +166,7 @@ def _one_job(
 ) -> tuple[JobRequest, Path]:
     """Returns the job of a single run, and where its record will be."""
     declaration, model_file = benchmark.declaration, benchmark.model_file
-    added = _added_flags(declaration.parse(flags, model_file), benchmark.name, mode)
+    added = _added_flags(benchmark, declaration.parse(flags, model_file), mode)
     params = declaration.parse([*added, *flags], model_file)
     _, share = share_epochs(
         params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
@@ -252,9 +251,9 @@ def read_minutes(text: str) -> int:
     return hours * 60 + minutes + (seconds > 0)
 
 
-def _added_flags(params: ParameterSet, benchmark: str, mode: str) -> list[str]:
+def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[str]:
     """Returns the flags of the mode, and the published size, where the user has not chosen."""
-    wanted = {"size": "full"} | mode_flags(benchmark, mode)
+    wanted = {"size": "full"} | benchmark.mode_flags(mode)
     if params.origin("data_parallel").kind in GIVEN:
         wanted.pop("epochs_scaling", None)  # follows from it
     return [

@@ -97,3 +97,25 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
 def test_what_a_benchmark_does_not_read_is_refused(name, flag):
     with pytest.raises(ParameterError, match=rf"{flag} \(flag\) has no effect on {name}"):
         bind(f"--{flag}", "True", benchmark=find_benchmark(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "flags"),
+    [
+        ("nt3", "strong", {"epochs": "384", "epochs_scaling": "strong"}),
+        ("nt3", "weak", {"epochs": "8", "epochs_scaling": "weak"}),
+        (
+            "p1b3",
+            "strong",
+            {"epochs": "1", "epochs_scaling": "none", "batch_scaling": "cbrt"},
+        ),
+        ("p1b3", "weak", {"epochs": "1", "epochs_scaling": "weak", "batch_scaling": "none"}),
+    ],
+)
+def test_flags_of_a_scaling_mode(name, mode, flags):
+    assert find_benchmark(name).mode_flags(mode) == flags
+
+
+def test_unknown_scaling_modes_are_refused():
+    with pytest.raises(ParameterError, match="'fixed'"):
+        NT3.mode_flags("fixed")

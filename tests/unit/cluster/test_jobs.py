@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from candle_p1.benchmark import SCALING_MODES, find_benchmark, list_benchmarks
 from candle_p1.cluster import launchers
 from candle_p1.cluster.job_script import job_script
-from candle_p1.cluster.jobs import EPOCHS, MODES, mode_flags, paper_job, ready_scripts, write_all
+from candle_p1.cluster.jobs import paper_job, ready_scripts, write_all
 from candle_p1.cluster.machine import load_machine
 from candle_p1.errors import ParameterError
 from tests.conftest import ROOT
 
 EXPECTED = ROOT / "tests/files/jobs"
 NODES = {"local": 1}
+BENCHMARKS = list_benchmarks()
 MACHINES = sorted(path.stem for path in EXPECTED.glob("*.txt"))
 
 
@@ -33,7 +35,9 @@ def neither_root_nor_files_of_the_user(monkeypatch, tmp_path):
 
 def script_of(machine_name, benchmark, mode):
     machine = load_machine(machine_name)
-    return job_script(paper_job(benchmark, machine, mode, NODES.get(machine_name, 8), 60))
+    return job_script(
+        paper_job(find_benchmark(benchmark), machine, mode, NODES.get(machine_name, 8), 60)
+    )
 
 
 def test_a_text_is_expected_of_every_machine():
@@ -42,12 +46,12 @@ def test_a_text_is_expected_of_every_machine():
 
 
 @pytest.mark.parametrize("machine_name", MACHINES)
-@pytest.mark.parametrize("benchmark", EPOCHS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("mode", SCALING_MODES)
 def test_the_script(machine_name, benchmark, mode):
     """files/jobs/MACHINE.txt holds them one after the other, each from its first line."""
     scripts = (EXPECTED / f"{machine_name}.txt").read_text().split("#!/bin/bash\n")[1:]
-    place = [(b, m) for m in MODES for b in EPOCHS].index((benchmark, mode))
+    place = [(b, m) for m in SCALING_MODES for b in BENCHMARKS].index((benchmark, mode))
     assert script_of(machine_name, benchmark, mode) == "#!/bin/bash\n" + scripts[place]
 
 
@@ -75,17 +79,9 @@ def test_the_ready_scripts_are_the_runs_of_the_paper():
     assert "--batch_scaling cbrt" in texts["jobs/summit/p1b3_strong.lsf"]
 
 
-def test_flags_of_a_mode():
-    assert mode_flags("nt3", "strong") == {"epochs": "384", "epochs_scaling": "strong"}
-    assert mode_flags("ours", "strong") == {}
-    assert mode_flags("ours", "weak") == {"epochs": "8", "epochs_scaling": "weak"}
-    with pytest.raises(ParameterError, match="mode 'fixed': choose one of strong, weak"):
-        mode_flags("nt3", "fixed")
-
-
 def test_epochs_that_do_not_divide_are_refused():
     with pytest.raises(ParameterError, match="384 epochs do not divide among 30 ranks"):
-        paper_job("nt3", load_machine("summit"), "strong", 5, 60)
+        paper_job(find_benchmark("nt3"), load_machine("summit"), "strong", 5, 60)
 
 
 def test_shellcheck(tmp_path):
