@@ -10,8 +10,8 @@
 #   CANDLE_P1_VENV       Python's virtual environment; by default .venv of the checkout
 #   CANDLE_P1_PYTHON     the Python to start; by default python of the environment, or of $PATH
 #   CANDLE_P1_STAGE      1: read through caches on the nodes' own storage; or a directory for them
-#   CANDLE_P1_DATA_DIR   directory of the benchmark's files; without it, data are synthetic
-#   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's
+#   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's;
+#                        "--data_dir DIR" names its files, without which data are synthetic
 #   CANDLE_P1_PREFLIGHT  0: start without looking at the nodes; or options for that (-m
 #                        candle_p1.cluster.preflight --help), as "--memory-gib 2 --shm-gib 0"
 #   CANDLE_P1_MINUTES    time limit, where the script watches it and it was changed at submission
@@ -158,9 +158,6 @@ job_run() {
   shift
   [[ $program == /* ]] || program=$CANDLE_P1_ROOT/$program
   job_check "$@"
-  if [[ -n ${CANDLE_P1_DATA_DIR:-} ]]; then
-    flags+=(--data_dir "$CANDLE_P1_DATA_DIR")
-  fi
   if [[ $stage == 1 ]]; then
     stage=${LOCAL_STORAGE:-${TMPDIR:-/tmp}}
   fi

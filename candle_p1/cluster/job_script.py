@@ -49,7 +49,7 @@ def job_script(job: JobRequest) -> str:
     ]
     if job.study_script is not None:
         lines += [
-            "unset CANDLE_P1_DATA_DIR CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study's flags alone",
+            "unset CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study's flags alone",
             f"export CANDLE_P1_NODES={job.layout.num_nodes}",
             f"export JOB_SCRIPT={shlex.quote(job.study_script)}",
         ]

@@ -161,7 +161,6 @@ def test_the_launcher_ends_the_job_with_its_code(job):
     ("variables", "flags"),
     [
         ({"CANDLE_P1_FLAGS": "--size small --epochs 4"}, "--size small --epochs 4"),
-        ({"CANDLE_P1_DATA_DIR": "/data/my files"}, "--data_dir /data/my files"),
         ({"CANDLE_P1_STAGE": "0"}, ""),
         (
             {"CANDLE_P1_STAGE": "1", "LOCAL_STORAGE": "/mnt/bb/me"},

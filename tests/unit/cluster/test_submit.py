@@ -307,7 +307,7 @@ def test_jobs_of_a_study_are_the_studys_alone(study, tmp_path):
     text = submit(*line, "--machine", "theta").output
     name = text.split("--run_id ")[1].split()[0]
     script = tmp_path / "output/two-paper" / name / "job.sh"
-    assert "unset CANDLE_P1_DATA_DIR CANDLE_P1_STAGE CANDLE_P1_FLAGS" in text
+    assert "unset CANDLE_P1_STAGE CANDLE_P1_FLAGS" in text
     assert f"export CANDLE_P1_NODES={name.split('np')[1][0]}\n" in text
     assert f"export JOB_SCRIPT={script}\n" in text
     assert "trap 'exit 0' EXIT" in text  # Cobalt's next job waits for success
