@@ -42,7 +42,7 @@ _json = click.option(
 
 @click.group("bench")
 def command() -> None:
-    """Measure and compare: ways to load data, forms of a training step, power, overheads."""
+    """Measure and compare: data loaders, training steps, and the overhead of measuring."""
 
 
 @command.command("load")
@@ -236,59 +236,6 @@ def overhead_command(
     words = [*_data_flags(size, data_dir), *flags]
     report = _measure(OverheadMeasurement(benchmark, words, **conditions))
     _print(lines(report))
-    _write(report, json_file)
-
-
-@command.command("power")
-@click.option(
-    "--seconds",
-    "window_s",
-    type=click.FloatRange(min=1),
-    default=10.0,
-    show_default=True,
-    help="Length of a window. Below 10 the two energies of a GPU say little about each other.",
-)
-@click.option(
-    "--rounds",
-    "num_rounds",
-    type=click.IntRange(min=1),
-    default=6,
-    show_default=True,
-    help="Rounds of one window that is sampled and one that is not; 6 are the fewest that give a"
-    " 95 % interval of the median.",
-)
-@click.option(
-    "--power_hz",
-    type=click.FloatRange(min=0.1, max=1000),
-    default=10.0,
-    show_default=True,
-    help="Samples per second.",
-)
-@_size
-@_data_dir
-@_json
-@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-def power_command(
-    size: str | None,
-    data_dir: str | None,
-    json_file: Path | None,
-    flags: tuple[str, ...],
-    **conditions: Any,
-) -> None:
-    """Compare a GPU's energy counter with its integrated power, and find what sampling costs.
-
-    One process trains NT3 with the Keras backend of the environment, as KERAS_BACKEND=jax, and is
-    sampled in every other window. Where there is no sensor, a simulated recording is sampled.
-
-    Flags after "--" go to NT3: candle-p1 bench power -- --batch_size 40.
-    """
-    from candle_p1.bench import power_show
-    from candle_p1.bench.power import PowerComparison
-
-    _check_directories({"--json": json_file})
-    words = [*_data_flags(size, data_dir), *flags]
-    report = _measure(PowerComparison("nt3", words, **conditions))
-    _print(power_show.parts(report))
     _write(report, json_file)
 
 

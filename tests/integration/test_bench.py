@@ -190,14 +190,3 @@ def test_the_overhead_of_measuring_is_told_with_its_interval(execute, tmp_path):
 
 
 SERIES = ("measured_s", "bare_s")
-
-
-def test_the_sampling_of_power_is_compared_where_there_is_no_sensor(execute, tmp_path):
-    words = ["--seconds", "1", "--rounds", "1", "--json", "power.json"]
-    code, output = execute([*LOAD[:-1], "power", *words, "--", *SMALL_MODEL])
-    assert code == 0, output
-    report = json.loads((tmp_path / "power.json").read_text())
-    assert report["sources"]
-    if "nvml" in report["absent"]:
-        assert report["readings"] == []
-        assert "not measured, for no NVIDIA GPU" in output
