@@ -334,7 +334,7 @@ def _train(
     callbacks = [
         timer,
         BeforeEpoch(batches.set_epoch),
-        BeforeStep(this.link.count_step),
+        BeforeStep(this.watchdog.count_step),
         *([BeforeStep(gradients.count_step)] if gradients else []),
         EpochMetrics(comm),
         validation,

@@ -1,4 +1,4 @@
-"""A rank's connection to the sentinel: it reports, and obeys when told to end."""
+"""A rank's connection to the watchdog server: it reports to the server, and ends when told to."""
 
 from __future__ import annotations
 
@@ -28,39 +28,41 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
 
+LOG_NAME = "watchdog.log"
 UNWIND_S = 3.0
-"""How long the main thread may take to unwind after Ctrl-C, and the sentinel to end this process
-after another signal, before it ends itself."""
+"""How long the main thread may take to unwind after Ctrl-C, or the server to end this process after
+another signal. The process then ends itself."""
 CONNECT_S = 10.0
 HEARTBEAT_S = 1.0
-"""How often a rank tells how many steps it has begun, while that changes."""
+"""How often a rank reports the number of steps it has begun, while that number changes."""
 HOROVOD_SHUTDOWN = "Horovod has been shut down"
-"""What the operations of Horovod say after a stall, and after another rank has gone."""
+"""The error of Horovod's operations after a stall, and after another rank has died."""
 
 
-class Link:
-    """Connects a rank to the sentinel of its run; rank 0 starts the sentinel. Collective.
+class WatchdogClient:
+    """Connects a rank to the watchdog server of its run, which rank 0 starts. Collective.
 
-    Signals are seen at once, also while the main thread sits in a collective: they arrive through
-    the wake-up file descriptor, which the C-level handler writes. After SIGTERM and SIGHUP the
-    sentinel ends the process; an exception out of their handler could arise anywhere, and while
-    TensorFlow traces a model it crashes there. Ctrl-C raises KeyboardInterrupt as it always does.
+    Signals are noticed at once, even while the main thread is inside a collective: they arrive
+    through the wake-up file descriptor, to which Python's C-level handler writes. After SIGTERM and
+    SIGHUP the server ends the process; a handler that raised an exception could do so anywhere, and
+    while TensorFlow traces a model this crashes the process. Ctrl-C raises KeyboardInterrupt, as
+    usual.
 
     Args:
         comm: The ranks of the run.
-        record: The run record, already written by rank 0 with status "running".
+        record: The run record, which rank 0 has already written with status "running".
 
     Attributes:
         steps: The training steps this rank has begun; see `count_step`.
 
     Raises:
-        DistributedError: No connection could be made; the same on every rank.
+        DistributedError: Some rank cannot connect; the same on every rank.
     """
 
     def __init__(self, comm: Communicator, record: Path) -> None:
-        # Kept for the reason a job ended: a rank other than 0 sends its own output to a file.
+        # Kept to print why a job ended: ranks other than 0 redirect their output to a file.
         self._stderr = os.dup(2)
-        self._process, where = _start_sentinel(comm, record) if comm.rank == 0 else (None, None)
+        self._server, where = _start_server(comm, record) if comm.rank == 0 else (None, None)
         addresses, port, token = comm.broadcast(where) or ([], 0, "")
         error: str | None = None
         try:
@@ -69,76 +71,67 @@ class Link:
             error = f"{socket.gethostname()}: {caught}"
         errors = [text for text in comm.allgather(error) if text]
         if errors:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+            if self._server is not None:
+                self._server.kill()
+                self._server.wait()
             if error is None:
                 self._socket.close()
             os.close(self._stderr)
             raise DistributedError(
                 f"{len(errors)} of {comm.size} ranks cannot reach rank 0 by TCP at"
-                f" {', '.join(addresses) or 'any address'}"
-                f" ({errors[0]}): the nodes of a job must be able to connect to each other"
+                f" {', '.join(addresses) or 'any address'} ({errors[0]}): the nodes of a job must"
+                " be able to connect to each other"
             ).on_all_ranks()
         self._send_lock = threading.Lock()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         self._handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
         self._interrupted = False
-        self._send(
-            {
-                "hello": {
-                    "token": token,
-                    "rank": comm.rank,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                }
-            }
-        )
+        host = socket.gethostname()
+        self._send(hello={"token": token, "rank": comm.rank, "host": host, "pid": os.getpid()})
         if threading.current_thread() is threading.main_thread():
             self._catch_signals()
         self.steps = 0
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="sentinel-link", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
 
     def count_step(self) -> None:
-        """Notes that a training step begins."""
+        """Counts a training step, which begins."""
         self.steps += 1
 
     def report_phase(self, path: tuple[str, ...]) -> None:
-        """Tells the sentinel which phase this rank is in."""
-        self._send({"phase": "/".join(path)})
+        """Reports the phase that this rank has entered."""
+        self._send(phase="/".join(path))
 
     def report_error(self, message: str, traceback: str | None = None) -> None:
-        """Tells the sentinel that this rank failed, and waits until the failure is on record.
+        """Reports that this rank failed, and waits until the server has told the others to end.
 
-        After Ctrl-C the error is taken for its own: libraries through which KeyboardInterrupt
-        passes (TensorFlow, while it traces) turn it into one of theirs.
-
-        Returns after the sentinel has told the other ranks to end.
+        An error after Ctrl-C is reported as an interruption: libraries through which
+        KeyboardInterrupt passes (TensorFlow, while it traces) raise errors of their own instead.
         """
         if self._interrupted:
             self.report_interrupt()
             return
-        self._ending.set()  # this rank ends by raising; it need not be ended
+        self._ending.set()  # this rank ends by raising, so nobody has to end it
         stalled = HOROVOD_SHUTDOWN in message
         if stalled:
-            self._send({"steps": self.steps})
-            time.sleep(2 * HEARTBEAT_S)  # what the others have begun, and a dead rank, come first
-        self._send({"error": {"message": message, "traceback": traceback, "stalled": stalled}})
+            self._send(steps=self.steps)
+            # The other ranks' step counts, and news of a dead rank, must arrive first.
+            time.sleep(2 * HEARTBEAT_S)
+        self._send(error={"message": message, "traceback": traceback, "stalled": stalled})
         self._thread.join(timeout=UNWIND_S)
 
     def report_interrupt(self) -> None:
-        """Tells the sentinel that Ctrl-C unwound this rank, and waits until that is on record."""
+        """Reports that Ctrl-C has unwound this rank, and waits until that is recorded."""
         self._ending.set()
-        self._send({"signal": signal.SIGINT})
+        self._send(signal=signal.SIGINT)
         self._thread.join(timeout=UNWIND_S)
 
     def close(self) -> None:
-        """Says bye. The run is over for this rank, well or by an error all ranks agreed upon."""
+        """Says bye: the run is over for this rank, successfully or by an error all ranks share."""
         self._ending.set()
-        self._send({"bye": True})
+        self._send(bye=True)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=UNWIND_S)
@@ -149,12 +142,12 @@ class Link:
         for opened in (self._socket, self._wakeup, self._wakeup_writer):
             opened.close()
         os.close(self._stderr)
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):  # it waits for the other ranks' byes
-                self._process.wait(timeout=UNWIND_S)
+        if self._server is not None:
+            with suppress(subprocess.TimeoutExpired):  # it waits for the other ranks to say bye
+                self._server.wait(timeout=UNWIND_S)
 
-    def _send(self, message: dict[str, Any]) -> None:
-        with self._send_lock, suppress(OSError):  # the sentinel is gone: nothing more to say
+    def _send(self, **message: Any) -> None:
+        with self._send_lock, suppress(OSError):  # nobody listens once the server has exited
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _catch_signals(self) -> None:
@@ -165,18 +158,18 @@ class Link:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             handler = signal.getsignal(number)
             if handler in (signal.SIG_IGN, None):
-                continue  # nohup, or whoever embeds Python, has decided about it
+                continue  # nohup, or a program that embeds Python, handles it
             self._handlers[number] = handler
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Is the handler of signals, and leaves them to `_listen`, but for Ctrl-C."""
+        """Handles Ctrl-C; other signals are left to `_listen`."""
         if number != signal.SIGINT:
             return
         self._interrupted = True
-        if self._send_lock.acquire(blocking=False):  # else this very thread may hold it
+        if self._send_lock.acquire(blocking=False):  # this very thread may hold it
             self._send_lock.release()
-            self._send({"signal": number})  # before anything crashes on the way
+            self._send(signal=number)  # before unwinding, which may crash
         handler = self._handlers[number]
         if callable(handler):
             handler(number, frame)  # Python's own raises KeyboardInterrupt
@@ -184,26 +177,29 @@ class Link:
             raise KeyboardInterrupt
 
     def _listen(self) -> None:
-        """Runs in a thread: passes signals on to the sentinel and obeys its order to end."""
+        """Runs in a thread: passes signals on to the server, and ends the process when told to."""
         buffer = b""
-        connected, deadline, steps_told = True, None, 0
+        connected, deadline, steps_sent = True, None, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
             while connected or (deadline is not None and not self._ending.is_set()):
                 ready = selector.select(HEARTBEAT_S if deadline is None else 0.1)
-                if self.steps != steps_told:
-                    steps_told = self.steps
-                    self._send({"steps": steps_told})
+                if self.steps != steps_sent:
+                    steps_sent = self.steps
+                    self._send(steps=steps_sent)
                 for key, _ in ready:
                     if key.fileobj is self._wakeup:
                         for number in self._wakeup.recv(64):
                             if number in self._handlers:
-                                self._send({"signal": number})
+                                self._send(signal=number)
                                 deadline = time.monotonic() + UNWIND_S
                         continue
-                    data = _receive(self._socket)
-                    if not data:  # closed by this rank, or the sentinel is done
+                    try:
+                        data = self._socket.recv(65536)
+                    except OSError:
+                        data = b""
+                    if not data:  # this rank has closed the connection, or the server has exited
                         selector.unregister(self._socket)
                         connected = False
                     buffer += data
@@ -215,7 +211,7 @@ class Link:
                     os._exit(128 + signal.SIGTERM)
 
     def _obey(self, order: dict[str, Any]) -> None:
-        """Ends this process at once: the main thread may sit in a collective for ever."""
+        """Ends this process at once: its main thread may be stuck in a collective."""
         if order["speak"]:
             with suppress(OSError):
                 os.write(self._stderr, f"\ncandle-p1: the job ends: {order['end']}\n".encode())
@@ -230,12 +226,12 @@ class Link:
         os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
 
 
-def _start_sentinel(
+def _start_server(
     comm: Communicator, record: Path
 ) -> tuple[subprocess.Popen[bytes] | None, tuple[list[str], int, str] | None]:
-    """Starts the sentinel; returns its process, and the addresses to try, its port and the token.
+    """Starts the server; returns its process, and the addresses to try, its port and the token.
 
-    None where it does not start.
+    Returns None for both if it does not start.
     """
     _raise_file_limit(comm.size + 64)
     token = secrets.token_hex(16)
@@ -245,7 +241,7 @@ def _start_sentinel(
     command += ["--num-ranks", str(comm.size), "--record", str(record.resolve())]
     command += ["--starter", str(os.getpid())]
     try:
-        with (record.parent / "sentinel.log").open("wb") as log:
+        with (record.parent / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -262,15 +258,8 @@ def _start_sentinel(
     return process, (["127.0.0.1"] if one_node else _addresses(), port, token)
 
 
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(65536)
-    except OSError:
-        return b""
-
-
 def _show_cursor() -> None:
-    """Brings back the terminal's cursor, which a progress bar of a killed rank had hidden."""
+    """Shows the terminal's cursor again, which the progress bar of a killed rank had hidden."""
     if device := terminal():
         with Path(device).open("wb") as screen:
             screen.write(b"\x1b[?25h")
@@ -282,7 +271,7 @@ def _connect_any(addresses: list[str], port: int) -> socket.socket:
     Raises:
         OSError: None does; the last one's error.
     """
-    last: OSError = OSError("the sentinel did not start; see sentinel.log beside the record")
+    last: OSError = OSError(f"the watchdog server did not start: see {LOG_NAME} beside the record")
     for address in addresses if port else ():
         try:
             connection = socket.create_connection((address, port), timeout=CONNECT_S)
@@ -296,7 +285,7 @@ def _connect_any(addresses: list[str], port: int) -> socket.socket:
 
 
 def _addresses() -> list[str]:
-    """Returns the names and addresses under which other nodes may reach this one."""
+    """Returns the addresses and the name by which other nodes may reach this one."""
     found = [
         item.address
         for interface in psutil.net_if_addrs().values()
@@ -307,13 +296,13 @@ def _addresses() -> list[str]:
 
 
 def _environment_without_launcher() -> dict[str, str]:
-    """Returns the environment less what would make the sentinel look like a rank of the job."""
+    """Returns the environment without what would make the server look like a rank of the job."""
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "ALPS_", "JSM_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def _raise_file_limit(wanted: int) -> None:
-    """Lets rank 0's sentinel, which inherits the limit, hold a connection from every rank."""
+    """Raises rank 0's limit of open files, so that its server can hold a connection per rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

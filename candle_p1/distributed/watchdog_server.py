@@ -1,16 +1,16 @@
-"""The sentinel: a small process that outlives the ranks and says what became of them.
+"""The watchdog server: a small process that outlives the ranks and records how their run failed.
 
 Rank 0 starts one per run, in a session of its own, so that neither a kill -9 of a rank nor the
-launcher's clean-up of its process group reaches it; where a scheduler ends all that a job has left,
-it has some milliseconds, which suffice. Every rank holds a TCP connection to it
+launcher's clean-up of its process group reaches it; when a scheduler kills whatever a job has left
+behind, the server has some milliseconds, which suffice. Every rank holds a TCP connection to it
 (candle_p1.distributed.watchdog_client). The kernel closes that connection when a rank dies, however
-it dies, so the first connection that ends without a goodbye names the rank that failed. The
-sentinel then completes the run record, tells the other ranks to end, and ends itself.
+it dies, so the first connection that closes without a goodbye belongs to the rank that failed. The
+server then completes the run record, tells the other ranks to end, and exits.
 
 Messages are JSON lines.
 
-- rank to sentinel: hello (token, rank, host, pid), phase, steps begun, signal, error, bye
-- sentinel to rank: end (reason, speak: whether this rank should say it)
+- rank to server: hello (token, rank, host, pid), phase, steps begun, signal, error, bye
+- server to rank: end (the reason), status, speak (whether this rank should print the reason)
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from typing import Any
 from candle_p1.files import write_atomically
 
 GRACE_S = 0.5
-"""How long a signal waits for news of a dead rank: launchers signal the survivors of one."""
-GATHER_S = 120.0
-"""How long the sentinel waits for the ranks to connect."""
-LONGEST_HELLO_BYTES = 4096
+"""How long to wait, after a signal, for news of a dead rank: launchers signal the survivors."""
+CONNECT_LIMIT_S = 120.0
+"""How long the server waits for all ranks to connect."""
+MAX_HELLO_BYTES = 4096
 FAREWELL_S = 10.0
-"""How long the sentinel stays for the ranks it told to end."""
-TOKEN_VARIABLE = "CANDLE_P1_SENTINEL_TOKEN"
-"""Not an argument, which every user of the machine could read."""
+"""How long the server waits for the ranks that it told to end."""
+TOKEN_VARIABLE = "CANDLE_P1_WATCHDOG_TOKEN"
+"""An environment variable and not an argument, which every user of the machine could read."""
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 
 @dataclass(eq=False)
-class Rank:
-    """One connection, and what its rank has said."""
+class RankConnection:
+    """A connection, and what its rank has reported."""
 
     connection: socket.socket
     buffer: bytes = b""
@@ -58,8 +58,11 @@ class Rank:
     closed: bool = False
     said_bye: bool = False
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; a rank that is gone is not an error here."""
+        """Sends a message, if the rank is still there."""
         try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -67,23 +70,23 @@ class Rank:
 
 
 @dataclass
-class Sentinel:
+class WatchdogServer:
     """Watches the ranks of one run.
 
     Args:
         listener: A listening socket.
-        token: What a hello must bring.
-        num_ranks: The ranks to expect.
+        token: What a hello must contain.
+        num_ranks: The number of ranks to expect.
         record: The run record to complete.
-        starter: The process of rank 0, which started this one.
+        starter: The process id of rank 0, which started this process.
     """
 
     listener: socket.socket
     token: str
     num_ranks: int
     record: Path
-    starter: int = field(default_factory=os.getppid)
-    ranks: list[Rank] = field(default_factory=list)
+    starter: int
+    ranks: list[RankConnection] = field(default_factory=list)
     oom_kills: int | None = field(default_factory=lambda: count_oom_kills())
 
     def watch(self) -> None:
@@ -93,9 +96,9 @@ class Sentinel:
             self._selector.register(self.listener, selectors.EVENT_READ)
             signalled_at: float | None = None
             orphaned_at: float | None = None
-            deadline = time.monotonic() + GATHER_S
+            deadline = time.monotonic() + CONNECT_LIMIT_S
             while True:
-                self._hear()
+                self._process_events()
                 known = self._known()
                 failed = next((rank for rank in known if rank.error), None) or next(
                     (r for r in known if r.closed and not r.said_bye and r.signal is None), None
@@ -106,38 +109,39 @@ class Sentinel:
                     return None
                 if os.getppid() != self.starter and not any(rank.rank == 0 for rank in known):
                     orphaned_at = orphaned_at or time.monotonic()
-                    if time.monotonic() - orphaned_at > GRACE_S:  # no hello of its is on the way
+                    # After this long, no hello of rank 0 can still be on its way.
+                    if time.monotonic() - orphaned_at > GRACE_S:
                         return self._end(self._dead_starter(), "failed")
                 if len(known) < self.num_ranks and time.monotonic() > deadline:
-                    return None  # the ranks could not gather, and have said so themselves
+                    return None  # the ranks could not connect, and have reported that themselves
                 signalled = next((rank for rank in known if rank.signal is not None), None)
                 if signalled:
                     signalled_at = signalled_at or time.monotonic()
                     if time.monotonic() - signalled_at > GRACE_S:
                         return self._end(signalled, "interrupted")
 
-    def _known(self) -> list[Rank]:
+    def _known(self) -> list[RankConnection]:
         return [rank for rank in self.ranks if rank.rank is not None]
 
-    def _dead_starter(self) -> Rank:
+    def _dead_starter(self) -> RankConnection:
         """Returns rank 0, which died before it said hello."""
         host = socket.gethostname()
-        return Rank(socket.socket(), rank=0, host=host, pid=self.starter, closed=True)
+        return RankConnection(socket.socket(), rank=0, host=host, pid=self.starter, closed=True)
 
-    def _hear(self) -> None:
-        """Waits a moment for news: new connections, messages, ends of connections."""
+    def _process_events(self) -> None:
+        """Waits a moment for new connections, messages and closed connections."""
         for key, _ in self._selector.select(timeout=0.1):
             if key.fileobj is self.listener:
-                with suppress(OSError):  # gone again, or no room for it: it tries once more
-                    rank = Rank(self.listener.accept()[0])
+                with suppress(OSError):  # already gone, or too many open files: the rank retries
+                    rank = RankConnection(self.listener.accept()[0])
                     self.ranks.append(rank)
                     self._selector.register(rank.connection, selectors.EVENT_READ, rank)
             elif not self._receive(key.data):
                 self._selector.unregister(key.fileobj)
                 key.data.connection.close()
 
-    def _receive(self, rank: Rank) -> bool:
-        """Reads what a rank has sent; returns False at the end of its connection."""
+    def _receive(self, rank: RankConnection) -> bool:
+        """Reads what a rank has sent; returns False if its connection is to be closed."""
         try:
             data = rank.connection.recv(65536)
         except OSError:
@@ -146,11 +150,11 @@ class Sentinel:
             rank.closed = True
             return False
         *lines, rank.buffer = (rank.buffer + data).split(b"\n")
-        if rank.rank is None and len(rank.buffer) > LONGEST_HELLO_BYTES:
+        if rank.rank is None and len(rank.buffer) > MAX_HELLO_BYTES:
             self.ranks.remove(rank)
             return False
         for line in lines:
-            if rank.rank is None and not self._greet(rank, line):
+            if rank.rank is None and not self._accept_hello(rank, line):
                 self.ranks.remove(rank)
                 return False
             message = json.loads(line)
@@ -161,8 +165,8 @@ class Sentinel:
             rank.said_bye = rank.said_bye or "bye" in message
         return True
 
-    def _greet(self, rank: Rank, line: bytes) -> bool:
-        """Takes the first line of a connection; returns False if it is no rank of this run."""
+    def _accept_hello(self, rank: RankConnection, line: bytes) -> bool:
+        """Reads a connection's first line; returns False unless it is a rank of this run."""
         try:
             hello = json.loads(line)["hello"]
             if hello["token"] != self.token:
@@ -172,69 +176,72 @@ class Sentinel:
             return False
         return True
 
-    def _end(self, culprit: Rank, status: str) -> None:
-        """Completes the record, tells the ranks to end, and waits for them to go."""
-        unknown = False
-        if culprit.error and culprit.error.get("stalled"):
-            # Those who waited report it; the one they waited for is behind, if one is.
-            steps = sorted(rank.steps for rank in self._known())
-            unknown = len(steps) > 1 and steps[0] == steps[1]
-            culprit = min(self._known(), key=lambda rank: rank.steps)
-            reason = (
-                f"{self._name(culprit)} stalled during {culprit.phase}, at step {culprit.steps}:"
-                " the others waited for it in a collective until the time limit (stall_shutdown_s)"
-            )
-            if unknown:
-                reason = (
-                    f"a collective stalled during {culprit.phase} until the time limit"
-                    " (stall_shutdown_s); no rank is behind the others: see Horovod's warnings"
-                )
+    def _end(self, rank: RankConnection, status: str) -> None:
+        """Completes the record, tells the ranks to end, and waits until they are gone.
+
+        Args:
+            rank: The one that failed or was interrupted first.
+            status: "failed" or "interrupted".
+        """
+        is_known = True
+        if rank.error and rank.error.get("stalled"):
+            # The rank that reports a stall waited for another, which is behind if any rank is.
+            first, *others = sorted(self._known(), key=lambda rank: rank.steps)
+            rank, is_known = first, not others or first.steps < others[0].steps
+            reason = self._explain_stall(first, is_known=is_known)
         else:
-            reason = self._reason(culprit, status)
+            reason = self._explain(rank, status)
         failure = {
             "reason": reason,
-            "rank": None if unknown else culprit.rank,
-            "host": None if unknown else culprit.host,
-            "pid": None if unknown else culprit.pid,
-            "phase": culprit.phase,
+            "rank": rank.rank if is_known else None,
+            "host": rank.host if is_known else None,
+            "pid": rank.pid if is_known else None,
+            "phase": rank.phase,
         }
-        if culprit.error and culprit.error.get("traceback"):
-            failure["traceback"] = culprit.error["traceback"]
+        if rank.error and rank.error.get("traceback"):
+            failure["traceback"] = rank.error["traceback"]
         complete_record(self.record, status, failure)
-        told: list[Rank] = []
+        told: list[RankConnection] = []
         deadline = time.monotonic() + FAREWELL_S
         while time.monotonic() < deadline:
-            # A rank may come late, with its connection still on the way when another died.
-            for rank in sorted(self._known(), key=lambda rank: rank.rank or 0):
-                if rank not in told and not rank.closed:
-                    rank.send({"end": reason, "status": status, "speak": not told})
-                    told.append(rank)
-            self._hear()
-            if sum(rank.closed for rank in self._known()) == self.num_ranks:
+            # In every round, since a rank may connect after another one has died.
+            for each in sorted(self._known(), key=lambda each: each.rank or 0):
+                if each not in told and not each.closed:
+                    each.send({"end": reason, "status": status, "speak": not told})
+                    told.append(each)
+            self._process_events()
+            if sum(each.closed for each in self._known()) == self.num_ranks:
                 return
 
     @staticmethod
-    def _name(rank: Rank) -> str:
-        return f"rank {rank.rank} (host {rank.host}, pid {rank.pid})"
+    def _explain_stall(rank: RankConnection, *, is_known: bool) -> str:
+        if not is_known:
+            return (
+                f"a collective stalled during {rank.phase} until the time limit (stall_shutdown_s);"
+                " no rank is behind the others: see Horovod's warnings"
+            )
+        return (
+            f"{rank} stalled during {rank.phase}, at step {rank.steps}: the other ranks waited for"
+            " it in a collective until the time limit (stall_shutdown_s)"
+        )
 
-    def _reason(self, rank: Rank, status: str) -> str:
-        who = self._name(rank)
+    def _explain(self, rank: RankConnection, status: str) -> str:
         when = f" during {rank.phase}" if rank.phase else ""
         if status == "interrupted":
             name = SIGNAL_NAMES.get(rank.signal or 0, str(rank.signal))
-            return f"interrupted{when} by {name}, first seen by {who}"
+            return f"interrupted{when} by {name}, which {rank} received first"
         if rank.error:
-            return f"{who} failed{when}: {rank.error['message']}"
+            return f"{rank} failed{when}: {rank.error['message']}"
         oom = ""
         if rank.host == socket.gethostname() and self.oom_kills is not None:
-            kills = (count_oom_kills() or 0) - self.oom_kills
-            if kills > 0:
-                oom = f"; the kernel's out-of-memory killer struck on this host ({kills} times)"
-        return f"{who} died{when} without a word: killed, crashed or out of memory{oom}"
+            num_kills = (count_oom_kills() or 0) - self.oom_kills
+            if num_kills > 0:
+                oom = f" (processes that the kernel killed for lack of memory: {num_kills})"
+        return f"{rank} died{when}: it was killed, crashed or ran out of memory{oom}"
 
 
 def count_oom_kills() -> int | None:
-    """Returns how often the kernel's out-of-memory killer has struck on this host, where known."""
+    """Returns how many processes this host's out-of-memory killer has ended; None if unknown."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -245,7 +252,7 @@ def count_oom_kills() -> int | None:
 
 
 def complete_record(path: Path, status: str, failure: dict[str, Any]) -> None:
-    """Marks a record that is still running as failed or interrupted; leaves any other as it is."""
+    """Marks a record that still says "running" as failed or interrupted; leaves others alone."""
     from candle_p1.records.record import utc_now
 
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -256,7 +263,7 @@ def complete_record(path: Path, status: str, failure: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs the sentinel: prints the port it listens on, then watches."""
+    """Runs the watchdog server: prints the port on which it listens, then watches."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--bind", required=True)
     parser.add_argument("--num-ranks", type=int, required=True)
@@ -268,7 +275,7 @@ def main() -> None:
     with socket.create_server((arguments.bind, 0), backlog=arguments.num_ranks + 16) as listener:
         print(listener.getsockname()[1], flush=True)
         sys.stdout.close()
-        Sentinel(
+        WatchdogServer(
             listener,
             os.environ[TOKEN_VARIABLE],
             arguments.num_ranks,

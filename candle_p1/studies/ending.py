@@ -1,8 +1,8 @@
 """The record and log of a run whose process has ended, completed by what the run could not say.
 
 A run that was killed while it loaded its libraries has no record; one that was killed together with
-its sentinel has one that says "running"; and one that a study ended at its time limit says that it
-was interrupted, by which it would be repeated for ever.
+its watchdog server has a record that says "running"; and one that a study ended at its time limit
+has a record that says "interrupted", so that it would be repeated for ever.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from candle_p1.studies.planned import PlannedRun
 
-SENTINEL_S = 15.0
-"""How long the sentinel may take to complete a record after the last rank has gone."""
+WATCHDOG_S = 15.0
+"""How long the watchdog server may take to complete a record after the last rank has gone."""
 POLL_S = 0.1
 ERROR_MARK = "error: "
 
@@ -47,7 +47,7 @@ def complete_record(
         interrupted: Whether the study itself was told to end. A run without a record then stays
             without one, and will be performed as if it had not been.
     """
-    deadline = time.monotonic() + SENTINEL_S
+    deadline = time.monotonic() + WATCHDOG_S
     while pids_of(directory) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     path = directory / RECORD_NAME

@@ -112,7 +112,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired, Interrupted):
         process.wait(timeout=grace_s)
-        # The sentinel, which completes the record, goes last.
+        # The watchdog server, which completes the record, goes last.
         psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
     process.kill()
     for member in family:

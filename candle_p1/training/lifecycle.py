@@ -1,8 +1,9 @@
 """The life of a run: its directory, its record from "running" to its end, and how it fails.
 
-A run ends in one of four ways, each on record: it finishes (ok); all ranks raise the same error
-(failed: rank 0 writes why); one rank fails or dies by itself (failed: the sentinel writes which and
-ends the others); a signal arrives (interrupted: the sentinel again).
+A run ends in one of four ways, and the record says in which: it finishes (ok); all ranks raise the
+same error (failed, written by rank 0); one rank fails or dies by itself (failed, written by the
+watchdog server, which names the rank and ends the others); a signal arrives (interrupted, also
+written by the watchdog server).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.launch_layout import launch_layout
-from candle_p1.distributed.watchdog_client import Link
+from candle_p1.distributed.watchdog_client import WatchdogClient
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.instrument import collectives, efficiency, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
@@ -52,7 +53,7 @@ class Run:
         profile: Of this rank's calls.
         screen: Silent on all ranks but 0.
         comm: The ranks.
-        link: To the sentinel.
+        watchdog: Reports to the watchdog server.
         start: When it began, by time.perf_counter, in s.
     """
 
@@ -64,7 +65,7 @@ class Run:
     profile: CallProfile
     screen: Screen
     comm: Communicator
-    link: Link
+    watchdog: WatchdogClient
     start: float
 
     @property
@@ -196,12 +197,12 @@ def _opened_run(
     assert directory is not None
     record_path = directory / RECORD_NAME
     try:
-        link = Link(comm, record_path)
+        watchdog = WatchdogClient(comm, record_path)
     except CandleError as error:
         if comm.rank == 0:
             _record_agreed_failure(record_path, record, error, phase=None)
         raise
-    timer = PhaseTimer(on_enter=link.report_phase, begin=start)
+    timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
     exchanges = CommunicationLog()
     profile = CallProfile(params["profiling"])
     log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
@@ -213,23 +214,23 @@ def _opened_run(
             profile.running(),
         ):
             yield Run(
-                directory, record, timer, exchanges, power, profile, screen, comm, link, start
+                directory, record, timer, exchanges, power, profile, screen, comm, watchdog, start
             )
     except CandleError as error:
         if not error.agreed:
-            link.report_error(str(error))
+            watchdog.report_error(str(error))
         elif comm.rank == 0:
             phase = "/".join(timer.failed_in) or None
             _record_agreed_failure(record_path, record, error, phase)
         raise
     except KeyboardInterrupt:
-        link.report_interrupt()
+        watchdog.report_interrupt()
         raise
     except BaseException as error:
-        link.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
+        watchdog.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
         raise
     finally:
-        link.close()
+        watchdog.close()
         screen.close()
 
 

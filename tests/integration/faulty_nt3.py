@@ -15,12 +15,12 @@ sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.watchdog_client import Link
+from candle_p1.distributed.watchdog_client import WatchdogClient
 from nt3 import BENCHMARK
 
 rank = connect().rank
 fault_rank, fault_phase, what = os.environ.get("FAULT", "-1::").split(":")
-report_phase = Link.report_phase
+report_phase = WatchdogClient.report_phase
 
 
 def note_phase_and_fail(self, path):
@@ -41,5 +41,5 @@ def note_phase_and_fail(self, path):
                 raise ValueError("in place of Ctrl-C") from caught
 
 
-Link.report_phase = note_phase_and_fail
+WatchdogClient.report_phase = note_phase_and_fail
 train.main(BENCHMARK)

@@ -55,7 +55,7 @@ def end_of(process, directory):
     start = time.monotonic()
     output, _ = process.communicate(timeout=LIMIT_S)
     while time.monotonic() - start < LIMIT_S:
-        left = [pid for pid in family if psutil.pid_exists(pid)] + sentinels(directory)
+        left = [pid for pid in family if psutil.pid_exists(pid)] + watchdogs(directory)
         if not left:
             break
         time.sleep(0.1)
@@ -64,7 +64,7 @@ def end_of(process, directory):
     return process.returncode, output, read_record(directory / "out/EXP000/RUN000/run.json")
 
 
-def sentinels(directory):
+def watchdogs(directory):
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])

@@ -53,7 +53,7 @@ def records(tmp_path):
 
 
 def ranks_of(tmp_path):
-    """Returns the processes that work on the study's runs, their sentinels included."""
+    """Returns the processes that work on the study's runs, their watchdog servers included."""
     place = str(tmp_path / "output/tiny-tiny")
     return [
         process.pid

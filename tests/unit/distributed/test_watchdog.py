@@ -1,4 +1,4 @@
-"""The sentinel as a process, with sockets in the place of ranks."""
+"""The watchdog server as a process, with sockets in place of ranks."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class FakeRank:
         self.socket.close()
 
 
+def start_server(record, *flags):
+    command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server", *flags]
+    command += ["--bind", "127.0.0.1", "--num-ranks", "3", "--record", str(record)]
+    environment = os.environ | {TOKEN_VARIABLE: TOKEN}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+
+
 @pytest.fixture
 def job(tmp_path):
-    """Three ranks that have said hello, the sentinel's process and the record."""
+    """Three ranks that have said hello, the server's process, the record and the server's port."""
     record = tmp_path / "run.json"
     write_record(record, RUNNING)
     with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "candle_p1.distributed.watchdog_server",
-                 "--bind", "127.0.0.1", "--num-ranks", "3", "--record", str(record)],
-                stdout=subprocess.PIPE,
-                env=os.environ | {TOKEN_VARIABLE: TOKEN},
-            )
-        )  # fmt: skip
+        process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
         port = int(process.stdout.readline())
         ranks = [FakeRank(port, rank) for rank in range(3)]
@@ -69,61 +69,44 @@ def job(tmp_path):
         yield ranks, process, record, port
 
 
-def test_a_starter_that_died_before_its_hello_has_failed(tmp_path):
+def end(ranks, process, record):
+    """Closes all connections and waits for the server; returns the record."""
+    for rank in ranks:
+        rank.die()
+    assert process.wait(timeout=20) == 0
+    return read_record(record)
+
+
+def test_rank_0_that_dies_before_its_hello_has_failed(tmp_path):
     record = tmp_path / "run.json"
     write_record(record, RUNNING)
     starter = subprocess.Popen([sys.executable, "-c", ""])
     starter.wait()
-    subprocess.run(
-        [sys.executable, "-m", "candle_p1.distributed.watchdog_server", "--bind", "127.0.0.1",
-         "--num-ranks", "3", "--record", str(record), "--starter", str(starter.pid)],
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {TOKEN_VARIABLE: TOKEN},
-        check=True,
-        timeout=60,
-    )  # fmt: skip
-    completed = read_record(record)
-    assert completed["status"] == "failed"
-    assert (completed["failure"]["rank"], completed["failure"]["pid"]) == (0, starter.pid)
-    assert "died without a word" in completed["failure"]["reason"]
+    with start_server(record, "--starter", str(starter.pid)) as process:
+        ended = end([], process, record)
+    assert ended["status"] == "failed"
+    assert (ended["failure"]["rank"], ended["failure"]["pid"]) == (0, starter.pid)
 
 
-def end(ranks, process):
-    for rank in ranks:
-        rank.die()
-    assert process.wait(timeout=20) == 0
-
-
-def test_ranks_that_say_bye_leave_the_record_alone(job):
+def test_ranks_that_say_bye_leave_the_record_unchanged(job):
     ranks, process, record, _ = job
     for rank in ranks:
         rank.say(phase="train")
         rank.say(bye=True)
-    end(ranks, process)
-    assert read_record(record)["status"] == "running"
+    assert end(ranks, process, record)["status"] == "running"
 
 
-def test_a_rank_that_dies_is_named_and_the_others_are_told_to_end(job):
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_dead_rank_is_named_and_the_others_are_told_to_end(job, dead):
     ranks, process, record, _ = job
-    ranks[1].say(phase="load")
-    ranks[1].die()
-    orders = [ranks[0].hear(), ranks[2].hear()]
+    ranks[dead].say(phase="load")
+    ranks[dead].die()
+    orders = [rank.hear() for rank in ranks if rank is not ranks[dead]]
     assert sorted(order["speak"] for order in orders) == [False, True]
-    assert "rank 1 (host node1, pid 101) died during load" in orders[0]["end"]
-    end(ranks, process)
-    ended = read_record(record)
+    assert f"rank {dead} (host node{dead}, pid {100 + dead})" in orders[0]["end"]
+    ended = end(ranks, process, record)
     assert ended["status"] == "failed"
-    assert ended["failure"]["rank"] == 1
-    assert ended["failure"]["phase"] == "load"
-
-
-def test_when_rank_0_dies_the_next_one_speaks(job):
-    ranks, process, record, _ = job
-    ranks[0].die()
-    spoken = [ranks[1].hear()["speak"], ranks[2].hear()["speak"]]
-    assert sorted(spoken) == [False, True]
-    end(ranks, process)
-    assert read_record(record)["failure"]["rank"] == 0
+    assert (ended["failure"]["rank"], ended["failure"]["phase"]) == (dead, "load")
 
 
 def test_an_error_is_recorded_with_its_traceback(job):
@@ -131,77 +114,62 @@ def test_an_error_is_recorded_with_its_traceback(job):
     ranks[2].say(phase="train")
     ranks[2].say(error={"message": "ValueError: no", "traceback": "Traceback …"})
     for rank in ranks:
-        assert (
-            "rank 2 (host node2, pid 102) failed during train: ValueError: no" in rank.hear()["end"]
-        )
-    end(ranks, process)
-    assert read_record(record)["failure"]["traceback"] == "Traceback …"
+        reason = rank.hear()["end"]
+        assert "rank 2 (host node2, pid 102)" in reason
+        assert "ValueError: no" in reason
+    assert end(ranks, process, record)["failure"]["traceback"] == "Traceback …"
 
 
-def test_a_stall_is_blamed_on_the_rank_that_is_behind(job):
+@pytest.mark.parametrize(("steps", "blamed"), [((8, 7, 8), 1), ((8, 8, 8), None)])
+def test_a_stall_is_blamed_on_the_rank_that_is_behind_if_one_is(job, steps, blamed):
     ranks, process, record, _ = job
-    for rank, steps in zip(ranks, (8, 7, 8), strict=True):
+    for rank, num_steps in zip(ranks, steps, strict=True):
         rank.say(phase="train")
-        rank.say(steps=steps)
+        rank.say(steps=num_steps)
     time.sleep(0.5)  # as a rank does before it reports a stall
     ranks[0].say(error={"message": "Horovod has been shut down", "stalled": True})
-    assert "rank 1 (host node1, pid 101) stalled during train, at step 7" in ranks[0].hear()["end"]
-    end(ranks, process)
-    assert read_record(record)["failure"]["rank"] == 1
+    assert ("rank 1 (host node1, pid 101)" in ranks[0].hear()["end"]) == (blamed == 1)
+    failure = end(ranks, process, record)["failure"]
+    assert (failure["rank"], failure["phase"]) == (blamed, "train")
 
 
-def test_a_stall_without_a_rank_behind_blames_none(job):
-    ranks, process, record, _ = job
-    for rank in ranks:
-        rank.say(steps=8)
-    time.sleep(0.5)
-    ranks[0].say(error={"message": "Horovod has been shut down", "stalled": True})
-    assert "no rank is behind" in ranks[0].hear()["end"]
-    end(ranks, process)
-    assert read_record(record)["failure"]["rank"] is None
-
-
-def test_a_signal_is_an_interruption(job):
+def test_a_signal_interrupts_the_run(job):
     ranks, process, record, _ = job
     for rank in ranks:
         rank.say(signal=15)
     assert ranks[0].hear()["status"] == "interrupted"
-    end(ranks, process)
-    ended = read_record(record)
+    ended = end(ranks, process, record)
     assert ended["status"] == "interrupted"
     assert "SIGTERM" in ended["failure"]["reason"]
 
 
-def test_the_launchers_signals_after_a_death_do_not_hide_it(job):
+def test_signals_from_the_launcher_do_not_hide_a_death(job):
     ranks, process, record, _ = job
-    ranks[0].say(signal=15)  # a launcher ends the survivors, and its signal may be first
+    ranks[0].say(signal=15)  # a launcher ends the survivors, and its signal may come first
     ranks[1].die()
     assert ranks[0].hear()["status"] == "failed"
-    end(ranks, process)
-    assert read_record(record)["failure"]["rank"] == 1
+    assert end(ranks, process, record)["failure"]["rank"] == 1
 
 
-def test_a_finished_record_is_not_touched(job):
+def test_a_finished_record_is_not_changed(job):
     ranks, process, record, _ = job
     done = RUNNING | {"status": "failed", "ended": "x", "failure": {"reason": "own", "rank": None}}
     write_record(record, done)
     ranks[1].die()
     ranks[0].hear()
-    end(ranks, process)
-    assert read_record(record) == done
+    assert end(ranks, process, record) == done
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [b'{"hello": {"token": "guess", "rank": 1, "host": "x", "pid": 1}}\n', b"GET / HTTP/1.0\r\n",
      b"[]\n", b'{"hello": 1}\n', b'{"bye": true}\n', b"x" * 5000, b"\xff\n"],
 )  # fmt: skip
-def test_strangers_are_turned_away(job, words):
+def test_connections_without_the_token_are_closed(job, line):
     ranks, process, record, port = job
     with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
-        stranger.sendall(words)
+        stranger.sendall(line)
         assert not stranger.recv(100)
     for rank in ranks:
         rank.say(bye=True)
-    end(ranks, process)
-    assert read_record(record)["status"] == "running"
+    assert end(ranks, process, record)["status"] == "running"
