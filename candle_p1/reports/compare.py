@@ -33,7 +33,7 @@ from candle_p1.reports.words import listed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.sides import Side
     from candle_p1.reports.statistics import Estimate
 
@@ -191,18 +191,18 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
     return pairings, unpaired
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: RecordedRun) -> dict[str, Any]:
     return {
         RANKS: run.num_ranks,
         **run.settings,
-        **run.exchange,
+        **run.horovod_settings,
         THREADS: run.threads,
         NODES: run.num_nodes,
         MACHINE: str(run.machine),
     }
 
 
-def _varied(runs: Sequence[Run]) -> set[str]:
+def _varied(runs: Sequence[RecordedRun]) -> set[str]:
     """Returns the settings in which runs differ.
 
     Horovod's settings, threads and nodes follow from the number of ranks as a rule; they count
@@ -211,12 +211,12 @@ def _varied(runs: Sequence[Run]) -> set[str]:
     values: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
         for name, value in _settings(run).items():
-            follows = name in run.exchange or name in (THREADS, NODES)
+            follows = name in run.horovod_settings or name in (THREADS, NODES)
             values[name, run.num_ranks if follows else None].add(repr(value))
     return {name for (name, _), found in values.items() if len(found) > 1}
 
 
-def _grouped(runs: Sequence[Run], varied: set[str]) -> dict[Any, list[Run]]:
+def _grouped(runs: Sequence[RecordedRun], varied: set[str]) -> dict[Any, list[RecordedRun]]:
     groups = defaultdict(list)
     for run in runs:
         settings = _settings(run)
@@ -233,7 +233,7 @@ def _sortable(key: tuple[tuple[str, Any], ...]) -> list[tuple[bool, float, str]]
     ]
 
 
-def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[Row]:
+def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
     measured = _measured([*a, *b], with_energy=len(covered([*a, *b])) == 1)
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
     figures = list(dict.fromkeys(name for run in [*a, *b] for name in run.quality))
@@ -241,7 +241,7 @@ def _rows(a: Sequence[Run], b: Sequence[Run]) -> list[Row]:
     return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
 
 
-def _measured(runs: Sequence[Run], *, with_energy: bool) -> list[Quantity]:
+def _measured(runs: Sequence[RecordedRun], *, with_energy: bool) -> list[Quantity]:
     """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
     energies = [name for name in phases if any(_phase_j(name, run) for run in runs)]
@@ -269,16 +269,18 @@ def _measured(runs: Sequence[Run], *, with_energy: bool) -> list[Quantity]:
     ]
 
 
-def _phase_s(phase: str, run: Run) -> float | None:
+def _phase_s(phase: str, run: RecordedRun) -> float | None:
     return run.phase_s.get(phase)
 
 
-def _phase_j(phase: str, run: Run) -> float | None:
+def _phase_j(phase: str, run: RecordedRun) -> float | None:
     energy = run.energy.get("phases", {}).get(phase, {})
     return energy.get("energy_j")  # type: ignore[no-any-return]
 
 
-def _row(quantity: Quantity, a: Sequence[Run], b: Sequence[Run], *, is_ratio: bool) -> Row:
+def _row(
+    quantity: Quantity, a: Sequence[RecordedRun], b: Sequence[RecordedRun], *, is_ratio: bool
+) -> Row:
     values = [
         tuple(value for run in runs if (value := quantity.of(run)) is not None) for runs in (a, b)
     ]
@@ -329,11 +331,11 @@ def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {name: list(found) for name, found in values.items()}
 
 
-def _parameters(run: Run) -> dict[str, Any]:
+def _parameters(run: RecordedRun) -> dict[str, Any]:
     return {name: parameter["value"] for name, parameter in run.record["parameters"].items()}
 
 
-def _machine(run: Run) -> dict[str, Any]:
+def _machine(run: RecordedRun) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "ranks": run.num_ranks,
         "nodes": run.num_nodes,
@@ -343,7 +345,7 @@ def _machine(run: Run) -> dict[str, Any]:
     }
     if run.machine:
         facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
-    facts |= run.record.get("environment", {}).get("settings", {}) | run.exchange
+    facts |= run.record.get("environment", {}).get("settings", {}) | run.horovod_settings
     return {name: value for name, value in facts.items() if value is not None}
 
 

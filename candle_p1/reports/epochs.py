@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
-from candle_p1.reports.settings import EXCHANGE
+from candle_p1.reports.settings import HOROVOD
 from candle_p1.reports.statistics import estimate_difference
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.statistics import Estimate
 
 NOT_ABOUT_QUALITY = ("loader", "load_threads", "staged", "kernels", THREADS, RANKS_PER_NODE)
@@ -48,11 +48,11 @@ def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in settings.items()
-        if name not in NOT_ABOUT_QUALITY and not name.startswith(EXCHANGE)
+        if name not in NOT_ABOUT_QUALITY and not name.startswith(HOROVOD)
     }
 
 
-def of_each_seed(runs: Iterable[Run], quantity: Quantity) -> list[float]:
+def of_each_seed(runs: Iterable[RecordedRun], quantity: Quantity) -> list[float]:
     """Returns the values of runs that learn alike: one per seed, the median where there are more.
 
     Such runs have the same weights and orders, and give the same value but for rounding. They are
@@ -68,7 +68,7 @@ def of_each_seed(runs: Iterable[Run], quantity: Quantity) -> list[float]:
 
 def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
     """Returns the groups of an experiment, each by ascending epochs per worker."""
-    found: dict[str, dict[int, dict[int, list[Run]]]] = defaultdict(
+    found: dict[str, dict[int, dict[int, list[RecordedRun]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
     for series in experiment.series:

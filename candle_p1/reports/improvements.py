@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.reports.points import Experiment, Series
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.statistics import Estimate
 
 ORIGINAL = {"loader": "original", "kernels": "plain"}
@@ -61,7 +61,7 @@ def pairs(experiment: Experiment) -> list[tuple[Series, Series]]:
 
 
 def improvements(
-    original: Series, optimised: Series, quantity: Callable[[Run], float | None]
+    original: Series, optimised: Series, quantity: Callable[[RecordedRun], float | None]
 ) -> list[Improvement]:
     """Returns the improvement on each number of ranks that both have, then that over all."""
     found = []
@@ -94,7 +94,7 @@ def _is_pair(original: Series, optimised: Series) -> bool:
 
 
 def _matched(
-    original: Series, optimised: Series, quantity: Callable[[Run], float | None]
+    original: Series, optimised: Series, quantity: Callable[[RecordedRun], float | None]
 ) -> list[tuple[float, float]]:
     """Returns (optimised, original) of the runs with the same ranks and seed, in order of start."""
     before, after = _by_repeat(original, quantity), _by_repeat(optimised, quantity)
@@ -106,7 +106,7 @@ def _matched(
 
 
 def _by_repeat(
-    series: Series, quantity: Callable[[Run], float | None]
+    series: Series, quantity: Callable[[RecordedRun], float | None]
 ) -> dict[tuple[int, int | None], list[float]]:
     values = defaultdict(list)
     for point in series.timed:

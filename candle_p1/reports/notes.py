@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from candle_p1.reports.points import Experiment, Point
-    from candle_p1.reports.runs import Run, Runs
+    from candle_p1.reports.runs import RecordedRun, Runs
 
 MAX_LISTED = 6
 
@@ -154,10 +154,10 @@ _NOTES = (
 )
 
 
-def _runs(experiment: Experiment, kind: str) -> Sequence[Run]:
+def _runs(experiment: Experiment, kind: str) -> Sequence[RecordedRun]:
     """Returns the runs of a kind, "unfinished" or "disturbed", each once."""
 
-    def of(point: Point) -> tuple[Run, ...]:
+    def of(point: Point) -> tuple[RecordedRun, ...]:
         return point.unfinished if kind == "unfinished" else point.disturbed
 
     found = {

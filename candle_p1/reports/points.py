@@ -17,7 +17,7 @@ from candle_p1.reports.statistics import estimate_median
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from candle_p1.reports.runs import Machine, Run
+    from candle_p1.reports.runs import Hardware, RecordedRun
     from candle_p1.reports.statistics import Estimate
 
 STRONG, WEAK, BATCH = "strong", "weak", "batch"
@@ -49,15 +49,15 @@ class Point:
     """
 
     num_ranks: int
-    runs: tuple[Run, ...]
-    disturbed: tuple[Run, ...] = ()
-    unfinished: tuple[Run, ...] = ()
+    runs: tuple[RecordedRun, ...]
+    disturbed: tuple[RecordedRun, ...] = ()
+    unfinished: tuple[RecordedRun, ...] = ()
 
-    def values(self, quantity: Callable[[Run], float | None]) -> list[float]:
+    def values(self, quantity: Callable[[RecordedRun], float | None]) -> list[float]:
         """Returns a quantity of the runs that know it."""
         return [value for run in self.runs if (value := quantity(run)) is not None]
 
-    def estimate(self, quantity: Callable[[Run], float | None]) -> Estimate | None:
+    def estimate(self, quantity: Callable[[RecordedRun], float | None]) -> Estimate | None:
         """Returns the median of a quantity with its interval; None where no run knows it."""
         values = self.values(quantity)
         return estimate_median(values) if values else None
@@ -104,12 +104,12 @@ class Experiment:
 
     benchmark: str
     mode: str
-    machine: Machine | None
+    machine: Hardware | None
     common: Mapping[str, Any]
     series: tuple[Series, ...]
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RecordedRun, ...]:
         """Those whose times count, each once: a run on one rank may stand in several series."""
         found = {
             run.path: run for series in self.series for point in series.points for run in point.runs
@@ -127,7 +127,7 @@ class Experiment:
         return _in_order({name for series in self.series for name in series.settings})
 
 
-def group(runs: Iterable[Run]) -> list[Experiment]:
+def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
     """Returns the experiments, by benchmark, mode and machine.
 
     A run that ended before it knew its machine counts where it can only belong to one.
@@ -137,7 +137,7 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     for run in runs:
         if run.machine is not None:
             machines[run.benchmark, mode_of(run)].add(run.machine)
-    grouped: dict[tuple[str, str, Machine | None], list[Run]] = defaultdict(list)
+    grouped: dict[tuple[str, str, Hardware | None], list[RecordedRun]] = defaultdict(list)
     for run in runs:
         machine, known = run.machine, machines[run.benchmark, mode_of(run)]
         if machine is None and len(known) == 1:
@@ -148,7 +148,7 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     return [_experiment(*key, grouped[key]) for key in keys]
 
 
-def mode_of(run: Run) -> str:
+def mode_of(run: RecordedRun) -> str:
     """Returns a key of MODES.
 
     At the batch-step level ranks share the samples of an epoch, so that is strong scaling, too.
@@ -166,7 +166,7 @@ def describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_word(settings[name])}" for name in _in_order(settings))
 
 
-def _placement(run: Run) -> dict[str, float]:
+def _placement(run: RecordedRun) -> dict[str, float]:
     """Returns how the ranks were placed on nodes and cores, as far as it is known."""
     threads, nodes = run.threads, run.num_nodes
     placement: dict[str, float] = {} if threads is None else {THREADS: threads}
@@ -176,7 +176,7 @@ def _placement(run: Run) -> dict[str, float]:
     return placement
 
 
-def _varied_placement(runs: Sequence[Run]) -> set[str]:
+def _varied_placement(runs: Sequence[RecordedRun]) -> set[str]:
     """Returns in what of their placement runs differ that are otherwise alike.
 
     A rank's share of the cores falls with the number of ranks, which makes no series; several
@@ -185,12 +185,12 @@ def _varied_placement(runs: Sequence[Run]) -> set[str]:
     seen: dict[Any, set[float]] = defaultdict(set)
     for run in runs:
         for name, value in _placement(run).items():
-            seen[name, run.num_ranks, _key(run.settings), _key(run.exchange)].add(value)
+            seen[name, run.num_ranks, _key(run.settings), _key(run.horovod_settings)].add(value)
     return {name for (name, *_), values in seen.items() if len(values) > 1}
 
 
 def _experiment(
-    benchmark: str, mode: str, machine: Machine | None, runs: Sequence[Run]
+    benchmark: str, mode: str, machine: Hardware | None, runs: Sequence[RecordedRun]
 ) -> Experiment:
     placement = _varied_placement(runs)
     all_settings = {run: _all_settings(run, placement) for run in runs}
@@ -210,7 +210,7 @@ def _experiment(
         for run, settings in all_settings.items()
     }
     complete = {_key(own): own for own in own_settings.values() if len(own) == len(varied)}
-    members: dict[Any, list[Run]] = defaultdict(list)
+    members: dict[Any, list[RecordedRun]] = defaultdict(list)
     named: dict[Any, Mapping[str, Any]] = {}
     for run, own in own_settings.items():
         # One rank exchanges nothing, and a run that failed early does not know all: such a run
@@ -225,14 +225,14 @@ def _experiment(
     return Experiment(benchmark, mode, machine, common, tuple(sorted(series, key=_sortable)))
 
 
-def _named(run: Run, own: Mapping[str, Any], varied: set[str]) -> Mapping[str, Any]:
+def _named(run: RecordedRun, own: Mapping[str, Any], varied: set[str]) -> Mapping[str, Any]:
     """Returns the settings that name the series of a run which lacks some."""
     if run.status == "ok":
         return own  # it has no such setting
     return {name: own.get(name, UNKNOWN) for name in varied}
 
 
-def _may_join(run: Run, num_fitting: int) -> bool:
+def _may_join(run: RecordedRun, num_fitting: int) -> bool:
     """Returns whether a run that lacks settings may stand in so many series."""
     return num_fitting == 1 or (run.status == "ok" and run.num_ranks == 1)
 
@@ -241,12 +241,12 @@ def _agree(own: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     return all(settings.get(name) == value for name, value in own.items())
 
 
-def _points(runs: Sequence[Run]) -> tuple[Point, ...]:
+def _points(runs: Sequence[RecordedRun]) -> tuple[Point, ...]:
     counts = sorted({run.num_ranks for run in runs})
     return tuple(_point(num, [run for run in runs if run.num_ranks == num]) for num in counts)
 
 
-def _point(num_ranks: int, runs: Sequence[Run]) -> Point:
+def _point(num_ranks: int, runs: Sequence[RecordedRun]) -> Point:
     return Point(
         num_ranks,
         tuple(run for run in runs if run.is_timed),
@@ -255,9 +255,9 @@ def _point(num_ranks: int, runs: Sequence[Run]) -> Point:
     )
 
 
-def _all_settings(run: Run, placement: set[str]) -> dict[str, Any]:
+def _all_settings(run: RecordedRun, placement: set[str]) -> dict[str, Any]:
     placed = {name: value for name, value in _placement(run).items() if name in placement}
-    return {**run.settings, **run.exchange, **placed}
+    return {**run.settings, **run.horovod_settings, **placed}
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

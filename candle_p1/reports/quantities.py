@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Quantity:
     name: str
     title: str
     unit: str
-    of: Callable[[Run], float | None]
+    of: Callable[[RecordedRun], float | None]
 
     @property
     def heading(self) -> str:
@@ -73,13 +73,13 @@ PARALLEL_EFFICIENCY = Quantity(
 )
 
 
-def covered(runs: Iterable[Run]) -> list[str]:
+def covered(runs: Iterable[RecordedRun]) -> list[str]:
     """Returns the parts of the machine that energies are of, in words: one entry if all agree."""
     parts = {tuple(run.energy.get("covers", [])) for run in runs if run.energy_j is not None}
     return sorted(" and ".join(each) or "unknown parts" for each in parts)
 
 
-def labelled(quantity: Quantity, runs: Iterable[Run]) -> Quantity:
+def labelled(quantity: Quantity, runs: Iterable[RecordedRun]) -> Quantity:
     """Returns ENERGY or POWER with what it is, where that is not measured, in its title."""
     kinds = {run.energy["kind"] for run in runs if run.energy_j is not None}
     others = sorted(kinds - {"measured"})
@@ -93,7 +93,7 @@ FIGURES_OF_MERIT = {"accuracy": True, "loss": False}
 """What a model is judged by first, and whether more is better."""
 
 
-def merit(runs: Iterable[Run]) -> str | None:
+def merit(runs: Iterable[RecordedRun]) -> str | None:
     """Returns the name of the figure by which the runs' models are judged; None where none is."""
     names = {name for run in runs for name in run.record.get("quality", {})}
     return next((name for name in FIGURES_OF_MERIT if name in names), min(names, default=None))
@@ -119,15 +119,15 @@ def naive(name: str) -> Quantity:
     return Quantity(f"naive_{name}", f"naive predictor's {name}", "", partial(_guessed, name))
 
 
-def _tested(name: str, run: Run) -> float | None:
+def _tested(name: str, run: RecordedRun) -> float | None:
     return run.quality.get(name)
 
 
-def _trained(name: str, run: Run) -> float | None:
+def _trained(name: str, run: RecordedRun) -> float | None:
     return run.last_epoch.get(name)
 
 
-def _guessed(name: str, run: Run) -> float | None:
+def _guessed(name: str, run: RecordedRun) -> float | None:
     return run.naive.get(name)
 
 
@@ -145,7 +145,7 @@ of the weights; where it was not measured, it stands with the training, as one p
 preprocessing, building, evaluation and digests."""
 
 
-def parts_s(run: Run) -> dict[str, float]:
+def parts_s(run: RecordedRun) -> dict[str, float]:
     """Returns the time of those of PARTS that are known, in s, the mean over ranks.
 
     They add up to the total.
@@ -170,12 +170,12 @@ def parts_s(run: Run) -> dict[str, float]:
     return parts | {OTHER: max(0.0, float(run.record["total_s"]) - sum(parts.values()))}
 
 
-def share_of(part: str) -> Callable[[Run], float | None]:
+def share_of(part: str) -> Callable[[RecordedRun], float | None]:
     """Returns a function that tells a part's share of the total time."""
     return partial(_share, part)
 
 
-def _share(part: str, run: Run) -> float | None:
+def _share(part: str, run: RecordedRun) -> float | None:
     parts = parts_s(run)
     total = sum(parts.values())
     return parts[part] / total if total and part in parts else None

@@ -10,7 +10,7 @@ from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.findings.registry import find
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import MODES, describe, group
-from candle_p1.reports.table import Table
+from candle_p1.reports.table import ReportTable
 from candle_p1.reports.tables import make_tables
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Section:
     statements: tuple[Statement, ...]
     figures: tuple[Drawing, ...]
     missing: tuple[Missing, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ReportTable, ...]
 
     @property
     def table_slugs(self) -> set[str]:
@@ -75,8 +75,8 @@ class Report:
 
     notes: tuple[str, ...]
     sections: tuple[Section, ...]
-    runs: Table
-    problems: Table
+    runs: ReportTable
+    problems: ReportTable
     exports: tuple[Export, ...] = ()
 
     @property
@@ -128,7 +128,7 @@ def _title(experiment: Experiment) -> str:
     return f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}"
 
 
-def _table_of_runs(runs: Runs) -> Table:
+def _table_of_runs(runs: Runs) -> ReportTable:
     headings = (
         "record",
         "benchmark",
@@ -152,9 +152,9 @@ def _table_of_runs(runs: Runs) -> Table:
         )
         for run in runs.runs
     )
-    return Table("runs", "All runs", headings, rows)
+    return ReportTable("runs", "All runs", headings, rows)
 
 
-def _table_of_problems(runs: Runs) -> Table:
+def _table_of_problems(runs: Runs) -> ReportTable:
     rows = tuple((str(problem.path), problem.reason) for problem in runs.problems)
-    return Table("unreadable", "Records that cannot be read", ("record", "why"), rows)
+    return ReportTable("unreadable", "Records that cannot be read", ("record", "why"), rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
-from candle_p1.reports.settings import data_name, exchange_of, settings_of
+from candle_p1.reports.settings import data_name, horovod_settings_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-class Machine(NamedTuple):
+class Hardware(NamedTuple):
     """What numbers were taken on; those of different machines are never put together.
 
     Attributes:
@@ -42,7 +42,7 @@ class Machine(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """One run: its record, and what reports ask of it.
 
     Attributes:
@@ -89,9 +89,9 @@ class Run:
         return settings_of(self.record)
 
     @cached_property
-    def exchange(self) -> Mapping[str, str]:
+    def horovod_settings(self) -> Mapping[str, str]:
         """Horovod's settings, by variable; empty where they are not known, as with one rank."""
-        return exchange_of(self.record)
+        return horovod_settings_of(self.record)
 
     @cached_property
     def threads(self) -> int | None:
@@ -99,12 +99,12 @@ class Run:
         return max((rank["threads"] for rank in self.record.get("ranks", [])), default=None)
 
     @cached_property
-    def machine(self) -> Machine | None:
+    def machine(self) -> Hardware | None:
         """What it ran on; None of a run that did not finish."""
         environment = self.record.get("environment")
         if not environment or not self.record.get("ranks"):
             return None
-        return Machine(
+        return Hardware(
             str(environment.get("cpu", "unknown processor")),
             int(environment.get("node_cores") or environment.get("num_cores", 0)),
             round(environment.get("memory_bytes", 0) / GIB),
@@ -294,7 +294,7 @@ class Runs:
         problems: Of records that cannot be read.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
     problems: tuple[Problem, ...]
 
 
@@ -308,7 +308,7 @@ def read_runs(directories: Iterable[Path]) -> Runs:
     runs, problems = [], []
     for path in sorted({path for directory in directories for path in _records(directory)}):
         try:
-            runs.append(Run(path, read_record(path)))
+            runs.append(RecordedRun(path, read_record(path)))
         except RecordError as error:
             problems.append(Problem(path, str(error).removeprefix(str(path)).lstrip(":, ")))
     if not runs and not problems:
@@ -341,7 +341,7 @@ def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
 
 
 def _epoch_s(epoch: Mapping[str, Any]) -> float | None:
-    """Returns the time of an epoch without the run's first step; see Run.epoch_s."""
+    """Returns the time of an epoch without the run's first step; see RecordedRun.epoch_s."""
     seconds, steps = float(epoch["train"]["max_s"]), epoch.get("steps", {})
     if "first" not in steps:
         return seconds

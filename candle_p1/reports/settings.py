@@ -49,8 +49,8 @@ FIRST_TIME = "cached (first time)"
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 """The plan has these as they were resolved."""
 
-EXCHANGE = "HOROVOD_"
-NOT_EXCHANGE = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
+HOROVOD = "HOROVOD_"
+NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,13 +103,13 @@ def data_name(record: Mapping[str, Any]) -> str | None:
     return f"files: {', '.join(files)}"
 
 
-def exchange_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns Horovod's settings that bear on how gradients are exchanged, by variable."""
+def horovod_settings_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns Horovod's settings that bear on how gradients are reduced, by variable."""
     settings = record.get("distributed", {}).get("settings", {})
     return {
         name: value
         for name, value in settings.items()
-        if name.startswith(EXCHANGE) and not name.startswith(NOT_EXCHANGE)
+        if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
     }
 
 

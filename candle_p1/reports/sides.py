@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +20,10 @@ class Side:
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     @cached_property
-    def timed(self) -> tuple[Run, ...]:
+    def timed(self) -> tuple[RecordedRun, ...]:
         """The runs whose numbers are compared: undisturbed ones, or else disturbed ones."""
         finished = [run for run in self.runs if run.status == "ok"]
         return tuple(run for run in finished if run.is_timed) or tuple(finished)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.reports.points import Experiment, Point, Series
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.statistics import Estimate
 
 
@@ -40,7 +40,7 @@ class Speedup:
 
 
 def speedups(
-    experiment: Experiment, series: Series, quantity: Callable[[Run], float | None]
+    experiment: Experiment, series: Series, quantity: Callable[[RecordedRun], float | None]
 ) -> list[Speedup]:
     """Returns the speed-ups of a series in a time, by number of ranks, without the base itself."""
     known = [point for point in series.timed if point.values(quantity)]

@@ -23,7 +23,7 @@ ABSENT = "-"
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table.
 
     Attributes:
@@ -56,7 +56,7 @@ class Table:
         """Returns whether a column holds words, which stand to the left, and not numbers."""
         return all(row[column] is None or isinstance(row[column], str) for row in self.rows)
 
-    def without_empty_columns(self) -> Table:
+    def without_empty_columns(self) -> ReportTable:
         """Returns the table without the columns in which nothing is known."""
         kept = [
             i
@@ -65,7 +65,7 @@ class Table:
         ]
         headings = tuple(self.headings[i] for i in kept)
         rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return Table(self.slug, self.title, headings, rows, self.paper, self.notes)
+        return ReportTable(self.slug, self.title, headings, rows, self.paper, self.notes)
 
     def to_markdown(self) -> str:
         """Returns the table as Markdown, with title and notes."""

@@ -34,7 +34,7 @@ from candle_p1.reports.quantities import (
 )
 from candle_p1.reports.speedups import speedups
 from candle_p1.reports.statistics import estimate_median, mean_rate
-from candle_p1.reports.table import Table
+from candle_p1.reports.table import ReportTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ TIMES = (TOTAL, LOAD, WAIT, TRAIN)
 EPOCHS = (EPOCH, FIRST_STEP)
 
 
-def times(experiment: Experiment, slug: str) -> Table:
+def times(experiment: Experiment, slug: str) -> ReportTable:
     """Returns medians of times for every point, with the runs behind them."""
     points = list(_points(experiment, unfinished=True))
     all_finished = not any(point.unfinished for _, point in points)
@@ -64,7 +64,7 @@ def times(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Times", headings, rows, told, ("Medians; of the slowest rank.",))
 
 
-def training(experiment: Experiment, slug: str) -> Table:
+def training(experiment: Experiment, slug: str) -> ReportTable:
     """Returns the time per epoch, the first step and the rate of training."""
     rows = [
         (
@@ -84,7 +84,7 @@ def training(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Training", headings, rows, _published(experiment, "epoch_s"), (note,))
 
 
-def shares(experiment: Experiment, slug: str) -> Table:
+def shares(experiment: Experiment, slug: str) -> ReportTable:
     """Returns the parts' shares of the total time."""
     rows = [
         (*_head(series, point), *(_percent(point, share_of(part)) for part in PARTS))
@@ -94,7 +94,7 @@ def shares(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Shares of the total time", headings, rows)
 
 
-def scaling(experiment: Experiment, slug: str) -> Table:
+def scaling(experiment: Experiment, slug: str) -> ReportTable:
     """Returns speed-ups and efficiencies, each with its base in seconds."""
     rows: list[tuple[Cell, ...]] = []
     for series in experiment.series:
@@ -123,7 +123,7 @@ def scaling(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Speed-up and efficiency", headings, rows, (), notes)
 
 
-def gains(experiment: Experiment, slug: str) -> Table:
+def gains(experiment: Experiment, slug: str) -> ReportTable:
     """Returns improvements in percent, on each number of workers and over all."""
     rows: list[tuple[Cell, ...]] = []
     comparable = len(covered(experiment.runs)) == 1
@@ -158,7 +158,7 @@ def gains(experiment: Experiment, slug: str) -> Table:
     )
 
 
-def qualities(experiment: Experiment, slug: str) -> Table:
+def qualities(experiment: Experiment, slug: str) -> ReportTable:
     """Returns the figure of merit on training and test samples, and the naive predictor's."""
     name = merit(experiment.runs)
     shown = (quality_on_training(name), quality_on_test(name), naive(name)) if name else ()
@@ -179,7 +179,7 @@ def qualities(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Quality", headings, rows, notes)
 
 
-def power(experiment: Experiment, slug: str) -> Table:
+def power(experiment: Experiment, slug: str) -> ReportTable:
     """Returns time per epoch, mean power and energy: the paper's Tables 2, 5 and 6."""
     shown = (EPOCH, *(labelled(each, experiment.runs) for each in (POWER, ENERGY)))
     rows = [
@@ -197,7 +197,7 @@ def power(experiment: Experiment, slug: str) -> Table:
     )
 
 
-def efficiency(experiment: Experiment, slug: str) -> Table:
+def efficiency(experiment: Experiment, slug: str) -> ReportTable:
     """Returns communication's share and POP's efficiencies, where there are several ranks."""
     shown = (LOAD_BALANCE, COMMUNICATION_EFFICIENCY, PARALLEL_EFFICIENCY)
     rows = [
@@ -213,7 +213,7 @@ def efficiency(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Communication and efficiency (POP)", headings, rows)
 
 
-def loading(experiment: Experiment, slug: str) -> Table:
+def loading(experiment: Experiment, slug: str) -> ReportTable:
     """Returns the time to load each file, by loader, with the paper's Tables 3 and 4 beneath."""
     rows: list[tuple[Cell, ...]] = [
         (load.role, load.file_mb, load.method, load.num_ranks, load.estimate, "measured")
@@ -235,7 +235,7 @@ def loading(experiment: Experiment, slug: str) -> Table:
     return _table(slug, "Loading by file", headings, rows)
 
 
-KINDS: dict[str, Callable[[Experiment, str], Table]] = {
+KINDS: dict[str, Callable[[Experiment, str], ReportTable]] = {
     "times": times,
     "training": training,
     "shares": shares,
@@ -249,7 +249,7 @@ KINDS: dict[str, Callable[[Experiment, str], Table]] = {
 """By the last part of their slug."""
 
 
-def make_tables(experiment: Experiment, prefix: str) -> list[Table]:
+def make_tables(experiment: Experiment, prefix: str) -> list[ReportTable]:
     """Returns the tables of an experiment that have rows, without columns that hold nothing."""
     made = (make(experiment, f"{prefix}-{name}") for name, make in KINDS.items())
     return [table.without_empty_columns() for table in made if table.rows]
@@ -262,8 +262,8 @@ def _table(
     rows: Sequence[tuple[Cell, ...]],
     published_notes: Sequence[str] = (),
     notes: Sequence[str] = (),
-) -> Table:
-    return Table(slug, title, tuple(headings), tuple(rows), notes=(*notes, *published_notes))
+) -> ReportTable:
+    return ReportTable(slug, title, tuple(headings), tuple(rows), notes=(*notes, *published_notes))
 
 
 def _points(experiment: Experiment, unfinished: bool = False) -> Iterator[tuple[Series, Point]]:

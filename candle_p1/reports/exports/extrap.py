@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from candle_p1.reports.points import Experiment, Series
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 PARAMETER = "processes"
 METRIC = "time_s"
@@ -80,7 +80,7 @@ def _lines(series: Series) -> Iterator[str]:
             yield json.dumps(line, allow_nan=False)
 
 
-def _seconds(phase: str | None) -> Callable[[Run], float | None]:
+def _seconds(phase: str | None) -> Callable[[RecordedRun], float | None]:
     return lambda run: run.total_s if phase is None else run.phase_s.get(phase)
 
 

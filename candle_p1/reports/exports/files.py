@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.reports.points import Experiment
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 
 class Export(NamedTuple):
@@ -28,7 +28,9 @@ class Export(NamedTuple):
     content: str | bytes
 
 
-def make_exports(runs: Iterable[Run], experiments: Iterable[Experiment]) -> tuple[Export, ...]:
+def make_exports(
+    runs: Iterable[RecordedRun], experiments: Iterable[Experiment]
+) -> tuple[Export, ...]:
     """Returns the tidy tables of all runs, and Extra-P's input of every series."""
     runs = list(runs)
     exports = [Export("runs.csv", to_csv(runs))]

@@ -17,7 +17,7 @@ from candle_p1.reports.points import mode_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 Columns = dict[str, tuple[type, list[Any]]]
 """By name: the type of the values that are not None, and the values, one per run."""
@@ -39,7 +39,7 @@ ALWAYS = {quantity.name for quantity in QUANTITIES}
 """Columns of numbers that are there even where no run knows them."""
 
 
-def tidy(runs: Sequence[Run]) -> Columns:
+def tidy(runs: Sequence[RecordedRun]) -> Columns:
     """Returns the table. Columns stand in a fixed order, those of parameters and so on by name."""
     rows = [dict(_cells(run)) for run in runs]
     found = {name: None for row in rows for name in row}
@@ -54,7 +54,7 @@ def tidy(runs: Sequence[Run]) -> Columns:
     return table
 
 
-def to_csv(runs: Sequence[Run]) -> str:
+def to_csv(runs: Sequence[RecordedRun]) -> str:
     """Returns the table as CSV (RFC 4180, but lines end with a line feed); unknown is empty."""
     columns = tidy(runs)
     text = io.StringIO()
@@ -65,7 +65,7 @@ def to_csv(runs: Sequence[Run]) -> str:
     return text.getvalue()
 
 
-def to_parquet(runs: Sequence[Run]) -> bytes | None:
+def to_parquet(runs: Sequence[RecordedRun]) -> bytes | None:
     """Returns the table as Apache Parquet; None where pyarrow is not installed."""
     if find_spec("pyarrow") is None:
         return None
@@ -86,7 +86,7 @@ def to_parquet(runs: Sequence[Run]) -> bytes | None:
     return bytes(sink.getvalue())
 
 
-def _cells(run: Run) -> Iterator[tuple[str, Any]]:
+def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a run with their values; None is unknown."""
     machine = run.machine
     yield "record", str(run.path)

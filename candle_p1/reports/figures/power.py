@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from candle_p1.reports.points import Series
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 
-def run_to_draw(series: Series) -> Run:
+def run_to_draw(series: Series) -> RecordedRun:
     """Returns the run of a series with readings of power on the most ranks; the median by time.
 
     Raises:
@@ -27,7 +27,7 @@ def run_to_draw(series: Series) -> Run:
     raise MissingDataError("no run has readings of power")
 
 
-def power_over_time(run: Run) -> Figure:
+def power_over_time(run: RecordedRun) -> Figure:
     """Draws power over time with the phases.
 
     Raises:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from candle_p1.reports.points import Experiment, Series
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 MAX_ROWS = 12
 WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 7.4, 0.16, 0.75
@@ -61,12 +61,12 @@ def ranks_over_time(experiment: Experiment, series: Sequence[Series]) -> Figure:
     return figure
 
 
-def _median_run(series: Series) -> Run:
+def _median_run(series: Series) -> RecordedRun:
     runs = sorted(series.timed[-1].runs, key=lambda run: run.total_s or 0.0)
     return runs[len(runs) // 2]
 
 
-def _draw(axes: Axes, run: Run) -> None:
+def _draw(axes: Axes, run: RecordedRun) -> None:
     shown = _chosen(run.num_ranks)
     for row, rank in enumerate(shown):
         for name, begin_s, seconds in _stretches(run, rank):
@@ -85,7 +85,7 @@ def _chosen(num_ranks: int) -> list[int]:
     return sorted({round(i * (num_ranks - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)})
 
 
-def _stretches(run: Run, rank: int) -> Iterator[tuple[str, float, float]]:
+def _stretches(run: RecordedRun, rank: int) -> Iterator[tuple[str, float, float]]:
     """Yields name, begin and duration of each phase of a rank, in s; of the broadcast its parts."""
     for name, phase in run.record["phases"].items():
         times = phase.get("parts", {}) if name == "broadcast" else {}

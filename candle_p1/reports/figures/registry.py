@@ -32,7 +32,7 @@ MAX_POWER_FIGURES = 4
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A kind of figure.
 
     Attributes:
@@ -53,7 +53,7 @@ class Kind:
 
 
 KINDS = (
-    Kind(
+    FigureKind(
         "performance",
         "Loading, training and total time",
         "Seconds of the slowest rank; training with its validation. " + BARS,
@@ -68,7 +68,7 @@ KINDS = (
             ("p1b2", "weak"): "Figure 21(a)",
         },
     ),
-    Kind(
+    FigureKind(
         "parts",
         "Where the time goes",
         "Medians of the parts of a run, each the mean over its ranks; the total time in s stands"
@@ -76,7 +76,7 @@ KINDS = (
         " the weights.",
         time_parts,
     ),
-    Kind(
+    FigureKind(
         "ranks",
         "Where each worker is at which time",
         "The run of each series on the most workers that has the median total time; of many workers"
@@ -85,7 +85,7 @@ KINDS = (
         ranks_over_time,
         {("nt3", "strong"): "Figures 7(b) and 12", ("nt3", "weak"): "Figure 19"},
     ),
-    Kind(
+    FigureKind(
         "improvement",
         "Improvement over the original",
         "(original - optimised) / original, in percent. Bars with caps are 95 % intervals, bars"
@@ -100,7 +100,7 @@ KINDS = (
             ("p1b2", "weak"): "Figure 21",
         },
     ),
-    Kind(
+    FigureKind(
         "scaling",
         "Scaling",
         "T(base) / T(P), against the fewest workers of each series; efficiency under strong scaling"
@@ -109,7 +109,7 @@ KINDS = (
         " is ideal.",
         scaling,
     ),
-    Kind(
+    FigureKind(
         "quality",
         "Quality against workers",
         "Left of the training samples in the last epoch, as in the paper; right of the test"
@@ -123,7 +123,7 @@ KINDS = (
             ("nt3", "weak"): "Table 6",
         },
     ),
-    Kind(
+    FigureKind(
         "epochs",
         "Quality against epochs per worker",
         "Runs that differ in the loader or in threads count together. " + BARS,
@@ -135,7 +135,7 @@ KINDS = (
         },
         whole=True,
     ),
-    Kind(
+    FigureKind(
         "exchange",
         "Time per epoch, communication and efficiency",
         "Time per epoch without validation and without the run's first step; communication's share"
@@ -144,7 +144,7 @@ KINDS = (
         exchange,
         {("nt3", "strong"): "Table 2", ("nt3", "weak"): "Table 6"},
     ),
-    Kind(
+    FigureKind(
         "loaders",
         "Loading by file and loader",
         "Seconds of the slowest rank. " + BARS,
@@ -156,7 +156,7 @@ KINDS = (
         },
         whole=True,
     ),
-    Kind(
+    FigureKind(
         "energy",
         "Energy and mean power",
         "Of what the sensors cover, over the whole run. " + BARS,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.loading import FileLoad
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
-    from candle_p1.reports.runs import Run
+    from candle_p1.reports.runs import RecordedRun
 
 TOLD_ELSEWHERE = ("loader", "load_threads", "staged", "kernels", "epochs")
 
@@ -103,7 +103,7 @@ def _first(
     experiment: Experiment, num_ranks: int, quantity: Quantity, more: bool, word: str
 ) -> Iterator[str]:
     """Yields which series is first on so many ranks, and how far ahead of the next."""
-    runs_of: dict[str, list[Run]] = {}
+    runs_of: dict[str, list[RecordedRun]] = {}
     for series in experiment.series:
         point = series.at(num_ranks)
         name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
@@ -132,7 +132,7 @@ def _first(
     )
 
 
-def _values(runs: Sequence[Run], quantity: Quantity) -> list[float]:
+def _values(runs: Sequence[RecordedRun], quantity: Quantity) -> list[float]:
     if quantity is TOTAL:
         return [value for run in runs if (value := quantity.of(run)) is not None]
     return of_each_seed(runs, quantity)

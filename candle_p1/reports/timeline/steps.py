@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 MAX_STEPS = 100_000
 """Steps of which a row is kept, at 64 bytes; later ones are counted."""
 
-TIMES = ("begin", "end", "exchange", "negotiate", "allreduce")
+TIMES = ("begin", "end", "communication", "negotiate", "allreduce")
 COUNTS = ("num_tensors", "num_messages", "bytes")
 
 
-class Step:
+class GradientStep:
     """A step under way.
 
     Attributes:
-        exchange: From when the first rank asks for a gradient to when it is reduced.
+        communication: From when the first rank asks for a gradient to when it is reduced.
         negotiate: Of this, until all ranks have asked.
         allreduce: From when its turn has come to the end.
         num_messages: Complete ones.
@@ -42,7 +42,7 @@ class Step:
 
     __slots__ = (
         "allreduce",
-        "exchange",
+        "communication",
         "index",
         "negotiate",
         "num_bytes",
@@ -52,7 +52,7 @@ class Step:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.exchange, self.negotiate, self.allreduce = (RunningUnion() for _ in range(3))
+        self.communication, self.negotiate, self.allreduce = (RunningUnion() for _ in range(3))
         self.tensors: set[int] = set()
         self.num_messages = self.num_bytes = 0
 
@@ -70,12 +70,12 @@ class Steps:
 
     def __init__(self, given: Iterable[Interval] | None = None) -> None:
         self._given = None if given is None else list(given)
-        self._running: Step | None = None
+        self._running: GradientStep | None = None
         self._columns = {name: array("q") for name in TIMES + COUNTS}
         self.num = len(self._given or ())
         self._extend()
 
-    def place(self, pid: int, us: int) -> Step | None:
+    def place(self, pid: int, us: int) -> GradientStep | None:
         """Returns the step of a gradient whose negotiation begins; None: it is outside of all."""
         if self._given is not None:
             i = bisect_right(self._given, us, key=lambda interval: interval[0]) - 1
@@ -96,7 +96,7 @@ class Steps:
             self._running = None
 
     def _open(self, index: int) -> None:
-        self._running = Step(index)
+        self._running = GradientStep(index)
         self.num = max(self.num, index + 1)
         self._extend()
 
@@ -105,14 +105,14 @@ class Steps:
         for column in self._columns.values():
             column.extend([0] * (min(self.num, MAX_STEPS) - len(column)))
 
-    def update(self, step: Step) -> None:
+    def update(self, step: GradientStep) -> None:
         """Writes the row of a step, at a time when nothing of it is under way."""
         if step.index >= MAX_STEPS:
             return
         values = (
-            step.exchange.first_us or 0,
-            step.exchange.last_us or 0,
-            step.exchange.total_us,
+            step.communication.first_us or 0,
+            step.communication.last_us or 0,
+            step.communication.total_us,
             step.negotiate.total_us,
             step.allreduce.total_us,
             len(step.tensors),

@@ -18,7 +18,7 @@ from candle_p1.reports.timeline.messages import (
     MessageStatistics,
     tensor_bytes,
 )
-from candle_p1.reports.timeline.steps import Step, Steps
+from candle_p1.reports.timeline.steps import GradientStep, Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -131,7 +131,7 @@ class _Tensor:
     us: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     open: list[tuple[Activity, int]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    step: Step | None = None
+    step: GradientStep | None = None
 
 
 @dataclass
@@ -214,7 +214,7 @@ class _Walk:
             if tensor.is_gradient and activity.operation == "allreduce":
                 tensor.step = self._steps.place(pid, us)
                 if tensor.step:
-                    tensor.step.exchange.begin(us)
+                    tensor.step.communication.begin(us)
                     tensor.step.negotiate.begin(us)
         elif kind == TRANSFER:
             message = self._message.get(activity.name)
@@ -267,8 +267,8 @@ class _Walk:
         if step:
             step.num_bytes += num_bytes or 0
             step.allreduce.end(us)
-            step.exchange.end(us)
-            if not step.exchange.num_open:
+            step.communication.end(us)
+            if not step.communication.num_open:
                 self._steps.update(step)
             tensor.step = None
 
@@ -310,7 +310,7 @@ class _Walk:
         for tensor in self._tensors.values():
             if tensor.step:
                 step = tensor.step
-                for union in (step.exchange, step.negotiate, step.allreduce):
+                for union in (step.communication, step.negotiate, step.allreduce):
                     union.end_all(self._us)
                 self._steps.update(step)
         return TimelineSummary(

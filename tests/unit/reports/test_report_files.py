@@ -22,9 +22,9 @@ from candle_p1.reports.figures.ranks import ranks_over_time
 from candle_p1.reports.points import group
 from candle_p1.reports.published import machines, published
 from candle_p1.reports.report import make_report
-from candle_p1.reports.runs import Run, Runs, read_runs
+from candle_p1.reports.runs import RecordedRun, Runs, read_runs
 from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.table import Table
+from candle_p1.reports.table import ReportTable
 from tests.planted_records import plant, planted_record
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
@@ -156,11 +156,11 @@ def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
     channel = Channel("gpu0", "GPU 0", "gpu", "nvml", "power", 0.1)
     trace = Trace(channel, np.arange(5.0), 100 + np.arange(5.0), 1.0)
     write_traces(path.parent / "power-0000.csv", [trace], 0, 0.0)
-    (section,) = make_report(Runs((Run(path, record),), ())).sections
+    (section,) = make_report(Runs((RecordedRun(path, record),), ())).sections
     drawn = {figure.title: figure for figure in section.figures}
     assert "GPU 0" in drawn["Power over time"].svg
     (path.parent / "power-0000.csv").unlink()
-    (section,) = make_report(Runs((Run(path, record),), ())).sections
+    (section,) = make_report(Runs((RecordedRun(path, record),), ())).sections
     missing = {each.what: each.reason for each in section.missing}
     assert "power-0000.csv" in missing["Power over time"]
 
@@ -205,7 +205,9 @@ def test_errors_are_one_message(tmp_path, monkeypatch, capsys):
 
 def test_a_table_is_html_markdown_and_csv():
     rows = (("a|b", 1200, 0.5, estimate_median([1.0, 3.0]), None), ("c", 2, None, None, None))
-    table = Table("t", "Title", ("name", "num", "s", "median (s)", "empty"), rows, notes=("note",))
+    table = ReportTable(
+        "t", "Title", ("name", "num", "s", "median (s)", "empty"), rows, notes=("note",)
+    )
     table = table.without_empty_columns()
     assert table.headings == ("name", "num", "s", "median (s)")
     assert [table.is_words(i) for i in range(4)] == [True, False, False, False]
@@ -232,7 +234,7 @@ def test_published_values_have_machine_and_place():
 
 def test_a_benchmark_of_another_author_has_a_report(tmp_path):
     record = planted_record("tc1", 1, epochs=4, quality={"r2": 0.5})
-    (section,) = make_report(Runs((Run(tmp_path / "run.json", record),), ())).sections
+    (section,) = make_report(Runs((RecordedRun(tmp_path / "run.json", record),), ())).sections
     assert section.title.startswith("TC1, strong scaling")
     assert any("test r2" in table.headings for table in section.tables)
 
@@ -275,18 +277,18 @@ def test_many_numbers_of_workers_count_together_against_epochs():
         for num in (1, 2, 4, 8, 16, 32, 64, 128)
         for epochs in (4, 8)
     ]
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     figure = epochs_per_worker(experiment, experiment.series)
     (axes,) = figure.axes
     assert axes.get_legend_handles_labels()[1] == ["all runs"]
-    few = group([Run(i, record) for i, record in enumerate(records[:4])])[0]
+    few = group([RecordedRun(i, record) for i, record in enumerate(records[:4])])[0]
     labels = epochs_per_worker(few, few.series).axes[0].get_legend_handles_labels()[1]
     assert labels == ["1 worker", "2 workers"]
 
 
 def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast():
     record = planted_record("nt3", 100, epochs=100, load_s=2.0, wait_s=4.0)
-    (experiment,) = group([Run(0, record)])
+    (experiment,) = group([RecordedRun(0, record)])
     (axes,) = ranks_over_time(experiment, experiment.series).axes
     shown = [int(label.get_text()) for label in axes.get_yticklabels()]
     assert (shown[0], shown[-1], len(shown)) == (0, 99, 12)

@@ -6,14 +6,14 @@ import pytest
 
 from candle_p1.reports.findings.registry import FINDERS, find
 from candle_p1.reports.points import group
-from candle_p1.reports.runs import Run
+from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.words import cell, interval, listed, number
 from tests.planted_records import planted_record
 
 
 def statements_on(*records):
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     return {statement.what: statement for statement in find(experiment)}
 
 

@@ -16,7 +16,7 @@ from candle_p1.reports.improvements import (
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import group
 from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
-from candle_p1.reports.runs import Run
+from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.speedups import speedups
 from tests.planted_records import planted_record
 
@@ -24,7 +24,7 @@ FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
 
 
 def experiment_of(*records):
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     return experiment
 
 

@@ -10,14 +10,14 @@ from candle_p1.errors import RecordError
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
 from candle_p1.reports.quantities import NOT_PARTED, OTHER, PARTS, parts_s
-from candle_p1.reports.runs import Run, read_runs
+from candle_p1.reports.runs import RecordedRun, read_runs
 from tests.planted_records import plant, planted_record
 
 OTHER_MACHINE = {"cpu": "POWER9"}
 
 
 def run_of(*args, **kwargs):
-    return Run(None, planted_record(*args, **kwargs))
+    return RecordedRun(None, planted_record(*args, **kwargs))
 
 
 def runs_in(directory):
@@ -59,7 +59,7 @@ def test_without_any_record_there_is_one_message(tmp_path):
 def test_times_are_of_the_slowest_rank_and_epochs_without_the_first_step():
     record = planted_record(num_ranks=2, load_s=3.0, epoch_s=1.5, first_step_s=9.0, epochs=8)
     record["phases"]["load"]["max_s"] = 4.0
-    run = Run(None, record)
+    run = RecordedRun(None, record)
     assert run.load_s == 4.0
     assert run.epoch_s == pytest.approx(1.5)
     assert run.first_step_s == 9.0
@@ -70,7 +70,7 @@ def test_times_are_of_the_slowest_rank_and_epochs_without_the_first_step():
 def test_a_single_step_tells_no_time_per_epoch():
     record = planted_record(epochs=1)
     record["training"]["epochs"][0]["steps"]["num"] = 1
-    assert Run(None, record).epoch_s is None
+    assert RecordedRun(None, record).epoch_s is None
 
 
 def test_the_parts_of_a_run_add_up_to_its_total():
@@ -85,7 +85,7 @@ def test_the_parts_of_a_run_add_up_to_its_total():
 def test_communication_that_was_not_measured_is_one_part_with_the_training():
     record = planted_record(num_ranks=2, epochs=8)
     del record["phases"]["train"]["communication"]
-    run = Run(None, record)
+    run = RecordedRun(None, record)
     parts = parts_s(run)
     assert {"training", "communication"}.isdisjoint(parts)
     assert parts[NOT_PARTED] == run.train_s
@@ -108,7 +108,7 @@ def test_a_machine_has_the_cores_of_its_nodes_however_ranks_are_bound():
 def test_ranks_of_a_node_make_series_where_they_differ_at_the_same_number():
     records = [planted_record(num_ranks=4) for _ in range(3)]
     records[0]["num_nodes"] = 2
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     assert [series.name for series in experiment.series] == ["ranks_per_node 2", "ranks_per_node 4"]
 
 
@@ -117,7 +117,7 @@ def test_caches_written_and_staged_stand_apart():
     load = records[0]["phases"]["load"]
     load["parts"] = {"write": dict(load)}
     records[2]["parameters"]["stage_dir"]["value"] = "/ssd"
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     assert [series.name for series in experiment.series] == [
         "loader cached, staged False",
         "loader cached, staged True",
@@ -130,7 +130,7 @@ def test_communication_is_nothing_on_one_rank_and_unknown_where_it_was_not_logge
     assert run_of(num_ranks=2, communication_s=12.25, epochs=48).communication_share == 0.5
     record = planted_record(num_ranks=2)
     del record["phases"]["train"]["communication"]
-    assert Run(None, record).communication_share is None
+    assert RecordedRun(None, record).communication_share is None
 
 
 def test_places_logging_and_seeds_do_not_make_a_point():
@@ -146,7 +146,7 @@ def test_files_are_told_apart_by_their_values():
     for record, digest in zip(records, ("a" * 64, "a" * 64, "b" * 64), strict=True):
         record["data"]["synthetic"] = False
         record["data"]["files"]["train"]["values_sha256"] = digest
-    first, same, other = (Run(None, record) for record in records)
+    first, same, other = (RecordedRun(None, record) for record in records)
     assert first.settings == same.settings != other.settings
     assert "size" not in first.settings
 

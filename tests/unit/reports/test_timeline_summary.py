@@ -190,7 +190,7 @@ def test_a_step_is_a_round_of_gradients(timeline):
     assert summary.steps == {
         "begin_s": [0.0, 0.001, 0.003, 0.004],
         "end_s": [0.0001, 0.0011, 0.0033, 0.0041],
-        "exchange_s": [100e-6, 100e-6, 200e-6, 100e-6],
+        "communication_s": [100e-6, 100e-6, 200e-6, 100e-6],
         "negotiate_s": [40e-6, 40e-6, 80e-6, 40e-6],
         "allreduce_s": [60e-6, 60e-6, 120e-6, 60e-6],
         "num_tensors": [1, 1, 2, 2],
@@ -212,7 +212,7 @@ def test_a_gradient_that_ends_late_counts_to_its_own_step(timeline):
     timeline.end(45, a, dtype="float32", shape="[10]")
     found = timeline.summarize().steps
     assert found["end_s"] == [30e-6, 45e-6]
-    assert found["exchange_s"] == [30e-6, 20e-6]
+    assert found["communication_s"] == [30e-6, 20e-6]
     assert found["bytes"] == [80, 40]
 
 
