@@ -34,20 +34,21 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
     from rich.console import Console
 
     from candle_p1.records.summary import details
+    from candle_p1.reports.page import run_page
     from candle_p1.reports.power_picture import power_svg
-    from candle_p1.reports.run_page import run_page
+    from candle_p1.reports.runs import RecordedRun
 
     path = record / RECORD_NAME if record.is_dir() else record
-    content = read_record(path)
+    run = RecordedRun(path, read_record(path))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    for part in details(content):
+    for part in details(run.record):
         if isinstance(part, str):
             console.print(part, markup=False, soft_wrap=True)
         else:
             console.print(part)
     if html:
-        write_atomically(html, run_page(content, path.parent))
+        write_atomically(html, run_page(run))
         click.echo(f"page: {html}")
     if picture:
-        write_atomically(picture, power_svg(content, path.parent))
+        write_atomically(picture, power_svg(run))
         click.echo(f"picture: {picture}")

@@ -111,16 +111,17 @@ def slice_command(
 def _tracks(path: Path, record_path: Path) -> list[Track]:
     """Returns what the record has to draw; says what it lacks."""
     from candle_p1.records.record import read_record
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.timeline.clock import read_origin_epoch_us
     from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track
 
-    record = read_record(record_path)
-    zero_s = origin_s(record, read_origin_epoch_us(path))
+    run = RecordedRun(record_path, read_record(record_path))
+    zero_s = origin_s(run, read_origin_epoch_us(path))
     if zero_s is None:
         raise CandleError(
             f"{path} does not say when its clock was 0, nor does {record_path}: leave out --record"
         )
-    phases = phase_track(record, zero_s)
+    phases = phase_track(run, zero_s)
     power = [power_track(file, zero_s) for file in sorted(record_path.parent.glob(POWER_FILES))]
     if phases is None:
         click.echo(f"{record_path} does not say when phases began: they are not drawn")

@@ -20,10 +20,7 @@ def caveats(a: Side, b: Side) -> list[str]:
         found.append(f"synthetic data against real ones: A {listed(data[0])}; B {listed(data[1])}")
     elif data[0] != data[1]:
         found.append(f"other data: A {listed(data[0])}; B {listed(data[1])}")
-    seeds = [
-        {run.record["parameters"].get("data_seed", {}).get("value") for run in side.timed}
-        for side in (a, b)
-    ]
+    seeds = [{run.parameters.get("data_seed") for run in side.timed} for side in (a, b)]
     if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
         found.append("synthetic data of other seeds")
     machines = [sorted({str(run.machine) for run in side.timed}) for side in (a, b)]
@@ -35,7 +32,7 @@ def caveats(a: Side, b: Side) -> list[str]:
     if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
         found.append(f"other number of workers: A {ranks[0][0]}, B {ranks[1][0]}")
     energies = [
-        sorted({run.energy["kind"] for run in side.timed if run.energy_j is not None})
+        sorted({run.energy_kind for run in side.timed if run.energy_j is not None})
         for side in (a, b)
     ]
     if all(energies) and energies != [["measured"], ["measured"]]:

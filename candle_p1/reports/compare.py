@@ -244,7 +244,7 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
 def _measured(runs: Sequence[RecordedRun], *, with_energy: bool) -> list[Quantity]:
     """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    energies = [name for name in phases if any(_phase_j(name, run) for run in runs)]
+    energies = [name for name in phases if any(run.phase_j(name) for run in runs)]
     times = [
         TOTAL,
         *(
@@ -274,8 +274,7 @@ def _phase_s(phase: str, run: RecordedRun) -> float | None:
 
 
 def _phase_j(phase: str, run: RecordedRun) -> float | None:
-    energy = run.energy.get("phases", {}).get(phase, {})
-    return energy.get("energy_j")  # type: ignore[no-any-return]
+    return run.phase_j(phase)
 
 
 def _row(
@@ -296,7 +295,7 @@ def _row(
 def _differences(a: Side, b: Side) -> list[Difference]:
     found = []
     for kind, facts in (
-        ("parameter", _parameters),
+        ("parameter", lambda run: run.parameters),
         ("plan", lambda run: run.plan),
         ("machine", _machine),
         ("version", lambda run: run.versions),
@@ -331,21 +330,17 @@ def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     return {name: list(found) for name, found in values.items()}
 
 
-def _parameters(run: RecordedRun) -> dict[str, Any]:
-    return {name: parameter["value"] for name, parameter in run.record["parameters"].items()}
-
-
 def _machine(run: RecordedRun) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "ranks": run.num_ranks,
         "nodes": run.num_nodes,
-        "launcher": run.record.get("launcher"),
+        "launcher": run.launcher,
         "threads of a rank": run.threads,
         "hosts": " ".join(run.hosts) or None,
     }
     if run.machine:
         facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
-    facts |= run.record.get("environment", {}).get("settings", {}) | run.horovod_settings
+    facts |= {**run.environment_settings, **run.horovod_settings}
     return {name: value for name, value in facts.items() if value is not None}
 
 

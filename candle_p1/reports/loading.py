@@ -58,13 +58,12 @@ def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoa
         alike = describe({name: own[name] for name in own if name in ABOUT_FILES})
         for point in each.timed:
             for run in point.runs:
-                data = run.record["data"]
-                for role, file in data["files"].items():
-                    if "load" in file:
-                        method = describe(own) or f"loader {data['loader']}"
-                        key = (role, method, data["loader"], alike, point.num_ranks)
-                        times[key][str(run.path)] = file["load"]["max_s"]
-                        sizes[role, method] = file["file_bytes"]
+                method = describe(own) or f"loader {run.loader}"
+                for role, file_bytes, load_s in run.files:
+                    if load_s is not None:
+                        key = (role, method, run.loader, alike, point.num_ranks)
+                        times[key][str(run.path)] = load_s
+                        sizes[role, method] = file_bytes
     loads = [
         FileLoad(
             role,

@@ -95,7 +95,7 @@ def _energy(experiment: Experiment) -> Iterator[str]:
         yield "Energy was not measured: nothing is said about energy and power."
     elif without:
         yield f"Energy was not measured in {len(without)} of {count(len(runs), 'run')}."
-    kinds = Counter(run.energy["kind"] for run in runs if run.energy_j is not None)
+    kinds = Counter(run.energy_kind for run in runs if run.energy_j is not None)
     for kind in ("estimated", "simulated"):
         if kinds[kind]:
             yield f"The energy of {count(kinds[kind], 'run')} is {kind}, not measured."
@@ -135,7 +135,7 @@ def _threads(experiment: Experiment) -> Iterator[str]:
 
 
 def _warnings(experiment: Experiment) -> Iterator[str]:
-    found = Counter(text for run in experiment.runs for text in run.record.get("warnings", []))
+    found = Counter(text for run in experiment.runs for text in run.warnings)
     for text, num in found.most_common(MAX_LISTED):
         yield f"Warning in {count(num, 'run')}: {text}."
 

@@ -11,13 +11,11 @@ from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.records.power_file import read_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from candle_p1.records.power_trace import Trace
+    from candle_p1.reports.runs import RecordedRun
 
 SIZE_INCHES = (10.0, 4.4)
 SHADES = ("#F2F2F2", "#DDE7F0")
@@ -26,49 +24,47 @@ MIN_LABEL_SHARE = 0.04
 """A phase that takes less of the picture's width than this has no room for its name."""
 
 
-def power_svg(record: Mapping[str, Any], directory: Path) -> str:
+def power_svg(run: RecordedRun) -> str:
     """Returns the picture as SVG, with its text as text.
 
     Where no power was measured the picture shows the phases alone, and says so.
 
-    Args:
-        record: The run's.
-        directory: Where the record's files of readings are.
-
     Raises:
-        DataError: One of these cannot be read.
+        DataError: A file of readings cannot be read.
     """
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "candle_p1", "font.size": 10}):
         text = io.StringIO()
-        figure = power_figure(record, directory)
+        figure = power_figure(run)
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 
 
-def power_figure(record: Mapping[str, Any], directory: Path) -> Figure:
+def power_figure(run: RecordedRun) -> Figure:
     """Draws the picture; see power_svg."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
-    _shade_phases(axes, record)
-    _draw_power(axes, record, directory)
-    axes.set(xlabel="seconds since the start of the run", xlim=(0, record["total_s"]))
+    _shade_phases(axes, run)
+    _draw_power(axes, run)
+    axes.set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
     return figure
 
 
-def _shade_phases(axes: Axes, record: Mapping[str, Any]) -> None:
+def _shade_phases(axes: Axes, run: RecordedRun) -> None:
     """Puts a band behind each phase of rank 0, and its name where there is room."""
-    for i, (name, phase) in enumerate(record["phases"].items()):
-        begin, seconds = phase["per_rank_begin_s"][0], phase["per_rank_s"][0]
+    for i, phase in enumerate(each for each in run.stretches() if not each.within):
+        begin, seconds = phase.begin_s[0], phase.seconds[0]
+        if begin is None:
+            continue
         axes.axvspan(begin, begin + seconds, color=SHADES[i % len(SHADES)], lw=0)
-        if seconds > MIN_LABEL_SHARE * record["total_s"]:
+        if seconds > MIN_LABEL_SHARE * (run.total_s or 0.0):
             axes.text(
                 begin + seconds / 2,
                 1.01,
-                f"{name}\n{seconds:.1f} s",
+                f"{phase.name}\n{seconds:.1f} s",
                 transform=axes.get_xaxis_transform(),
                 ha="center",
                 va="bottom",
@@ -76,12 +72,8 @@ def _shade_phases(axes: Axes, record: Mapping[str, Any]) -> None:
             )
 
 
-def _draw_power(axes: Axes, record: Mapping[str, Any], directory: Path) -> None:
-    traces = [
-        (node["node"], trace)
-        for node, name in _files(record["energy"])
-        for trace in read_traces(directory / name)
-    ]
+def _draw_power(axes: Axes, run: RecordedRun) -> None:
+    traces = [(node, trace) for node, path in run.power_files for trace in read_traces(path)]
     if not traces:
         axes.set_yticks([])
         axes.text(
@@ -93,16 +85,10 @@ def _draw_power(axes: Axes, record: Mapping[str, Any], directory: Path) -> None:
         label = f"node {node}: {trace.channel.label}"
         color, style = LINES[i % len(LINES)], "-" if i < len(LINES) else "--"
         axes.step(times_s, watts, where="post", color=color, ls=style, lw=1.2, label=label)
-    simulated = record["energy"]["kind"] == "simulated"
+    simulated = run.energy_kind == "simulated"
     axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, frameon=False, fontsize=9)
-
-
-def _files(energy: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
-    """Returns the files of readings, each with a device of its node."""
-    nodes = {device["node"]: device for device in energy.get("devices", [])}
-    return list(zip(nodes.values(), energy.get("traces", []), strict=False))
 
 
 def mean_power(trace: Trace) -> tuple[Any, Any]:

@@ -46,7 +46,7 @@ SAMPLES = Quantity(
     "samples_per_s",
     "training rate",
     "samples/s",
-    lambda run: run.record.get("training", {}).get("samples_per_s"),
+    lambda run: run.samples_per_s,
 )
 ENERGY = Quantity("energy_j", "energy", "J", lambda run: run.energy_j)
 POWER = Quantity("power_w", "mean power", "W", lambda run: run.power_w)
@@ -75,13 +75,13 @@ PARALLEL_EFFICIENCY = Quantity(
 
 def covered(runs: Iterable[RecordedRun]) -> list[str]:
     """Returns the parts of the machine that energies are of, in words: one entry if all agree."""
-    parts = {tuple(run.energy.get("covers", [])) for run in runs if run.energy_j is not None}
+    parts = {run.energy_covers for run in runs if run.energy_j is not None}
     return sorted(" and ".join(each) or "unknown parts" for each in parts)
 
 
 def labelled(quantity: Quantity, runs: Iterable[RecordedRun]) -> Quantity:
     """Returns ENERGY or POWER with what it is, where that is not measured, in its title."""
-    kinds = {run.energy["kind"] for run in runs if run.energy_j is not None}
+    kinds = {run.energy_kind for run in runs if run.energy_j is not None}
     others = sorted(kinds - {"measured"})
     if not others:
         return quantity
@@ -95,7 +95,7 @@ FIGURES_OF_MERIT = {"accuracy": True, "loss": False}
 
 def merit(runs: Iterable[RecordedRun]) -> str | None:
     """Returns the name of the figure by which the runs' models are judged; None where none is."""
-    names = {name for run in runs for name in run.record.get("quality", {})}
+    names = {name for run in runs for name in run.quality_names}
     return next((name for name in FIGURES_OF_MERIT if name in names), min(names, default=None))
 
 
@@ -150,24 +150,18 @@ def parts_s(run: RecordedRun) -> dict[str, float]:
 
     They add up to the total.
     """
-    phases = run.record["phases"]
-    means = {name: float(phase["mean_s"]) for name, phase in phases.items()}
-    broadcast = {
-        name: float(part["mean_s"])
-        for name, part in phases.get("broadcast", {}).get("parts", {}).items()
-    }
-    train_s, transfer_s = means.get("train", 0.0), broadcast.get("transfer", 0.0)
+    train_s, transfer_s = run.mean_s("train"), run.mean_s("broadcast", "transfer")
     parts = {
-        STARTUP: means.get("startup", 0.0),
-        LOADING: means.get("load", 0.0),
-        WAITING: broadcast.get("wait", 0.0),
+        STARTUP: run.mean_s("startup"),
+        LOADING: run.mean_s("load"),
+        WAITING: run.mean_s("broadcast", "wait"),
     }
     if run.communication_share is None:
         parts[NOT_PARTED] = train_s + transfer_s
     else:
         exposed_s = run.communication_share * train_s
         parts |= {TRAINING: train_s - exposed_s, COMMUNICATING: exposed_s + transfer_s}
-    return parts | {OTHER: max(0.0, float(run.record["total_s"]) - sum(parts.values()))}
+    return parts | {OTHER: max(0.0, (run.total_s or 0.0) - sum(parts.values()))}
 
 
 def share_of(part: str) -> Callable[[RecordedRun], float | None]:

@@ -148,7 +148,7 @@ def _table_of_runs(runs: Runs) -> ReportTable:
             run.status,
             run.total_s,
             run.started[:19],
-            run.disturbed or run.record.get("failure", {}).get("reason", ""),
+            run.disturbed or run.failure or "",
         )
         for run in runs.runs
     )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
-from candle_p1.reports.settings import data_name, horovod_settings_of, settings_of
+from candle_p1.reports.settings import about_communication, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 GIB = 2**30
 
@@ -39,6 +39,37 @@ class Hardware(NamedTuple):
     def __str__(self) -> str:
         gpus = [name for name in self.devices if name != "cpu"]
         return ", ".join([self.cpu, f"{self.num_cores} cores", f"{self.memory_gib} GiB", *gpus])
+
+
+class LoadedFile(NamedTuple):
+    """A data file of a run.
+
+    Attributes:
+        role: train, test, ….
+        file_bytes: Its size.
+        load_s: Seconds of loading it, on the slowest rank; None where it was not timed.
+    """
+
+    role: str
+    file_bytes: int
+    load_s: float | None
+
+
+class Stretch(NamedTuple):
+    """What a phase, a part of a phase or an epoch took on each rank.
+
+    Attributes:
+        name: Of the phase, the part or the epoch.
+        within: The phase that it is a part of; "" where it is none.
+        begin_s: When each rank began it, in seconds from the start of the run; None where that
+            is not known.
+        seconds: What each rank spent in it.
+    """
+
+    name: str
+    within: str
+    begin_s: Sequence[float | None]
+    seconds: Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +109,52 @@ class RecordedRun:
         """The number of nodes, where it is known."""
         return self.record.get("num_nodes")
 
+    @property
+    def launcher(self) -> str | None:
+        """What started the ranks."""
+        return self.record.get("launcher")
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed; None where it did not."""
+        return self.record.get("failure", {}).get("reason")  # type: ignore[no-any-return]
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """The warnings of the run."""
+        return self.record.get("warnings", [])  # type: ignore[no-any-return]
+
     @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The values of all parameters, by name."""
+        return {name: each["value"] for name, each in self.record["parameters"].items()}
+
+    @property
     def seed(self) -> int | None:
         """The seed of weights and orders; runs of one point that differ in it are repeats."""
-        return self.record["parameters"].get("rng_seed", {}).get("value")  # type: ignore[no-any-return]
+        return self.parameters.get("rng_seed")
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """What defines a point, beside ranks and machine; see settings.settings_of."""
-        return settings_of(self.record)
+        load = self.record.get("phases", {}).get("load", {})
+        return settings_of(
+            self.parameters,
+            self.plan,
+            self.data,
+            is_synthetic=self.synthetic,
+            wrote_cache="write" in load.get("parts", {}),
+        )
 
     @cached_property
     def horovod_settings(self) -> Mapping[str, str]:
         """Horovod's settings, by variable; empty where they are not known, as with one rank."""
-        return horovod_settings_of(self.record)
+        return about_communication(self.record.get("distributed", {}).get("settings", {}))
+
+    @property
+    def environment_settings(self) -> Mapping[str, str]:
+        """The environment variables on record."""
+        return self.record.get("environment", {}).get("settings", {})  # type: ignore[no-any-return]
 
     @cached_property
     def threads(self) -> int | None:
@@ -134,8 +197,33 @@ class RecordedRun:
 
     @cached_property
     def data(self) -> str | None:
-        """The data in words; None where the run did not get as far as to say."""
-        return data_name(self.record)
+        """The data in words; None where the run did not get far enough to record them.
+
+        Files are told apart by the digests of their values, or without these by their sizes.
+        """
+        data = self.record.get("data")
+        if not data:
+            return None
+        if data["synthetic"]:
+            return f"synthetic, {self.parameters.get('size', 'of unknown size')}"
+        files = [
+            f"{role} {file.get('values_sha256', '')[:8] or file['file_bytes']}"
+            for role, file in sorted(data["files"].items())
+        ]
+        return f"files: {', '.join(files)}"
+
+    @property
+    def loader(self) -> str:
+        """The loader of a run that finished."""
+        return str(self.record["data"]["loader"])
+
+    @property
+    def files(self) -> list[LoadedFile]:
+        """The data files of a run that finished."""
+        return [
+            LoadedFile(role, file["file_bytes"], file.get("load", {}).get("max_s"))
+            for role, file in self.record["data"]["files"].items()
+        ]
 
     @cached_property
     def disturbed(self) -> str | None:
@@ -153,6 +241,39 @@ class RecordedRun:
     def phase_s(self) -> Mapping[str, float]:
         """Seconds of each phase, of its slowest rank."""
         return {name: phase["max_s"] for name, phase in self.record.get("phases", {}).items()}
+
+    def mean_s(self, phase: str, part: str | None = None) -> float:
+        """Returns seconds of a phase, or of a part of it, mean over ranks; 0 where it has none."""
+        times = self.record["phases"].get(phase, {})
+        if part is not None:
+            times = times.get("parts", {}).get(part, {})
+        return float(times.get("mean_s", 0.0))
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Yields the phases in their order, each followed by its parts."""
+        yield from self._stretches(self.record.get("phases", {}), "")
+
+    def _stretches(self, phases: Mapping[str, Any], within: str) -> Iterator[Stretch]:
+        for name, phase in phases.items():
+            yield self._stretch(name, within, phase, phase)
+            yield from self._stretches(phase.get("parts", {}), name)
+
+    def epoch_stretches(self) -> Iterator[Stretch]:
+        """Yields the training of each epoch."""
+        for epoch in self._epochs:
+            yield self._stretch(f"epoch {epoch['epoch']}", "train", epoch, epoch["train"])
+
+    def _stretch(
+        self, name: str, within: str, begins: Mapping[str, Any], times: Mapping[str, Any]
+    ) -> Stretch:
+        begin_s = begins.get("per_rank_begin_s", [None] * self.num_ranks)
+        return Stretch(name, within, begin_s, times["per_rank_s"])
+
+    @property
+    def timeline_anchor(self) -> tuple[float, int] | None:
+        """A time of a traced run, in seconds from its start and in µs since 1970."""
+        anchor = self.record.get("timeline", {})
+        return (anchor["anchor_s"], anchor["anchor_epoch_us"]) if "anchor_s" in anchor else None
 
     @property
     def total_s(self) -> float | None:
@@ -218,6 +339,16 @@ class RecordedRun:
     def _epochs(self) -> list[Mapping[str, Any]]:
         return self.record.get("training", {}).get("epochs", [])  # type: ignore[no-any-return]
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """The rate of training over all ranks."""
+        return self.record.get("training", {}).get("samples_per_s")  # type: ignore[no-any-return]
+
+    @property
+    def quality_names(self) -> Iterable[str]:
+        """The names of the figures of the trained model, also of those that are no numbers."""
+        return self.record.get("quality", {}).keys()  # type: ignore[no-any-return]
+
     @cached_property
     def quality(self) -> Mapping[str, float]:
         """The figures of the trained model on the test set that are numbers, by name."""
@@ -240,20 +371,39 @@ class RecordedRun:
         return {name: float(value) for name, value in metrics.items() if value is not None}
 
     @property
-    def energy(self) -> Mapping[str, Any]:
-        """The record's energy."""
-        unknown = {"kind": "absent", "reason": "the run did not finish"}
-        return self.record.get("energy", unknown)  # type: ignore[no-any-return]
+    def _energy(self) -> Mapping[str, Any]:
+        return self.record.get("energy", {"kind": "absent"})  # type: ignore[no-any-return]
+
+    @property
+    def energy_kind(self) -> str:
+        """One of measured, estimated, simulated and absent."""
+        return str(self._energy["kind"])
+
+    @property
+    def energy_covers(self) -> tuple[str, ...]:
+        """The parts of the machine that the energy is of."""
+        return tuple(self._energy.get("covers", ()))
 
     @property
     def energy_j(self) -> float | None:
         """The energy of the whole run; None where it was not measured."""
-        return self.energy.get("total_j")
+        return self._energy.get("total_j")
 
     @property
     def power_w(self) -> float | None:
         """The mean power over the whole run; None where it was not measured."""
-        return self.energy.get("mean_w")
+        return self._energy.get("mean_w")
+
+    def phase_j(self, phase: str) -> float | None:
+        """Returns the energy of a phase; None where it was not measured."""
+        return self._energy.get("phases", {}).get(phase, {}).get("energy_j")  # type: ignore[no-any-return]
+
+    @property
+    def power_files(self) -> list[tuple[int, Path]]:
+        """The files of power readings, each with the number of its node."""
+        nodes = dict.fromkeys(device["node"] for device in self._energy.get("devices", []))
+        names = self._energy.get("traces", [])
+        return [(node, self.path.parent / name) for node, name in zip(nodes, names, strict=False)]
 
     @cached_property
     def efficiency(self) -> Mapping[str, float]:

@@ -53,59 +53,50 @@ HOROVOD = "HOROVOD_"
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
 
-def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(
+    parameters: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    data: str | None,
+    *,
+    is_synthetic: bool | None,
+    wrote_cache: bool,
+) -> dict[str, Any]:
     """Returns the parameters that define a point, and DATA.
 
-    That is all but the seed, places, logging, names of data files (DATA stands for these) and what
-    CANDLE Supervisor adds. Of a place to stage caches it counts whether there is one, and a cache
-    that had to be written makes another loader (FIRST_TIME). Lists become tuples. A run that did
-    not get far enough has no DATA.
+    Left out are the seed, places, logging, names of data files (DATA stands for these) and what
+    CANDLE Supervisor adds. Of the place where caches are staged only its presence counts, and a
+    run that had to write its cache counts as another loader (FIRST_TIME). Lists become tuples.
+
+    Args:
+        parameters: Values by name.
+        plan: The scaled epochs, batch size and so on; may be empty.
+        data: The data in words; None where the run did not get far enough to record them.
+        is_synthetic: Whether the data are synthetic.
+        wrote_cache: Whether the run wrote a cache of its data.
     """
-    values = {name: parameter["value"] for name, parameter in record["parameters"].items()}
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
+        for name, value in parameters.items()
         if name not in _left_out() and not name.endswith("_data")
     }
     if settings.get("epochs_scaling", "") is None:
         level = settings.get("data_parallel", "epoch")
         settings["epochs_scaling"], _ = share_epochs(settings["epochs"], 1, None, level)
-    if "stage_dir" in values:
-        settings["staged"] = values["stage_dir"] is not None
-    if "write" in record.get("phases", {}).get("load", {}).get("parts", {}):
+    if "stage_dir" in parameters:
+        settings["staged"] = parameters["stage_dir"] is not None
+    if wrote_cache:
         settings["loader"] = FIRST_TIME
-    plan = record.get("plan", {})
     settings |= {name: plan[name] for name in PLANNED if name in plan}
-    data = data_name(record)
     if data:
         settings[DATA] = data
-    if data and not record["data"]["synthetic"]:
-        for name in ("size", "data_seed"):  # say nothing where files are named
+    if data and not is_synthetic:
+        for name in ("size", "data_seed"):  # meaningless where files are named
             settings.pop(name, None)
     return settings
 
 
-def data_name(record: Mapping[str, Any]) -> str | None:
-    """Returns the data in words; None where the run did not get as far as to say.
-
-    Files are told apart by the digests of their values, or where these are missing by their sizes.
-    """
-    data = record.get("data")
-    if not data:
-        return None
-    if data["synthetic"]:
-        size = record["parameters"].get("size", {}).get("value", "of unknown size")
-        return f"synthetic, {size}"
-    files = [
-        f"{role} {file.get('values_sha256', '')[:8] or file['file_bytes']}"
-        for role, file in sorted(data["files"].items())
-    ]
-    return f"files: {', '.join(files)}"
-
-
-def horovod_settings_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Returns Horovod's settings that bear on how gradients are reduced, by variable."""
-    settings = record.get("distributed", {}).get("settings", {})
+def about_communication(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of Horovod's settings that bear on how gradients are averaged."""
     return {
         name: value
         for name, value in settings.items()

@@ -94,7 +94,7 @@ def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     yield "mode", mode_of(run)
     yield "status", run.status
     yield "disturbed", run.disturbed
-    yield "failure", run.record.get("failure", {}).get("reason")
+    yield "failure", run.failure
     yield "started", run.started
     yield "num_ranks", run.num_ranks
     yield "num_nodes", run.num_nodes
@@ -106,7 +106,7 @@ def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     yield "num_cores", machine.num_cores if machine else None
     yield "memory_gib", machine.memory_gib if machine else None
     yield "devices", " ".join(machine.devices) if machine else None
-    yield "energy_kind", run.energy["kind"]
+    yield "energy_kind", run.energy_kind
     for quantity in QUANTITIES:
         yield quantity.name, quantity.of(run)
     for name, seconds in run.phase_s.items():
@@ -120,8 +120,7 @@ def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     ):
         for name, value in figures.items():
             yield f"{group}_{name}", value
-    for name, parameter in run.record["parameters"].items():
-        value = parameter["value"]
+    for name, value in run.parameters.items():
         yield f"parameter_{name}", " ".join(map(str, value)) if isinstance(value, list) else value
 
 

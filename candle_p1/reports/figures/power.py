@@ -21,7 +21,7 @@ def run_to_draw(series: Series) -> RecordedRun:
         MissingDataError: None has any.
     """
     for point in reversed(series.points):
-        runs = [run for run in (*point.runs, *point.disturbed) if run.energy.get("traces")]
+        runs = [run for run in (*point.runs, *point.disturbed) if run.power_files]
         if runs:
             return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
     raise MissingDataError("no run has readings of power")
@@ -33,4 +33,4 @@ def power_over_time(run: RecordedRun) -> Figure:
     Raises:
         DataError: A file of readings is missing or damaged.
     """
-    return power_figure(run.record, run.path.parent)
+    return power_figure(run)

@@ -18,7 +18,7 @@ from candle_p1.reports.quantities import (
 from candle_p1.reports.words import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -36,6 +36,7 @@ SHOWN = {
     "train": ("training, with its communication", PART_LOOKS[TRAINING]),
 }
 """Name and look of phases, and of the parts of the broadcast."""
+SHOWN_IN_PARTS = ("broadcast",)
 REST = (OTHER, PART_LOOKS[OTHER])
 
 
@@ -68,10 +69,16 @@ def _median_run(series: Series) -> RecordedRun:
 
 def _draw(axes: Axes, run: RecordedRun) -> None:
     shown = _chosen(run.num_ranks)
-    for row, rank in enumerate(shown):
-        for name, begin_s, seconds in _stretches(run, rank):
-            _, look = SHOWN.get(name, REST)
-            axes.barh(row, seconds, left=begin_s, height=0.9, **look)
+    stretches = list(run.stretches())
+    replaced = {each.within for each in stretches if each.within in SHOWN_IN_PARTS}
+    for each in stretches:
+        if each.within not in ("", *SHOWN_IN_PARTS) or each.name in replaced:
+            continue
+        _, look = SHOWN.get(each.name, REST)
+        for row, rank in enumerate(shown):
+            begin_s = each.begin_s[rank]
+            if begin_s is not None:
+                axes.barh(row, each.seconds[rank], left=begin_s, height=0.9, **look)
     axes.set_yticks(range(len(shown)), [str(rank) for rank in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_ylabel("rank")
@@ -83,13 +90,3 @@ def _chosen(num_ranks: int) -> list[int]:
     if num_ranks <= MAX_ROWS:
         return list(range(num_ranks))
     return sorted({round(i * (num_ranks - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)})
-
-
-def _stretches(run: RecordedRun, rank: int) -> Iterator[tuple[str, float, float]]:
-    """Yields name, begin and duration of each phase of a rank, in s; of the broadcast its parts."""
-    for name, phase in run.record["phases"].items():
-        times = phase.get("parts", {}) if name == "broadcast" else {}
-        for part, spent in (times or {name: phase}).items():
-            begin_s = spent.get("per_rank_begin_s", [None] * run.num_ranks)[rank]
-            if begin_s is not None:
-                yield part, begin_s, spent["per_rank_s"][rank]

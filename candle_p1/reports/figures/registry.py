@@ -231,7 +231,7 @@ def _draw_power(
         paper = " As the paper's Figure 7(a)." if _is_figure_7(experiment) else ""
         caption = (
             f"One run on {count(run.num_ranks, 'worker')}, {series.name}: phases of rank 0 behind"
-            f" the power ({run.energy['kind']}).{paper}"
+            f" the power ({run.energy_kind}).{paper}"
         )
         drawn.append(Drawing(slug, POWER_TITLE, caption, to_svg(figure, slug), to_png(figure)))
     missing += [Missing(POWER_TITLE, reason) for reason in reasons]

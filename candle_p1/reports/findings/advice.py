@@ -34,7 +34,7 @@ def advice(experiment: Experiment, series: Series, part: str) -> str:
         part: One of quantities.PARTS.
     """
     runs = series.timed[-1].runs
-    loader = runs[0].record["data"]["loader"]
+    loader = runs[0].loader
     if part in (LOADING, WAITING):
         if loader in SLOW_LOADERS:
             return "--loader parallel reads every byte once per job" + _measured_gain(

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from candle_p1.records.power_file import read_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from candle_p1.records.power_trace import Trace
+    from candle_p1.reports.runs import RecordedRun
 
 US_PER_S = 1_000_000
 
@@ -65,7 +66,7 @@ class Track:
     samples: Iterable[Sample] = field(default=())
 
 
-def origin_s(record: Mapping[str, Any], epoch_us: int | None) -> float | None:
+def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     """Returns when a timeline's clock was 0, in seconds from the start of the run.
 
     It follows from the time of day that the record of a traced run relates to the run's own clock,
@@ -73,50 +74,35 @@ def origin_s(record: Mapping[str, Any], epoch_us: int | None) -> float | None:
     to a millisecond.
 
     Args:
-        record: The run's.
-        epoch_us: The time of day at which the timeline's clock was 0; None: not known.
+        run: The traced run.
+        epoch_us: The time of day at which the timeline's clock was 0; None where it is not known.
 
     Returns:
-        None if the timeline does not say.
+        The time; None where the timeline does not say.
     """
     if epoch_us is None:
         return None
-    anchor = record.get("timeline", {})
-    if "anchor_s" in anchor:
-        return float(anchor["anchor_s"] + (epoch_us - anchor["anchor_epoch_us"]) / US_PER_S)
-    return epoch_us / US_PER_S - datetime.fromisoformat(record["started"]).timestamp()
+    if run.timeline_anchor:
+        anchor_s, anchor_epoch_us = run.timeline_anchor
+        return anchor_s + (epoch_us - anchor_epoch_us) / US_PER_S
+    return epoch_us / US_PER_S - datetime.fromisoformat(run.started).timestamp()
 
 
-def phase_track(record: Mapping[str, Any], origin_s: float) -> Track | None:
-    """Returns the phases of rank 0, and its epochs within the training; None if it had none.
+def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
+    """Returns rank 0's phases, and its epochs within the training; None where none are known.
 
     A phase that was entered several times is drawn in one piece, from its first begin.
 
     Args:
-        record: The run's.
-        origin_s: When the timeline's clock was 0, from the start of the run.
+        run: The traced run.
+        origin_s: When the timeline's clock was 0, in seconds from the start of the run.
     """
-    spans = list(_phase_spans(record.get("phases", {}), origin_s))
-    for epoch in record.get("training", {}).get("epochs", ()):
-        name = f"epoch {epoch['epoch']}"
-        spans += _span(name, epoch.get("per_rank_begin_s"), epoch["train"], origin_s)
+    spans = []
+    for each in (*run.stretches(), *run.epoch_stretches()):
+        if each.begin_s[0] is not None:
+            begin_s = each.begin_s[0] - origin_s
+            spans.append(Span(each.name, _us(begin_s), _us(begin_s + each.seconds[0])))
     return Track("rank 0: phases", spans=spans) if spans else None
-
-
-def _phase_spans(phases: Mapping[str, Any], origin_s: float) -> Iterator[Span]:
-    for name, phase in phases.items():
-        yield from _span(name, phase.get("per_rank_begin_s"), phase, origin_s)
-        yield from _phase_spans(phase.get("parts", {}), origin_s)
-
-
-def _span(
-    name: str, begins_s: Sequence[float | None] | None, facts: Mapping[str, Any], origin_s: float
-) -> Iterator[Span]:
-    """Yields rank 0's span, if it is known when it began."""
-    begin_s = begins_s[0] if begins_s else None
-    if begin_s is not None:
-        begin_s -= origin_s
-        yield Span(name, _us(begin_s), _us(begin_s + facts["per_rank_s"][0]))
 
 
 def power_track(path: Path, origin_s: float) -> Track:

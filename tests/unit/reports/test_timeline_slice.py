@@ -17,6 +17,7 @@ from candle_p1.errors import DataError, ParameterError
 from candle_p1.instrument.clock import ClockAnchor, read_anchor
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.timeline.clock import ORIGIN_KEY, read_origin_epoch_us
 from candle_p1.reports.timeline.slice import cut
 from candle_p1.reports.timeline.summary import summarize
@@ -296,6 +297,7 @@ def test_spans_that_cross_are_drawn_on_rows_of_their_own(tmp_path):
 
 def test_phases_come_from_the_record():
     record = {
+        "num_ranks": 2,
         "phases": {
             "load": {"per_rank_begin_s": [10.0, 9.0], "per_rank_s": [2.0, 3.0]},
             "broadcast": {
@@ -313,23 +315,24 @@ def test_phases_come_from_the_record():
             ]
         },
     }
-    assert phase_track(record, origin_s=10.5).spans == [
+    assert phase_track(RecordedRun(None, record), origin_s=10.5).spans == [
         Span("load", -500_000, 1_500_000),
         Span("broadcast", 1_500_000, 3_000_000),
         Span("wait", 1_750_000, 2_750_000),
         Span("epoch 1", 3_500_000, 6_500_000),
     ]
-    assert phase_track({"phases": {"load": {"per_rank_s": [2.0]}}}, 0.0) is None
-    assert phase_track({}, 0.0) is None
+    del record["training"], record["phases"]["load"], record["phases"]["broadcast"]
+    assert phase_track(RecordedRun(None, record), 0.0) is None
 
 
 def test_where_the_clocks_meet():
     record = {"started": "2026-01-01T00:00:00.000+00:00"}
     epoch_us = 1_767_225_600_000_000
-    assert origin_s(record, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
-    assert origin_s(record, None) is None
+    run = RecordedRun(None, record)
+    assert origin_s(run, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
+    assert origin_s(run, None) is None
     anchor = {"anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
-    assert origin_s(record | {"timeline": anchor}, epoch_us) == 4.25
+    assert origin_s(RecordedRun(None, record | {"timeline": anchor}), epoch_us) == 4.25
     anchor = ClockAnchor(epoch_us=1_000_000, perf_counter_s=50.0, uncertainty_us=1.0)
     assert anchor.to_perf_counter_s(3_500_000) == 52.5
     assert read_anchor().uncertainty_us >= 0
