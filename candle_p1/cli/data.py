@@ -96,7 +96,7 @@ def fetch_command(
     Files that are there are checked by their SHA-256 and not downloaded again. Where CANDLE has
     published no sum, the first download is recorded, and later ones are held to it.
     """
-    from candle_p1.datasets.download import Patience
+    from candle_p1.datasets.download import RetryPolicy
     from candle_p1.datasets.fetch import fetch
 
     found = find_benchmark(benchmark)
@@ -115,7 +115,7 @@ def fetch_command(
             directory or published.directory,
             progress=progress,
             notify=screen.warn,
-            patience=Patience(num_retries=num_retries),
+            retry=RetryPolicy(num_retries=num_retries),
         )
     for file in files:
         origin = f"downloaded from {file.source}" if file.source else "was there already"

@@ -1,9 +1,10 @@
-"""Downloading one URL, with retries, going on where an earlier download stopped.
+"""A downloader for pooch that retries, and resumes where an earlier download stopped.
 
-The bytes collect in ``.NAME.partial``; ``.NAME.partial.json`` beside it says of which version of
-which URL they are. A later attempt, also by another process, asks for the rest with ``Range``, and
-with ``If-Range`` (RFC 9110, section 13.1.5), so that a server on which the file has changed sends
-the new one whole. Where the server gives nothing to know a version by, attempts start from zero.
+pooch's own downloaders start again from zero. Here the bytes are collected in ``.NAME.partial``;
+``.NAME.partial.json`` beside it says which version of which URL they belong to. A later attempt,
+even by another process, asks for the rest with ``Range``, and with ``If-Range`` (RFC 9110, section
+13.1.5), so that a server on which the file has changed sends the new one from its beginning. If the
+server sends nothing that identifies a version, every attempt starts from zero.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from candle_p1 import __version__
+from candle_p1.datasets.storing import partial_path
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,18 +31,16 @@ if TYPE_CHECKING:
 
     import requests
 
-    from candle_p1.datasets.synthetic import Progress
+    from candle_p1.datasets.storing import Notify, Progress
 
 SCHEMES = ("http", "https", "file")
 BLOCK_BYTES = 1 << 18
-TRANSIENT_STATUSES = (408, 429)
-"""Refusals (4xx) after which another attempt may succeed."""
-OK, PARTIAL_CONTENT, RANGE_NOT_SATISFIABLE = 200, 206, 416
-FIRST_REFUSAL, FIRST_SERVER_ERROR = 400, 500
+TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+"""Client errors (4xx) after which another attempt may succeed."""
 
 
 class CannotDownloadError(Exception):
-    """The file cannot be had from this URL; the message says why, as a clause."""
+    """The file cannot be downloaded from this URL; the message says why, as a clause."""
 
 
 class _TransientError(Exception):
@@ -47,49 +48,49 @@ class _TransientError(Exception):
 
     Args:
         reason: Why, as a clause.
-        wait_s: How long the server asks to wait; 0 if it does not say.
+        retry_after_s: How long the server asks to wait; 0 if it does not say.
     """
 
-    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
-        self.wait_s = wait_s
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to try.
+class RetryPolicy:
+    """How often and how long to try.
 
     Attributes:
-        num_retries: Attempts after the first that may fail in a row without bringing a new byte.
-        first_wait_s: The pause before the first of them; each further pause is twice as long.
-        longest_wait_s: No pause is longer, whatever the server asks for.
-        connect_s: How long to wait for a connection.
-        read_s: How long a connection may bring nothing.
-        sleep: Waits that many seconds.
+        num_retries: How many attempts in a row, after the first, may fail without a new byte.
+        first_wait_s: The pause before the first retry; each further pause is twice as long.
+        max_wait_s: The longest pause, whatever the server asks for.
+        connect_timeout_s: How long to wait for a connection.
+        read_timeout_s: How long a connection may stay silent.
+        sleep: Waits for a number of seconds.
     """
 
     num_retries: int = 4
     first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
-    connect_s: float = 10.0
-    read_s: float = 60.0
+    max_wait_s: float = 60.0
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
     sleep: Callable[[float], None] = time.sleep
 
-    def wait_s(self, num_failures: int, asked_s: float) -> float:
-        """Returns the pause after that many failures in a row, where the server asks for one."""
-        wait_s = max(asked_s, self.first_wait_s * 2.0 ** (num_failures - 1))
-        return min(wait_s, self.longest_wait_s)
+    def wait_s(self, num_failures: int, retry_after_s: float) -> float:
+        """Returns the pause after this many failures in a row."""
+        wait_s = max(retry_after_s, self.first_wait_s * 2.0 ** (num_failures - 1))
+        return min(wait_s, self.max_wait_s)
 
 
 @dataclass(frozen=True)
 class Version:
-    """Which bytes a partial file holds the beginning of.
+    """The version of a file that a server has, and a partial file the beginning of.
 
     Attributes:
-        url: Where they come from, without a password.
-        etag: The server's ETag; None if it gave none.
-        last_modified: The server's Last-Modified; None if it gave none.
-        total_bytes: Of the whole file; None if the server did not say.
+        url: Where it comes from, without a password.
+        etag: The server's ETag; None if it sent none.
+        last_modified: The server's Last-Modified; None if it sent none.
+        total_bytes: The size of the whole file; None if the server did not say.
     """
 
     url: str
@@ -99,60 +100,61 @@ class Version:
 
     @property
     def validator(self) -> str | None:
-        """What If-Range may hold: a strong ETag, else the date; None without either."""
+        """What If-Range may hold: a strong ETag, or else the date; None without either."""
         if self.etag:
             return None if self.etag.startswith("W/") else self.etag
         return self.last_modified
 
 
-class Download:
-    """Downloads a file; called by pooch with (URL, temporary file, pooch).
+class ResumingDownloader:
+    """Downloads one file; pooch calls it with (URL, temporary file, pooch).
 
     Args:
-        name: The file's name, for messages.
-        directory: Where its partial file is kept; nobody else may write to that meanwhile.
-        patience: How long to try.
-        progress: Called with (name, bytes so far, bytes expected); 0 expected is not known.
-        notify: Called with a sentence when an attempt failed and another one follows.
+        path: The file's final path; its partial file is kept beside it, and must be locked.
+        retry: How often and how long to try.
+        progress: Told how far the download is.
+        notify: Told when an attempt has failed and another one follows.
 
     Attributes:
-        version: What the server said of the file that was downloaded last.
+        version: What the server said about the file that was downloaded last.
     """
 
     def __init__(
         self,
-        name: str,
-        directory: Path,
-        patience: Patience,
+        path: Path,
+        retry: RetryPolicy,
         progress: Progress | None = None,
-        notify: Callable[[str], None] | None = None,
+        notify: Notify | None = None,
     ) -> None:
-        self.name, self.patience, self._progress, self._notify = name, patience, progress, notify
-        self.partial = partial_path(directory, name)
-        self._note = self.partial.with_name(f"{self.partial.name}.json")
-        self.version = Version("")
+        self.name, self.version = path.name, Version("")
+        self._retry, self._progress, self._notify = retry, progress, notify
+        self._partial = partial_path(path.parent, path.name)
+        self._version_path = self._partial.with_name(f"{self._partial.name}.json")
 
     def __call__(self, url: str, output_file: Any, pooch: Any = None) -> None:
-        """Downloads `url` to `output_file`, which must be in the same file system.
+        """Downloads `url` to `output_file`, which must be on the partial file's file system.
 
         Raises:
-            CannotDownloadError: It cannot be had.
+            CannotDownloadError: It cannot be downloaded.
             OSError: The partial file cannot be written.
         """
-        Path(output_file).unlink(missing_ok=True)  # empty, and left behind if the process is killed
+        Path(output_file).unlink(missing_ok=True)  # a killed process would leave it behind, empty
         if urlsplit(url).scheme == "file":
             self._copy(url)
         else:
             self._download(url)
-        with self.partial.open("rb") as file:
+        with self._partial.open("rb") as file:
             os.fsync(file.fileno())
-        self.partial.replace(output_file)
-        self._note.unlink(missing_ok=True)
+        self._partial.replace(output_file)
+        self._version_path.unlink(missing_ok=True)
 
     def _copy(self, url: str) -> None:
         self.version = Version(without_password(url))
-        self._note.unlink(missing_ok=True)
-        with _open_local(url) as source, self.partial.open("wb") as file:
+        self._version_path.unlink(missing_ok=True)
+        path = Path(url2pathname(urlsplit(url).path))
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise CannotDownloadError("there is no such file, or it cannot be read")
+        with path.open("rb") as source, self._partial.open("wb") as file:
             total_bytes = os.fstat(source.fileno()).st_size
             self._write(file, iter(lambda: source.read(BLOCK_BYTES), b""), 0, total_bytes)
 
@@ -163,33 +165,34 @@ class Download:
         num_failures, most_bytes = 0, self._partial_bytes()
         with requests.Session() as session:
             session.headers["User-Agent"] = f"candle_p1/{__version__}"
-            # Compressed on the way, the bytes could neither be counted nor asked for by range.
+            # A compressed transfer could be neither counted nor resumed.
             session.headers["Accept-Encoding"] = "identity"
             while True:
                 try:
                     self._attempt(session, url)
                     return
                 except _TransientError as error:
-                    if self._partial_bytes() > most_bytes:
-                        num_failures, most_bytes = 0, self._partial_bytes()
+                    num_bytes = self._partial_bytes()
+                    if num_bytes > most_bytes:
+                        num_failures, most_bytes = 0, num_bytes
                     num_failures += 1
-                    if num_failures > self.patience.num_retries:
+                    if num_failures > self._retry.num_retries:
                         raise CannotDownloadError(str(error)) from error
-                    self._wait(str(error), self.patience.wait_s(num_failures, error.wait_s))
-
-    def _wait(self, reason: str, wait_s: float) -> None:
-        if self._notify:
-            so_far = f"{self._partial_bytes() / 2**20:.1f} MiB so far"
-            self._notify(f"{self.name}: {reason}; {so_far}, trying again in {wait_s:g} s")
-        self.patience.sleep(wait_s)
+                    wait_s = self._retry.wait_s(num_failures, error.retry_after_s)
+                    if self._notify:
+                        self._notify(
+                            f"{self.name}: {error}; {num_bytes / 2**20:.1f} MiB downloaded so far,"
+                            f" trying again in {wait_s:g} s"
+                        )
+                    self._retry.sleep(wait_s)
 
     def _attempt(self, session: requests.Session, url: str) -> None:
         import requests
         import urllib3
 
-        start, validator = self._where_to_go_on(url)
+        start, validator = self._resume_point(url)
         headers = {"Range": f"bytes={start}-", "If-Range": validator} if start else {}
-        timeout_s = (self.patience.connect_s, self.patience.read_s)
+        timeout_s = (self._retry.connect_timeout_s, self._retry.read_timeout_s)
         try:
             with session.get(url, headers=headers, stream=True, timeout=timeout_s) as response:
                 self._receive(response, url, start)
@@ -202,10 +205,10 @@ class Download:
         except (requests.RequestException, ValueError) as error:
             raise CannotDownloadError(str(error) or type(error).__name__) from error
 
-    def _where_to_go_on(self, url: str) -> tuple[int, str]:
-        """Returns how many bytes are there already, and their validator; 0 if none are of use."""
+    def _resume_point(self, url: str) -> tuple[int, str]:
+        """Returns how many bytes are there already, and their validator; 0 if they are no use."""
         try:
-            version = Version(**json.loads(self._note.read_text(encoding="utf-8")))
+            version = Version(**json.loads(self._version_path.read_text(encoding="utf-8")))
             start = min(self._partial_bytes(), (version.total_bytes or 0) - 1)
         except (OSError, ValueError, TypeError):
             return 0, ""
@@ -214,30 +217,29 @@ class Download:
         return start, version.validator
 
     def _receive(self, response: requests.Response, url: str, start: int) -> None:
-        """Writes what a response brings, from `start` on if it continues the partial file there."""
-        if response.status_code == RANGE_NOT_SATISFIABLE and start:
-            self._note.unlink()
-            raise _TransientError("the server's file has become shorter")
-        _check_status(response)
-        _check_content(response, self.name)
-        length = int(response.headers.get("Content-Length", -1))
-        if response.status_code == PARTIAL_CONTENT:
+        """Writes what a response brings, from `start` on if it continues the partial file."""
+        if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+            self._version_path.unlink()
+            raise _TransientError("the file on the server has become shorter")
+        _check_response(response, self.name)
+        if response.status_code == HTTPStatus.PARTIAL_CONTENT:
             first, total_bytes = _content_range(response)
             if first != start:
-                self._note.unlink(missing_ok=True)
-                raise _TransientError("the server sent another part of the file than asked for")
+                self._version_path.unlink(missing_ok=True)
+                raise _TransientError("the server sent a different part of the file")
         else:
-            start, total_bytes = 0, length if length >= 0 else None
+            length = response.headers.get("Content-Length")
+            start, total_bytes = 0, int(length) if length else None
         self.version = Version(
             without_password(url),
             response.headers.get("ETag"),
             response.headers.get("Last-Modified"),
             total_bytes,
         )
-        with self.partial.open("r+b" if start else "wb") as file:
+        with self._partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
-            write_atomically(self._note, json.dumps(vars(self.version)) + "\n")
+            write_atomically(self._version_path, json.dumps(vars(self.version)) + "\n")
             blocks = response.raw.stream(BLOCK_BYTES, decode_content=False)
             num_bytes = self._write(file, blocks, start, total_bytes)
         if total_bytes is not None and num_bytes != total_bytes:
@@ -256,12 +258,7 @@ class Download:
         return num_bytes
 
     def _partial_bytes(self) -> int:
-        return self.partial.stat().st_size if self.partial.exists() else 0
-
-
-def partial_path(directory: Path, name: str) -> Path:
-    """Returns where the bytes of a file collect while it is downloaded."""
-    return directory / f".{name}.partial"
+        return self._partial.stat().st_size if self._partial.exists() else 0
 
 
 def without_password(url: str) -> str:
@@ -270,33 +267,24 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _open_local(url: str) -> BinaryIO:
-    try:
-        return Path(url2pathname(urlsplit(url).path)).open("rb")
-    except OSError as error:
-        raise CannotDownloadError(f"{error.strerror}") from error
-
-
-def _check_status(response: requests.Response) -> None:
-    status = response.status_code
-    clause = f"the server answers {status} {response.reason or ''}".rstrip()
-    if status in TRANSIENT_STATUSES or status >= FIRST_SERVER_ERROR:
-        asked = response.headers.get("Retry-After", "")  # seconds, or a date
-        raise _TransientError(clause, float(asked) if asked.isdecimal() else 0.0)
-    if status not in (OK, PARTIAL_CONTENT):
-        raise CannotDownloadError(clause)
-
-
-def _check_content(response: requests.Response, name: str) -> None:
-    """Refuses what is not the file's own bytes.
+def _check_response(response: requests.Response, name: str) -> None:
+    """Refuses a response that does not bring the file's own bytes.
 
     Raises:
-        CannotDownloadError: A web page (of a portal, or of a mirror that moved), or a file that the
-            server compressed.
+        CannotDownloadError: The server refuses, compresses the file, or sends a web page, such as
+            that of a login or of a mirror that has moved.
+        _TransientError: The server may answer otherwise later.
     """
-    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
+    status, headers = response.status_code, response.headers
+    if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+        answer = f"the server answers {status} {response.reason or ''}".rstrip()
+        if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            retry_after = headers.get("Retry-After", "")  # seconds, or a date
+            raise _TransientError(answer, float(retry_after) if retry_after.isdecimal() else 0.0)
+        raise CannotDownloadError(answer)
+    if headers.get("Content-Type", "").lower().startswith("text/html"):
         raise CannotDownloadError("the server answers with a web page")
-    encoding = response.headers.get("Content-Encoding", "identity").lower()
+    encoding = headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity" and not name.endswith(("gz", "zip")):
         raise CannotDownloadError(f"the server compresses it ({encoding}), though asked not to")
 
@@ -309,18 +297,12 @@ def _content_range(response: requests.Response) -> tuple[int, int | None]:
     return int(found[1]), None if found[2] == "*" else int(found[2])
 
 
-def _reason(error: BaseException) -> str:
-    """Returns why a connection failed, as the operating system puts it where it did."""
+def _reason(error: Exception) -> str:
+    """Returns why a connection failed, in the operating system's words if it gave any."""
     import requests
     import urllib3
 
-    if isinstance(error, (requests.ConnectTimeout, requests.ReadTimeout)):
+    if isinstance(error, (requests.Timeout, urllib3.exceptions.TimeoutError)):
         return "the server does not answer"
-    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
-        return "the connection brings nothing any more"
-    seen, found = [error], ""
-    for item in seen:
-        found = found or str(getattr(item, "strerror", None) or "")
-        inner = [*item.args, getattr(item, "reason", None), item.__cause__, item.__context__]
-        seen += [each for each in inner if isinstance(each, BaseException) and each not in seen]
-    return f"no connection ({found})" if found else "the connection broke"
+    found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
+    return f"no connection ({found[1]})" if found else "the connection broke"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from candle_p1.data.directory import data_directory
 from candle_p1.data.manifest import Manifest, synthetic_facts
-from candle_p1.datasets.download import partial_path
-from candle_p1.datasets.fetch import expected_file
+from candle_p1.datasets.registry import expected_file
+from candle_p1.datasets.storing import partial_path
 
 if TYPE_CHECKING:
     from pathlib import Path

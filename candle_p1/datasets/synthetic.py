@@ -10,22 +10,19 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import filelock
-
 from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, data_directory
 from candle_p1.data.manifest import Manifest
+from candle_p1.datasets.storing import locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Progress = Callable[[str, int, int], None]
-"""Takes a file's name, the bytes written so far, and those expected."""
+    from candle_p1.datasets.storing import Progress
 
 
 def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
@@ -128,21 +125,17 @@ def _made_of(recipe: SyntheticRecipe, size: str, seed: int) -> dict[str, Any]:
 def _make(
     recipe: SyntheticRecipe, size: str, seed: int, directory: Path, progress: Progress | None
 ) -> Manifest:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(directory / ".lock"):
-            found = _find(recipe, size, seed, directory)  # another job may have made it meanwhile
-            if found:
-                return found
-            files = _write_all(recipe.files(size, seed), directory, progress)
-            manifest = Manifest(directory, _made_of(recipe, size, seed), files)
-            manifest.write()
-    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
-        raise DataError(
-            f"the data cannot be written ({getattr(error, 'strerror', None) or error}): use a"
-            f" directory with room, by ${DATA_DIRECTORY_VARIABLE}, or --out of candle-p1 data make",
-            directory,
-        ) from error
+    remedy = (
+        f"use a directory with enough space: set {DATA_DIRECTORY_VARIABLE}, or give candle-p1 data"
+        " make another --out"
+    )
+    with storing(directory, remedy), locked(directory):
+        found = _find(recipe, size, seed, directory)  # another job may have made it meanwhile
+        if found:
+            return found
+        files = _write_all(recipe.files(size, seed), directory, progress)
+        manifest = Manifest(directory, _made_of(recipe, size, seed), files)
+        manifest.write()
     return manifest
 
 
@@ -150,7 +143,7 @@ def _write_all(
     files: Sequence[SyntheticFile], directory: Path, progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
     """Writes files under other names, then renames them; returns bytes and SHA-256 by name."""
-    partial = {file.name: directory / f".{file.name}.partial" for file in files}
+    partial = {file.name: partial_path(directory, file.name) for file in files}
     try:
         facts = {file.name: _write(file, partial[file.name], progress) for file in files}
         for name, path in partial.items():

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import errno
 import io
+import os
+import re
+import shutil
 import stat
 import tarfile
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,51 +56,56 @@ def everything(directory):
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
 HARD_LINK = {"type": tarfile.LNKTYPE, "linkname": "../../x"}
-DEVICE = {"type": tarfile.FIFOTYPE}
+PIPE = {"type": tarfile.FIFOTYPE}
+UNSAFE_IN_TAR = [
+    [("../x", b"x")],
+    [("sub/../../x", b"x")],
+    [("/tmp/candle_p1_x", b"x")],
+    [("link", LINK), ("link/x", b"x")],
+    [("link", HARD_LINK)],
+    [("pipe", PIPE)],
+    [("fetched.json", b"x")],
+    [(".nt.csv.partial", b"x")],
+    [("./bad.tar.gz", b"x")],
+]
+UNSAFE_IN_ZIP = [
+    [("../x", b"x", 0)],
+    [("/tmp/candle_p1_x", b"x", 0)],
+    [("..\\x", b"x", 0)],
+    [("link", b"/etc", stat.S_IFLNK | 0o777)],
+    [("fetched.json", b"x", 0)],
+]
 
 
 @pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ([("../x", b"x")], "outside"),
-        ([("sub/../../x", b"x")], "outside"),
-        ([("/tmp/candle_p1_x", b"x")], "outside"),
-        ([("link", LINK), ("link/x", b"x")], "neither a file"),
-        ([("link", HARD_LINK)], "neither a file"),
-        ([("pipe", DEVICE)], "neither a file"),
-        ([("fetched.json", b"x")], "keeps account"),
-        ([(".nt.csv.partial", b"x")], "keeps account"),
-        ([("./bad.tar.gz", b"x")], "keeps account"),
-    ],
+    ("write", "name", "good", "members"),
+    [(tar, "bad.tar.gz", ("good.csv", b"1"), members) for members in UNSAFE_IN_TAR]
+    + [(zipped, "bad.zip", ("good.csv", b"1", 0), members) for members in UNSAFE_IN_ZIP],
 )
-def test_a_tar_that_would_leave_its_directory_is_refused_whole(directory, members, words):
-    archive = tar(directory / "bad.tar.gz", ("good.csv", b"1"), *members)
+def test_an_unsafe_archive_is_refused_as_a_whole(directory, write, name, good, members):
+    archive = write(directory / name, good, *members)
     before = everything(directory)
-    with pytest.raises(DataError, match=words) as refused:
-        unpack(archive, ["fetched.json"])
-    assert repr(members[0][0]) in str(refused.value)
-    assert everything(directory) == before
-
-
-@pytest.mark.parametrize(
-    ("member", "words"),
-    [
-        (("../x", b"x", 0), "outside"),
-        (("/tmp/candle_p1_x", b"x", 0), "outside"),
-        (("..\\x", b"x", 0), "outside"),
-        (("link", b"/etc", stat.S_IFLNK | 0o777), "neither a file"),
-        (("fetched.json", b"x", 0), "keeps account"),
-    ],
-)
-def test_a_zip_that_would_leave_its_directory_is_refused_whole(directory, member, words):
-    archive = zipped(directory / "bad.zip", ("good.csv", b"1", 0), member)
-    before = everything(directory)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=re.escape(repr(members[0][0]))):
         unpack(archive, ["fetched.json"])
     assert everything(directory) == before
 
 
-def test_good_archives_are_unpacked_beside_themselves(directory):
+def test_an_archive_larger_than_the_free_space_is_not_unpacked(directory, monkeypatch):
+    archive = tar(directory / "a.tar.gz", ("a.csv", bytes(1000)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=999))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        unpack(archive)
+    assert {path.name for path in directory.iterdir()} == {"a.tar.gz"}
+
+
+def test_modes_of_an_archive_are_not_taken_over(directory):
+    archive = zipped(directory / "a.zip", ("a.sh", b"1", stat.S_IFREG | 0o4777))
+    tar(directory / "b.tgz", ("b.sh", {"mode": 0o4777, "size": 0}))
+    for path in (*unpack(archive), *unpack(directory / "b.tgz")):
+        assert not path.stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
+
+
+def test_archives_are_unpacked_into_their_directory(directory):
     folder = {"type": tarfile.DIRTYPE, "mode": 0o755}
     first = tar(directory / "a.tgz", ("./sub", folder), ("./sub/a.csv", b"1,2"), ("b.csv", b"3"))
     second = zipped(directory / "c.zip", ("d/", b"", 0), ("d/c.csv", b"4", stat.S_IFREG | 0o644))
@@ -108,7 +118,7 @@ def test_good_archives_are_unpacked_beside_themselves(directory):
     assert {path.name for path in directory.iterdir()} == {"a.tgz", "c.zip", "sub", "b.csv", "d"}
 
 
-def test_what_is_missing_is_unpacked_again_and_other_files_are_not_replaced(directory):
+def test_missing_files_are_unpacked_again_and_different_files_are_not_replaced(directory):
     archive = tar(directory / "a.tar.gz", ("a.csv", b"1"), ("b.csv", b"2"))
     unpack(archive)
     (directory / "a.csv").unlink()
@@ -116,34 +126,34 @@ def test_what_is_missing_is_unpacked_again_and_other_files_are_not_replaced(dire
     assert (directory / "a.csv").read_bytes() == b"1"
     (directory / "a.csv").unlink()
     (directory / "b.csv").write_bytes(b"3")
-    with pytest.raises(DataError, match=r"another .*b\.csv is there"):
+    with pytest.raises(DataError, match=r"/b\.csv"):
         unpack(archive)
     assert not (directory / "a.csv").exists()
     assert (directory / "b.csv").read_bytes() == b"3"
 
 
-def test_a_link_that_is_there_already_leads_nowhere(directory, tmp_path):
+def test_an_existing_link_is_not_followed_out_of_the_directory(directory, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (directory / "sub").symlink_to(tmp_path / "elsewhere")
     archive = tar(directory / "a.tar.gz", ("sub/a.csv", b"1"))
-    with pytest.raises(DataError, match="outside"):
+    with pytest.raises(DataError, match=r"sub/a\.csv"):
         unpack(archive)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip"])
-def test_a_damaged_archive_is_named(directory, name):
+def test_a_damaged_archive_is_reported(directory, name):
     make = zipped if name.endswith("zip") else tar
     members = [(f"{i}.csv", bytes(1000)) + (0,) * (make is zipped) for i in range(20)]
     content = make(directory / name, *members).read_bytes()
     for damaged in (b"", b"no archive", content[: len(content) // 2]):
         (directory / name).write_bytes(damaged)
-        with pytest.raises(DataError, match="cannot be unpacked"):
+        with pytest.raises(DataError, match=name):
             unpack(directory / name)
     assert {path.name for path in directory.iterdir()} == {name}
 
 
-def test_a_fetched_archive_is_unpacked_once_it_is_checked(directory, tmp_path, environment):
+def test_a_fetched_archive_is_checked_and_unpacked(directory, tmp_path, environment):
     source = tmp_path / "source"
     source.mkdir()
     tar(source / "a.tar.gz", ("a.csv", b"1"))
@@ -154,6 +164,6 @@ def test_a_fetched_archive_is_unpacked_once_it_is_checked(directory, tmp_path, e
     fetch("none", ["a.tar.gz"], source.as_uri(), directory)
     assert (directory / "a.csv").read_bytes() == b"1"
     tar(source / "b.tar.gz", ("../b.csv", b"1"))
-    with pytest.raises(DataError, match="outside"):
+    with pytest.raises(DataError, match=r"\.\./b\.csv"):
         fetch("none", ["b.tar.gz"], source.as_uri(), directory)
     assert not (directory.parent / "b.csv").exists()

@@ -1,0 +1,81 @@
+"""The SHA-256 a file has to have: published, or recorded at its first download.
+
+Few of CANDLE's files have a published sum; these are in ``registry.json``. For the others the first
+download is recorded in ``fetched.json`` beside them, and later ones into that directory must match.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from candle_p1.errors import DataError
+from candle_p1.files import write_atomically
+
+RECORD_NAME = "fetched.json"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a file has to be.
+
+    Attributes:
+        sha256: The SHA-256 of its bytes.
+        file_bytes: Its size.
+        published: Whether the sum is published; otherwise it was recorded at the first download.
+        source: Where the sum comes from, for messages.
+    """
+
+    sha256: str
+    file_bytes: int
+    published: bool
+    source: str
+
+
+def expected_file(benchmark: str, name: str, directory: Path) -> Expected | None:
+    """Returns what a file has to be; None if its sum is neither published nor recorded.
+
+    Raises:
+        DataError: The directory's record of downloads cannot be read.
+    """
+    published = published_sums().get(benchmark, {}).get(name)
+    if published:
+        return Expected(published["sha256"], published["bytes"], True, "the published sum")
+    recorded = _recorded(directory).get(name)
+    if recorded:
+        source = f"the sum recorded at the first download, {recorded['time']}"
+        return Expected(recorded["sha256"], recorded["bytes"], False, source)
+    return None
+
+
+def record_download(directory: Path, name: str, facts: dict[str, Any]) -> None:
+    """Records a download; `facts` has at least sha256, bytes and time.
+
+    Raises:
+        DataError: The directory's record of downloads cannot be read.
+        OSError: It cannot be written.
+    """
+    files = _recorded(directory) | {name: facts}
+    text = json.dumps({"files": files}, indent=2, sort_keys=True)
+    write_atomically(directory / RECORD_NAME, text + "\n")
+
+
+def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns sha256 and bytes by benchmark and file name."""
+    text = Path(__file__).with_name("registry.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def _recorded(directory: Path) -> dict[str, dict[str, Any]]:
+    path = directory / RECORD_NAME
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        if all({"sha256", "bytes", "time"} <= set(facts) for facts in files.values()):
+            return dict(files)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise DataError("cannot be read; move it away, together with the files it describes", path)
