@@ -13,6 +13,7 @@ from math import ceil, isqrt, sqrt
 from typing import Any
 
 from candle_p1.errors import ParameterError
+from candle_p1.text import count
 
 EPOCHS_SCALINGS = ("strong", "strong_ceil", "weak", "none")
 BATCH_SCALINGS = ("none", "linear", "sqrt", "cbrt")
@@ -202,8 +203,7 @@ class ScalingPlan:
 
     def explain(self) -> str:
         """Returns the plan in a sentence."""
-        ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}"
-        epochs = f"{self.epochs_per_rank} epoch{'s' * (self.epochs_per_rank > 1)}"
+        ranks, epochs = count(self.num_ranks, "rank"), count(self.epochs_per_rank, "epoch")
         batch = f"batch {self.batch_size}"
         if self.batch_size != self.base_batch_size:
             batch += f" ({self.base_batch_size}, {self.batch_scaling})"

@@ -10,6 +10,7 @@ from rich.table import Table
 from candle_p1.bench.load import BASELINES
 from candle_p1.figures import compared_times
 from candle_p1.reports.statistics import MIN_VALUES
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -88,11 +89,6 @@ def _conditions(result: Mapping[str, Any]) -> str:
     """Returns ranks, threads and the state of the file cache, in words."""
     ranks, threads = count(result["num_ranks"], "rank"), count(result["threads"], "thread")
     return f"{ranks} of {threads}, {result['file_cache']} file cache"
-
-
-def count(num: int, what: str) -> str:
-    """Returns a number of things, in words."""
-    return f"{num} {what}{'s' * (num != 1)}"
 
 
 def _times(results: Sequence[Mapping[str, Any]]) -> Table:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.show import MB, count, digits, plain_table
+from candle_p1.bench.show import MB, digits, plain_table
 from candle_p1.reports.statistics import MIN_VALUES
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,6 +15,7 @@ from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
 from candle_p1.datasets.status import file_status, synthetic_sets
 from candle_p1.datasets.synthetic import make
 from candle_p1.errors import ParameterError
+from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -170,9 +171,9 @@ def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
         source = cache.source["path"] if cache.source else "unknown"
         fit = f"; to be made anew: {cache.problem}" if cache.problem else ""
         click.echo(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, of {source}{fit}")
-    plural, where = "" if len(caches) == 1 else "s", "removed from" if clear else "in"
+    where = "removed from" if clear else "in"
     path = CacheSettings(directory).path
-    click.echo(f"{len(caches)} cached table{plural}, {total / MIB:.1f} MiB, {where} {path}")
+    click.echo(f"{count(len(caches), 'cached table')}, {total / MIB:.1f} MiB, {where} {path}")
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from candle_p1.cluster.doctor import examine
+from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 
@@ -21,5 +22,5 @@ def command() -> None:
         if finding.problem:
             screen.warn(f"{finding.problem}. Fix: {finding.fix}")
     num_problems = sum(finding.problem is not None for finding in findings)
-    screen.say(f"{num_problems or 'no'} problem{'s' * (num_problems != 1)} found")
+    screen.say(f"{count(num_problems, 'problem')} found" if num_problems else "no problems found")
     sys.exit(any(finding.fatal for finding in findings))

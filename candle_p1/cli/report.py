@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from candle_p1.text import count
+
 
 @click.command("report")
 @click.argument(
@@ -35,5 +37,4 @@ def command(directories: tuple[Path, ...], out: Path) -> None:
         screen.warn(f"{problem.path}: {problem.reason}")
     report = make_report(runs, screen.say)
     page = write_report(report, out)
-    num = len(runs.runs)
-    screen.say(f"{page}: {num} run{'s' * (num != 1)}, {report.num_figures} figures")
+    screen.say(f"{page}: {count(len(runs.runs), 'run')}, {count(report.num_figures, 'figure')}")

@@ -15,7 +15,7 @@ from candle_p1.benchmark import SCALING_MODES, find_benchmark
 from candle_p1.cli.study import read_ranks
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
-from candle_p1.cluster.layout import Layout, count_of
+from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.cluster.submission import (
@@ -29,6 +29,7 @@ from candle_p1.cluster.submission import (
 from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
+from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _one_job(
         root=str(root),
         venv=environment_of(root),
         heading=[
-            f"{benchmark.title}: {count_of(layout.num_ranks, 'rank')} on {machine.title}.",
+            f"{benchmark.title}: {count(layout.num_ranks, 'rank')} on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
         ],
     )
@@ -223,7 +224,7 @@ def _submit_study(
         )
     num_nodes = sum(job.layout.num_nodes * job.minutes for _, job in due) / 60
     screen.say(
-        f"{count_of(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, at most"
+        f"{count(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, at most"
         f" {num_nodes:,.1f} node hours by their time limits"
     )
     if dry_run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from candle_p1.cluster.layout import count_of
 from candle_p1.errors import ParameterError
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,12 +74,12 @@ class JobRequest:
             return
         if nodes < machine.min_nodes:
             raise ParameterError(
-                f"{count_of(nodes, 'node')}: the queue {machine.queue} of {machine.name} takes"
+                f"{count(nodes, 'node')}: the queue {machine.queue} of {machine.name} takes"
                 f" {machine.min_nodes} or more; choose another one by --queue"
             )
         longest = machine.longest_minutes(nodes)
         if longest is not None and self.minutes > longest:
             raise ParameterError(
-                f"{self.minutes} minutes on {count_of(nodes, 'node')}: {machine.name} gives"
+                f"{self.minutes} minutes on {count(nodes, 'node')}: {machine.name} gives"
                 f" {longest} at most to jobs of that size; take less --time, or another --queue"
             )

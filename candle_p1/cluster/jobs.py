@@ -14,6 +14,7 @@ from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.scaling import share_epochs
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
@@ -58,7 +59,7 @@ def paper_job(
     )
     scheduler = scheduler_of(job)
     project = f" {scheduler.project_option} PROJECT" if machine.project_required else ""
-    each = f"{share} epoch{'s' * (share > 1)} on each rank"
+    each = f"{count(share, 'epoch')} on each rank"
     if share != epochs:
         each = f"{epochs} epochs, {each}"
     if mode not in benchmark.paper.modes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,13 +74,13 @@ class Layout:
             )
         if machine.num_nodes is not None and num_nodes > machine.num_nodes:
             raise ParameterError(
-                f"{count_of(num_nodes, 'node')}: a job on {machine.name} can have"
-                f" {machine.num_nodes}"
+                f"{count(num_nodes, 'node')}: a job on {machine.name} can have at most"
+                f" {machine.num_nodes:,}"
             )
         gpus, there = machine.gpus_per_rank, machine.gpus_per_node
         if ranks * gpus > there:
             raise ParameterError(
-                f"{ranks} ranks per node on {machine.name}: each takes {count_of(gpus, 'GPU')}, and"
+                f"{ranks} ranks per node on {machine.name}: each takes {count(gpus, 'GPU')}, and"
                 f" a node has {there}: at most {there // gpus} ranks"
             )
         cores, threads = machine.cores_per_rank, machine.threads_per_rank
@@ -87,12 +88,12 @@ class Layout:
             if ranks > machine.cores_per_node:
                 raise ParameterError(
                     f"{ranks} ranks per node on {machine.name}: a node has"
-                    f" {count_of(machine.cores_per_node, 'core')}"
+                    f" {count(machine.cores_per_node, 'core')}"
                 )
             if cores is not None and ranks * cores > machine.cores_per_node:
                 if ranks <= machine.ranks_per_node:
                     raise ParameterError(
-                        f"{machine.name}: {ranks} ranks of {count_of(cores, 'core')} are"
+                        f"{machine.name}: {ranks} ranks of {count(cores, 'core')} are"
                         f" {ranks * cores}, and a node has {machine.cores_per_node}"
                     )
                 smaller = machine.cores_per_node // ranks
@@ -121,7 +122,7 @@ class Layout:
     def explain(self) -> str:
         """Returns the layout in words."""
         share = [
-            count_of(number, unit)
+            count(number, unit)
             for number, unit in (
                 (self.cores_per_rank, "core"),
                 (self.gpus_per_rank, "GPU"),
@@ -130,9 +131,4 @@ class Layout:
             if number
         ]
         each = f", each with {', '.join(share)}" if share else ""
-        return f"{count_of(self.ranks_per_node, 'rank')} per node{each}"
-
-
-def count_of(number: int, unit: str) -> str:
-    """Returns a number with its unit, in the plural where it needs one."""
-    return f"{number} {unit}{'' if number == 1 else 's'}"
+        return f"{count(self.ranks_per_node, 'rank')} per node{each}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from candle_p1.text import count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -53,8 +55,8 @@ def details(record: Record) -> Iterator[str | Table]:
 
 
 def _head(record: Record) -> Iterator[str | Table]:
-    ranks = _count(record["num_ranks"], "rank")
-    nodes = _count(record["num_nodes"], "node")
+    ranks = count(record["num_ranks"], "rank")
+    nodes = count(record["num_nodes"], "node")
     yield f"{record['benchmark']}: {record['status']}, {ranks} on {nodes}, {record['started']}"
     if "failure" in record:
         failure = record["failure"]
@@ -76,8 +78,8 @@ def _head(record: Record) -> Iterator[str | Table]:
     if "plan" in record:
         plan = record["plan"]
         yield (
-            f"{_count(plan['epochs_per_rank'], 'epoch')} on each rank,"
-            f" {_count(plan['steps_per_epoch'], 'step')} each, batch {plan['batch_size']},"
+            f"{count(plan['epochs_per_rank'], 'epoch')} on each rank,"
+            f" {count(plan['steps_per_epoch'], 'step')} each, batch {plan['batch_size']},"
             f" learning rate {plan['learning_rate']:g}"
         )
     for role, file in record.get("data", {}).get("files", {}).items():
@@ -92,7 +94,7 @@ def _phase_table(record: Record) -> Table:
     """Returns seconds per phase, with energy where it was measured."""
     energies = record.get("energy", {}).get("phases", {})
     has_energy = any("energy_j" in energy for energy in energies.values())
-    ranks = _count(record["num_ranks"], "rank")
+    ranks = count(record["num_ranks"], "rank")
     columns = ["phase", "min", "mean", "max", "waiting"]
     columns += ["energy (J)", "power (W)"] if has_energy else []
     table = _table(f"{record['benchmark']} on {ranks}: seconds per phase", *columns)
@@ -305,10 +307,6 @@ def _table(title: str, *columns: str, num_words: int = 1) -> Table:
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < num_words else "right", overflow="fold")
     return table
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num:,} {what}{'s' * (num != 1)}"
 
 
 def _quantity(value: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.quantities import covered
-from candle_p1.reports.words import count, listed
+from candle_p1.reports.words import listed
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from candle_p1.reports.sides import Side

@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 
 from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.words import cell, count
+from candle_p1.reports.words import cell
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from candle_p1.reports.quantities import covered, merit
 from candle_p1.reports.statistics import MIN_VALUES
-from candle_p1.reports.words import count, listed
+from candle_p1.reports.words import listed
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -88,11 +88,6 @@ def listed(items: Sequence[object], last: str = "and") -> str:
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
-def count(num: int, what: str) -> str:
-    """Returns "1 run" or "2 runs"."""
-    return f"{num:,} {what}{'s' * (num != 1)}"
-
-
 def _decimals(value: float) -> int:
     """Returns the decimals of three significant digits, of four where the first is a 1."""
     if value == 0 or not isfinite(value):

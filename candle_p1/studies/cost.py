@@ -8,6 +8,7 @@ from math import log2
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.studies.state import OK
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -91,7 +92,7 @@ class Cost:
             )
             if num[basis]
         ]
-        runs = f"{len(self.estimates)} run{'s' * (len(self.estimates) != 1)}"
+        runs = count(len(self.estimates), "run")
         return f"{runs}, {self.words()}: {', '.join(bases)}"
 
 

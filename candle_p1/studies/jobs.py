@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
-from candle_p1.cluster.layout import Layout, count_of
+from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.submission import (
     checkout,
     environment_of,
@@ -20,6 +20,7 @@ from candle_p1.cluster.submission import (
 from candle_p1.errors import ParameterError
 from candle_p1.studies.manifest import keep
 from candle_p1.studies.state import RUNNING, SUBMITTED, RunState, states_of
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,7 +130,7 @@ class StudyJobs:
             venv=environment_of(root),
             heading=[
                 f"{self.plan.study.title}.",
-                f"{run.name}: {count_of(run.num_ranks, 'rank')} on {self.machine.title}.",
+                f"{run.name}: {count(run.num_ranks, 'rank')} on {self.machine.title}.",
                 f"{layout.explain()}; epochs of each rank: {run.epochs_per_rank}.",
             ],
             environment=run.variables,

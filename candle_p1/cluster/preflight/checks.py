@@ -20,6 +20,7 @@ from candle_p1.cluster.doctor import (
 )
 from candle_p1.cluster.preflight.facts import PACKAGES, SHARED_MEMORY, NodeFacts
 from candle_p1.data.directory import data_directory
+from candle_p1.text import count
 
 T = TypeVar("T")
 GIB = 2**30
@@ -90,7 +91,7 @@ def judge(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
 
 def _ranks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     nodes = {one.node for one in facts}
-    yield Finding("ranks", f"{len(facts)} on {len(nodes)} node{'s' * (len(nodes) != 1)}")
+    yield Finding("ranks", f"{len(facts)} on {count(len(nodes), 'node')}")
 
 
 def _python(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from candle_p1.reports.points import STRONG
 from candle_p1.reports.published import published
 from candle_p1.reports.quantities import merit, quality_on_test, quality_on_training
 from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.words import count
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

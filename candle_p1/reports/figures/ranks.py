@@ -15,7 +15,7 @@ from candle_p1.reports.quantities import (
     TRAINING,
     WAITING,
 )
-from candle_p1.reports.words import count
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from candle_p1.reports.figures.ranks import ranks_over_time
 from candle_p1.reports.improvements import ORIGINAL
 from candle_p1.reports.missing import Missing, MissingDataError
 from candle_p1.reports.points import STRONG, describe
-from candle_p1.reports.words import count
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,8 @@ from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, describe
 from candle_p1.reports.quantities import TOTAL, merit, more_is_better, quality_on_test
 from candle_p1.reports.statistics import estimate_difference, estimate_ratio
-from candle_p1.reports.words import count, interval, number
+from candle_p1.reports.words import interval, number
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,7 +8,8 @@ from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published
 from candle_p1.reports.quantities import merit, more_is_better, quality_on_test, quality_on_training
-from candle_p1.reports.words import count, interval, listed, number, percent
+from candle_p1.reports.words import interval, listed, number, percent
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

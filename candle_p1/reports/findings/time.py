@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from candle_p1.reports.findings.advice import advice
 from candle_p1.reports.findings.statement import names, workers
 from candle_p1.reports.quantities import PARTS, share_of
-from candle_p1.reports.words import count, percent
+from candle_p1.reports.words import percent
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
