@@ -1,14 +1,14 @@
 """What the names of a timeline's events mean.
 
 For every tensor Horovod logs the negotiation (from the first rank that is ready to the last), then
-the operation, from when all ranks have agreed on it to its end, and within the operation its
-activities, one after the other::
+the operation itself (from the end of the negotiation), and within the operation its activities, one
+after the other::
 
     NEGOTIATE_ALLREDUCE
     ALLREDUCE
       QUEUE                      waiting for the accelerator's stream
       MEMCPY_IN_FUSION_BUFFER
-      NCCL_ALLREDUCE             in the hands of a communication library
+      NCCL_ALLREDUCE             performed by a communication library
       MEMCPY_OUT_FUSION_BUFFER
 """
 
@@ -46,16 +46,16 @@ KINDS_BY_WORD = {
 
 @dataclass(frozen=True)
 class Activity:
-    """What an event's name says.
+    """The meaning of an event's name.
 
     Attributes:
         name: As in the file.
         kind: "negotiate"; the operation ("allreduce", "broadcast", ...); or, within an operation,
             "queue", "wait" (for a tensor's data), "memcpy", "setup" (of buffers and communicators),
             "transfer" (by a library) or "other".
-        operation: What is negotiated, or done by a library; else None.
-        library: Which does it; else None.
-        is_operation: This is a whole operation, from agreement to end.
+        operation: The operation that is negotiated or performed; else None.
+        library: The communication library that performs it; else None.
+        is_operation: Whether this is a whole operation, from the end of its negotiation.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Activity:
 
 @cache
 def classify(name: str) -> Activity:
-    """Returns what an event's name means; a name that is not known is of kind "other"."""
+    """Returns the meaning of an event's name; an unknown name is of kind "other"."""
     if name in OPERATIONS:
         return Activity(name, OPERATIONS[name], OPERATIONS[name], is_operation=True)
     first, _, rest = name.partition("_")

@@ -8,9 +8,9 @@ Rank 0 of Horovod (0.28.1, ``horovod/common/timeline.cc``) writes one JSON array
     {"ph": "E", "ts": 520803, "pid": 3, "args": {"dtype": "float32", "shape": "[3, 1]"}}
 
 A process (``pid``) is a tensor, named when it first appears. ``ts`` is in whole microseconds since
-``hvd.init`` and never decreases: one lock orders all events. Only the naming of a process ends a
-line, so nearly all of a file is a single line. After each event the array is closed with "]", which
-the next event overwrites; a run that is killed leaves what had been flushed.
+``hvd.init`` and never decreases, because one lock orders all events. Only the naming of a process
+ends a line, so nearly all of a file is a single line. After each event the array is closed with
+"]", which the next event overwrites; a run that is killed leaves what had been flushed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
+US_PER_S = 1_000_000
 CHUNK_BYTES = 2**18
 MAX_EVENT_CHARS = 2**20
-"""Horovod's events are a hundred characters or so. What does not end within this is no event."""
+"""Horovod's events have about a hundred characters; longer text than this is not an event."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -44,7 +45,7 @@ _BRACKET = re.compile(r"[][{}]")
 
 
 class EventReader:
-    """Reads a timeline, plain or gzipped, from start to end, in constant memory.
+    """Reads a timeline, plain or gzipped, as a stream in constant memory.
 
     ::
 
@@ -52,16 +53,16 @@ class EventReader:
         for event in reader:
             ...
 
-    A file that ends anywhere is read to its last whole event. Users of this class can rely on
-    "ph"; on a "name" of text, but in "E"; on a whole "ts", but in metadata ("M"); on a whole "pid",
-    but in "i", a mark that belongs to no tensor; and on "args", if any, being an object.
+    A truncated file is read to its last complete event. Every event is guaranteed to have "ph"; a
+    "name" that is text, except in "E"; an integer "ts", except in metadata ("M"); an integer "pid",
+    except in "i", a mark that belongs to no tensor; and "args", if present, is an object.
 
     Args:
         path: The file.
 
     Attributes:
-        cut: The array was not closed. Known at the end.
-        num_events: Read so far.
+        cut: Whether the array is not closed; known at the end.
+        num_events: Events read so far.
 
     Raises:
         DataError: The file cannot be read or is not a timeline; while iterating.
@@ -71,7 +72,7 @@ class EventReader:
         self.path = path
         self.cut = True
         self.num_events = 0
-        self._num_lines = 0  # before the text in hand
+        self._num_lines = 0  # before the pending text
         self._text = ""
         self._decoder = json.JSONDecoder(parse_constant=_refuse)
 
@@ -80,13 +81,13 @@ class EventReader:
         return chain.from_iterable(self.batches())
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yields the events in lists of some thousand."""
+        """Yields the events in lists of a few thousand."""
         opened = False
         for chunk in self._chunks():
             self._text += chunk
             if not opened:
                 opened = self._open_array()
-            elif not self.cut:  # closed: nothing but white space may follow
+            elif not self.cut:  # closed: only white space may follow
                 self._decode_singly()
             if opened and self.cut and (batch := self._decode_block()):
                 yield batch
@@ -98,7 +99,7 @@ class EventReader:
             self._fail()
 
     def _chunks(self) -> Iterator[str]:
-        """Yields the file's text. UTF-8 that is damaged, or cut at the end, is replaced."""
+        """Yields the file's text, with invalid or truncated UTF-8 replaced."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         try:
             with self.path.open("rb") as file:
@@ -109,7 +110,7 @@ class EventReader:
             raise DataError(f"cannot be read: {reason}", self.path) from error
 
     def _open_array(self) -> bool:
-        """Takes the opening bracket; returns whether there was one yet."""
+        """Consumes the opening bracket; returns whether it has been seen."""
         start = _BETWEEN.match(self._text.removeprefix("\ufeff"))
         text = self._text.removeprefix("\ufeff")[start.end() if start else 0 :]
         if not text:
@@ -122,20 +123,20 @@ class EventReader:
         return True
 
     def _decode_block(self) -> list[Event]:
-        """Decodes the text in hand up to where its last event but one should end."""
+        """Decodes the pending text up to the probable end of its last event but one."""
         end = self._text.rfind("},") + 1
         if end == 0:
             return self._decode_singly() if len(self._text) > MAX_EVENT_CHARS else []
         try:
             batch: list[Event] = self._decoder.decode(f"[{self._text[:end]}]")
-        except ValueError:  # the place was within an event, or the array is closed
+        except ValueError:  # that was within an event, or the array is closed
             return self._decode_singly()
         self._check(batch)
         self._take(end + 1)
         return batch
 
     def _decode_singly(self) -> list[Event]:
-        """Decodes the text in hand, event by event, to the last whole one."""
+        """Decodes the pending text, event by event, to the last complete one."""
         batch: list[Event] = []
         position = 0
         while True:
@@ -163,7 +164,7 @@ class EventReader:
         self._text = self._text[num_chars:]
 
     def _check(self, batch: list[Event]) -> None:
-        """Counts the events and makes sure that they are what users of this class rely on."""
+        """Counts the events and checks that they are what the class guarantees."""
         try:
             for event in batch:
                 phase = event["ph"]
@@ -181,7 +182,7 @@ class EventReader:
 
     def _fail(self) -> NoReturn:
         raise DataError(
-            f"not a Horovod timeline: after {self.num_events:,} events comes no trace event:"
+            f"not a Horovod timeline: no trace event follows the first {self.num_events:,} events:"
             f" {self._text[:60]!r}",
             self.path,
             self._num_lines + 1,
@@ -189,7 +190,7 @@ class EventReader:
 
 
 def _is_partial(text: str) -> bool:
-    """Returns whether a text that is no JSON object could become one if it went on."""
+    """Returns whether a text that is not a JSON object could be the beginning of one."""
     depth = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         depth += 1 if bracket in "[{" else -1
@@ -204,7 +205,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzipped(file: BinaryIO) -> Iterator[bytes]:
-    """Yields what is in a gzip file, to where it was cut."""
+    """Yields the content of a gzip file, up to where it is truncated."""
     with gzip.open(file) as unzipped:
         while True:
             try:

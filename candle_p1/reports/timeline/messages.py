@@ -1,8 +1,8 @@
-"""Messages: what a communication library is handed at once, after Horovod has fused tensors.
+"""Messages: the tensors, fused by Horovod, that a communication library receives in one call.
 
 The tensors of a message log the library's activity one after the other: first all begins, then all
-ends. So a begin after an end belongs to another message. A tensor's type and shape follow when its
-operation ends; for a broadcast Horovod does not log them.
+ends. A begin that follows an end therefore belongs to another message. A tensor's type and shape
+are logged when its operation ends, but not for broadcasts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.reports.timeline.events import US_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _BITS = re.compile(r"\d+$")
 _NUMBER = re.compile(r"\d+")
-US_PER_S = 1_000_000
 
 
 def tensor_bytes(args: Mapping[str, Any] | None) -> int | None:
-    """Returns the size that the end of an operation states as dtype and shape; None: it does not.
+    """Returns the size that the end of an operation states as dtype and shape; None if it does not.
 
     Args:
         args: Such as ``{"dtype": "float32", "shape": "[20, 1, 128]"}``.
@@ -40,14 +41,15 @@ def _size(dtype: str, shape: str) -> int:
 
 
 class Message:
-    """One message, from its first tensor's begin to the end of the operation of its last.
+    """One message.
 
     Attributes:
         name: The library's activity.
-        begin_us: When the library gets it.
-        end_us: When it is through.
-        num_tensors: Fused in it.
-        num_bytes: Of its tensors; None where the size of one is not logged.
+        begin_us: When the library receives it.
+        end_us: When the library has finished.
+        num_tensors: Tensors fused in it.
+        num_bytes: Size of its tensors; None where that of one is not logged.
+        ending: Whether the activity of one of its tensors has ended.
     """
 
     __slots__ = ("_num_unsized", "begin_us", "end_us", "ending", "name", "num_bytes", "num_tensors")
@@ -68,7 +70,7 @@ class Message:
         self.ending, self.end_us = True, us
 
     def add_size(self, num_bytes: int | None) -> bool:
-        """Adds a tensor's size; returns whether it was the last."""
+        """Adds a tensor's size; returns whether that was the last tensor."""
         if num_bytes is None or self.num_bytes is None:
             self.num_bytes = None
         else:
@@ -82,11 +84,11 @@ class MessageStatistics:
     """The messages of one activity of a library, by size.
 
     Attributes:
-        num: How many.
-        num_tensors: In all of them.
-        num_bytes: Of those whose size is known.
-        num_unsized: Those whose size is not.
-        duration_us: Their time together; where two overlap, counted once.
+        num: Number of messages.
+        num_tensors: Tensors in all of them.
+        num_bytes: Bytes of those whose size is known.
+        num_unsized: Number of those whose size is not known.
+        duration_us: Their total time; where two overlap, it is counted once.
         sizes: By the floor of log2 of the bytes: [messages, bytes, µs].
     """
 
@@ -99,7 +101,7 @@ class MessageStatistics:
     _end_us: int = 0
 
     def add(self, message: Message) -> None:
-        """Adds a message that is complete."""
+        """Adds a complete message."""
         duration_us = max(message.end_us - max(message.begin_us, self._end_us), 0)
         self._end_us = max(self._end_us, message.end_us)
         self.num += 1

@@ -1,7 +1,7 @@
 """A piece of a timeline as a file of its own, for Perfetto and chrome://tracing.
 
-The piece is what the viewers' format asks for, also where the timeline is cut: the array is closed,
-every begin has its end, every event has a process and a thread. Times stay those of the timeline.
+The piece is valid in the viewers' format even where the timeline is truncated: the array is closed,
+every begin has an end, and every event has a process and a thread. Times are those of the timeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.reports.timeline.clock import ORIGIN_KEY, origin_epoch_us
-from candle_p1.reports.timeline.events import EventReader
+from candle_p1.reports.timeline.events import US_PER_S, EventReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from candle_p1.reports.timeline.events import Event
     from candle_p1.reports.timeline.tracks import Sample, Track
 
-US_PER_S = 1_000_000
 CLOCK_PID = 0
-"""No tensor's: Horovod states the clock's origin there."""
+"""Belongs to no tensor: Horovod states the clock's origin there."""
 LANE_TIDS = 2**20
-"""From a thread of a track to its next."""
+"""The distance between the threads of a track."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Slice:
         path: The file.
         begin_s: Where the piece begins, on the timeline's clock.
         end_s: Where it ends.
-        num_events: Of the timeline's; metadata and tracks not counted.
-        num_tensors: That appear.
-        num_track_events: Of the tracks.
+        num_events: Events of the timeline, without metadata.
+        num_tensors: Tensors that appear.
+        num_track_events: Events of the tracks.
     """
 
     path: Path
@@ -58,25 +57,25 @@ def cut(
     end_s: float | None = None,
     tracks: Sequence[Track] = (),
 ) -> Slice:
-    """Writes a piece of a timeline, and tracks beside it; an event at its edge is clipped to it.
+    """Writes a piece of a timeline, with tracks above it; events are clipped to the piece.
 
-    What follows the piece is not read. Tensors keep their order, and tracks stand above them.
+    The timeline is not read beyond the piece. Tensors keep their order.
 
     Args:
         path: The timeline.
         out: The file to write, gzipped if its name ends in .gz; an existing one is replaced.
         begin_s: Where the piece begins, in seconds on the timeline's clock.
-        end_s: Where it ends; None is the timeline's end.
+        end_s: Where it ends; None is the end of the timeline.
         tracks: What is drawn beside it.
 
     Raises:
         ParameterError: The piece is empty, or `out` cannot be written.
-        DataError: The timeline cannot be read or is none.
+        DataError: The file cannot be read or is not a timeline.
     """
     if end_s is not None and end_s <= begin_s:
         raise ParameterError(f"a piece from {begin_s} s to {end_s} s is empty")
     if out.exists() and path.exists() and out.samefile(path):
-        raise ParameterError(f"{out} is the timeline itself: name another file for the piece")
+        raise ParameterError(f"{out} is the timeline itself: choose another file for the piece")
     begin_us = round(begin_s * US_PER_S)
     end_us = None if end_s is None else round(end_s * US_PER_S)
     with _replacing(out) as file:
@@ -87,7 +86,7 @@ def cut(
                 break
         last_us = piece.finish()
         if last_us is None:
-            raise DataError("Horovod has logged nothing in it", path)
+            raise DataError("the timeline has no events", path)
         if not piece.begun:
             raise ParameterError(
                 f"{path} ends at {last_us / US_PER_S:.6f} s, before the piece begins at {begin_s} s"
@@ -109,7 +108,7 @@ def cut(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
-    """Opens a file that takes the place of `path` when it is complete."""
+    """Opens a file that replaces `path` when it is complete."""
     partial = path.with_name(f".{path.name}.part")
     try:
         with (
@@ -149,10 +148,10 @@ class _Piece:
     """The timeline's own part of a piece.
 
     Attributes:
-        begun: An event at or after the begin was seen.
-        pids: Of the tensors that appear.
-        num_events: Written, metadata not counted.
-        last_pid: The greatest seen.
+        begun: Whether an event at or after the begin has been seen.
+        pids: The processes of the tensors that appear.
+        num_events: Events written, without metadata.
+        last_pid: The largest process number seen.
     """
 
     def __init__(self, writer: _Writer, begin_us: int, end_us: int | None) -> None:
@@ -166,7 +165,7 @@ class _Piece:
         self.last_pid = CLOCK_PID
 
     def take(self, event: Event) -> bool:
-        """Takes the timeline's next event; returns whether more are needed."""
+        """Takes the next event of the timeline; returns whether more are needed."""
         phase = event["ph"]
         if phase == "M":
             self._name(event)
@@ -184,7 +183,7 @@ class _Piece:
             if self.begun:
                 self._write(event)
         elif phase == "E":
-            # An end without a begin (the timeline was started within an operation) is left out.
+            # Omit an end without a begin: the timeline was started during an operation.
             if self._open.get(event["pid"]):
                 self._open[event["pid"]].pop()
                 if self.begun:
@@ -207,7 +206,7 @@ class _Piece:
             self._names[pid] = args["name"]
 
     def _write_open(self) -> None:
-        """Writes, at the begin of the piece, the begins of what is open there."""
+        """Begins everything that is open where the piece begins."""
         for events in self._open.values():
             for event in events:
                 self._write(event | {"ts": self._begin_us})
@@ -223,10 +222,7 @@ class _Piece:
         self.num_events += 1
 
     def finish(self) -> int | None:
-        """Ends what is open where the piece or the timeline ends; returns when that is, in µs.
-
-        None is nowhere: there is no event.
-        """
+        """Ends everything that is open at the end; returns that time in µs, None without events."""
         if self.begun:
             for pid, events in self._open.items():
                 for _ in events:
@@ -238,7 +234,7 @@ class _Drawing:
     """Writes tracks, each as a process of its own, clipped to the piece.
 
     Attributes:
-        num_events: Written, metadata not counted.
+        num_events: Events written, without metadata.
     """
 
     def __init__(self, writer: _Writer, begin_us: int, end_us: int) -> None:
@@ -246,13 +242,7 @@ class _Drawing:
         self.num_events = 0
 
     def draw(self, track: Track, pid: int, sort_index: int) -> None:
-        """Draws a track.
-
-        Args:
-            track: What to draw.
-            pid: No other process's.
-            sort_index: Its place among the processes, from the top.
-        """
+        """Draws a track as the process `pid`, at `sort_index` from the top."""
         self._writer.metadata("process_name", pid, name=track.name)
         self._writer.metadata("process_sort_index", pid, sort_index=sort_index)
         lanes: list[list[int]] = []
@@ -285,11 +275,11 @@ class _Drawing:
 
 
 def _lane(lanes: list[list[int]], begin_us: int, end_us: int) -> int:
-    """Returns the first lane where a span crosses no other: it is in all that are open, or alone.
+    """Returns the first lane in which a span nests within all open spans, or is alone.
 
     Args:
-        lanes: Of each, the ends of the spans that are open, the outermost first; is updated.
-        begin_us: Where the span begins, not before the one placed last.
+        lanes: For each, the ends of the open spans, the outermost first; is updated.
+        begin_us: Where the span begins, not before the previous one.
         end_us: Where it ends.
     """
     for i, ends in enumerate([*lanes, []]):

@@ -1,43 +1,36 @@
-"""Steps of training, found in the stream of allreduces.
+"""Training steps, found in the stream of allreduces.
 
-A step is one round of allreduces of the gradients. Without marks in the file a new step begins with
-the negotiation of a gradient that the running step has had already: a rank asks for a gradient
-again only when it has got those of the step before, which all ranks have then negotiated. A
-broadcast ends a step, too, so that the training of one model (Horovod's proof at the start of a
-run) is not joined to that of another. Where the steps' intervals are given, a gradient belongs to
-the one in which its negotiation begins.
+A step is one round of allreduces of the gradients. The file does not mark steps. A new one begins
+with the negotiation of a gradient that the current step already has: a rank submits a gradient
+again only after it has received those of the previous step, which all ranks have then negotiated.
+A broadcast also ends a step, so that the training of one model (the self-test at the start of a
+run) is not joined to that of another.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from candle_p1.reports.timeline.events import US_PER_S
 from candle_p1.reports.timeline.intervals import RunningUnion
-from candle_p1.reports.timeline.messages import US_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from candle_p1.reports.timeline.intervals import Interval
 
 MAX_STEPS = 100_000
-"""Steps of which a row is kept, at 64 bytes; later ones are counted."""
+"""The number of steps for which a row is kept, at 64 bytes; later steps are only counted."""
 
 TIMES = ("begin", "end", "communication", "negotiate", "allreduce")
 COUNTS = ("num_tensors", "num_messages", "bytes")
 
 
 class GradientStep:
-    """A step under way.
+    """A step in progress.
 
     Attributes:
-        communication: From when the first rank asks for a gradient to when it is reduced.
-        negotiate: Of this, until all ranks have asked.
-        allreduce: From when its turn has come to the end.
-        num_messages: Complete ones.
-        num_bytes: Of its gradients, where their sizes are known.
+        communication: From the first rank's submission of a gradient until it is reduced.
+        negotiate: The part of this until all ranks have submitted it.
+        allreduce: The part from the end of the negotiation.
+        num_messages: Complete messages.
+        num_bytes: The size of its gradients, as far as it is logged.
     """
 
     __slots__ = (
@@ -58,55 +51,34 @@ class GradientStep:
 
 
 class Steps:
-    """Assigns gradients to steps and keeps a row for each.
-
-    Args:
-        given: The steps' intervals, where they are known, in order; each has its row, also one in
-            which nothing is reduced, of zeros.
+    """Assigns gradients to steps and keeps a row for each step.
 
     Attributes:
-        num: Those given, or those begun so far.
+        num: Steps begun so far.
     """
 
-    def __init__(self, given: Iterable[Interval] | None = None) -> None:
-        self._given = None if given is None else list(given)
-        self._running: GradientStep | None = None
+    def __init__(self) -> None:
+        self._current: GradientStep | None = None
         self._columns = {name: array("q") for name in TIMES + COUNTS}
-        self.num = len(self._given or ())
-        self._extend()
+        self.num = 0
 
-    def place(self, pid: int, us: int) -> GradientStep | None:
-        """Returns the step of a gradient whose negotiation begins; None: it is outside of all."""
-        if self._given is not None:
-            i = bisect_right(self._given, us, key=lambda interval: interval[0]) - 1
-            if i < 0 or us >= self._given[i][1]:
-                return None
-            if self._running is None or self._running.index != i:
-                self._open(i)
-        elif self._running is None or pid in self._running.tensors:
-            self._open(self.num)
-        step = self._running
-        assert step is not None
-        step.tensors.add(pid)
-        return step
+    def place(self, pid: int) -> GradientStep:
+        """Returns the step of a gradient whose negotiation begins."""
+        if self._current is None or pid in self._current.tensors:
+            self._current = GradientStep(self.num)
+            self.num += 1
+            if self.num <= MAX_STEPS:
+                for column in self._columns.values():
+                    column.append(0)
+        self._current.tensors.add(pid)
+        return self._current
 
     def interrupt(self) -> None:
-        """Ends the running step: another sort of communication begins."""
-        if self._given is None:
-            self._running = None
-
-    def _open(self, index: int) -> None:
-        self._running = GradientStep(index)
-        self.num = max(self.num, index + 1)
-        self._extend()
-
-    def _extend(self) -> None:
-        """Makes rows for all steps there are."""
-        for column in self._columns.values():
-            column.extend([0] * (min(self.num, MAX_STEPS) - len(column)))
+        """Ends the current step, because communication of another kind begins."""
+        self._current = None
 
     def update(self, step: GradientStep) -> None:
-        """Writes the row of a step, at a time when nothing of it is under way."""
+        """Writes the row of a step, at a time when none of its gradients is in progress."""
         if step.index >= MAX_STEPS:
             return
         values = (
@@ -123,7 +95,7 @@ class Steps:
             column[step.index] = value
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Returns a list for each column, units in their names; step i is at index i."""
+        """Returns a list for each column, with units in their names; step i is at index i."""
         columns: dict[str, list[Any]] = {
             f"{name}_s": [us / US_PER_S for us in self._columns[name]] for name in TIMES
         }

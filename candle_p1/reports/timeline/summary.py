@@ -1,4 +1,4 @@
-"""What a timeline says, found in one pass over the file."""
+"""The summary of a timeline, made in one pass over the file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.reports.timeline.activities import NEGOTIATE, TRANSFER, Activity, classify
 from candle_p1.reports.timeline.broadcast import BroadcastOverhead, InitialBroadcast
 from candle_p1.reports.timeline.clock import origin_epoch_us
-from candle_p1.reports.timeline.events import EventReader
-from candle_p1.reports.timeline.intervals import Overlap, RunningUnion
-from candle_p1.reports.timeline.messages import (
-    US_PER_S,
-    Message,
-    MessageStatistics,
-    tensor_bytes,
-)
+from candle_p1.reports.timeline.events import US_PER_S, EventReader
+from candle_p1.reports.timeline.intervals import RunningUnion
+from candle_p1.reports.timeline.messages import Message, MessageStatistics, tensor_bytes
 from candle_p1.reports.timeline.steps import GradientStep, Steps
 
 if TYPE_CHECKING:
@@ -25,43 +20,41 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.reports.timeline.events import Event
-    from candle_p1.reports.timeline.intervals import Interval
 
 GRADIENT = r"(^|/)gradient\.\d+\."
 """How `candle_p1.distributed.horovod` names gradients."""
 
+DESCRIBED = ("kind", "operation", "library")
 MAX_UNFINISHED = 100
-"""Shown of those that had not ended when the timeline did."""
+"""The number shown of the events that had not ended when the timeline did."""
 
 
 @dataclass(frozen=True)
 class TimelineSummary:
-    """What a timeline says. Times are in seconds on its own clock, see `clock`.
+    """The summary of a timeline. Times are in seconds on its own clock, see `clock`.
 
     Attributes:
         path: The file.
-        num_events: In it.
-        cut: The file ends before the end of its array: the run was killed, or it still runs.
+        num_events: The number of events in it.
+        cut: Whether the array is not closed: the run was killed, or is still running.
         origin_epoch_us: The time of day at which the clock was 0; None where the file lacks it.
-        begin_s: The first event.
-        end_s: The last.
+        begin_s: When the first event is.
+        end_s: When the last event is.
         kinds: By kind (`activities.Activity.kind`): the length of the union of all intervals
-            (`union_s`), how many there are, one for each tensor (`num`), `first_s` and `last_s`.
-        libraries: The same of the transfers of each communication library.
+            (`union_s`), their number, one for each tensor (`num`), `first_s` and `last_s`.
+        libraries: The same for the transfers of each communication library.
         activities: The same by the names in the file, with kind, operation and library.
         messages: By the activity of a library: `messages.MessageStatistics`.
-        tensors: In the order of appearance; sums over a tensor's operations. A tensor in a fused
-            message counts the message's whole time, so these do not add up over tensors.
+        tensors: In the order of appearance: totals over a tensor's operations. A tensor in a fused
+            message counts the message's whole time, so these must not be added up over tensors.
         num_steps: Rounds of allreduces of the gradients, see `steps`.
-        steps: Columns, a value for each step.
+        steps: Columns with a value for each step.
         broadcast: The paper's broadcast overhead; None without a broadcast.
-        ranks: By rank, how often it was ready for a negotiation, how often as the last one, and how
-            long after the negotiation's begin on average. Horovod logs this only where its cache
-            of responses does not answer, i.e. for a tensor's first operation.
-        hidden: The share of the gradients' communication, from agreement to end, that lies within
-            the intervals given as computing; None if none were given.
-        unfinished: The first events that were begun and had not ended, with their tensors: what a
-            run that hung was waiting for.
+        ranks: By rank, how often it took part in a negotiation, how often as the last one, and how
+            long after the begin of the negotiation on average. Horovod logs this only where its
+            response cache does not answer, that is, for the first operation on a tensor.
+        unfinished: The first events that had not ended, with their tensors: what a run that hung
+            was waiting for.
         num_unmatched: Ends without a begin.
     """
 
@@ -80,37 +73,25 @@ class TimelineSummary:
     steps: dict[str, list[Any]]
     broadcast: BroadcastOverhead | None
     ranks: dict[int, dict[str, Any]]
-    hidden: dict[str, float | None] | None
     unfinished: list[dict[str, Any]]
     num_unmatched: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the summary as JSON holds it."""
+        """Returns the summary as plain values for JSON."""
         return asdict(self)
 
 
-def summarize(
-    path: Path,
-    *,
-    gradients: str = GRADIENT,
-    steps_us: Iterable[Interval] | None = None,
-    computing_us: Iterable[Interval] | None = None,
-) -> TimelineSummary:
+def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
     """Reads a timeline once and sums it up, in constant memory but for a row per tensor and step.
 
     Args:
-        path: The file, plain or gzipped; unclosed or cut is fine.
+        path: The file, plain or gzipped; it may be truncated.
         gradients: A regular expression found in the names of gradients and of nothing else.
-        steps_us: The intervals of the steps on the timeline's clock; by default they are found, see
-            `steps`. Communication outside of them does not count as to be hidden.
-        computing_us: When the rank that wrote the timeline computes, on the same clock. Where it is
-            known when communication is exposed: ``intervals.subtract(steps_us, exposed_us)``.
 
     Raises:
         DataError: The file cannot be read or is not a timeline.
     """
-    given = None if steps_us is None else list(steps_us)
-    walk = _Walk(gradients, given, computing_us)
+    walk = _Walk(gradients)
     reader = EventReader(path)
     walk.follow(reader)
     return walk.finish(path, reader)
@@ -118,17 +99,11 @@ def summarize(
 
 @dataclass
 class _Tensor:
-    """What is known of a tensor, and what of it is open.
-
-    Attributes:
-        us: The time spent, by kind.
-    """
-
     name: str
     is_gradient: bool = False
     num: int = 0
     num_bytes: int | None = None
-    us: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    us: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by kind
     open: list[tuple[Activity, int]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     step: GradientStep | None = None
@@ -144,33 +119,25 @@ class _Rank:
 class _Walk:
     """The state between two events."""
 
-    def __init__(
-        self,
-        gradients: str,
-        steps_us: list[Interval] | None,
-        computing_us: Iterable[Interval] | None,
-    ) -> None:
+    def __init__(self, gradients: str) -> None:
         self._is_gradient = re.compile(gradients).search
         self._names: dict[int, str] = {}
         self._tensors: dict[int, _Tensor] = {}
         self._unions: dict[str, dict[str, RunningUnion]] = {"kind": {}, "library": {}, "name": {}}
         self._unions_of: dict[str, tuple[RunningUnion, ...]] = {}
-        self._steps = Steps(steps_us)
+        self._steps = Steps()
         self._broadcast = InitialBroadcast()
         self._message: dict[str, Message] = {}  # the latest of each activity
         self._messages: dict[str, MessageStatistics] = defaultdict(MessageStatistics)
         self._ranks: dict[int, _Rank] = defaultdict(_Rank)
         self._last_ready: dict[int, int] = {}
-        self._communication = RunningUnion(self._add_communication)
-        self._computing = None if computing_us is None else Overlap(computing_us)
-        self._within = None if steps_us is None else Overlap(steps_us)
         self._first_us: int | None = None
         self._us = 0
         self._origin_epoch_us: int | None = None
         self._num_unmatched = 0
 
     def follow(self, events: Iterable[Event]) -> None:
-        """Takes the events of a file in their order."""
+        """Takes the events of a file in order."""
         for event in events:
             phase = event["ph"]
             if phase == "M":
@@ -212,21 +179,17 @@ class _Walk:
             self._steps.interrupt()
         if kind == NEGOTIATE:
             if tensor.is_gradient and activity.operation == "allreduce":
-                tensor.step = self._steps.place(pid, us)
-                if tensor.step:
-                    tensor.step.communication.begin(us)
-                    tensor.step.negotiate.begin(us)
+                tensor.step = self._steps.place(pid)
+                tensor.step.communication.begin(us)
+                tensor.step.negotiate.begin(us)
         elif kind == TRANSFER:
             message = self._message.get(activity.name)
             if message is None or message.ending:
                 message = self._message[activity.name] = Message(activity.name, us)
             message.add_tensor()
             tensor.messages.append(message)
-        elif activity.is_operation:
-            if tensor.is_gradient:
-                self._communication.begin(us)
-            if tensor.step:
-                tensor.step.allreduce.begin(us)
+        elif activity.is_operation and tensor.step:
+            tensor.step.allreduce.begin(us)
         if kind == NEGOTIATE or activity.operation == "broadcast":
             self._broadcast.begin(activity, us)
 
@@ -262,8 +225,6 @@ class _Walk:
                 if step:
                     step.num_messages += 1
         tensor.messages.clear()
-        if tensor.is_gradient:
-            self._communication.end(us)
         if step:
             step.num_bytes += num_bytes or 0
             step.allreduce.end(us)
@@ -291,13 +252,8 @@ class _Walk:
         self._unions_of[activity.name] = unions
         return unions
 
-    def _add_communication(self, begin_us: int, end_us: int) -> None:
-        for overlap in (self._computing, self._within):
-            if overlap:
-                overlap.add(begin_us, end_us)
-
     def finish(self, path: Path, reader: EventReader) -> TimelineSummary:
-        """Ends what is open where the timeline ends, and returns the summary."""
+        """Ends everything that is open at the end of the timeline, and returns the summary."""
         unfinished: list[dict[str, Any]] = [
             {"tensor": tensor.name, "activity": activity.name, "begin_s": begin_us / US_PER_S}
             for tensor in self._tensors.values()
@@ -306,7 +262,6 @@ class _Walk:
         for unions in self._unions.values():
             for union in unions.values():
                 union.end_all(self._us)
-        self._communication.end_all(self._us)
         for tensor in self._tensors.values():
             if tensor.step:
                 step = tensor.step
@@ -323,7 +278,7 @@ class _Walk:
             kinds=_union_rows(self._unions["kind"]),
             libraries=_union_rows(self._unions["library"]),
             activities={
-                name: _described(classify(name)) | row
+                name: {key: getattr(classify(name), key) for key in DESCRIBED} | row
                 for name, row in _union_rows(self._unions["name"]).items()
             },
             messages={name: each.to_dict() for name, each in sorted(self._messages.items())},
@@ -332,21 +287,9 @@ class _Walk:
             steps=self._steps.to_dict(),
             broadcast=self._broadcast.overhead(self._us),
             ranks={rank: _rank_row(ready) for rank, ready in sorted(self._ranks.items())},
-            hidden=self._hidden(),
             unfinished=sorted(unfinished, key=lambda row: row["begin_s"])[:MAX_UNFINISHED],
             num_unmatched=self._num_unmatched,
         )
-
-    def _hidden(self) -> dict[str, float | None] | None:
-        if self._computing is None:
-            return None
-        total_us = self._within.total_us if self._within else self._communication.total_us
-        hidden_us = self._computing.total_us
-        return {
-            "communication_s": total_us / US_PER_S,
-            "hidden_s": hidden_us / US_PER_S,
-            "hidden_share": hidden_us / total_us if total_us else None,
-        }
 
 
 def _union_rows(unions: Mapping[str, RunningUnion]) -> dict[str, dict[str, Any]]:
@@ -358,14 +301,6 @@ def _union_rows(unions: Mapping[str, RunningUnion]) -> dict[str, dict[str, Any]]
             "last_s": (union.last_us or 0) / US_PER_S,
         }
         for name, union in sorted(unions.items())
-    }
-
-
-def _described(activity: Activity) -> dict[str, Any]:
-    return {
-        "kind": activity.kind,
-        "operation": activity.operation,
-        "library": activity.library,
     }
 
 

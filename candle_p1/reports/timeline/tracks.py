@@ -1,7 +1,7 @@
-"""What is drawn beside a timeline: our phases, and power.
+"""What is drawn beside a timeline: the phases of the run, and power.
 
-A run's record and its power readings count seconds from the start of the run, a timeline counts
-from ``hvd.init``; `origin_s` is the difference.
+A run's record and its power readings count seconds from the start of the run, whereas a timeline
+counts from ``hvd.init``; `origin_s` is the difference.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.records.power_file import read_traces
+from candle_p1.reports.timeline.events import US_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
     from candle_p1.records.power_trace import Trace
     from candle_p1.reports.runs import RecordedRun
 
-US_PER_S = 1_000_000
-
 
 @dataclass(frozen=True)
 class Span:
-    """Something with a name that takes from one time to another, on the timeline's clock."""
+    """A named interval on the timeline's clock."""
 
     name: str
     begin_us: int
@@ -36,12 +35,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Sample:
-    """The value that a series has from a time on, to its next sample.
+    """The value of a series from a time on, until its next sample.
 
     Attributes:
-        series: Its name.
+        series: The name of the series.
         us: The time, on the timeline's clock.
-        unit: Of the value.
+        unit: The unit of the value.
         value: A finite number.
     """
 
@@ -53,12 +52,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Track:
-    """A process of its own in the picture.
+    """A process of its own in the viewer.
 
     Attributes:
         name: Its title.
-        spans: In any order.
-        samples: Of several series, each in the order of time.
+        spans: Intervals, in any order.
+        samples: Samples of several series, each in the order of time.
     """
 
     name: str
@@ -106,16 +105,16 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
 
 
 def power_track(path: Path, origin_s: float) -> Track:
-    """Returns a node's power over time; of a counter, the mean power between two readings.
+    """Returns a node's power over time; for an energy counter, the mean between two readings.
 
-    Every device is a series of its own. Some contain others, so nothing is added up.
+    Every device is a series of its own. They are not added up, because some contain others.
 
     Args:
-        path: A run's power-NNNN.csv, of node NNNN.
+        path: The file power-NNNN.csv of node NNNN.
         origin_s: When the timeline's clock was 0, from the start of the run.
 
     Raises:
-        DataError: The file cannot be read or is none of power.
+        DataError: The file cannot be read or does not hold power readings.
     """
     samples = [sample for trace in read_traces(path) for sample in _samples(trace, origin_s)]
     return Track(f"node {int(path.stem.rpartition('-')[2])}: power", samples=samples)

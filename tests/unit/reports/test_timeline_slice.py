@@ -201,7 +201,7 @@ def test_whatever_follows_what_the_piece_is_whole(tmp_path_factory, events, begi
     ]
     ordered = sorted(events, key=lambda event: event["ts"])
     path.write_text(json.dumps([*names, *ordered]))
-    summary = summarize(path, computing_us=[(5, 20)])
+    summary = summarize(path)
     span_s = summary.end_s - summary.begin_s
     for rows in (summary.kinds, summary.activities, summary.libraries):
         assert all(0 <= row["union_s"] <= span_s + 1e-9 for row in rows.values())

@@ -13,7 +13,6 @@ import pytest
 
 from candle_p1.reports.timeline import steps
 from candle_p1.reports.timeline.activities import classify
-from candle_p1.reports.timeline.intervals import subtract
 from candle_p1.reports.timeline.messages import tensor_bytes
 from candle_p1.reports.timeline.summary import summarize
 
@@ -216,15 +215,6 @@ def test_a_gradient_that_ends_late_counts_to_its_own_step(timeline):
     assert found["bytes"] == [80, 40]
 
 
-def test_steps_can_be_given(timeline):
-    for us in (0, 1000, 2000, 3000):
-        timeline.fused(us, *GRADIENTS)
-    found = timeline.summarize(steps_us=[(900, 2500), (2500, 2600), (2900, 3500)]).steps
-    assert found["num_tensors"] == [2, 0, 2]
-    assert found["bytes"] == [160, 0, 80]
-    assert found["begin_s"] == [0.001, 0.0, 0.003]
-
-
 def test_of_very_many_steps_the_first_have_rows(timeline, monkeypatch):
     monkeypatch.setattr(steps, "MAX_STEPS", 3)
     for us in range(0, 5000, 1000):
@@ -284,22 +274,6 @@ def test_ranks_that_come_last(timeline):
         0: {"num": 2, "num_last": 0, "mean_after_s": 0.0},
         1: {"num": 2, "num_last": 2, "mean_after_s": 20e-6},
     }
-
-
-def test_what_of_communication_is_hidden(timeline):
-    timeline.fused(0, "gradient.0.proof/kernel")  # outside the steps
-    for us in (1000, 2000):  # communication from +40 to +100
-        timeline.fused(us, *GRADIENTS)
-    within = [(900, 1120), (1900, 2120)]
-    exposed = [(1080, 1100), (2050, 2110)]
-    hidden = timeline.summarize(steps_us=within, computing_us=subtract(within, exposed)).hidden
-    assert hidden == {
-        "communication_s": 120e-6,
-        "hidden_s": 50e-6,
-        "hidden_share": pytest.approx(50 / 120),
-    }
-    assert timeline.summarize(computing_us=[]).hidden["communication_s"] == 180e-6
-    assert timeline.summarize().hidden is None
 
 
 def test_a_run_that_hung_shows_what_it_waited_for(timeline):
