@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
 from candle_p1.instrument.collectives import collective
 
@@ -270,7 +270,7 @@ def _connect() -> Communicator:
     try:
         mpi = MpiCommunicator()
     except (ImportError, RuntimeError) as error:  # no mpi4py; no MPI library it can load
-        if os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE")) == "1":
+        if launched_rank().size == 1:
             return SerialCommunicator()
         raise SetupError(
             f"an MPI launcher started this process ({launcher} is set) but mpi4py cannot be used:"

@@ -1,33 +1,231 @@
-"""What a launcher leaves in the environment of the processes that it starts."""
+"""What MPI launchers leave in the environment of the processes that they start.
+
+No MPI is loaded, so this works before MPI does, and where MPI does not. That MPI does not know the
+ranks that a launcher started is a common failure, which candle_p1.cluster.preflight detects.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-LAUNCHER_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",  # Open MPI, Spectrum MPI under jsrun
-    "PMIX_RANK",
-    "PMI_RANK",  # MPICH and its kin
-    "PMI_SIZE",
-    "PALS_RANKID",
-    "ALPS_APP_PE",  # aprun
-    "JSM_NAMESPACE_SIZE",  # jsrun
-    "MPI_LOCALNRANKS",
-)
-"""Any of these in the environment tells that an MPI launcher started this process."""
+from candle_p1.errors import SetupError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+NOT_LAUNCHED = "none"
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Slurm's step ids from here on are not steps that srun started: 0xFFFFFFFB is the batch script,
+0xFFFFFFFA the shell of an interactive job (SLURM_BATCH_SCRIPT and others in slurm/slurm.h)."""
 TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
-"""Set by a local launch to the device of the user's terminal: launchers hand on whole lines only,
-too late for a bar."""
+"""Set by a local launch to the device of the user's terminal: launchers pass on whole lines only,
+which is too late for a progress bar."""
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """A process's place among those that a launcher started. None: the launcher does not say.
+
+    Attributes:
+        launcher: The name of a launcher in `LAUNCHERS`; "none" if no launcher started the process.
+        rank: This rank, from 0.
+        size: The number of ranks.
+        local_rank: This rank within its node, from 0.
+        local_size: The number of ranks on this node.
+        depth: The number of cores requested for each rank.
+        node: The node's name, from the scheduler or the operating system.
+    """
+
+    launcher: str
+    rank: int
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+    depth: int | None
+    node: str
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables that a launcher sets for each process; of several names, the first that is set.
+
+    Attributes:
+        name: Its name in records, and in candle_p1.cluster.launchers.COMMAND_LINES.
+        rank: All of these must be set; the first holds the rank.
+        size: The number of ranks.
+        local_rank: The rank within the node.
+        local_size: The number of ranks on the node.
+        depth: The number of cores for each rank.
+        node: The node's name.
+        implies_mpi: Whether a process with any of these variables can be expected to find MPI.
+        started: Whether the variables were set for this process, and not inherited from around it.
+        count_local: Reads the number of ranks on this node where no variable holds just that.
+    """
+
+    name: str
+    rank: tuple[str, ...]
+    size: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    depth: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    implies_mpi: bool = True
+    started: Callable[[Mapping[str, str]], bool] = lambda environ: True
+    count_local: Callable[[Mapping[str, str]], int | None] | None = None
+
+
+def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process, and not the batch script or the shell around it.
+
+    Those also have SLURM_PROCID=0 and the SLURM_NTASKS that the job requested, but no step of their
+    own: SLURM_STEP_ID is absent in a batch script, and one of Slurm's special ids in the shell of
+    `salloc`.
+    """
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
+
+
+def _count_local_tasks(environ: Mapping[str, str]) -> int | None:
+    """Reads Slurm's tasks per node, such as "4(x3),2", at this node's index in the step."""
+    text, index = environ.get("SLURM_STEP_TASKS_PER_NODE"), environ.get("SLURM_NODEID", "")
+    if text is None or not index.isdigit():
+        return None
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts[int(index)] if int(index) < len(counts) else None
+
+
+LAUNCHERS = (
+    # jsrun of LSF (Summit). Its Spectrum MPI also sets Open MPI's names, so it comes first.
+    Launcher(
+        "jsrun",
+        rank=("JSM_NAMESPACE_RANK",),
+        size=("JSM_NAMESPACE_SIZE",),
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    # Open MPI, and Spectrum MPI's mpirun. Within a job of Slurm or PALS, these start its daemons,
+    # which pass on variables that are not the rank's own: the inner launcher comes first.
+    Launcher(
+        "mpirun",
+        rank=("OMPI_COMM_WORLD_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    # mpiexec of HPE's PALS (Polaris, Aurora).
+    Launcher(
+        "mpiexec_pals",
+        rank=("PALS_RANKID",),
+        size=("PMI_SIZE",),
+        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+    ),
+    # mpiexec of MPICH and of Intel MPI (Hydra).
+    Launcher(
+        "mpiexec_mpich",
+        rank=("PMI_RANK", "MPI_LOCALRANKID"),
+        size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_size=("MPI_LOCALNRANKS",),
+    ),
+    # aprun of Cray's ALPS (Theta).
+    Launcher("aprun", rank=("ALPS_APP_PE",), depth=("ALPS_APP_DEPTH",)),
+    # srun (Frontier, Perlmutter), with any of --mpi=pmix, pmi2, cray_shasta or none.
+    Launcher(
+        "srun",
+        rank=("SLURM_PROCID",),
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        depth=("SLURM_CPUS_PER_TASK",),
+        node=("SLURMD_NODENAME",),
+        implies_mpi=False,
+        started=_is_task_of_a_step,
+        count_local=_count_local_tasks,
+    ),
+    # Anything else that speaks PMI or PMIx.
+    Launcher(
+        "pmi",
+        rank=("PMI_RANK",),
+        size=("PMI_SIZE",),
+        local_rank=("PMI_LOCAL_RANK",),
+        local_size=("PMI_LOCAL_SIZE",),
+    ),
+    Launcher("pmix", rank=("PMIX_RANK",)),
+)
+"""In the order in which they are looked for; the first one found has started this process."""
+
+MPI_VARIABLES = tuple(
+    dict.fromkeys(
+        name
+        for launcher in LAUNCHERS
+        if launcher.implies_mpi
+        for name in (*launcher.rank, *launcher.size)
+    )
+)
 
 
 def launcher_variable() -> str | None:
-    """Returns the name of a variable that tells that an MPI launcher started this process."""
-    return next((name for name in LAUNCHER_VARIABLES if name in os.environ), None)
+    """Returns the name of a variable that only MPI launchers set; None if none is set.
+
+    srun's own variables do not count, because it also starts processes without MPI.
+    """
+    return next((name for name in MPI_VARIABLES if name in os.environ), None)
+
+
+def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
+    """Returns this process's place among those that a launcher started.
+
+    Args:
+        environ: The environment; None is this process's.
+
+    Raises:
+        SetupError: A launcher's variable is not a number.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in LAUNCHERS:
+        if all(name in environ for name in launcher.rank) and launcher.started(environ):
+            return _read(launcher, environ)
+    return LaunchedRank(NOT_LAUNCHED, 0, 1, 0, 1, None, platform.node())
+
+
+def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
+    def number(names: tuple[str, ...]) -> int | None:
+        name = next((name for name in names if name in environ), None)
+        if name is None:
+            return None
+        if not environ[name].isdigit():
+            raise SetupError(
+                f"{name}={environ[name]!r}, which {launcher.name} sets, is not a number: let the"
+                " launcher itself set its variables"
+            )
+        return int(environ[name])
+
+    rank = number(launcher.rank[:1])
+    assert rank is not None
+    return LaunchedRank(
+        launcher=launcher.name,
+        rank=rank,
+        size=number(launcher.size),
+        local_rank=number(launcher.local_rank),
+        local_size=number(launcher.local_size)
+        if launcher.count_local is None
+        else launcher.count_local(environ),
+        depth=number(launcher.depth),
+        node=next((environ[name] for name in launcher.node if name in environ), platform.node()),
+    )
 
 
 def terminal() -> str | None:
-    """Returns the device of the terminal that shows this process's output; None if none does."""
+    """Returns the device of the terminal that shows this process's output; None without one."""
     if launcher_variable() is None and os.isatty(1):
         return os.ttyname(1)
     return os.environ.get(TERMINAL_VARIABLE)

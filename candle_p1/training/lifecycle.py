@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.distributed.comm import Attempt
-from candle_p1.distributed.launch_layout import launch_layout
+from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.watchdog_client import WatchdogClient
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.instrument import collectives, efficiency, phases
@@ -184,7 +184,7 @@ def _opened_run(
         "command": sys.argv,
         "num_ranks": comm.size,
         "num_nodes": comm.num_nodes,
-        "launcher": Attempt(launch_layout).agree(comm).launcher,
+        "launcher": Attempt(launched_rank).agree(comm).launcher,
         "parameters": {
             key: {"value": value, "origin": str(params.origin(key))}
             for key, value in params.items()

@@ -16,11 +16,11 @@ from candle_p1.cluster.preflight import facts
 from candle_p1.cluster.preflight.checks import Needs
 from candle_p1.cluster.preflight.examination import check_ranks, examine
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
-from candle_p1.distributed.launch_layout import launch_layout
+from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import SetupError
 from candle_p1.records import environment
 
-NODE = "ab"[launch_layout().rank % 2]
+NODE = "ab"[launched_rank().rank % 2]
 NOTHING = {"shared_memory_bytes": 0, "memory_bytes": 0, "disk_bytes": 0}
 NO_OPTION = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
 
@@ -30,7 +30,7 @@ def only_on_b(variables):
 
 
 def the_launcher_and_mpi_agree_on_ranks(comm):
-    layout = launch_layout()
+    layout = launched_rank()
     assert layout.launcher == "mpirun"
     assert (layout.rank, layout.size) == (comm.rank, comm.size)
     assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)  # one machine

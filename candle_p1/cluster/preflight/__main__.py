@@ -19,7 +19,7 @@ import click
 from candle_p1.cluster.preflight.checks import GIB, Needs
 from candle_p1.cluster.preflight.examination import check_ranks, examine, show
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
-from candle_p1.distributed.launch_layout import launch_layout
+from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.training.screen import Screen
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.launch_layout import LaunchedRank
+    from candle_p1.distributed.launch_environment import LaunchedRank
 
 DEFAULT = Needs()
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     exits with an error: rank 0 speaks before any other does.
     """
     try:
-        layout = launch_layout()
+        layout = launched_rank()
         needs = _parse(arguments, layout.rank)
         comm = connect()
     except CandleError as error:  # perhaps on this node alone: the others wait for this rank

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.cluster.doctor import Finding
     from candle_p1.cluster.preflight.checks import Needs
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.launch_layout import LaunchedRank
+    from candle_p1.distributed.launch_environment import LaunchedRank
     from candle_p1.training.screen import Screen
 
 

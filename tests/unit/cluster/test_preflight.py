@@ -13,7 +13,7 @@ from candle_p1.cluster.preflight import checks, examination, facts
 from candle_p1.cluster.preflight.checks import GIB, Needs, judge
 from candle_p1.cluster.preflight.facts import NodeFacts, Room
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.launch_layout import LaunchedRank
+from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.errors import SetupError
 
 NEEDS = Needs(output=Path("output"), data=Path("data"))
@@ -271,7 +271,7 @@ def under(monkeypatch, environment):
     """Runs the command as if a launcher had started it as this rank, for which MPI is missing."""
 
     def run(layout, *arguments):
-        monkeypatch.setattr(command, "launch_layout", lambda: layout)
+        monkeypatch.setattr(command, "launched_rank", lambda: layout)
         monkeypatch.setattr(command, "connect", SerialCommunicator)
         with pytest.raises(SystemExit) as ended:
             command.main(list(arguments))
@@ -317,7 +317,7 @@ def test_wrong_arguments_are_told_once(under, capsys, rank):
 
 def test_the_command_shows_one_table(monkeypatch, environment, capsys, tmp_path):
     monkeypatch.setattr(
-        command, "launch_layout", lambda: LaunchedRank("none", 0, 1, 0, 1, None, "a")
+        command, "launched_rank", lambda: LaunchedRank("none", 0, 1, 0, 1, None, "a")
     )
     monkeypatch.setattr(command, "connect", SerialCommunicator)
     monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())

@@ -7,7 +7,7 @@ import pytest
 
 from candle_p1.distributed import comm as comm_module
 from candle_p1.distributed.comm import Attempt, SerialCommunicator
-from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
+from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, DataError, DistributedError, ParameterError
 
 
@@ -30,7 +30,7 @@ def fail(error):
 
 def test_without_a_launcher_there_is_one_rank(monkeypatch):
     monkeypatch.setattr(comm_module, "_communicator", None)
-    for name in LAUNCHER_VARIABLES:
+    for name in MPI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     comm = comm_module.connect()
     assert (comm.rank, comm.size, comm.num_nodes) == (0, 1, 1)

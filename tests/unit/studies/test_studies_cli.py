@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1.cli.study import command, read_ranks
-from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
+from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError
 from candle_p1.studies.library import list_studies
 from candle_p1.studies.process import Interrupted
@@ -19,7 +19,7 @@ TOY = Path(__file__).parents[2] / "files/toy"
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name in LAUNCHER_VARIABLES:
+    for name in MPI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     Path("mine.toml").write_text(
         f'title = "mine"\nbenchmark = "{TOY}"\nrepeats = 1\nminutes = 5\n'

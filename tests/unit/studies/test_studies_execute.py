@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
+from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
 from candle_p1.studies import execute
@@ -42,7 +42,7 @@ ranks = [1]
 
 @pytest.fixture(autouse=True)
 def outside_of_a_job(monkeypatch):
-    for name in LAUNCHER_VARIABLES:
+    for name in MPI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

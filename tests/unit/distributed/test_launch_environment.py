@@ -4,8 +4,12 @@ import platform
 
 import pytest
 
-from candle_p1.distributed.launch_environment import LAUNCHER_VARIABLES
-from candle_p1.distributed.launch_layout import LAUNCHERS, launch_layout
+from candle_p1.distributed.launch_environment import (
+    LAUNCHERS,
+    MPI_VARIABLES,
+    launched_rank,
+    launcher_variable,
+)
 from candle_p1.errors import SetupError
 
 JSRUN = {
@@ -92,7 +96,7 @@ HOST = platform.node()
     ],
 )
 def test_a_rank_knows_its_place(environ, launcher, rank, size, local_rank, local_size, depth, node):
-    layout = launch_layout(environ)
+    layout = launched_rank(environ)
     assert (layout.launcher, layout.rank, layout.size) == (launcher, rank, size)
     assert (layout.local_rank, layout.local_size) == (local_rank, local_size)
     assert (layout.depth, layout.node) == (depth, node)
@@ -112,22 +116,29 @@ def test_a_rank_knows_its_place(environ, launcher, rank, size, local_rank, local
 )
 def test_slurms_tasks_of_this_node(text, place, count):
     environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(place)}
-    assert launch_layout(environ).local_size == count
+    assert launched_rank(environ).local_size == count
 
 
 def test_a_variable_that_is_no_number_is_named():
     with pytest.raises(SetupError, match="OMPI_COMM_WORLD_SIZE='two', which mpirun sets"):
-        launch_layout({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
+        launched_rank({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
 
 
 def test_this_process_is_looked_at_by_default(environment, monkeypatch):
     for name in (name for launcher in LAUNCHERS for name in launcher.rank):
         monkeypatch.delenv(name, raising=False)
-    assert launch_layout().launcher == "none"
+    assert launched_rank().launcher == "none"
     monkeypatch.setenv("PMIX_RANK", "2")
-    assert launch_layout().rank == 2
+    assert launched_rank().rank == 2
 
 
 @pytest.mark.parametrize("environ", [JSRUN, MPIRUN, PALS, HYDRA, ALPS, {**SRUN, "PMIX_RANK": "0"}])
-def test_the_communicator_looks_for_mpi_under_each_of_them(environ):
-    assert any(name in LAUNCHER_VARIABLES for name in environ)
+def test_mpi_is_expected_under_every_launcher_but_plain_srun(environ, monkeypatch):
+    for name in MPI_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in SRUN:
+        monkeypatch.setenv(name, "0")
+    assert launcher_variable() is None
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert launcher_variable() in environ
