@@ -10,15 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod as distributed
-from candle_p1.distributed.comm import Attempt, connect
-from candle_p1.distributed.tracing import (
-    is_traced,
-    log_gradients,
-    open_timeline,
-    taking,
+from candle_p1.distributed import horovod
+from candle_p1.distributed.allreduce_log import (
+    allreduce_times,
+    make_allreduce_log,
     unknown_efficiency,
 )
+from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.timeline import is_traced, open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
@@ -28,7 +27,6 @@ from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
 from candle_p1.records.record import finite, over_ranks
 from candle_p1.scaling import ScalingPlan, share_epochs
-from candle_p1.training import mllog_settings
 from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.training.setup import build_model, check_passes, make_plan, set_up_device
 
@@ -38,10 +36,10 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
     from candle_p1.data.samples import DataSet
+    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.gradient_log import GradientLog
-    from candle_p1.distributed.tracing import Timeline
+    from candle_p1.distributed.timeline import Timeline
     from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 
 
@@ -69,10 +67,10 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         phases = this.phases
 
         with phases("startup"):
-            device, exchange = _start(params, timeline, this)
+            device, engine = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
         log.begin()
-        gradients = log_gradients(this.exchanges, params, device, comm)
+        allreduces = make_allreduce_log(this.communication, params, device, comm)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
 
@@ -86,7 +84,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
             with phases("build"):
                 plan = make_plan(params, len(data.train), comm)
                 check_passes(plan, params)
-                model = build_model(benchmark, params, data, plan, device, comm, gradients)
+                model = build_model(benchmark, params, data, plan, device, comm, allreduces)
             return data, plan, model
 
         prepared = Attempt(prepare)
@@ -96,12 +94,12 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 data, plan, model = prepared.agree(comm)
                 _check_same_data(reader, comm)
             with phases("transfer"):
-                distributed.broadcast_state(model, comm)
+                horovod.broadcast_state(model, comm)
 
         this.screen.say(plan.explain())
-        log.describe(**mllog_settings.settings(params, plan, data, model))
+        log.describe(params, plan, len(data.train), len(data.validation))
         with phases("train"):
-            history, training = _train(benchmark, model, data, plan, params, gradients, this, log)
+            history, training = _train(benchmark, model, data, plan, params, allreduces, this, log)
 
         with phases("evaluate"):
             directory = this.result_directory(params["save_path"])
@@ -138,11 +136,11 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
                 "jit_compile": bool(model.jit_compile),
                 "kernels": "fast" if fast.are_fast() else "plain",
             },
-            distributed=exchange,
+            distributed=engine,
             training=training,
             quality=quality,
             communication={"logged": params["communication_log"]},
-            **unknown_efficiency(gradients, comm),
+            **unknown_efficiency(allreduces, comm),
             **({"timeline": timeline.describe(this.start)} if timeline else {}),
             environment=environment.capture(),
             warnings=device.warnings,
@@ -228,14 +226,14 @@ def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
 def _start(
     params: ParameterSet, timeline: Timeline | None, this: Run
 ) -> tuple[Device, dict[str, Any]]:
-    """Sets up device, precision and Horovod, and proves that gradients are averaged."""
+    """Sets up device, precision and Horovod, and tests that gradients are averaged."""
     comm = this.comm
     device = set_up_device(params, comm)
     if params["verbose"]:
         this.screen.say(params.to_text())
     for warning in device.warnings:
         this.screen.warn(warning)
-    exchange = distributed.start_horovod(
+    engine = horovod.start_horovod(
         comm,
         stall_shutdown_s=params["stall_shutdown_s"],
         deterministic=params["deterministic"],
@@ -244,10 +242,10 @@ def _start(
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)
-    distributed.check_averaging(
-        lambda: distributed.distribute_optimizer(plain(), comm, params["compression"]), plain, comm
+    horovod.self_test_averaging(
+        lambda: horovod.distribute_optimizer(plain(), comm, params["compression"]), plain, comm
     )
-    return device, exchange | {"averaging_checked": comm.size > 1}
+    return device, engine | {"averaging_checked": comm.size > 1}
 
 
 def _open_log(params: ParameterSet, this: Run) -> RunLog:
@@ -295,7 +293,7 @@ def _train(
     data: DataSet,
     plan: ScalingPlan,
     params: ParameterSet,
-    gradients: GradientLog | None,
+    allreduces: AllreduceLog | None,
     this: Run,
     log: RunLog,
 ) -> tuple[Any, dict[str, Any]]:
@@ -327,7 +325,7 @@ def _train(
     batches = TrainBatches(
         data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["shuffle"]
     )
-    timer = EpochTimer(this.start, taking(gradients, comm))
+    timer = EpochTimer(this.start, allreduce_times(allreduces, comm))
     validation = SharedValidation(
         EvaluationBatches(data.validation, params["batch_size"], comm, params["val_steps"]), comm
     )
@@ -335,7 +333,7 @@ def _train(
         timer,
         BeforeEpoch(batches.set_epoch),
         BeforeStep(this.watchdog.count_step),
-        *([BeforeStep(gradients.count_step)] if gradients else []),
+        *([BeforeStep(allreduces.count_step)] if allreduces else []),
         EpochMetrics(comm),
         validation,
         AfterEpoch(lambda logs: log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)),

@@ -18,9 +18,8 @@ from candle_p1.bench.training import one_epoch, prepare_training
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.batches import TrainBatches
+from candle_p1.distributed.allreduce_log import AllreduceLog, allreduce_times
 from candle_p1.distributed.comm import Attempt
-from candle_p1.distributed.gradient_log import GradientLog
-from candle_p1.distributed.tracing import taking
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
@@ -52,8 +51,8 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
 
     benchmark, params = Attempt(bind).agree(comm)
     log, timer = CommunicationLog(), PhaseTimer()
-    gradients = GradientLog(log) if comm.size > 1 else None
-    training = prepare_training(benchmark, params, comm, logs=(gradients, None))
+    allreduces = AllreduceLog(log) if comm.size > 1 else None
+    training = prepare_training(benchmark, params, comm, logs=(allreduces, None))
     device, data, plan, (measured_model, bare_model), _ = training
     batches = TrainBatches(data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True)
 
@@ -66,10 +65,10 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
         return stretch.seconds
 
     def train_measured() -> float:
-        measuring: list[Any] = [EpochTimer(0.0, taking(gradients, comm))]
-        if gradients:
-            measuring.append(BeforeStep(gradients.count_step))
-        with collectives.at_work(log), phases.at_work(timer), timer("train"):
+        measuring: list[Any] = [EpochTimer(0.0, allreduce_times(allreduces, comm))]
+        if allreduces:
+            measuring.append(BeforeStep(allreduces.count_step))
+        with collectives.active(log), phases.active(timer), timer("train"):
             return train(measured_model, measuring)
 
     def train_bare() -> float:
@@ -105,7 +104,7 @@ def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_exchange: bool) 
     seconds = _median_s(lambda: timer.on_train_batch_begin(0))
     if not has_exchange:
         return seconds
-    log = GradientLog(CommunicationLog())
+    log = AllreduceLog(CommunicationLog())
     measured, bare = log.example(num_gradients)
     graph_s = _median_s(measured) - _median_s(bare)
     return seconds + _median_s(log.count_step) + graph_s + _median_s(log.take) / steps_per_epoch

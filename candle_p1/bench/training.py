@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod as distributed
+from candle_p1.distributed import horovod
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
 from candle_p1.training.setup import build_model, make_plan, set_up_device
@@ -13,9 +13,9 @@ from candle_p1.training.setup import build_model, make_plan, set_up_device
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet
+    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.gradient_log import GradientLog
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.scaling import ScalingPlan
 
@@ -51,7 +51,7 @@ def prepare_training(
     *,
     partners: Communicator | None = None,
     num_steps: int = 1,
-    logs: tuple[GradientLog | None, ...] = (None,),
+    logs: tuple[AllreduceLog | None, ...] = (None,),
 ) -> Training:
     """Sets up the device, loads the data and builds the models; collective.
 
@@ -61,14 +61,14 @@ def prepare_training(
         comm: The ranks that load.
         partners: Those that exchange gradients; None is the same.
         num_steps: The least that an epoch must have.
-        logs: For each model, what is told when its gradients are exchanged.
+        logs: For each model, the log of its gradients' allreduces.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
     """
     partners = partners or comm
     device = set_up_device(params, comm)
-    distributed.start_horovod(partners, deterministic=params["deterministic"])
+    horovod.start_horovod(partners, deterministic=params["deterministic"])
     located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
     files = comm.broadcast(located.agree(comm))
     assert files is not None
@@ -87,5 +87,5 @@ def prepare_training(
 
     data, plan, models = Attempt(prepare).agree(comm)
     for model in models:
-        distributed.broadcast_state(model, partners)
+        horovod.broadcast_state(model, partners)
     return Training(device, data, plan, models, reader.matrix_bytes)

@@ -1,9 +1,9 @@
-"""Horovod for Keras 3.
+"""Horovod as an engine of data-parallel training with Keras 3 on TensorFlow.
 
-Horovod's own ``hvd.DistributedOptimizer`` overrides a method that Keras 3 never calls: it raises
-nothing and averages nothing. This adapter is built on Horovod's operations instead, at the one
-place every Keras 3 optimizer passes through, ``apply(gradients, variables)``. With one process
-every function here does nothing, and needs neither TensorFlow nor Horovod.
+Horovod's own ``hvd.DistributedOptimizer`` overrides a method that Keras 3 never calls: it raises no
+error and averages nothing. This adapter uses Horovod's operations directly, in the one method that
+every Keras 3 optimizer goes through, ``apply(gradients, variables)``. With one rank every function
+here does nothing and needs neither TensorFlow nor Horovod.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.timeline import TIMELINE_VARIABLE
 from candle_p1.errors import DistributedError, SetupError
-from candle_p1.instrument.collectives import note_exchange
+from candle_p1.instrument.collectives import note_collective
 from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.gradient_log import GradientLog
 
 STALL_CHECK_S = 60
-TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
-"""Of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""
+"""Those of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""
 
 
 def start_horovod(
@@ -38,22 +38,22 @@ def start_horovod(
     deterministic: bool = True,
     timeline: Path | None = None,
 ) -> dict[str, Any]:
-    """Initializes Horovod on the ranks of `comm`; collective; does nothing with one rank.
+    """Initializes Horovod on the ranks of `comm`; collective.
 
-    Settings already in the environment win. A collective that stalls for `stall_shutdown_s` seconds
-    ends with an error on every rank (0: never).
+    Horovod's variables that are already set in the environment take precedence.
 
     Args:
         comm: The ranks.
-        stall_shutdown_s: See above.
-        deterministic: Whether runs are to repeat bit for bit.
-        timeline: Where Horovod traces what it does, on rank 0; None is nowhere.
+        stall_shutdown_s: After how long a stalled collective ends with an error on every rank; 0:
+            never.
+        deterministic: Whether runs must repeat bit for bit.
+        timeline: The file into which Horovod on rank 0 traces its operations; None: no file.
 
     Returns:
-        How gradients are exchanged, as it stands in a run record.
+        The record's section "distributed".
 
     Raises:
-        SetupError: Horovod is missing, was built without MPI, or sees other ranks than `comm`.
+        SetupError: Horovod is missing, was built without MPI, or does not see the ranks of `comm`.
     """
     if comm.size == 1:
         return {"backend": "serial"}
@@ -61,8 +61,8 @@ def start_horovod(
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(check, 1)))
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall_shutdown_s))
     if deterministic:
-        # Which gradients are fused depends on their timing, and with it, from three ranks on, the
-        # order in which MPI adds.
+        # Timing decides which gradients are fused and thereby, from three ranks on, the order in
+        # which MPI adds.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     if timeline is not None:
         os.environ[TIMELINE_VARIABLE] = str(timeline)
@@ -72,9 +72,9 @@ def start_horovod(
     def compare() -> None:
         if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
             raise SetupError(
-                f"Horovod is rank {hvd.rank()} of {hvd.size()} where MPI is rank {comm.rank} of"
-                f" {comm.size}: Horovod and mpi4py use different MPI libraries. Rebuild one of"
-                " them; candle-p1 doctor shows both"
+                f"this is rank {hvd.rank()} of {hvd.size()} for Horovod and rank {comm.rank} of"
+                f" {comm.size} for mpi4py: they use different MPI libraries. Rebuild one of them;"
+                " candle-p1 doctor shows both"
             )
 
     Attempt(compare).agree(comm)
@@ -90,29 +90,30 @@ def distribute_optimizer(
     optimizer: Any,
     comm: Communicator,
     compression: str = "none",
-    log: GradientLog | None = None,
+    log: AllreduceLog | None = None,
 ) -> Any:
-    """Returns an optimizer of the same class and settings that averages gradients over ranks first.
+    """Returns an optimizer of the same class and settings that first averages gradients over ranks.
 
-    The averaging comes before everything else the optimizer does, so that clipping acts on the
-    averaged gradient, and loss scaling's check for overflow, an operation inside a conditional,
-    holds no collective. One allreduce per gradient lets Horovod overlap communication with
-    back-propagation. An optimizer that accumulates gradients over several passes averages their
-    mean, once.
+    Since averaging comes first, clipping acts on the averaged gradients, and the overflow check of
+    loss scaling, which is a conditional, contains no collective. With one allreduce per gradient,
+    Horovod can overlap communication with back-propagation. An optimizer that accumulates the
+    gradients of several passes averages only their mean.
 
     Args:
         optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
         comm: The ranks; with one, `optimizer` itself is returned.
-        compression: What gradients are sent as: "none", as they are, or "fp16".
-        log: Is told when gradients are exchanged.
+        compression: How gradients are sent: "none" or "fp16".
+        log: Records the allreduces.
 
     Raises:
-        DistributedError: The optimizer has been used already; its state would be lost.
+        DistributedError: The optimizer has already been built; its state would be lost.
     """
     if comm.size == 1:
         return optimizer
     if optimizer.built:
-        raise DistributedError("wrap the optimizer before it is built: its state would be lost")
+        raise DistributedError(
+            "an optimizer must be distributed before it is built, or its state would be lost"
+        )
     plain = type(optimizer)
 
     class Distributed(plain):  # type: ignore[misc,valid-type]
@@ -125,7 +126,7 @@ def distribute_optimizer(
             super().apply(grads, trainable_variables)
 
         def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-            if self.gradient_accumulation_steps:  # what Keras calls with the means of the passes
+            if self.gradient_accumulation_steps:  # Keras calls this with the mean of the passes
                 grads = average_gradients(grads, self._trainable_variables, compression, log)
             return super()._clip_gradients(grads)
 
@@ -138,14 +139,14 @@ def average_gradients(
     gradients: Sequence[Any],
     variables: Sequence[Any],
     compression: str = "none",
-    log: GradientLog | None = None,
+    log: AllreduceLog | None = None,
 ) -> list[Any]:
     """Returns the gradients averaged over ranks by Horovod; collective.
 
     Args:
-        gradients: Tensors; sparse ones (tf.IndexedSlices) are made dense; None stays None, and must
+        gradients: Tensors; sparse ones (tf.IndexedSlices) become dense; None stays None, and must
             be None on every rank.
-        variables: The Keras variables they belong to, of the same length.
+        variables: The Keras variables of the gradients, in the same order.
         compression: See `distribute_optimizer`.
         log: See `distribute_optimizer`.
     """
@@ -177,11 +178,11 @@ def average_gradients(
 
 
 def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
-    """Copies the root's weights and optimizer state to every rank; collective, before step one.
+    """Copies the root's weights and optimizer state to every rank; collective, before training.
 
-    The optimizer must be built. What is timed is the exchange, without TensorFlow's preparing it.
-
-    Random states (of dropout, say) are left alone: ranks shall draw different numbers.
+    The optimizer must be built. The time noted is that of the broadcast alone, without TensorFlow's
+    preparation. Random states (of dropout, for example) are left alone, so that ranks draw
+    different numbers.
     """
     if comm.size == 1:
         return
@@ -206,11 +207,11 @@ def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
 
     begin, end = copy()
     num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
-    note_exchange("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
+    note_collective("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
 
 
 def seed_ranks(model: Any, seed: int, rank: int) -> None:
-    """Gives every random layer (dropout, noise) a state that follows from seed, rank and layer."""
+    """Derives the state of every random layer (dropout, noise) from seed, rank and layer."""
     states = [v for v in model.variables if v.path.endswith("seed_generator_state")]
     for i, state in enumerate(states):
         derived = np.random.SeedSequence(seed, spawn_key=(rank, i)).generate_state(2)
@@ -220,9 +221,9 @@ def seed_ranks(model: Any, seed: int, rank: int) -> None:
 def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
     """Returns the model's metrics over the samples of all ranks; collective.
 
-    Keras metrics keep sums (of values and of weights, or of counts), so the state of the whole is
-    the sum of the ranks' states, and shares of unequal size weigh what they should. The model's
-    own state becomes that of the whole. A rank that has seen no samples takes part as it is.
+    The state of a Keras metric consists of sums (of values and of weights, or of counts), so adding
+    up the ranks' states gives the state over all samples, with the right weights for shares of
+    unequal size. The metrics of `model` take on that state. Ranks without samples must call, too.
     """
     if comm.size > 1:
         metrics = model.metrics
@@ -235,7 +236,7 @@ def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
             for i, metric in enumerate(metrics):
                 for j, variable in enumerate(metric.variables):
                     variable.assign(np.sum([state[i][j] for state in seen], axis=0))
-        # A rank that never saw a sample has not built its metrics, and takes another's result.
+        # A rank that has never seen a sample has not built its metrics, and needs another's result.
         first = next(rank for rank, state in enumerate(everyone) if state is not None)
         return comm.broadcast(_results(model) if states is not None else {}, root=first)
     return _results(model)
@@ -249,26 +250,26 @@ def _has_seen(model: Any) -> bool:
     return any(np.any(v.numpy()) for metric in model.metrics for v in metric.variables)
 
 
-def check_averaging(
+def self_test_averaging(
     make_optimizer: Callable[[], Any], plain_optimizer: Callable[[], Any], comm: Communicator
 ) -> None:
-    """Proves, by training a small linear model, that gradients are averaged; collective.
+    """Tests, by training a small linear model, that gradients are averaged; collective.
 
-    Each rank trains for a few steps on samples of its own, through ``compile`` and
-    ``train_on_batch`` as the real model will. All replicas must end bit-identical, must have moved,
-    and must agree with one process that used the plain optimizer on all ranks' samples together.
+    Each rank trains for a few steps on its own samples, through ``compile`` and ``train_on_batch``
+    as the real model will. All replicas must end up bit-identical, and with the weights that one
+    process gets when it trains with the plain optimizer on the samples of all ranks together.
 
     Args:
-        make_optimizer: Makes the optimizer to be checked.
+        make_optimizer: Makes the optimizer to be tested.
         plain_optimizer: Makes the same optimizer without distribution.
-        comm: The ranks; with one there is nothing to check.
+        comm: The ranks; with one there is nothing to test.
 
     Raises:
         DistributedError: They are not averaged; the same on every rank.
     """
     if comm.size == 1:
         return
-    generator = np.random.default_rng(20190805)  # one stream: every rank knows all samples
+    generator = np.random.default_rng(20190805)  # the same on every rank
     num_samples, num_features = 4, 3
     x = generator.normal(size=(comm.size, num_samples, num_features)).astype("float32")
     y = generator.normal(size=(comm.size, num_samples, 1)).astype("float32")
@@ -292,13 +293,13 @@ def check_averaging(
     )
     problem = None
     if any(replica.tobytes() != replicas[0].tobytes() for replica in replicas):
-        problem = "the ranks' weights differ after the same steps"
+        problem = "their weights differ after the same steps"
     elif not np.allclose(mine, reference, rtol=1e-4, atol=1e-6):
-        problem = "the ranks' weights are not those of one process with all samples"
+        problem = "their weights are not those of one process with all samples"
     if any(problem is not None for problem in comm.allgather(problem)):
         raise DistributedError(
             f"gradients are not averaged over the {comm.size} ranks"
-            f" ({problem or 'another rank reports it'}): {advice}"
+            f" ({problem or 'as another rank reports'}): {advice}"
         ).on_all_ranks()
 
 
@@ -311,7 +312,7 @@ def _horovod() -> Any:
         )
     try:
         import horovod.tensorflow as hvd
-    except Exception as error:  # also TensorFlow's own, of a Horovod built for another one
+    except Exception as error:  # of any type, if Horovod was built for another TensorFlow
         raise SetupError(
             f"more than one rank needs Horovod, which cannot be imported: {error}. Install"
             " candle-p1[cpu] or candle-p1[gpu]"

@@ -1,7 +1,7 @@
-"""What the ranks exchange: every collective by name, and messages by size.
+"""The communication of one rank: every collective by name, and messages by size.
 
-As with phases, one log is at work in a process at a time, and who communicates tells it by
-`collective` or `CommunicationLog.add`.
+As with phases, at most one log is active in a process; code that communicates reports to it through
+`collective` or `note_collective`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Exchanges:
-    """A kind of exchange, or a class of sizes, added up over its calls.
+class CallTotals:
+    """Totals over the calls of one operation, or over the messages of one size class.
 
     Attributes:
-        num_calls: How often.
-        num_bytes: What this rank has given, all calls together.
-        seconds: From giving to having the result, all calls together; calls that overlap in time
-            count each.
+        num_calls: The number of calls.
+        num_bytes: The bytes that this rank contributed.
+        seconds: The time from contributing to having the result; each of several calls that overlap
+            in time counts in full.
     """
 
     num_calls: int = 0
@@ -42,16 +42,16 @@ class Exchanges:
 
 @dataclass
 class CommunicationLog:
-    """The exchanges of one rank.
+    """The communication of one rank.
 
     Attributes:
         by_name: By library and name of the operation, such as ("mpi", "allgather").
-        by_size: By library and the binary logarithm of a message's bytes, rounded down; of those
-            that carry any.
+        by_size: By library and the binary logarithm of a message's bytes, rounded down; messages
+            without bytes are left out.
     """
 
-    by_name: dict[tuple[str, str], Exchanges] = field(default_factory=dict)
-    by_size: dict[tuple[str, int], Exchanges] = field(default_factory=dict)
+    by_name: dict[tuple[str, str], CallTotals] = field(default_factory=dict)
+    by_size: dict[tuple[str, int], CallTotals] = field(default_factory=dict)
 
     def add(
         self, library: str, name: str, num_bytes: int, seconds: float, num_calls: int = 1
@@ -60,24 +60,24 @@ class CommunicationLog:
 
         Args:
             library: "mpi" or "horovod".
-            name: The operation, and what it is about.
-            num_bytes: Of one call.
-            seconds: Of all calls.
-            num_calls: How many.
+            name: The operation, and what it acts on.
+            num_bytes: The bytes of one call.
+            seconds: The time of all calls.
+            num_calls: The number of calls.
         """
         total = num_calls * num_bytes
-        self.by_name.setdefault((library, name), Exchanges()).add(num_calls, total, seconds)
+        self.by_name.setdefault((library, name), CallTotals()).add(num_calls, total, seconds)
         if num_bytes:
             size = (library, num_bytes.bit_length() - 1)
-            self.by_size.setdefault(size, Exchanges()).add(num_calls, total, seconds)
+            self.by_size.setdefault(size, CallTotals()).add(num_calls, total, seconds)
 
 
 _log: CommunicationLog | None = None
 
 
 @contextmanager
-def at_work(log: CommunicationLog | None) -> Iterator[None]:
-    """Makes a log the one that is told; None is none."""
+def active(log: CommunicationLog | None) -> Iterator[None]:
+    """Makes a log the active one in the body of ``with``; None: nothing is logged."""
     global _log
     before, _log = _log, log
     try:
@@ -88,39 +88,39 @@ def at_work(log: CommunicationLog | None) -> Iterator[None]:
 
 @contextmanager
 def collective(library: str, name: str, count_bytes: Callable[[], int]) -> Iterator[None]:
-    """Times an exchange for which this rank waits; for the phase now running too.
+    """Times a blocking operation, for the active log and the current phase.
 
     Args:
         library: "mpi" or "horovod".
         name: The operation.
-        count_bytes: Returns what this rank gives; is called only if a log is at work.
+        count_bytes: Returns the bytes this rank contributes; called only if a log is active.
     """
     begin = time.perf_counter()
     try:
         yield
     finally:
         seconds = time.perf_counter() - begin
-        note_exchange(library, name, 0 if _log is None else count_bytes(), seconds)
+        note_collective(library, name, 0 if _log is None else count_bytes(), seconds)
 
 
-def note_exchange(library: str, name: str, num_bytes: int, seconds: float) -> None:
-    """Tells the log, and the phase now running, of an exchange for which this rank has waited."""
+def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> None:
+    """Adds an operation for which this rank has waited to the active log and the current phase."""
     phases.add_communication(seconds)
     if _log is not None:
         _log.add(library, name, num_bytes, seconds)
 
 
 def summarize_communication(logs: Sequence[CommunicationLog]) -> dict[str, Any]:
-    """Returns the exchanges of all ranks as they stand in a run record.
+    """Returns the communication of all ranks as it stands in a run record.
 
-    A bandwidth is that of one rank: its bytes by its seconds, in which it also waited for others.
+    Bandwidths are per rank: its bytes divided by its seconds, which include waiting for others.
     """
     return {
         "collectives": [
             {
                 "library": library,
                 "name": name,
-                **_sums([log.by_name.get((library, name), Exchanges()) for log in logs]),
+                **_sums([log.by_name.get((library, name), CallTotals()) for log in logs]),
             }
             for library, name in dict.fromkeys(key for log in logs for key in log.by_name)
         ],
@@ -129,7 +129,7 @@ def summarize_communication(logs: Sequence[CommunicationLog]) -> dict[str, Any]:
                 "library": library,
                 "from_bytes": 1 << size,
                 "below_bytes": 2 << size,
-                **(sums := _sums([log.by_size.get((library, size), Exchanges()) for log in logs])),
+                **(sums := _sums([log.by_size.get((library, size), CallTotals()) for log in logs])),
                 "bytes_per_s": sums["num_bytes"] / max(sum(sums["time"]["per_rank_s"]), 1e-9),
             }
             for library, size in sorted({key for log in logs for key in log.by_size})
@@ -137,7 +137,7 @@ def summarize_communication(logs: Sequence[CommunicationLog]) -> dict[str, Any]:
     }
 
 
-def _sums(of_ranks: Sequence[Exchanges]) -> dict[str, Any]:
+def _sums(of_ranks: Sequence[CallTotals]) -> dict[str, Any]:
     return {
         "num_calls": sum(each.num_calls for each in of_ranks),
         "num_bytes": sum(each.num_bytes for each in of_ranks),

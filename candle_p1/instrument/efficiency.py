@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DEFINITION = (
     "POP: load balance = mean(useful) / max(useful), communication efficiency = max(useful) /"
-    " runtime, parallel efficiency = their product; useful is a rank's time outside of collectives,"
-    " where an allreduce that back-propagation hides counts as none"
+    " runtime, parallel efficiency = their product; useful is a rank's time outside of collectives;"
+    " an allreduce that back-propagation hides does not count as one"
 )
 
 
@@ -23,12 +23,12 @@ def efficiencies(useful_s: Sequence[float], runtime_s: float) -> dict[str, Any]:
     """Returns load balance, communication efficiency and parallel efficiency.
 
     Args:
-        useful_s: The time of each rank outside of communication, in s.
-        runtime_s: The time of the whole, in s.
+        useful_s: The time that each rank spent outside of communication.
+        runtime_s: The duration of the whole.
 
     Returns:
         The three, in [0, 1], with what they were computed from. The parallel efficiency is
-        mean(useful) / runtime, which equals the product of the other two.
+        mean(useful) / runtime, the product of the other two.
     """
     useful = over_ranks(useful_s, "s")
     longest = useful["max_s"]

@@ -1,4 +1,4 @@
-"""The epochs of a training run: their times, their steps, how well the ranks worked together."""
+"""The epochs of a training run: their times, their steps and their parallel efficiency."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Epoch:
     Attributes:
         begin_s: When it began, in s from the start of the run.
         seconds: How long it took.
-        steps_s: The time of each step, in s, from its begin to the next one's.
-        exposed_s: Of `seconds`, what back-propagation did not hide of the gradients' exchange; 0
-            where there is none; None where it is not measured.
-        exchange_s: The time in which gradients were under way, hidden or not; None as above.
+        steps_s: The time of each step, in s, from its begin to that of the next.
+        exposed_s: The part of `seconds` in which this rank waited for gradient allreduces that
+            back-propagation did not hide; 0 on one rank; None if it was not measured.
+        allreduce_s: The time in which any gradient allreduce was in progress, hidden or not; like
+            `exposed_s` 0 or None.
     """
 
     begin_s: float
     seconds: float
     steps_s: Sequence[float]
     exposed_s: float | None = 0.0
-    exchange_s: float | None = 0.0
+    allreduce_s: float | None = 0.0
 
 
 def summarize_epoch(of_ranks: Sequence[Epoch], *, is_first: bool) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def summarize_epoch(of_ranks: Sequence[Epoch], *, is_first: bool) -> dict[str, A
 
     Args:
         of_ranks: The epoch on each rank.
-        is_first: Whether its first step, in which the framework compiles, is to be told apart.
+        is_first: Whether to report its first step, in which the framework compiles, separately.
     """
     train = over_ranks([epoch.seconds for epoch in of_ranks], "s")
     facts: dict[str, Any] = {
@@ -48,19 +49,19 @@ def summarize_epoch(of_ranks: Sequence[Epoch], *, is_first: bool) -> dict[str, A
         "steps": _summarize_steps([epoch.steps_s for epoch in of_ranks], is_first=is_first),
     }
     exposed = [epoch.exposed_s for epoch in of_ranks if epoch.exposed_s is not None]
-    exchange = [epoch.exchange_s for epoch in of_ranks if epoch.exchange_s is not None]
-    if len(exposed) == len(exchange) == len(of_ranks):
+    allreduce = [epoch.allreduce_s for epoch in of_ranks if epoch.allreduce_s is not None]
+    if len(exposed) == len(allreduce) == len(of_ranks):
         facts["exposed_communication"] = over_ranks(exposed, "s")
-        if any(exchange):
-            facts["exchange"] = over_ranks(exchange, "s")
-            facts["hidden_share"] = 1 - sum(exposed) / sum(exchange)
+        if any(allreduce):
+            facts["exchange"] = over_ranks(allreduce, "s")
+            facts["hidden_share"] = 1 - sum(exposed) / sum(allreduce)
         useful = [epoch.seconds - seconds for epoch, seconds in zip(of_ranks, exposed, strict=True)]
         facts["efficiency"] = efficiencies(useful, train["max_s"])
     return facts
 
 
 def _summarize_steps(of_ranks: Sequence[Sequence[float]], *, is_first: bool) -> dict[str, Any]:
-    """Returns the number of steps, their median and 99th percentile, and the first one apart."""
+    """Returns the number of steps, their median and 99th percentile, and the first if asked."""
     facts: dict[str, Any] = {"num": max(len(steps) for steps in of_ranks)}
     if is_first and facts["num"]:
         facts["first"] = over_ranks([steps[0] for steps in of_ranks], "s")

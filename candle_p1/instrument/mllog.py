@@ -1,10 +1,10 @@
-"""A run in MLPerf's log format, for the tools that read that.
+"""A run in MLPerf's log format, for tools that read it.
 
-A line is ``:::MLLOG`` and a JSON object. Its fields, the keys and the types of events are those of
-MLCommons' ``mlperf_logging.mllog``, https://github.com/mlcommons/logging. What describes a
-submission to MLPerf is left out, but for the benchmark's name.
+A line is ``:::MLLOG`` and a JSON object. Its fields, keys and event types are those of MLCommons'
+``mlperf_logging.mllog``, https://github.com/mlcommons/logging. Of the keys that describe a
+submission to MLPerf, only the benchmark's name is logged.
 
-The phase ``startup`` is MLPerf's initialization: the run starts where data are touched first, and
+The phase ``startup`` is MLPerf's initialization: the run starts when data are first touched, and
 ends with the evaluation on the test set. Every epoch is validated, so there are no blocks of
 epochs.
 """
@@ -26,26 +26,28 @@ if TYPE_CHECKING:
 
     from candle_p1.instrument.epochs import Epoch
     from candle_p1.instrument.phases import PhaseTimer
+    from candle_p1.parameters.parameter_set import ParameterSet
+    from candle_p1.scaling import ScalingPlan
 
 FILE_NAME = "mllog.txt"
 TOKEN = ":::MLLOG"
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 TARGETS = ("accuracy", "loss")
-"""What ``eval_accuracy`` holds: the first of these that there is; its metadata say which."""
+"""``eval_accuracy`` is the first of these metrics that exists; its metadata say which."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunLog:
-    """Writes the log of a run; lines are in order of their times, which are those of the phases.
+    """Writes the log of a run, in order of time; the times are those of the run's phases.
 
-    Leaving the context without `finish` ends the run in the log as aborted. A log without
-    ``run_stop`` is of a run that was killed.
+    Leaving the context without `finish` logs the run as aborted. If a log has no ``run_stop``, its
+    run was killed.
 
     Args:
-        path: The file; None writes nothing.
+        path: The file; None: nothing is written.
         benchmark: The benchmark's name.
-        phases: This rank's clock.
+        phases: This rank's phases.
         start_s: When the run began, by time.perf_counter.
     """
 
@@ -73,7 +75,7 @@ class RunLog:
             self._file.close()
 
     def begin(self) -> None:
-        """Logs the initialization, which is the phase startup, and the start of the run."""
+        """Logs the initialization, which is the phase "startup", and the start of the run."""
         begin_s, end_s = self._interval("startup")
         self._write(POINT, "submission_benchmark", begin_s, self._benchmark)
         self._write(START, "init_start", begin_s)
@@ -81,8 +83,21 @@ class RunLog:
         self._write(START, "run_start", end_s)
         self._is_running = True
 
-    def describe(self, **settings: Any) -> None:
-        """Logs hyperparameters and numbers of samples, under MLPerf's keys."""
+    def describe(
+        self, params: ParameterSet, plan: ScalingPlan, num_train: int, num_validation: int
+    ) -> None:
+        """Logs hyperparameters and numbers of samples under MLPerf's keys."""
+        passes = params["backward_passes_per_step"]
+        settings = {
+            "seed": params["rng_seed"],
+            "global_batch_size": plan.global_batch_size * passes,
+            "gradient_accumulation_steps": passes,
+            "train_samples": num_train,
+            "eval_samples": num_validation,
+            "opt_name": params["optimizer"],
+            "opt_base_learning_rate": plan.learning_rate,
+            "opt_learning_rate_warmup_epochs": plan.warmup_epochs,
+        }
         for key, value in settings.items():
             self._write(POINT, key, time.perf_counter(), value)
 
@@ -90,9 +105,9 @@ class RunLog:
         """Logs an epoch and its validation, which has just ended.
 
         Args:
-            epoch: Its training part.
-            validation_s: How long its validation took.
-            logs: Its metrics over all ranks; those of the validation start with ``val_``.
+            epoch: The epoch's training part.
+            validation_s: How long the validation took.
+            logs: The epoch's metrics over all ranks; those of the validation start with ``val_``.
         """
         end_s = time.perf_counter()
         self._epoch_num += 1
@@ -103,10 +118,10 @@ class RunLog:
         self._add_evaluation(end_s - validation_s, end_s, values, "validation")
 
     def finish(self, quality: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Logs the evaluation, which is the phase of that name, and the end of the run.
+        """Logs the evaluation, which is the phase "evaluate", and the end of the run.
 
         Args:
-            quality: The figures of the test set, as in the record; empty where there are none.
+            quality: The metrics of the test set, as in the record; may be empty.
         """
         begin_s, end_s = self._interval("evaluate")
         values = {name: quality[name]["value"] for name in TARGETS if name in quality}
@@ -126,7 +141,7 @@ class RunLog:
             self._write(POINT, "eval_accuracy", end_s, shown, metric=name, **facts)
 
     def _interval(self, phase: str) -> tuple[float, float]:
-        """Returns when a phase that is over began and ended, by time.perf_counter."""
+        """Returns when a finished phase began and ended, by time.perf_counter."""
         return next((begin, end) for name, begin, end in self._phases.intervals() if name == phase)
 
     def _write(
@@ -137,9 +152,9 @@ class RunLog:
         Args:
             event_type: One of POINT, START and STOP.
             key: MLPerf's name of the event.
-            time_s: When it was, by time.perf_counter.
-            value: What it says.
-            metadata: Beside the place in the source that logs it.
+            time_s: When it happened, by time.perf_counter.
+            value: Its value.
+            metadata: Its metadata, besides the source line that logs it.
         """
         if self._file is None:
             return

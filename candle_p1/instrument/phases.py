@@ -1,14 +1,12 @@
-"""The phases of a run: how long each takes on each rank, and what it uses of the machine.
+"""The phases of a run: how long each takes on a rank, and what it uses of the machine.
 
-One timer is at work in a process at a time, and code that knows nothing of it can tell it of parts
-of a phase::
+At most one timer is active in a process. Code that has no reference to it can time parts of the
+current phase; outside of a run this does nothing::
 
     from candle_p1.instrument.phases import part
 
     with part("parse"):
         ...
-
-Outside of a run that does nothing.
 """
 
 from __future__ import annotations
@@ -25,21 +23,21 @@ from candle_p1.records.record import over_ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-Path = tuple[str, ...]
+PhasePath = tuple[str, ...]
+"""The name of a phase after those of the phases around it: ("broadcast", "wait")."""
 
 
 @dataclass
 class Phase:
-    """A phase of one rank; one that is entered several times adds up.
+    """A phase of one rank; the times of a phase that is entered repeatedly add up.
 
     Attributes:
         begin_s: When it was first entered, by the timer's clock.
-        seconds: Its time, with that of its parts.
-        communication_s: Of this, the time in which the rank waited in collectives.
+        seconds: Its duration, including its parts.
+        communication_s: The time within it that the rank spent waiting in collectives.
         usage: What it used of the machine; None for a part.
-        peak_rss_bytes: The largest resident memory in it; None for a part.
-        pss_bytes: The resident memory at its end, of shared pages a fair part; None for phases
-            within others.
+        peak_rss_bytes: The peak resident memory during it; None for a part.
+        pss_bytes: The proportional set size at its end; None for phases within others.
     """
 
     begin_s: float
@@ -61,32 +59,32 @@ class PhaseTimer:
 
     Args:
         on_enter: Called with the path of each phase when it begins, e.g. ("broadcast", "wait").
-        clock: Returns seconds, monotonic.
-        begin: When the first phase began, by the clock; None is when it is entered.
+        clock: Returns seconds; monotonic.
+        begin: When the first phase began, by the clock; None: when it is entered.
 
     Attributes:
-        phases: The phases so far, by path, in the order in which they were first left.
-        failed_in: The innermost phase an exception has left; () if none has.
+        phases: The phases so far, by path.
+        failed_in: The innermost phase that an exception has left; () if there was none.
     """
 
     def __init__(
         self,
-        on_enter: Callable[[Path], None] | None = None,
+        on_enter: Callable[[PhasePath], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         begin: float | None = None,
     ) -> None:
-        self.phases: dict[Path, Phase] = {}
+        self.phases: dict[PhasePath, Phase] = {}
         self._begin = begin
         self._on_enter = on_enter or (lambda path: None)
         self._clock = clock
-        self._path: Path = ()
-        self._peaks: list[int] = []  # of each phase under way, until its innermost one began
+        self._path: PhasePath = ()
+        self._peaks: list[int] = []  # of each open phase, up to the begin of the one inside it
         self._communication_s = 0.0
-        self.failed_in: Path = ()
+        self.failed_in: PhasePath = ()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times a phase, within the one now running, and notes what it uses."""
+        """Times a phase, inside the current one, and measures what it uses."""
         if self._peaks:
             self._peaks[-1] = max(self._peaks[-1], usage.peak_rss_bytes())
         self._peaks.append(0)
@@ -112,8 +110,8 @@ class PhaseTimer:
             raise
 
     @contextmanager
-    def part(self, name: str) -> Iterator[Path]:
-        """Times a part of the phase now running, and no more: for what is entered often."""
+    def part(self, name: str) -> Iterator[PhasePath]:
+        """Times a part of the current phase, and measures nothing else, so that it costs little."""
         outer, path = self._path, (*self._path, name)
         self._path = path
         communication_s = self._communication_s
@@ -127,16 +125,16 @@ class PhaseTimer:
             self._path = outer
 
     def add_communication(self, seconds: float) -> None:
-        """Takes note that this much of the phase now running was spent in a collective."""
+        """Adds to the time that the current phase spent waiting in collectives."""
         self._communication_s += seconds
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The largest resident memory in any phase so far."""
+        """The peak resident memory of all phases so far."""
         return max((phase.peak_rss_bytes or 0 for phase in self.phases.values()), default=0)
 
     def intervals(self) -> list[tuple[str, float, float]]:
-        """Returns name, begin and end, in s by the clock, of the phases that are in no other."""
+        """Returns name, begin and end, in s by the clock, of the phases that lie in no other."""
         return [
             (path[0], phase.begin_s, phase.begin_s + phase.seconds)
             for path, phase in self.phases.items()
@@ -144,44 +142,44 @@ class PhaseTimer:
         ]
 
 
-_running: PhaseTimer | None = None
+_active: PhaseTimer | None = None
 
 
 @contextmanager
-def at_work(timer: PhaseTimer) -> Iterator[None]:
-    """Makes a timer the one that `part` and `add_communication` tell."""
-    global _running
-    before, _running = _running, timer
+def active(timer: PhaseTimer) -> Iterator[None]:
+    """Makes a timer the active one, which `part` and `add_communication` report to."""
+    global _active
+    before, _active = _active, timer
     try:
         yield
     finally:
-        _running = before
+        _active = before
 
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Times a part of the phase now running in this process, on the thread that runs it."""
-    if _running is None:
+    """Times a part of this process's current phase; to be called on the thread that runs it."""
+    if _active is None:
         yield
     else:
-        with _running.part(name):
+        with _active.part(name):
             yield
 
 
 def add_communication(seconds: float) -> None:
-    """Tells the timer at work of time spent in a collective."""
-    if _running is not None:
-        _running.add_communication(seconds)
+    """Adds to the time that the current phase, if any, spent waiting in collectives."""
+    if _active is not None:
+        _active.add_communication(seconds)
 
 
 def summarize_phases(
-    per_rank: Sequence[Mapping[Path, Phase]], starts: Sequence[float] | None = None
+    per_rank: Sequence[Mapping[PhasePath, Phase]], starts: Sequence[float] | None = None
 ) -> dict[str, Any]:
     """Returns phases as they stand in a run record.
 
     Args:
-        per_rank: The phases of each rank. One that a rank did not enter counts 0 s there.
-        starts: When the run began, by the clock of each rank; None is 0 for all.
+        per_rank: The phases of each rank. A phase that a rank did not enter counts as 0 s there.
+        starts: When the run began, by the clock of each rank; None: at 0 on all.
     """
     starts = starts or [0.0] * len(per_rank)
     paths = {path: phase.begin_s for phases in per_rank for path, phase in phases.items()}
@@ -195,7 +193,7 @@ def summarize_phases(
 
 
 def _summarize(phases: Sequence[Phase | None], starts: Sequence[float]) -> dict[str, Any]:
-    """Returns one phase of all ranks; None is a rank that did not enter it."""
+    """Returns one phase of all ranks; None stands for a rank that did not enter it."""
     entered = [phase for phase in phases if phase is not None]
     facts: dict[str, Any] = over_ranks([phase.seconds if phase else 0.0 for phase in phases], "s")
     facts["per_rank_begin_s"] = [

@@ -23,9 +23,9 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         start_s: When the run began, by time.perf_counter.
-        take_exchange: Returns the time in which this rank waited for the exchange of gradients
-            since the last call, and that in which gradients were under way, in s; or None for both,
-            where that is not measured.
+        take_allreduce_times: Returns, for the steps since the last call, the time in which this
+            rank waited for gradient allreduces and the time in which any was in progress, in s;
+            None for both if that is not measured.
 
     Attributes:
         epochs: The epochs so far.
@@ -34,10 +34,10 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
     async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
 
     def __init__(
-        self, start_s: float, take_exchange: Callable[[], tuple[float | None, float | None]]
+        self, start_s: float, take_allreduce_times: Callable[[], tuple[float | None, float | None]]
     ) -> None:
         super().__init__()
-        self._start_s, self._take_exchange = start_s, take_exchange
+        self._start_s, self._take_allreduce_times = start_s, take_allreduce_times
         self.epochs: list[Epoch] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -54,7 +54,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
         end = time.perf_counter()
         begin_s, seconds = self._begin - self._start_s, end - self._begin
         steps_s = [later - earlier for earlier, later in pairwise([*self._begins, end])]
-        self.epochs.append(Epoch(begin_s, seconds, steps_s, *self._take_exchange()))
+        self.epochs.append(Epoch(begin_s, seconds, steps_s, *self._take_allreduce_times()))
 
 
 class BeforeEpoch(keras.callbacks.Callback):  # type: ignore[misc]

@@ -48,7 +48,7 @@ class Run:
         directory: Where its files go.
         record: The record so far; complete on rank 0 only.
         phases: This rank's clock.
-        exchanges: What this rank exchanges with others.
+        communication: The log of this rank's communication.
         power: What reads this node's power.
         profile: Of this rank's calls.
         screen: Silent on all ranks but 0.
@@ -60,7 +60,7 @@ class Run:
     directory: Path
     record: dict[str, Any]
     phases: PhaseTimer
-    exchanges: CommunicationLog
+    communication: CommunicationLog
     power: PowerMeter
     profile: CallProfile
     screen: Screen
@@ -106,7 +106,7 @@ class Run:
         mine = _Measured(
             rank_facts | {"peak_rss_bytes": self.phases.peak_rss_bytes},
             self.phases.phases,
-            self.exchanges,
+            self.communication,
             self.start,
             end,
             self.profile.statistics(),
@@ -127,7 +127,7 @@ class Run:
             "total_s": end - self.start,
             "energy": energy,
             "communication": parts["communication"]
-            | summarize_communication([measured.exchanges for measured in gathered]),
+            | summarize_communication([measured.communication for measured in gathered]),
             "efficiency": parts.get("efficiency") or _efficiency(gathered),
         }
         write_record(self.record_path, self.record)
@@ -137,8 +137,8 @@ class _Measured(NamedTuple):
     """What a rank has measured, for the record."""
 
     facts: dict[str, Any]
-    phases: dict[phases.Path, phases.Phase]
-    exchanges: CommunicationLog
+    phases: dict[phases.PhasePath, phases.Phase]
+    communication: CommunicationLog
     start: float
     end: float
     profile: bytes | None
@@ -203,18 +203,27 @@ def _opened_run(
             _record_agreed_failure(record_path, record, error, phase=None)
         raise
     timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
-    exchanges = CommunicationLog()
+    communication = CommunicationLog()
     profile = CallProfile(params["profiling"])
     log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
     try:
         with (
             output_to_file(log),
-            phases.at_work(timer),
-            collectives.at_work(exchanges if params["communication_log"] else None),
+            phases.active(timer),
+            collectives.active(communication if params["communication_log"] else None),
             profile.running(),
         ):
             yield Run(
-                directory, record, timer, exchanges, power, profile, screen, comm, watchdog, start
+                directory,
+                record,
+                timer,
+                communication,
+                power,
+                profile,
+                screen,
+                comm,
+                watchdog,
+                start,
             )
     except CandleError as error:
         if not error.agreed:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.distributed import devices
-from candle_p1.distributed import horovod as distributed
+from candle_p1.distributed import devices, horovod
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
@@ -16,9 +15,9 @@ from candle_p1.scaling import ScalingPlan
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet
+    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.gradient_log import GradientLog
     from candle_p1.parameters.parameter_set import ParameterSet
 
 
@@ -80,23 +79,23 @@ def build_model(
     plan: ScalingPlan,
     device: Device,
     comm: Communicator,
-    log: GradientLog | None = None,
+    log: AllreduceLog | None = None,
 ) -> Any:
     """Builds and compiles the model, with the same weights on every rank of the same seed.
 
-    The log is told when gradients are exchanged.
+    The log, if there is one, records the gradients' allreduces.
     """
     import keras
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(params["rng_seed"])
     model = benchmark.build_model(params, data)
-    distributed.seed_ranks(model, params["rng_seed"], comm.rank)
+    horovod.seed_ranks(model, params["rng_seed"], comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate)
     # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
-        optimizer=distributed.distribute_optimizer(optimizer, comm, params["compression"], log),
+        optimizer=horovod.distribute_optimizer(optimizer, comm, params["compression"], log),
         loss=benchmark.loss(params),
         metrics=benchmark.metrics(params),
         jit_compile="auto" if xla else False,

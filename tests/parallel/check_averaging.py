@@ -15,9 +15,9 @@ from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate
 from candle_p1.distributed.horovod import (
     average_gradients,
     broadcast_state,
-    check_averaging,
     distribute_optimizer,
     seed_ranks,
+    self_test_averaging,
 )
 from candle_p1.errors import DistributedError
 from candle_p1.scaling import ScalingPlan, share_bounds
@@ -236,10 +236,10 @@ def the_self_check_accepts_ours_and_refuses_others(comm):
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)),
     ]
     for plain in optimizers:
-        check_averaging(lambda plain=plain: distribute_optimizer(plain(), comm), plain, comm)
+        self_test_averaging(lambda plain=plain: distribute_optimizer(plain(), comm), plain, comm)
     for wrong in (lambda: StockOptimizer(sgd()), sgd):
         with pytest.raises(DistributedError, match="not averaged") as caught:
-            check_averaging(wrong, sgd, comm)
+            self_test_averaging(wrong, sgd, comm)
         assert caught.value.agreed
 
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from harness import run_checks
 
-from candle_p1.distributed.gradient_log import CAPACITY, GradientLog
+from candle_p1.distributed.allreduce_log import CAPACITY, AllreduceLog
 from candle_p1.distributed.horovod import broadcast_state, distribute_optimizer
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
@@ -34,27 +34,27 @@ def trained(comm, slow_rank, compression="none", accumulate=None):
     """Returns log, timer and what `take` gives of a small model's epoch; one rank is slow."""
     keras.utils.set_random_seed(1)
     log, timer = CommunicationLog(), PhaseTimer()
-    gradients = GradientLog(log)
+    allreduces = AllreduceLog(log)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     sgd = keras.optimizers.SGD(0.01, gradient_accumulation_steps=accumulate)
-    optimizer = distribute_optimizer(sgd, comm, compression, gradients)
+    optimizer = distribute_optimizer(sgd, comm, compression, allreduces)
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     optimizer.build(model.trainable_variables)
-    slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, gradients.count_step)
+    slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, allreduces.count_step)
     x = np.ones((NUM_STEPS, 4), "float32")
-    with collectives.at_work(log), phases.at_work(timer), timer("train"):
+    with collectives.active(log), phases.active(timer), timer("train"):
         broadcast_state(model, comm)
         model.fit(x, x[:, :3], batch_size=1, verbose=0, callbacks=[slow])
-        took = gradients.take()
+        took = allreduces.take()
     return log, timer, took
 
 
 def the_fast_rank_waits_for_the_slow_one(comm):
-    _, timer, (exposed_s, exchange_s) = trained(comm, slow_rank=1)
-    waited = comm.allgather((exposed_s, exchange_s))
+    _, timer, (exposed_s, allreduce_s) = trained(comm, slow_rank=1)
+    waited = comm.allgather((exposed_s, allreduce_s))
     assert waited[0][0] > 0.8 * NUM_STEPS * SLOW_S, waited
     assert waited[0][0] > 2 * waited[1][0], waited
-    assert all(exposed <= exchange for exposed, exchange in waited), waited
+    assert all(exposed <= allreduce for exposed, allreduce in waited), waited
     assert timer.phases["train",].communication_s >= exposed_s
 
 

@@ -1,4 +1,4 @@
-"""Energies of a job: per phase and device, and their totals, in which no device counts twice."""
+"""Energies of a job: per phase and device, and totals in which no device counts twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.records.power_trace import Channel
 
 Interval = tuple[str, float, float]
-"""The name of a phase, and when it began and ended, in s by the clock of the sampler."""
+"""The name of a phase, its begin and its end, in s by the sampler's clock."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class DeviceEnergy:
     """The energies of one device of one node.
 
     Attributes:
-        channel: The sensor.
-        total: Of the run.
-        phases: Of each phase.
+        channel: The sensor that read it.
+        total: The energy of the run.
+        phases: The energy of each phase.
     """
 
     channel: Channel
@@ -36,18 +36,18 @@ class DeviceEnergy:
 
 @dataclass(frozen=True)
 class NodeEnergy:
-    """What one node has measured. Small, to be gathered.
+    """What one node has measured; small enough to be gathered from all nodes.
 
     Attributes:
-        node: Its number.
-        host: Its name.
-        boot: What tells it from all other machines; that of two containers on one is the same.
-        devices: The energies of its devices.
+        node: The node's number.
+        host: The node's name.
+        boot: Identifies the machine; two containers on one machine have the same.
+        devices: The energies of the node's devices.
         power_hz: Samples per second.
-        overhead: The share of a core that sampling has taken.
-        absent: Sources that are not there, and why.
-        notes: What a reader has to know.
-        trace: The name of the file of its samples.
+        overhead: The share of a core that sampling took.
+        absent: Sources that are not available, and why.
+        notes: Remarks for whoever reads the energies.
+        trace: The name of the file with the samples.
     """
 
     node: int
@@ -72,12 +72,12 @@ def measure_node(
     """Returns what a node has measured in a run.
 
     Args:
-        sampler: The node's, stopped.
-        intervals: The phases of the rank that samples; a phase entered twice stands there twice.
-            The total goes from the first begin to the last end, as far as it was sampled.
+        sampler: The node's sampler, stopped.
+        intervals: The phases of the rank that samples; a phase entered twice appears twice. The
+            total covers the time from the first begin to the last end, as far as it was sampled.
         node: The node's number.
-        absent: Sources that are not there, and why.
-        trace: The name of the file of the samples.
+        absent: Sources that are not available, and why.
+        trace: The name of the file for the samples.
     """
     begin_s = max(min(begin for _, begin, _ in intervals), sampler.start_s)
     end_s = min(max(end for _, _, end in intervals), sampler.stop_s)
@@ -103,7 +103,7 @@ def measure_node(
 
 
 def boot_id() -> str:
-    """Returns what tells this machine, since it was started, from all others."""
+    """Returns what identifies this machine, since it was booted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -113,11 +113,12 @@ def boot_id() -> str:
 def combine(nodes: Sequence[NodeEnergy]) -> dict[str, Any]:
     """Returns the section ``energy`` of a run's record.
 
-    A total is the sum of the devices that are ``counted``. Where one of them is absent, or where
-    nodes measure different things, the total is absent too: no part of it is shown for the whole.
+    A total is the sum over the devices that are ``counted``. If the energy of one of them is
+    absent, or if nodes measure different parts, the total is absent as well: a partial sum is never
+    shown as a total.
 
     Args:
-        nodes: What every node has measured, in their order.
+        nodes: What every node has measured, in order of their numbers.
     """
     devices = [_Device(node, device) for node in nodes for device in node.devices]
     counted, absent = _counted(devices), _absent_sources(nodes)
@@ -151,7 +152,7 @@ def combine(nodes: Sequence[NodeEnergy]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Device:
-    """A device, and the node that has measured it."""
+    """A device and the node that measured it."""
 
     node: NodeEnergy
     device: DeviceEnergy
@@ -166,7 +167,7 @@ class _Device:
 
 
 def _counted(devices: Sequence[_Device]) -> list[_Device]:
-    """Returns the devices that enter the totals: every part of every machine once."""
+    """Returns the devices that enter the totals, so that every part of a machine counts once."""
     best: dict[tuple[str, str], _Device] = {}
     for each in sorted(devices, key=_preference):  # the sort keeps the order of nodes
         best.setdefault((each.host, each.device.channel.device), each)
@@ -179,19 +180,19 @@ def _counted(devices: Sequence[_Device]) -> list[_Device]:
         if each.domain == "node"
         or (
             each.host not in whole
-            # A Cray's controller shows the same processors and cards that their own sensors show.
+            # A Cray's node controller reads processors and GPUs that have sensors of their own.
             and (each.device.channel.sensor != "cray" or (each.host, each.domain) not in by_sensors)
         )
     ]
 
 
 def _preference(each: _Device) -> tuple[int, bool]:
-    """Returns what comes first among readings of one device: the better kind, then a counter."""
+    """Sort key for readings of one device: the better kind first, then an energy counter."""
     return KINDS.index(each.device.total.kind), each.device.channel.reading == "power"
 
 
 def _why_uneven(nodes: Sequence[NodeEnergy], counted: Sequence[_Device]) -> str | None:
-    """Returns why the machines cannot be added; None where they measure the same parts."""
+    """Returns why the machines cannot be summed; None if they all measure the same parts."""
     covers: dict[str, set[str]] = {node.boot: set() for node in nodes}
     for each in counted:
         covers[each.host].add(each.domain)
@@ -200,12 +201,12 @@ def _why_uneven(nodes: Sequence[NodeEnergy], counted: Sequence[_Device]) -> str 
         if covers[node.boot] != most:
             here = ", ".join(sorted(covers[node.boot])) or "nothing"
             others = ", ".join(sorted(most))
-            return f"node {node.node} ({node.host}) measures {here}, another one {others}"
+            return f"node {node.node} ({node.host}) measures {here}, another node {others}"
     return None
 
 
 def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[str, Any]:
-    """Returns the sum over devices, for the record."""
+    """Returns the sum over devices as it stands in the record."""
     energies, watts = [], []
     for each, energy in parts:
         if energy.energy_j is None or energy.mean_w is None:
@@ -223,7 +224,7 @@ def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[
 
 
 def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[dict[str, Any]]:
-    """Returns the sources that are not there, one reason once, with the nodes where it holds."""
+    """Returns each missing source and reason once, with the nodes where it is missing."""
     found: dict[tuple[str, str], list[int]] = {}
     for node in nodes:
         for source, reason in node.absent.items():

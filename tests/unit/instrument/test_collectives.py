@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.distributed.gradient_log import _union_s
+from candle_p1.distributed.allreduce_log import union_s
 from candle_p1.instrument import collectives
 from candle_p1.instrument.collectives import (
     CommunicationLog,
     collective,
-    note_exchange,
+    note_collective,
     summarize_communication,
 )
 from candle_p1.instrument.efficiency import efficiencies
 from candle_p1.instrument.epochs import Epoch, summarize_epoch
 from candle_p1.instrument.phases import PhaseTimer
-from candle_p1.instrument.phases import at_work as timer_at_work
+from candle_p1.instrument.phases import active as timer_active
 
 
 def test_exchanges_are_added_up_by_name_and_by_size():
@@ -41,8 +41,8 @@ def test_a_collective_tells_the_log_and_the_phase_also_if_it_fails():
     log, timer = CommunicationLog(), PhaseTimer()
     with collective("mpi", "unheard", lambda: pytest.fail("nobody asked")):
         pass
-    with collectives.at_work(log), timer_at_work(timer), timer("load"):
-        note_exchange("horovod", "broadcast", 8, 0.25)
+    with collectives.active(log), timer_active(timer), timer("load"):
+        note_collective("horovod", "broadcast", 8, 0.25)
         with pytest.raises(ValueError, match="x"), collective("mpi", "broadcast", lambda: 3):
             raise ValueError("x")
     assert log.by_name["mpi", "broadcast"].num_bytes == 3
@@ -68,8 +68,8 @@ def test_parallel_efficiency_is_the_product(useful_s, runtime_s):
 
 
 def test_an_epoch_tells_the_first_step_apart_and_a_slow_rank():
-    fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, exchange_s=0.4)
-    slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, exchange_s=0.3)
+    fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, allreduce_s=0.4)
+    slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, allreduce_s=0.3)
     facts = summarize_epoch([fast, slow], is_first=True)
     assert facts["steps"]["num"] == 4
     assert facts["steps"]["first"]["per_rank_s"] == [0.4, 0.5]
@@ -103,4 +103,4 @@ def test_the_union_of_intervals_is_that_of_their_seconds(steps):
     begins = np.array([[begin for begin, _ in step] for step in steps], float)
     ends = begins + np.array([[length for _, length in step] for step in steps])
     covered = [len({s for begin, n in step for s in range(begin, begin + n)}) for step in steps]
-    assert _union_s(np.stack([begins, ends], axis=1)).tolist() == covered
+    assert union_s(np.stack([begins, ends], axis=1)).tolist() == covered

@@ -16,18 +16,19 @@ from candle_p1.instrument.epochs import Epoch
 from candle_p1.instrument.mllog import RunLog
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.instrument.tensorboard import check_tensorboard
-from candle_p1.training.mllog_settings import settings
 from tests.mllog_check import check_mllog
 
+PARAMS = {"rng_seed": 7, "backward_passes_per_step": 2, "optimizer": "adam"}
+PLAN = SimpleNamespace(global_batch_size=40, learning_rate=0.002, warmup_epochs=5)
 SETTINGS = {
     "seed": 7,
-    "global_batch_size": 40,
-    "gradient_accumulation_steps": 1,
+    "global_batch_size": 80,
+    "gradient_accumulation_steps": 2,
     "train_samples": 280,
     "eval_samples": 140,
-    "opt_name": "sgd",
+    "opt_name": "adam",
     "opt_base_learning_rate": 0.002,
-    "opt_learning_rate_warmup_epochs": 0,
+    "opt_learning_rate_warmup_epochs": 5,
 }
 
 
@@ -43,7 +44,7 @@ def run(tmp_path):
             with phases("startup"):
                 time.sleep(0.01)
             log.begin()
-            log.describe(**SETTINGS)
+            log.describe(PARAMS, PLAN, 280, 140)
             with phases("train"):
                 for _ in range(num_epochs):
                     begin_s = time.perf_counter() - start_s
@@ -119,23 +120,6 @@ def test_a_run_that_fails_is_aborted(run, tmp_path):
 def test_without_a_path_nothing_is_written(run, tmp_path):
     run(None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_are_those_of_the_plan():
-    params = {"rng_seed": 3, "backward_passes_per_step": 2, "optimizer": "adam"}
-    plan = SimpleNamespace(global_batch_size=40, learning_rate=None, warmup_epochs=5)
-    data = SimpleNamespace(train=range(100), validation=range(10))
-    model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.001))
-    assert settings(params, plan, data, model) == {
-        "seed": 3,
-        "global_batch_size": 80,
-        "gradient_accumulation_steps": 2,
-        "train_samples": 100,
-        "eval_samples": 10,
-        "opt_name": "adam",
-        "opt_base_learning_rate": 0.001,
-        "opt_learning_rate_warmup_epochs": 5,
-    }
 
 
 def test_logs_for_tensorboard_need_tensorflow(monkeypatch):

@@ -6,7 +6,7 @@ import mmap
 import pytest
 
 from candle_p1.instrument import phases as module
-from candle_p1.instrument.phases import Phase, PhaseTimer, add_communication, at_work, part
+from candle_p1.instrument.phases import Phase, PhaseTimer, active, add_communication, part
 from candle_p1.instrument.phases import summarize_phases as summarize
 from candle_p1.instrument.usage import Usage
 
@@ -57,11 +57,11 @@ def test_the_phase_an_error_leaves_is_known_and_timed():
     assert ("report",) in phases.phases
 
 
-def test_code_that_has_no_timer_tells_the_one_at_work():
+def test_code_that_has_no_timer_tells_the_one_active():
     phases = PhaseTimer(clock=itertools.count().__next__)
     with part("lost"):
         add_communication(100.0)
-    with at_work(phases), phases("load"):
+    with active(phases), phases("load"):
         with part("read"):
             add_communication(0.5)
         with part("parse"):
@@ -69,7 +69,7 @@ def test_code_that_has_no_timer_tells_the_one_at_work():
         with part("read"):
             pass
         add_communication(0.25)
-    assert module._running is None
+    assert module._active is None
     assert phases.phases["load", "read"].seconds == 2
     assert phases.phases["load", "read"].communication_s == 0.5
     assert phases.phases["load",].communication_s == 0.75
