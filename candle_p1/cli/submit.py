@@ -147,8 +147,8 @@ def command(
             "--nodes and --mode: the runs of a study have nodes and a mode already"
         )
     from candle_p1.studies.jobs import StudyJobs
-    from candle_p1.studies.library import find_study
     from candle_p1.studies.plan import Choice, make_plan
+    from candle_p1.studies.study_file import find_study
 
     ranks = None if study_ranks is None else read_ranks(study_ranks, "--study-ranks")
     choice = Choice(study_size, ranks, study_repeats, flags=list(flags))

@@ -1,1 +1,1 @@
-"""Sweeps: a study expands to runs, which are performed one after the other, and gone on with."""
+"""Sweeps: a study expands into runs, which are executed one after the other and can be resumed."""

@@ -1,54 +1,38 @@
-"""How long runs will take: by records of the same study, or else by their time limits."""
+"""Estimates how long runs will take, from finished runs of the same study or from time limits."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
 from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from candle_p1.studies.state import OK
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from candle_p1.studies.planned import PlannedRun
-    from candle_p1.studies.state import RunState
+    from candle_p1.studies.planned_run import PlannedRun
+    from candle_p1.studies.run_state import RunState
 
 LAUNCH_S = 3.0
-"""Of every run, what its record does not see: starting processes until they have joined by MPI."""
+"""The time of every run before its record begins: until its processes have joined through MPI."""
 SAME, NEAR, LIMIT = "same", "near", "limit"
+BASES = {
+    SAME: "from finished runs of the same point",
+    NEAR: "from finished runs of the nearest point",
+    LIMIT: "from their time limit",
+}
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How long a run has taken.
-
-    Attributes:
-        run: The run.
-        total_s: All of it, in s.
-        train_s: Its training.
-    """
-
-    run: PlannedRun
-    total_s: float
-    train_s: float
-
-    @classmethod
-    def of(cls, run: PlannedRun, record: Mapping[str, Any]) -> Measured:
-        """Returns what a record that is ok says."""
-        return cls(run, record["total_s"], record["phases"]["train"]["max_s"])
-
-
-@dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """How long a run will take.
 
     Attributes:
         seconds: In s.
-        basis: "same": the median of runs of the same point; "near": the runs of the nearest other
-            one; "limit": there are none, and this is its time limit.
+        basis: "same" if it is the median of runs of the same point, "near" if it is derived from
+            the nearest other point, "limit" if no run has finished and it is the time limit.
     """
 
     seconds: float
@@ -60,90 +44,64 @@ class Cost:
     """How long several runs will take, one after the other.
 
     Attributes:
-        estimates: Of each.
+        estimates: One for each run.
     """
 
-    estimates: Sequence[Estimate]
+    estimates: Sequence[CostEstimate]
 
-    @property
-    def seconds(self) -> float:
-        """All of them, in s."""
-        return sum(estimate.seconds for estimate in self.estimates)
-
-    def words(self, elapsed_s: float = 0.0) -> str:
-        """Returns the time that is left in words, when the first run has gone on for some, in s."""
-        first_s = self.estimates[0].seconds if self.estimates else 0.0
+    def remaining(self, elapsed_s: float = 0.0) -> str:
+        """Returns the remaining time as text, `elapsed_s` after the first run has started."""
+        seconds = [estimate.seconds for estimate in self.estimates]
         is_bound = any(estimate.basis == LIMIT for estimate in self.estimates)
-        left_s = self.seconds - min(elapsed_s, first_s)
-        return f"{'at most' if is_bound else 'about'} {duration(left_s)}"
+        remaining_s = sum(seconds) - min(elapsed_s, seconds[0] if seconds else 0.0)
+        return f"{'at most' if is_bound else 'about'} {duration(remaining_s)}"
 
     def explain(self) -> str:
-        """Returns the cost in words, with what it is from."""
-        num = {
-            basis: sum(estimate.basis == basis for estimate in self.estimates)
-            for basis in (SAME, NEAR, LIMIT)
-        }
-        bases = [
-            f"{num[basis]} by {words}"
-            for basis, words in (
-                (SAME, "finished runs of the same point"),
-                (NEAR, "finished runs of the nearest one"),
-                (LIMIT, "their time limit"),
-            )
-            if num[basis]
-        ]
-        runs = count(len(self.estimates), "run")
-        return f"{runs}, {self.words()}: {', '.join(bases)}"
+        """Returns the cost as text, with what it is derived from."""
+        bases = [estimate.basis for estimate in self.estimates]
+        parts = [f"{bases.count(basis)} {text}" for basis, text in BASES.items() if basis in bases]
+        return f"{count(len(bases), 'run')}, {self.remaining()}: {', '.join(parts)}"
 
 
-def measured(states: Iterable[RunState]) -> list[Measured]:
-    """Returns how long the runs that are done have taken."""
-    return [
-        Measured.of(state.run, state.record)
-        for state in states
-        if state.status == OK and state.record
-    ]
-
-
-def cost(runs: Iterable[PlannedRun], known: Sequence[Measured]) -> Cost:
+def cost(runs: Iterable[PlannedRun], finished: Sequence[RunState]) -> Cost:
     """Returns how long runs will take; see `estimate`."""
-    return Cost([estimate(run, known) for run in runs])
+    return Cost([estimate(run, finished) for run in runs])
 
 
-def estimate(run: PlannedRun, known: Sequence[Measured]) -> Estimate:
-    """Returns how long a run will take.
+def estimate(run: PlannedRun, finished: Sequence[RunState]) -> CostEstimate:
+    """Returns how long a run will take, which is at most its time limit.
 
-    By runs of the same point it is their median. Else those of the nearest point of the benchmark
-    are taken, first by what is varied, then by the ratio of ranks: the median of what they took
-    beside training, plus the epochs of each rank times the median of what an epoch took.
+    If runs of the same point have finished, it is their median. Otherwise it is derived from the
+    nearest point of the same benchmark, where the same series comes first and then the ratio of
+    ranks: the median time outside training, plus the number of epochs times the median of an epoch.
 
     Args:
         run: The run.
-        known: What is known of others of its study.
+        finished: Other runs of its study that are ok.
     """
     limit_s = 60.0 * run.minutes
-    others = [each for each in known if each.run.benchmark == run.benchmark]
+    others = [state for state in finished if state.run.benchmark == run.benchmark]
     if not others:
-        return Estimate(limit_s, LIMIT)
-    same = [each.total_s for each in others if each.run.point == run.point]
+        return CostEstimate(limit_s, LIMIT)
+    same = [state.total_s for state in others if state.run.point == run.point]
     if same:
-        return Estimate(min(LAUNCH_S + statistics.median(same), limit_s), SAME)
-    nearest = min(others, key=lambda each: _distance(run, each.run)).run.point
-    at_nearest = [each for each in others if each.run.point == nearest]
-    beside_s = statistics.median(each.total_s - each.train_s for each in at_nearest)
-    epoch_s = statistics.median(each.train_s / each.run.epochs_per_rank for each in at_nearest)
-    seconds = LAUNCH_S + beside_s + epoch_s * run.epochs_per_rank
-    return Estimate(min(seconds, limit_s), NEAR)
+        return CostEstimate(min(LAUNCH_S + statistics.median(same), limit_s), SAME)
+    nearest = min(others, key=lambda state: _distance(run, state.run)).run.point
+    others = [state for state in others if state.run.point == nearest]
+    outside_s = statistics.median(state.total_s - state.train_s for state in others)
+    epoch_s = statistics.median(state.train_s / state.run.epochs_per_rank for state in others)
+    seconds = LAUNCH_S + outside_s + epoch_s * run.epochs_per_rank
+    return CostEstimate(min(seconds, limit_s), NEAR)
 
 
 def duration(seconds: float) -> str:
-    """Returns a time in words: "41 s", "12 min", "3.5 h"."""
+    """Returns a time as text: "41 s", "12 min", "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _distance(run: PlannedRun, other: PlannedRun) -> tuple[bool, float, str]:
-    """Returns what nearness is judged by; the point's name decides between equals."""
+    """Returns a key for nearness; the name decides between points at the same distance."""
     ratio = abs(log2(run.num_ranks / other.num_ranks))
     return run.series != other.series, ratio, other.point

@@ -1,4 +1,4 @@
-"""Performs the runs of a study on this machine, one after the other."""
+"""Executes the runs of a study on this machine, one after the other."""
 
 from __future__ import annotations
 
@@ -13,35 +13,43 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from candle_p1.records.environment import available_cores
-from candle_p1.studies.cost import Cost, cost, measured
-from candle_p1.studies.manifest import keep
-from candle_p1.studies.perform import launch, perform
-from candle_p1.studies.planned import words_of
+from candle_p1.studies.cost import Cost, cost
+from candle_p1.studies.display import result_line
+from candle_p1.studies.local_run import execute_run, launch
+from candle_p1.studies.manifest import write_manifest
+from candle_p1.studies.planned_run import to_argv
 from candle_p1.studies.process import GRACE_S, signals_interrupt
-from candle_p1.studies.screen import result_line
-from candle_p1.studies.state import FAILED, OK, RUNNING, RunState, pids_of, states_of
+from candle_p1.studies.run_state import (
+    FAILED,
+    OK,
+    RUNNING,
+    RunState,
+    finished,
+    pids_of,
+    states_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from candle_p1.studies.display import StudyScreen
     from candle_p1.studies.plan import Plan
-    from candle_p1.studies.planned import PlannedRun
-    from candle_p1.studies.screen import StudyScreen
+    from candle_p1.studies.planned_run import PlannedRun
 
 MAX_RANKS_PER_CORE = 8
-"""More would not train, but exhaust the machine's memory."""
+"""More ranks would exhaust the machine's memory before they trained."""
 
 
 @dataclass
 class Execution:
-    """The performance of a study.
+    """The execution of a study.
 
     Attributes:
         plan: The study's runs.
-        screen: Where it shows how far it is.
-        retry_failed: Whether to repeat runs that failed at an earlier start.
-        states: What became of each run so far, in the plan's order.
+        screen: Where progress is shown.
+        retry_failed: Whether to repeat runs that failed in an earlier session.
+        states: The state of each run so far, in the plan's order.
     """
 
     plan: Plan
@@ -51,108 +59,109 @@ class Execution:
 
     @property
     def failed(self) -> list[RunState]:
-        """The runs that have failed, now or at an earlier start."""
+        """The runs that have failed, now or in an earlier session."""
         return [state for state in self.states if state.status == FAILED]
 
     @property
     def undone(self) -> list[RunState]:
-        """The runs that are neither done nor failed: submitted as jobs, or ended by a signal."""
+        """The runs that are neither done nor failed: submitted as jobs, or interrupted."""
         return [state for state in self.states if state.status not in (OK, FAILED)]
 
     @property
     def num_done(self) -> int:
-        """How many runs are done."""
-        return sum(state.status == OK for state in self.states)
+        """The number of runs that are done."""
+        return len(finished(self.states))
 
-    def perform(self) -> None:
-        """Performs all runs that are due; goes on after one that fails.
+    def execute(self) -> None:
+        """Executes all runs that are due, and continues after a run that fails.
 
-        Nothing else may work on the study's directory meanwhile, and a second start goes on where
-        this one has ended, however it did.
+        The study's directory is locked meanwhile. However this session ends, the next one resumes
+        the study where this one left it.
 
         Raises:
-            Interrupted: A signal asked to end. The run under way has been ended and is on record.
-            CandleError: The study does not fit this machine, its directory is in use or cannot be
+            Interrupted: A signal asked to end. The current run has been ended, and its record says
+                so.
+            CandleError: The study does not fit this machine, or its directory is in use, cannot be
                 written, or holds the record of another run.
         """
         _check_machine(self.plan)
         with _locked(self.plan.directory), signals_interrupt():
             self.states = _states_at_rest(self.plan)
-            keep(self.plan)
+            write_manifest(self.plan)
             due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
-            self._introduce(self._left(due))
+            self._introduce(self._cost(due))
             _make_data([self.states[i].run for i in due], self.screen)
-            with self.screen.studying(len(self.states)) as bar:
+            with self.screen.study_bar(len(self.states)) as bar:
                 while due:
                     run = self.states[due[0]].run
-                    bar.begin(len(self.states) - len(due), run.name, self._left(due))
-                    self.states[due[0]] = perform(run, bar.tick)
+                    bar.begin(len(self.states) - len(due), run.name, self._cost(due))
+                    self.states[due[0]] = execute_run(run, bar.tick)
                     self.screen.say(self._result(due.pop(0), due))
 
-    def _left(self, due: Sequence[int]) -> Cost:
-        """Returns what the runs at these places will take, by what is known by now."""
-        return cost([self.states[i].run for i in due], measured(self.states))
+    def _cost(self, due: Sequence[int]) -> Cost:
+        """Returns how long the runs at these positions will take."""
+        return cost([self.states[i].run for i in due], finished(self.states))
 
-    def _introduce(self, left: Cost) -> None:
-        """Says what is done, and what is left to do."""
+    def _introduce(self, remaining: Cost) -> None:
+        """Says what is done, and what remains to be done."""
         if self.num_done:
-            self.screen.say(f"{self.num_done} of {len(self.states)} runs are done already")
+            self.screen.say(f"{self.num_done} of {len(self.states)} runs are already done")
         if self.failed and not self.retry_failed:
             self.screen.say(
-                f"{len(self.failed)} failed before and are left out; --retry-failed repeats them"
+                f"{len(self.failed)} failed earlier and are skipped; --retry-failed repeats them"
             )
-        if not left.estimates:
+        if not remaining.estimates:
             return
         for note in dict.fromkeys(note for run in self.plan.runs for note in launch(run).notes):
             self.screen.say(f"note: {note}")
-        self.screen.say(left.explain())
+        self.screen.say(remaining.explain())
 
     def _result(self, i: int, due: Sequence[int]) -> str:
-        """Returns what became of the run at a place, with the time of those still due."""
+        """Returns the result of the run at a position, with the remaining time of the study."""
         total = str(len(self.states))
-        left = f"  ({self._left(due).words()} left)" if due else ""
-        return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{left}"
+        remaining = f"  ({self._cost(due).remaining()} left)" if due else ""
+        return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{remaining}"
 
 
 def _make_data(runs: Iterable[PlannedRun], screen: StudyScreen) -> None:
-    """Makes synthetic files that are missing, so that no run's time contains it."""
-    of_data = {
+    """Generates missing synthetic files, so that no run's time includes this."""
+    by_data = {
         (run.benchmark, run.settings["size"], run.settings["data_seed"]): run for run in runs
     }
-    for run in of_data.values():
+    for run in by_data.values():
         benchmark = find_benchmark(run.benchmark)
-        parsed = benchmark.declaration.parse(words_of(run.flags), benchmark.model_file)
+        parsed = benchmark.declaration.parse(to_argv(run.flags), benchmark.model_file)
         with screen.making_data() as progress:
             benchmark.locate_files(benchmark.bind(parsed), progress)
 
 
 def _check_machine(plan: Plan) -> None:
     if launcher_variable():
-        raise ParameterError("this command starts its ranks itself: call it without a launcher")
+        raise ParameterError("this command starts its own ranks: call it without a launcher")
     num_cores = len(available_cores())
     if plan.most_ranks > MAX_RANKS_PER_CORE * num_cores:
         raise ParameterError(
             f"{plan.most_ranks} ranks are too many for the {num_cores} cores of this machine:"
-            " choose fewer by --ranks, or another --size"
+            " choose fewer with --ranks, or another --size"
         )
 
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Makes the study's directory, and keeps other processes from working on it."""
+    """Creates the study's directory, and keeps other processes from working on it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(directory / ".lock", timeout=0)
         lock.acquire()
     except filelock.Timeout as error:
         raise SetupError(
-            f"another candle-p1 study works on {directory}: wait for its end, or name another"
-            " directory by -o"
+            f"another candle-p1 study is working on {directory}: wait until it ends, or choose"
+            " another directory with -o"
         ) from error
-    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
+    except (OSError, NotImplementedError) as error:  # the latter: the file system has no locks
         raise SetupError(
-            f"{directory} cannot be used ({getattr(error, 'strerror', None) or error}): name"
-            " another directory by -o"
+            f"cannot use {directory} ({getattr(error, 'strerror', None) or error}): choose"
+            " another directory with -o"
         ) from error
     try:
         yield
@@ -161,10 +170,10 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _states_at_rest(plan: Plan) -> list[RunState]:
-    """Returns what became of each run, once what an earlier start has left running has ended.
+    """Returns the state of each run, after those that an earlier session left running have ended.
 
     Raises:
-        CandleError: It does not end.
+        CandleError: They do not end.
     """
     deadline = time.monotonic() + GRACE_S
     while True:
@@ -176,9 +185,9 @@ def _states_at_rest(plan: Plan) -> list[RunState]:
             directory = running[0].directory
             assert directory is not None
             pids = " ".join(map(str, pids_of(directory)))
-            remedy = f"end them: kill {pids}" if pids else "if its job is gone, move it away"
+            remedy = f"end them: kill {pids}" if pids else "move it if its job no longer exists"
             raise CandleError(
-                f"{directory}: processes of another start still work on it; wait for their end, or"
-                f" {remedy}"
+                f"{directory}: processes of an earlier session are still working on it; wait until"
+                f" they end, or {remedy}"
             )
         time.sleep(1)

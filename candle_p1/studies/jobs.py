@@ -1,4 +1,4 @@
-"""Studies as jobs: a job for each run, which wait for one another."""
+"""Studies as batch jobs: one job for each run; later jobs wait for earlier ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from candle_p1.cluster.submission import (
     submitted_id,
 )
 from candle_p1.errors import ParameterError
-from candle_p1.studies.manifest import keep
-from candle_p1.studies.state import RUNNING, SUBMITTED, RunState, states_of
+from candle_p1.studies.manifest import write_manifest
+from candle_p1.studies.run_state import RUNNING, SUBMITTED, RunState, states_of
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from candle_p1.cluster.machine import Machine
     from candle_p1.studies.plan import Plan
-    from candle_p1.studies.planned import PlannedRun
+    from candle_p1.studies.planned_run import PlannedRun
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class StudyJobs:
     Attributes:
         plan: The study's runs.
         machine: Where they run.
-        ranks_per_node: The most ranks on a node; None is the machine's usual number.
-        minutes: Time limit of each job; None is the study's.
-        project: What they are charged to.
-        queue: Their queue; None is the machine's.
+        ranks_per_node: The largest number of ranks on a node; None takes the machine's default.
+        minutes: Time limit of each job; None takes the study's.
+        project: The project to charge.
+        queue: The queue; None takes the machine's default.
     """
 
     plan: Plan
@@ -54,37 +54,38 @@ class StudyJobs:
     def due(
         self, benchmark: str, retry_failed: bool = False
     ) -> tuple[list[tuple[Path, JobRequest]], list[RunState]]:
-        """Returns what is to be submitted: jobs with the directories of their records.
+        """Returns the jobs that have still to be submitted.
 
         Args:
             benchmark: The name of the benchmark whose runs are wanted.
-            retry_failed: Whether to submit runs that failed before.
+            retry_failed: Whether to submit runs again that have failed.
 
         Returns:
-            The jobs in the study's order, and the runs that were submitted before and have not
-            ended.
+            The jobs in the study's order, each with the directory of its record, and the runs that
+            have been submitted and have not ended.
 
         Raises:
-            ParameterError: The study does not train this benchmark, or the machine does not take
+            ParameterError: The study does not train this benchmark, or the machine cannot execute
                 one of its runs.
         """
         runs = [run for run in self.plan.runs if find_benchmark(run.benchmark).name == benchmark]
         if not runs:
             names = sorted({find_benchmark(run.benchmark).name for run in self.plan.runs})
             raise ParameterError(
-                f"the study {self.plan.study.name} does not train {benchmark}, but"
+                f"the study {self.plan.study.name} does not train {benchmark}; it trains"
                 f" {', '.join(names)}"
             )
         if self.machine.scheduler == "none":
             raise ParameterError(
-                f"{self.machine.name} has no scheduler: candle-p1 study run performs a study there"
+                f"{self.machine.name} has no scheduler: use candle-p1 study run there"
             )
         for run in runs:
             self._job(run, run.directory()).check()
         states = states_of(runs)
         under_way = [state for state in states if state.status in (RUNNING, SUBMITTED)]
-        places = [(s.run, s.run.next_directory()) for s in states if s.is_due(retry_failed)]
-        return [(place, self._job(run, place)) for run, place in places], under_way
+        due = [state.run for state in states if state.is_due(retry_failed)]
+        placed = [(run, run.next_directory()) for run in due]
+        return [(directory, self._job(run, directory)) for run, directory in placed], under_way
 
     def submit(
         self,
@@ -95,25 +96,26 @@ class StudyJobs:
         """Submits jobs; yields the id and the script of each.
 
         Args:
-            jobs: From `due`.
-            at_once: How many may run at a time: each waits for the one that many before it.
-            under_way: From `due`: runs whose jobs come before these.
+            jobs: As `due` returned them.
+            at_once: How many jobs may run at a time. Each job waits for the one that is this many
+                places before it.
+            under_way: As `due` returned them: runs whose jobs come before these.
 
         Raises:
-            SetupError: The scheduler does not take one, and those before it are submitted; or the
-                study's directory cannot be written.
+            SetupError: The scheduler rejects a job, after the jobs before it have been submitted;
+                or the study's directory cannot be written.
         """
-        keep(self.plan)
+        write_manifest(self.plan)
         known = [submitted_id(state.directory) for state in under_way if state.directory]
         ids = [job_id for job_id in known if job_id is not None]
-        for place, job in jobs:
-            script = script_path(job, place)
+        for directory, job in jobs:
+            script = script_path(job, directory)
             keep_script(script, job_script(job))
             after = ids[-at_once] if len(ids) >= at_once else None
             ids.append(hand_over(job, script, after))
             yield ids[-1], script
 
-    def _job(self, run: PlannedRun, place: Path) -> JobRequest:
+    def _job(self, run: PlannedRun, directory: Path) -> JobRequest:
         root = checkout()
         layout = self._layout(run)
         job = JobRequest(
@@ -121,9 +123,9 @@ class StudyJobs:
             layout=layout,
             name=run.name,
             program=str(find_benchmark(run.benchmark).script),
-            flags=run.command_flags(place),
+            flags=run.command_flags(directory),
             minutes=run.minutes if self.minutes is None else self.minutes,
-            output=str(place / "job"),
+            output=str(directory / "job"),
             project=self.project,
             queue=self.queue,
             root=str(root),
@@ -135,14 +137,14 @@ class StudyJobs:
             ],
             environment=run.variables,
         )
-        return replace(job, study_script=str(script_path(job, place)))
+        return replace(job, study_script=str(script_path(job, directory)))
 
     def _layout(self, run: PlannedRun) -> Layout:
-        most = Layout.on(self.machine, 1, self.ranks_per_node).ranks_per_node
-        per_node = min(run.num_ranks, most)
+        per_node = Layout.on(self.machine, 1, self.ranks_per_node).ranks_per_node
+        per_node = min(run.num_ranks, per_node)
         if run.num_ranks % per_node:
             raise ParameterError(
-                f"{run.name}: {run.num_ranks} ranks are no multiple of the {per_node} on each node"
-                f" of {self.machine.name}: choose other --ranks-per-node"
+                f"{run.name}: {run.num_ranks} ranks is not a multiple of {per_node}, the number on"
+                f" each node of {self.machine.name}: choose another --ranks-per-node"
             )
         return Layout.on(self.machine, run.num_ranks // per_node, per_node)

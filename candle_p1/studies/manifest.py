@@ -1,7 +1,7 @@
-"""What a study's directory says about itself: which study it is of, and what was chosen about it.
+"""A study directory's manifest: which study it holds, and what the user chose about it.
 
-``study.json`` is written when a study starts, so that its directory can be asked how far it is. It
-does not hold the plan, which follows from the study's file, nor what became of the runs.
+``study.json`` is written when a study starts, so that the directory alone is enough to tell its
+progress. It holds neither the plan, which follows from the study file, nor the results.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from candle_p1.errors import RecordError, SetupError
 from candle_p1.files import write_atomically
-from candle_p1.studies.library import find_study, studies_directory
 from candle_p1.studies.plan import Choice, Plan, make_plan
+from candle_p1.studies.study_file import find_study, studies_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 FILE_NAME = "study.json"
 
 
-def keep(plan: Plan) -> None:
-    """Writes ``study.json`` into the study's directory, which is made if need be.
+def write_manifest(plan: Plan) -> None:
+    """Writes ``study.json`` into the study's directory, which is created if needed.
 
     Raises:
         SetupError: It cannot be written.
     """
     path = plan.study.path.resolve()
     name = plan.study.name if path.parent == studies_directory() else str(path)
-    kept = {"study": name} | asdict(plan.choice) | {"size": plan.size}
+    content = {"study": name} | asdict(plan.choice) | {"size": plan.size}
     try:
         plan.directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(plan.directory / FILE_NAME, json.dumps(kept, indent=2) + "\n")
+        write_atomically(plan.directory / FILE_NAME, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise SetupError(
-            f"{plan.directory} cannot be written ({error.strerror}): name another directory for"
-            " results"
+            f"cannot write to {plan.directory} ({error.strerror}): choose another directory for"
+            " the results"
         ) from error
 
 
-def read_kept(directory: Path) -> Plan:
-    """Returns the plan of a study that was started in a directory.
+def read_plan(directory: Path) -> Plan:
+    """Returns the plan of the study whose manifest is in a directory.
 
     Raises:
-        RecordError: It holds no study.
-        CandleError: The study's file is no longer there, or wrong.
+        RecordError: There is no valid manifest.
+        CandleError: The study file no longer exists, or is wrong.
     """
     path = directory / FILE_NAME
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        study = find_study(kept.pop("study"))
-        choice = Choice(**kept)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        study = find_study(content.pop("study"))
+        choice = Choice(**content)
     except FileNotFoundError as error:
         raise RecordError(
-            f"{directory} holds no study: {FILE_NAME} is missing, which candle-p1 study run writes"
+            f"{directory} holds no study: it has no {FILE_NAME}, which candle-p1 study run writes"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"{path}: cannot read it: {error}") from error

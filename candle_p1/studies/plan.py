@@ -1,9 +1,9 @@
-"""What a study comes to: its runs, in the order in which they are performed.
+"""The plan of a study: its runs, in the order in which they are executed.
 
-The order is that of randomised complete blocks: every point once, in random order, then every
-point again. A slow hour of the machine then falls on all points alike. The place of a run within
-its block follows from the SHA-256 of seed, repeat and point alone, so it is the same on every
-machine, and leaving out points or adding repeats changes nothing about the others.
+The order is that of randomised complete blocks: every point once in random order, then every point
+again, so that a slow hour of the machine affects all points alike. The position of a run within its
+block depends only on the SHA-256 of seed, repeat and point. It is therefore the same on every
+machine, and neither omitting points nor adding repeats changes the order of the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.scaling import share_epochs
-from candle_p1.studies.places import RESULT_PLACES
-from candle_p1.studies.planned import PlannedRun, words_of
+from candle_p1.studies.planned_run import PlannedRun, to_argv
+from candle_p1.studies.study import RESULT_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user has chosen about a study.
+    """What the user has chosen about a study; None leaves the study's own value.
 
     Attributes:
-        size: One of its sizes; None is the first.
-        ranks: Numbers of ranks in place of the size's.
-        repeats: Runs of each point in place of the size's.
-        seed: Of the order, in place of the study's.
-        flags: Flags of the benchmark for all runs, as words of a command line.
+        size: One of its sizes; None selects the first.
+        ranks: Numbers of ranks.
+        repeats: Runs of each point.
+        seed: Seed of the order.
+        flags: Flags of the benchmark for all runs, as command-line arguments.
     """
 
     size: str | None = None
@@ -56,9 +56,9 @@ class Plan:
     Attributes:
         study: The study.
         size: The name of its size.
-        choice: What the user has chosen about it.
+        choice: What the user has chosen.
         directory: Where the results go.
-        runs: In the order in which they are performed.
+        runs: In the order in which they are executed.
     """
 
     study: Study
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def most_ranks(self) -> int:
-        """The ranks of the largest run."""
+        """The number of ranks of the largest run."""
         return max(run.num_ranks for run in self.runs)
 
 
@@ -78,14 +78,14 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
 
     Args:
         study: The study.
-        choice: What the user has chosen about it.
+        choice: What the user has chosen.
         output: Where the results of studies go; this one's go to ``<study>-<size>`` in it.
         directory: Where they are instead, if they were moved.
 
     Raises:
-        ParameterError: The study has no such size, a parameter or a flag is wrong, epochs do not
-            divide among ranks, or two points are the same run.
-        DataError: A data file that is named does not exist.
+        ParameterError: The study has no such size, a parameter or a flag is wrong, the epochs
+            cannot be divided among the ranks, or two points are the same run.
+        DataError: A data file does not exist.
     """
     name, size = study.size(choice.size)
     directory = directory or output.expanduser().absolute() / f"{study.name}-{name}"
@@ -100,7 +100,7 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
     runs = [
         _repeat(run, repeat)
         for repeat in range(repeats)
-        for run in sorted(first, key=lambda run, repeat=repeat: _place(seed, repeat, run.point))  # type: ignore[misc]
+        for run in sorted(first, key=lambda run, repeat=repeat: _position(seed, repeat, run))  # type: ignore[misc]
     ]
     return Plan(study, name, choice, directory, runs)
 
@@ -110,12 +110,12 @@ def _points(
 ) -> Iterator[PlannedRun]:
     """Yields the first run of every point of a benchmark."""
     found = find_benchmark(benchmark)
-    for_all = _chosen_flags(found, choice.flags, size)
-    of_threads: list[int | None] = [*size.threads] or [None]
+    chosen = _chosen_flags(found, choice.flags, size)
+    all_threads: list[int | None] = [*size.threads] or [None]
     for variant, values, variables, threads in product(
-        size.variants, _crossed(size.vary), _crossed(size.environment), of_threads
+        size.variants, _crossed(size.vary), _crossed(size.environment), all_threads
     ):
-        flags = {**size.flags, **for_all, **variant.flags, **values}
+        flags = {**size.flags, **chosen, **variant.flags, **values}
         series = _series(
             [found.name] * (len(study.benchmarks) > 1) + [variant.name] * bool(variant.name),
             values
@@ -123,7 +123,7 @@ def _points(
             | ({"threads": threads} if len(size.threads) > 1 else {}),
         )
         try:
-            params = found.bind(found.declaration.parse(words_of(flags), found.model_file))
+            params = found.bind(found.declaration.parse(to_argv(flags), found.model_file))
             for num_ranks in choice.ranks or size.ranks:
                 _, epochs = share_epochs(
                     params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]
@@ -147,36 +147,35 @@ def _points(
 
 
 def settings_of(params: ParameterSet) -> dict[str, Any]:
-    """Returns the parameters that make a run what it is, as JSON gives them back."""
-    kept = {name: value for name, value in params.items() if name not in RESULT_PLACES}
-    return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
+    """Returns the parameters, except for where results go, in the types that JSON gives back."""
+    settings = {name: value for name, value in params.items() if name not in RESULT_PLACES}
+    return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
 
 
-def _chosen_flags(benchmark: Benchmark, words: Sequence[str], size: Size) -> dict[str, Any]:
-    """Returns the parameters that flags of the command line set for all runs.
+def _chosen_flags(benchmark: Benchmark, argv: Sequence[str], size: Size) -> dict[str, Any]:
+    """Returns the parameters that the user's flags set for all runs.
 
     Raises:
-        ParameterError: A flag is wrong, or sets what the study varies or has to set itself.
+        ParameterError: A flag is wrong, or sets what the study varies or sets itself.
     """
-    params = benchmark.declaration.parse(words, benchmark.model_file)
+    params = benchmark.declaration.parse(argv, benchmark.model_file)
     flags = {name: params[name] for name in params if params.origin(name).kind == "flag"}
     for name in flags:
         if name in size.varied:
-            raise ParameterError(f"--{name}: the study varies it, and cannot have one for all runs")
+            raise ParameterError(f"--{name} cannot be set for all runs: the study varies it")
         if name in RESULT_PLACES:
-            raise ParameterError(f"--{name}: it is each run's own, and set by the study")
+            raise ParameterError(f"--{name} cannot be set: the study sets it, for each run")
     return flags
 
 
 def _crossed(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
-    """Returns every combination of values, by name; one empty one of none."""
+    """Returns every combination of values, by name; no values have one empty combination."""
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
 def _series(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    """Returns the name of a series, fit for a path and a job's name."""
-    parts = [*names, *(f"{name}-{_text(value)}" for name, value in values.items())]
-    return "-".join(parts)
+    """Returns the name of a series, which is valid in paths and in names of jobs."""
+    return "-".join([*names, *(f"{name}-{_text(value)}" for name, value in values.items())])
 
 
 def _text(value: Any) -> str:
@@ -185,32 +184,32 @@ def _text(value: Any) -> str:
 
 
 def _check_distinct(study: Study, runs: Sequence[PlannedRun]) -> None:
-    """Raises if two points have the same name, or are the same run under two names."""
+    """Raises if two points have the same name, or two names mean the same run."""
     names: set[str] = set()
     points: dict[str, str] = {}
     for run in runs:
         if run.point in names:
             raise ParameterError(
-                f"{study.path}: two points are named {run.point}: values that differ only in"
-                " characters which paths do not have get the same name; put them into variants"
+                f"{study.path}: two points are named {run.point}, because their values differ only"
+                " in characters that names do not contain; make them variants with names"
             )
         names.add(run.point)
         what = json.dumps([run.benchmark, run.num_ranks, run.variables, run.settings])
         if what in points:
             raise ParameterError(
-                f"{study.path}: {points[what]} and {run.point} are the same run; leave one out"
+                f"{study.path}: {points[what]} and {run.point} are the same run; remove one of them"
             )
         points[what] = run.point
 
 
 def _repeat(run: PlannedRun, repeat: int) -> PlannedRun:
-    """Returns another run of the same point, with a seed of its own."""
+    """Returns another run of the same point, with its own seed."""
     seed = {"rng_seed": run.settings["rng_seed"] + repeat}
     return replace(
         run, repeat=repeat, flags={**run.flags, **seed}, settings={**run.settings, **seed}
     )
 
 
-def _place(seed: int, repeat: int, point: str) -> bytes:
-    """Returns what a block is sorted by."""
-    return hashlib.sha256(f"{seed} {repeat} {point}".encode()).digest()
+def _position(seed: int, repeat: int, run: PlannedRun) -> bytes:
+    """Returns the key by which the runs of a block are sorted."""
+    return hashlib.sha256(f"{seed} {repeat} {run.point}".encode()).digest()

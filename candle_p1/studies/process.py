@@ -1,4 +1,4 @@
-"""A run as a process: started, waited for up to its time limit, and ended with all it started."""
+"""Runs a command up to a time limit, and ends it together with every process it started."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 GRACE_S = 30.0
-"""How long a run may take to end when it is told to."""
+"""How long a command may take to end after SIGTERM."""
 POLL_S = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asks this process to end.
+    """A signal asked this process to end.
 
     Attributes:
         number: The signal.
@@ -36,7 +36,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Makes SIGNALS raise Interrupted here; those that are ignored, as by nohup, stay so."""
+    """Makes SIGNALS raise Interrupted; those that are ignored, as under nohup, stay ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -60,22 +60,22 @@ def run_to_end(
     tick: Callable[[float], None],
     grace_s: float = GRACE_S,
 ) -> tuple[int, bool]:
-    """Runs a command to its end, or to its time limit.
+    """Runs a command until it ends, or until its time limit.
 
-    Nothing that it started is left after this call, also when an exception ends it; and when this
-    process is killed, the command is told to end (see candle_p1.studies.process_group_guard).
-    Call it from the main thread: the kernel watches the thread.
+    No process that it started survives this call, even if an exception ends it. If this process is
+    killed, the command gets SIGTERM (see candle_p1.studies.process_group_guard); for that, call
+    this function from the main thread, which is what the kernel watches.
 
     Args:
-        command: What to execute.
+        command: The command.
         variables: Its environment.
         output: Where its output goes.
-        limit_s: When it is told to end, in s.
-        tick: Is called several times a second, with the seconds so far.
-        grace_s: How long it may then take, before it is killed.
+        limit_s: When it is asked to end, in s.
+        tick: Called several times a second with the seconds so far.
+        grace_s: How long it may then take before it is killed.
 
     Returns:
-        Its exit code, negative for a signal, and whether it came to the limit.
+        Its exit code, negative for a signal, and whether it reached the limit.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "candle_p1.studies.process_group_guard", str(os.getpid()), *command],
@@ -83,7 +83,7 @@ def run_to_end(
         stdout=output,
         stderr=subprocess.STDOUT,
         env=dict(variables),
-        start_new_session=True,  # the terminal's Ctrl-C is this process's affair
+        start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
     )
     start = time.monotonic()
     try:
@@ -100,9 +100,9 @@ def run_to_end(
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """Ends a process and all it started: SIGTERM to its group, after a grace SIGKILL to the rest.
+    """Ends a process and all it started: SIGTERM to its group, then SIGKILL to what is left.
 
-    A further signal to this process cuts the grace short.
+    A further signal to this process cuts the wait between the two short.
     """
     if process.poll() is not None:
         return
@@ -112,7 +112,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired, Interrupted):
         process.wait(timeout=grace_s)
-        # The watchdog server, which completes the record, goes last.
+        # The watchdog server, which completes the record, ends last.
         psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
     process.kill()
     for member in family:

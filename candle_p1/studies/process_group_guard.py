@@ -1,11 +1,11 @@
-"""Becomes another command, which is told to end when the process that started it dies.
+"""Executes another command, which gets SIGTERM when the process that started it dies.
 
-Also after a kill -9, when that process can tell nobody: the kernel sends SIGTERM, by which a
-launcher ends its ranks. Linux has this (prctl(2), PR_SET_PDEATHSIG); it outlasts execve. Elsewhere
-the command simply runs.
+This works even after kill -9, because the kernel sends the signal; a launcher then ends its ranks.
+Only Linux offers this (prctl(2), PR_SET_PDEATHSIG, which survives execve). On other systems the
+command runs without it.
 
-A program of its own, not a function called between fork and exec: Python cannot safely run there in
-a process that has threads.
+This is a program of its own because Python code cannot safely run between fork and exec in a
+process that has threads.
 
 Usage: python -m candle_p1.studies.process_group_guard PID COMMAND [ARGUMENT ...]
 where PID is the process that starts it.
@@ -22,12 +22,12 @@ PR_SET_PDEATHSIG = 1
 """linux/prctl.h."""
 
 
-def main(words: list[str]) -> None:
-    """Asks the kernel for the signal, then executes the command in place of this process."""
-    parent, *command = words
+def main(argv: list[str]) -> None:
+    """Asks the kernel for the signal, then replaces this process by the command."""
+    parent, *command = argv
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):  # it died before that
+        if os.getppid() != int(parent):  # the parent died before prctl took effect
             sys.exit(128 + signal.SIGTERM)
     os.execvp(command[0], command)
 

@@ -11,14 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+OUTPUT = "output"
+"""The directory for the results of studies, unless the user names another one."""
+RESULT_PLACES = ("output_dir", "experiment_id", "run_id", "save_path", "logfile", "timeline")
+"""Parameters that say where results go. The study sets them for each run."""
+
 
 @dataclass(frozen=True)
-class Variant:
+class StudyVariant:
     """Parameters that change together.
 
     Attributes:
-        name: As it stands in the names of its runs.
-        flags: The parameters, by name; none are the study's own.
+        name: Part of the names of its runs; "" for the only variant of a study without any.
+        flags: The parameters, by name.
     """
 
     name: str
@@ -31,13 +36,13 @@ class Size:
 
     Attributes:
         ranks: Numbers of ranks.
-        repeats: Runs of each point.
+        repeats: Number of runs of each point.
         minutes: Time limit of a run.
-        threads: OMP_NUM_THREADS of each rank, one or several; none is left to the rank.
+        threads: Values of OMP_NUM_THREADS for each rank; empty leaves the number to the rank.
         flags: Parameters of all runs.
-        vary: Values of the parameters that are varied, by name.
-        environment: Environment variables with their values, one or several.
-        variants: Sets of parameters; none is one empty set without a name.
+        vary: Values of each parameter that is varied, by name.
+        environment: Values of each environment variable, one or several, by name.
+        variants: Sets of parameters, at least one.
     """
 
     ranks: Sequence[int]
@@ -47,7 +52,7 @@ class Size:
     flags: Mapping[str, Any]
     vary: Mapping[str, Sequence[Any]]
     environment: Mapping[str, Sequence[str]]
-    variants: Sequence[Variant]
+    variants: Sequence[StudyVariant]
 
     @property
     def varied(self) -> set[str]:
@@ -60,13 +65,13 @@ class Study:
     """A study.
 
     Attributes:
-        name: The name of its file.
+        name: The name of its file, without the suffix.
         path: Its file.
-        title: What it finds out.
-        shows: What of the paper it repeats or belongs to, such as "Figure 6".
-        benchmarks: What is trained, as `find_benchmark` takes it.
-        seed: Of the order of the runs.
-        sizes: By name.
+        title: The question it answers.
+        shows: The parts of the paper it reproduces or belongs to, such as "Figure 6".
+        benchmarks: The benchmarks to train, as `find_benchmark` takes them.
+        seed: Seed of the order of the runs.
+        sizes: Its sizes by name; the first one is the default.
     """
 
     name: str
@@ -78,7 +83,7 @@ class Study:
     sizes: Mapping[str, Size]
 
     def size(self, name: str | None = None) -> tuple[str, Size]:
-        """Returns a size with its name; None is the first one.
+        """Returns a size with its name; None selects the first one.
 
         Raises:
             ParameterError: The study has no such size.

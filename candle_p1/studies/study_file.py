@@ -1,250 +1,206 @@
-"""A study's file: TOML, in which every key is known, and what contradicts itself is refused.
+"""Study files: where they are, and how they are read.
 
-::
+A study file is TOML. Unknown keys, and entries that contradict each other, are errors::
 
-title = "NT3 with two loaders"
-benchmark = "nt3"
-repeats = 3
-minutes = 5              # time limit of one run
-flags.epochs = 48        # what all runs have
-vary.batch_size = [20, 40]
+    title = "NT3 with two loaders"
+    benchmark = "nt3"
+    repeats = 3
+    minutes = 5              # time limit of one run
+    flags.epochs = 48        # parameters of all runs
+    vary.batch_size = [20, 40]
 
-[[variants]]             # parameters that change together
-name = "original"
-loader = "original"
+    [[variants]]             # parameters that change together
+    name = "original"
+    loader = "original"
 
-[[variants]]
-name = "optimised"
+    [[variants]]
+    name = "optimised"
 
-[sizes.small]
-ranks = [1, 2, 4]        # ranks, variants and what is varied are crossed
-flags.size = "small"
+    [sizes.small]
+    ranks = [1, 2, 4]        # crossed with the variants and with what is varied
+    flags.size = "small"
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from candle_p1.errors import ParameterError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.records.environment import SETTINGS
-from candle_p1.studies.places import RESULT_PLACES
-from candle_p1.studies.planned import THREADS_VARIABLE
-from candle_p1.studies.study import Size, Study, Variant
-from candle_p1.toml_file import (
-    COUNT,
-    TEXT,
-    TEXTS,
-    Kind,
-    check_key,
-    check_value,
-    is_list_of,
-    read_toml,
-)
+from candle_p1.studies.planned_run import THREADS_VARIABLE
+from candle_p1.studies.study import RESULT_PLACES, Size, Study, StudyVariant
+from candle_p1.toml_file import TomlTable, read_toml, validate
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-SEED = 2019
-"""Of the order of runs, where a study names none."""
-NAME = r"[\w.+-]+"
-NAME_IN_WORDS = "it stands in paths; give it letters, digits and any of _ . + -"
+DEFAULT_SEED = 2019
 
 
-def read_study(path: Path) -> Study:
-    """Reads a study's file.
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError(
+            f"{name!r} becomes part of paths: it may contain letters, digits and _ . + - only"
+        )
+    return name
+
+
+def _check_value(value: Any) -> Any:
+    values = value if isinstance(value, list) and value else [value]
+    if not all(isinstance(each, (str, bool, int, float)) for each in values):
+        raise ValueError("a parameter is a string, a number, true, false, or a list of these")
+    return value
+
+
+def _check_distinct(values: list[Any]) -> list[Any]:
+    if not values or any(value in values[:i] for i, value in enumerate(values)):
+        raise ValueError("give one or more different values")
+    return values
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+Count = Annotated[int, Field(gt=0)]
+Value = Annotated[Any, AfterValidator(_check_value)]
+Distinct = AfterValidator(_check_distinct)
+OneOrMore = BeforeValidator(_as_list)
+"""Accepts a single value in place of a list of one."""
+
+
+class _VariantTable(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    __pydantic_extra__: dict[str, Value]
+
+    name: Name
+
+
+class _CommonTable(TomlTable):
+    """What the study may define for all sizes, and each size for itself."""
+
+    repeats: Count | None = None
+    minutes: Count | None = None
+    threads: Annotated[list[Count], OneOrMore, Distinct] | None = None
+    flags: dict[str, Value] = Field(default_factory=dict)
+    vary: dict[str, Annotated[list[Value], Distinct]] = Field(default_factory=dict)
+    environment: dict[str, Annotated[list[str], OneOrMore, Distinct]] = Field(default_factory=dict)
+    variants: list[_VariantTable] | None = None
+
+
+class _SizeTable(_CommonTable):
+    ranks: Annotated[list[Count], Distinct]
+
+
+class _StudyTable(_CommonTable):
+    title: str
+    shows: list[str] = Field(default_factory=list)
+    benchmark: Annotated[list[str], OneOrMore, Distinct]
+    seed: Annotated[int, Field(ge=0)] = DEFAULT_SEED
+    sizes: Annotated[dict[Name, _SizeTable], Field(min_length=1)]
+
+
+def find_study(name: str) -> Study:
+    """Returns a study by its name in ``common/studies/``, or by the path of its file.
 
     Raises:
-        ParameterError: It cannot be read; a key is unknown or missing; or a value is not of its
-            kind, or contradicts another one.
+        ParameterError: There is no such study, or its file is wrong.
     """
-    table = read_toml(path)
-    for key, value in table.items():
-        check_key(path, key, _STUDY_KEYS)
-        check_value(path, key, value, _STUDY_KEYS[key])
-    for key in ("title", "benchmark", "sizes"):
-        if key not in table:
-            raise ParameterError(f"{path}: {key} is missing")
-    benchmark = table["benchmark"]
-    for name in table["sizes"]:
-        if not re.fullmatch(NAME, name):
-            raise ParameterError(f"{path}: size {name!r}: {NAME_IN_WORDS}")
-    return Study(
-        name=path.stem,
-        path=path,
-        title=table["title"],
-        shows=table.get("shows", []),
-        benchmarks=[benchmark] if isinstance(benchmark, str) else benchmark,
-        seed=table.get("seed", SEED),
-        sizes={name: _read_size(path, table, name) for name in table["sizes"]},
+    if name.endswith(".toml"):
+        return read_study(Path(name).expanduser())
+    path = studies_directory() / f"{name}.toml"
+    if path.is_file():
+        return read_study(path)
+    known = list_studies()
+    raise ParameterError(
+        f"there is no study {name!r}{did_you_mean(name, known)}; the known ones are"
+        f" {', '.join(known) or 'none'}. For a study of your own, give the path of its TOML file"
     )
 
 
-def _read_size(path: Path, table: Mapping[str, Any], name: str) -> Size:
-    own, within = table["sizes"][name], f"sizes.{name}."
-    for key, value in own.items():
-        check_key(path, key, ["ranks", *_SIZE_KEYS], within)
-        check_value(path, within + key, value, (_SIZE_KEYS | {"ranks": _NUMBERS})[key])
-    for place, part in (("", table), (within, own)):
-        if both := sorted(part.get("flags", {}).keys() & part.get("vary", {}).keys()):
+def list_studies() -> list[str]:
+    """Returns the names of the studies of this checkout."""
+    return sorted(path.stem for path in studies_directory().glob("*.toml"))
+
+
+def studies_directory() -> Path:
+    """Returns where the checkout keeps its studies; a package installed elsewhere has none."""
+    return Path(__file__).resolve().parent.parent.parent / "common/studies"
+
+
+def read_study(path: Path) -> Study:
+    """Reads a study file.
+
+    Raises:
+        ParameterError: It cannot be read; a key is unknown or missing; or a value has the wrong
+            type, or contradicts another one.
+    """
+    table = validate(_StudyTable, read_toml(path), path)
+    return Study(
+        name=path.stem,
+        path=path,
+        title=table.title,
+        shows=table.shows,
+        benchmarks=table.benchmark,
+        seed=table.seed,
+        sizes={name: _size(path, table, name) for name in table.sizes},
+    )
+
+
+def _size(path: Path, study: _StudyTable, name: str) -> Size:
+    """Returns a size, whose own entries take precedence over those of the study."""
+    own = study.sizes[name]
+    for prefix, table in (("", study), (f"sizes.{name}.", own)):
+        if both := sorted(table.flags.keys() & table.vary.keys()):
             raise ParameterError(
-                f"{path}: {both[0]} stands in {place}flags and in {place}vary; keep one"
+                f"{path}: {both[0]} is both in {prefix}flags and in {prefix}vary; keep one of them"
             )
-    found = {key: own.get(key, table.get(key)) for key in ("ranks", *_SIZE_KEYS)}
-    for key in ("ranks", "repeats", "minutes"):
-        if found[key] is None:
-            raise ParameterError(f"{path}: {within}{key} is missing")
-    # What a size fixes is no longer varied, and what it varies is no longer fixed.
-    flags, vary = (_without(table, "flags", own, "vary"), _without(table, "vary", own, "flags"))
-    environment = table.get("environment", {}) | own.get("environment", {})
-    threads = found["threads"] or []
+    repeats, minutes = own.repeats or study.repeats, own.minutes or study.minutes
+    if repeats is None or minutes is None:
+        missing = "repeats" if repeats is None else "minutes"
+        raise ParameterError(f"{path}: sizes.{name}.{missing} is missing")
+    variants = study.variants if own.variants is None else own.variants
     size = Size(
-        ranks=found["ranks"],
-        repeats=found["repeats"],
-        minutes=found["minutes"],
-        threads=threads if isinstance(threads, list) else [threads],
-        flags=flags | own.get("flags", {}),
-        vary=vary | own.get("vary", {}),
-        environment={
-            variable: [value] if isinstance(value, str) else value
-            for variable, value in environment.items()
-        },
-        variants=_read_variants(path, found["variants"] or []),
+        ranks=own.ranks,
+        repeats=repeats,
+        minutes=minutes,
+        threads=own.threads or study.threads or [],
+        # What a size fixes is no longer varied, and what it varies is no longer fixed.
+        flags={key: study.flags[key] for key in study.flags if key not in own.vary} | own.flags,
+        vary={key: study.vary[key] for key in study.vary if key not in own.flags} | own.vary,
+        environment=study.environment | own.environment,
+        variants=[StudyVariant(each.name, each.model_extra or {}) for each in variants or []]
+        or [StudyVariant("", {})],
     )
     _check_together(path, size)
     return size
 
 
-def _without(
-    table: Mapping[str, Any], key: str, own: Mapping[str, Any], other: str
-) -> dict[str, Any]:
-    """Returns what the study has under a key, less what a size has under the other one."""
-    return {
-        name: value for name, value in table.get(key, {}).items() if name not in own.get(other, {})
-    }
-
-
-def _read_variants(path: Path, tables: Sequence[Mapping[str, Any]]) -> list[Variant]:
-    for i, table in enumerate(tables, start=1):
-        name = table.get("name")
-        if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            raise ParameterError(f"{path}: variant {i}, name {name!r}: {NAME_IN_WORDS}")
-    names = [table["name"] for table in tables]
+def _check_together(path: Path, size: Size) -> None:
+    """Raises where parts of a size contradict each other, or a record would not show them."""
+    names = [variant.name for variant in size.variants]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ParameterError(f"{path}: two variants are named {min(repeated)!r}")
-    return [
-        Variant(table["name"], {key: value for key, value in table.items() if key != "name"})
-        for table in tables
-    ] or [Variant("", {})]
-
-
-def _check_together(path: Path, size: Size) -> None:
-    """Raises where parts of a size contradict each other, or a record would not tell them."""
     of_variants = {name for variant in size.variants for name in variant.flags}
     if both := sorted(of_variants & size.vary.keys()):
-        raise ParameterError(f"{path}: {both[0]} is set by a variant and stands in vary; keep one")
+        raise ParameterError(
+            f"{path}: {both[0]} is both set by a variant and in vary; keep one of them"
+        )
     if "rng_seed" in size.varied:
         raise ParameterError(
-            f"{path}: rng_seed cannot be varied: repeat i of a run adds i to it; set it in flags"
+            f"{path}: rng_seed cannot be varied, because repeat i of a run adds i to it; set its"
+            " first value in flags"
         )
     for name in [*size.flags, *size.varied]:
         if name in RESULT_PLACES:
-            raise ParameterError(f"{path}: {name} is each run's own, and set by the study")
+            raise ParameterError(f"{path}: {name} is set by the study, differently for each run")
     for variable in size.environment:
         if variable == THREADS_VARIABLE:
-            raise ParameterError(f"{path}: {variable} is what threads sets; write threads = …")
+            raise ParameterError(f"{path}: to set {variable}, use the key threads")
         if not variable.startswith(SETTINGS):
             raise ParameterError(
-                f"{path}: environment.{variable} would not stand in a run's record, which notes"
-                f" variables that begin with {', '.join(SETTINGS)}"
+                f"{path}: environment.{variable} would not appear in a run's record, which holds"
+                f" only variables whose names begin with {', '.join(SETTINGS)}"
             )
-
-
-def _is_value(value: object) -> bool:
-    return isinstance(value, (str, bool, int, float)) or (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, (str, bool, int, float)) for item in value)
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _are_distinct(value: object) -> bool:
-    """Tells a list of one or more values, none of them twice."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(item not in value[:i] for i, item in enumerate(value))
-    )
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and _are_distinct(value) and all(map(_is_number, value))
-
-
-def _are_tables(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and is_list_of(dict, value)
-        and all(_is_value(item) for table in value for item in table.values())
-    )
-
-
-_NUMBER = Kind(_is_number, "a whole number above 0")
-_NUMBERS = Kind(_are_numbers, "a list of different whole numbers above 0")
-_FLAGS = Kind(
-    lambda value: isinstance(value, dict) and all(map(_is_value, value.values())),
-    "a table of parameters with their values: texts, numbers, true, false, or lists of these",
-)
-_VARY = Kind(
-    lambda value: (
-        isinstance(value, dict)
-        and all(_are_distinct(item) and all(map(_is_value, item)) for item in value.values())
-    ),
-    "a table of parameters, each with the list of its different values",
-)
-_ENVIRONMENT = Kind(
-    lambda value: (
-        isinstance(value, dict)
-        and all(
-            isinstance(item, str) or (_are_distinct(item) and is_list_of(str, item))
-            for item in value.values()
-        )
-    ),
-    "a table of texts, or of lists of different texts",
-)
-_TABLES = Kind(_are_tables, "tables [[variants]] of a name and parameters with their values")
-_SIZE_KEYS = {
-    "repeats": _NUMBER,
-    "minutes": _NUMBER,
-    "threads": Kind(
-        lambda value: _is_number(value) or _are_numbers(value),
-        "a whole number above 0, or a list of different ones",
-    ),
-    "flags": _FLAGS,
-    "vary": _VARY,
-    "environment": _ENVIRONMENT,
-    "variants": _TABLES,
-}
-"""What the study says for all sizes, and a size for itself."""
-_STUDY_KEYS = _SIZE_KEYS | {
-    "title": TEXT,
-    "shows": TEXTS,
-    "benchmark": Kind(
-        lambda value: isinstance(value, str) or (_are_distinct(value) and is_list_of(str, value)),
-        "the name of a benchmark, or a list of different ones",
-    ),
-    "seed": COUNT,
-    "sizes": Kind(
-        lambda value: (
-            isinstance(value, dict)
-            and bool(value)
-            and all(isinstance(size, dict) for size in value.values())
-        ),
-        "tables [sizes.NAME]",
-    ),
-}

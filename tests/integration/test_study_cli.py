@@ -38,11 +38,11 @@ LIMIT_S = 300
 
 @pytest.fixture
 def command(mpirun, tmp_path):
-    """Returns the command line that performs a study."""
+    """Returns the command line that runs a study."""
 
-    def command(text=TINY, *words):
+    def command(text=TINY, *argv):
         (tmp_path / "tiny.toml").write_text(text)
-        return [sys.executable, "-m", "candle_p1.cli", "study", "run", "tiny.toml", *words]
+        return [sys.executable, "-m", "candle_p1.cli", "study", "run", "tiny.toml", *argv]
 
     return command
 
@@ -58,19 +58,19 @@ def ranks_of(tmp_path):
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if any(word.startswith(place) for word in process.info["cmdline"] or [])
+        if any(argument.startswith(place) for argument in process.info["cmdline"] or [])
     ]
 
 
 def wait_until(condition, limit_s=120):
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, "it never came to this"
+        assert time.monotonic() < deadline, "the time limit has passed"
         time.sleep(0.05)
 
 
 @pytest.mark.parallel
-def test_a_study_killed_half_way_goes_on_and_repeats_no_finished_run(
+def test_a_study_that_was_killed_resumes_and_repeats_no_finished_run(
     command, start, execute, tmp_path
 ):
     process = start(command())
@@ -98,7 +98,7 @@ def test_a_study_killed_half_way_goes_on_and_repeats_no_finished_run(
     code, output = execute(command(), limit_s=LIMIT_S)
     print(output)
     assert code == 0
-    assert f"{len(before)} of 4 runs are done already" in output
+    assert f"{len(before)} of 4 runs are already done" in output
     assert "4 of 4 runs are done" in output
     found = records(tmp_path)
     assert {name: found[name].stat().st_mtime_ns for name in before} == before
@@ -113,12 +113,12 @@ def test_a_study_killed_half_way_goes_on_and_repeats_no_finished_run(
 
     code, output = execute(command())
     assert code == 0
-    assert "4 of 4 runs are done already" in output
+    assert "4 of 4 runs are already done" in output
     assert len(records(tmp_path)) == 4 + len(killed)
 
 
 @pytest.mark.parallel
-def test_a_failing_run_is_passed_over_and_ends_the_study_with_code_1(command, execute, tmp_path):
+def test_a_failing_run_is_skipped_and_the_study_ends_with_code_1(command, execute, tmp_path):
     text = TINY.replace("[1, 2]", "[2]")
     text = text.replace('["original", "parallel"]', '["parallel"]')
     text += '[[variants]]\nname = "good"\n[[variants]]\nname = "bad"\npower = "replay:absent.csv"\n'
@@ -135,7 +135,7 @@ def test_a_failing_run_is_passed_over_and_ends_the_study_with_code_1(command, ex
 
 
 @pytest.mark.parallel
-def test_a_signal_ends_the_ranks_and_says_how_to_go_on(command, start, tmp_path):
+def test_a_signal_ends_the_ranks_and_the_study(command, start, tmp_path):
     text = TINY.replace("epochs = 2", 'epochs = 20000\nepochs_scaling = "weak"')
     process = start(command(text, "--ranks", "2"))
     wait_until(
@@ -145,6 +145,6 @@ def test_a_signal_ends_the_ranks_and_says_how_to_go_on(command, start, tmp_path)
     output, _ = process.communicate(timeout=60)
     print(output)
     assert process.returncode == 128 + signal.SIGINT
-    assert "interrupted; 0 of 2 runs are done, and the same command goes on" in output
+    assert "interrupted: 0 of 2 runs are done" in output
     assert not ranks_of(tmp_path)
     assert [read_record(path)["status"] for path in records(tmp_path).values()] == ["interrupted"]

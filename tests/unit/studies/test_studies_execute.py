@@ -1,4 +1,4 @@
-"""Studies of a benchmark that trains nothing, performed by real processes."""
+"""Studies of a benchmark that trains nothing, executed in real processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ import pytest
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
-from candle_p1.studies import execute
-from candle_p1.studies import perform as perform_module
+from candle_p1.studies import execute, local_run
+from candle_p1.studies.display import StudyScreen, plan_lines, status_parts
 from candle_p1.studies.execute import Execution
-from candle_p1.studies.manifest import read_kept
+from candle_p1.studies.manifest import read_plan
 from candle_p1.studies.plan import Choice, make_plan
 from candle_p1.studies.process import Interrupted, run_to_end
-from candle_p1.studies.screen import StudyScreen
-from candle_p1.studies.show import plan_lines, status_parts
-from candle_p1.studies.state import states_of
+from candle_p1.studies.run_state import states_of
 from candle_p1.studies.study_file import read_study
 
 TOY = Path(__file__).parents[2] / "files/toy"
@@ -58,7 +56,7 @@ def plan(tmp_path):
 
 def perform(plan, retry_failed=False):
     execution = Execution(plan, StudyScreen(), retry_failed)
-    execution.perform()
+    execution.execute()
     return execution
 
 
@@ -66,12 +64,12 @@ def statuses(plan):
     return {state.run.name: state.status for state in states_of(plan.runs)}
 
 
-def test_all_runs_are_performed_in_order(plan, capsys):
+def test_all_runs_are_executed_in_order(plan, capsys):
     execution = perform(plan())
     assert execution.num_done == 2
     assert execution.failed == []
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 runs, at most 10 min: 2 by their time limit"
+    assert lines[0].startswith("2 runs, at most 10 min: 2 ")
     assert lines[1] == "1/2  does-train-np1-r0  1.0 s  accuracy 0.75  (about 4 s left)"
     assert lines[2] == "2/2  does-train-np1-r1  1.0 s  accuracy 0.75"
     for run in execution.plan.runs:
@@ -81,17 +79,17 @@ def test_all_runs_are_performed_in_order(plan, capsys):
         assert log == "training\ncandle-p1 study: the run has ended with code 0\n"
 
 
-def test_a_second_start_repeats_nothing(plan, capsys):
+def test_a_second_session_repeats_nothing(plan, capsys):
     perform(plan())
     capsys.readouterr()
     perform(plan())
-    assert capsys.readouterr().out == "2 of 2 runs are done already\n"
+    assert capsys.readouterr().out.splitlines() == ["2 of 2 runs are already done"]
     perform(plan(repeats=3))
     assert "3/3  does-train-np1-r2" in capsys.readouterr().out
     assert len(list((plan().directory).glob("*/run.json"))) == 3
 
 
-def test_a_failed_run_is_passed_over_and_repeated_only_if_asked(plan, capsys):
+def test_a_failed_run_is_skipped_and_repeated_only_on_request(plan, capsys):
     this = plan(["fail", "break", "train"], repeats=1)
     execution = perform(this)
     expected = {"does-fail-np1-r0": "failed", "does-break-np1-r0": "failed"}
@@ -103,42 +101,40 @@ def test_a_failed_run_is_passed_over_and_repeated_only_if_asked(plan, capsys):
     assert "does-break-np1-r0  failed: ended with code 3: broken on purpose" in output
     execution = perform(this)
     assert len(execution.failed) == 2
-    assert (
-        "2 failed before and are left out; --retry-failed repeats them" in capsys.readouterr().out
-    )
+    assert "--retry-failed" in capsys.readouterr().out
     perform(this, retry_failed=True)
     assert (this.directory / "does-fail-np1-r0-attempt2/run.json").exists()
     assert not (this.directory / "does-fail-np1-r0-attempt3").exists()
 
 
 def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
-    monkeypatch.setattr(perform_module, "LAUNCH_S", 2 - 60 * 5)
+    monkeypatch.setattr(local_run, "LAUNCH_S", 2 - 60 * 5)
     this = plan(["hang"], repeats=1)
     execution = perform(this)
     reason = execution.failed[0].record["failure"]["reason"]
     assert reason == "ended at the study's time limit of 5 minutes"
 
 
-def test_records_of_another_question_are_not_written_over(plan):
+def test_records_with_other_parameters_are_not_overwritten(plan):
     perform(plan(repeats=1))
-    with pytest.raises(RecordError, match=r'color is "red" there and "blue" here'):
+    with pytest.raises(RecordError, match=r'color .*"red" .*"blue"'):
         perform(plan(flags=["--color", "blue"], repeats=1))
 
 
 def test_two_processes_never_work_on_one_study(plan):
     this = plan()
-    with execute._locked(this.directory), pytest.raises(SetupError, match="another candle-p1"):
+    with execute._locked(this.directory), pytest.raises(SetupError, match="mine-small"):
         perform(this)
     perform(this)
 
 
 def test_a_directory_that_cannot_be_written(plan, tmp_path):
     (tmp_path / "out").touch()
-    with pytest.raises(SetupError, match=r"mine-small cannot be used .*name another directory"):
+    with pytest.raises(SetupError, match="mine-small"):
         perform(plan())
 
 
-def test_what_an_earlier_start_left_running_is_waited_for(plan, monkeypatch):
+def test_a_run_that_an_earlier_session_left_is_waited_for(plan, monkeypatch):
     this = plan(repeats=1)
     directory = this.runs[0].directory()
     flags = [*this.runs[0].command_flags(), "--does", "hang"]
@@ -148,7 +144,7 @@ def test_what_an_earlier_start_left_running_is_waited_for(plan, monkeypatch):
             time.sleep(0.05)
         monkeypatch.setattr(execute, "GRACE_S", 0.0)
         time.sleep(0.2)
-        with pytest.raises(CandleError, match=rf"still work on it.*kill {left.pid}"):
+        with pytest.raises(CandleError, match=rf"kill {left.pid}"):
             perform(this)
     finally:
         left.kill()
@@ -157,14 +153,14 @@ def test_what_an_earlier_start_left_running_is_waited_for(plan, monkeypatch):
 
 @pytest.fixture
 def not_ignored():
-    """Ctrl-C counts, also where the tests run in the background, which ignores it."""
+    """Makes Ctrl-C count even if the tests run in the background, where it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_and_the_study_goes_on_later(plan, number, not_ignored):
+def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, number, not_ignored):
     this = plan(flags=["--toy_s", "1"], repeats=2)
     record = this.runs[1].directory() / "run.json"
     killer = threading.Thread(
@@ -180,8 +176,6 @@ def test_a_signal_ends_the_run_and_the_study_goes_on_later(plan, number, not_ign
     assert raised.value.number == number
     killer.join()
     assert statuses(this) == {"does-train-np1-r0": "ok", "does-train-np1-r1": "interrupted"}
-    reason = read_record(record)["failure"]["reason"]
-    assert reason == "the study was interrupted"
     before = (this.runs[0].directory() / "run.json").stat().st_mtime_ns
     execution = perform(this)
     assert execution.num_done == 2
@@ -197,26 +191,26 @@ def _when(condition, action, limit_s=60):
 
 
 def test_too_many_ranks_for_this_machine(plan):
-    with pytest.raises(ParameterError, match="100000 ranks are too many for the"):
+    with pytest.raises(ParameterError, match="100000 ranks"):
         perform(plan(ranks=[100000], flags=["--epochs_scaling", "weak"]))
 
 
-def test_a_study_starts_its_ranks_itself(plan, monkeypatch):
+def test_a_study_refuses_to_run_under_a_launcher(plan, monkeypatch):
     monkeypatch.setenv("PMIX_RANK", "0")
-    with pytest.raises(ParameterError, match="call it without a launcher"):
+    with pytest.raises(ParameterError, match="launcher"):
         perform(plan())
 
 
-def test_the_plan_in_words(plan):
+def test_the_plan_as_text(plan):
     this = plan(flags=["--color", "a b"])
     assert list(plan_lines(this, states_of(this.runs))) == [
         "mine, small: a study",
         "shows: Figure 0",
         f"results: {this.directory}",
-        "each run at most 5 min",
+        "time limit of each run: 5 min",
         f"1  does-train-np1-r0: candle-p1 run {TOY} -- --color 'a b' --does train --rng_seed 7102",
         f"2  does-train-np1-r1: candle-p1 run {TOY} -- --color 'a b' --does train --rng_seed 7103",
-        "2 runs, at most 10 min: 2 by their time limit",
+        "2 runs, at most 10 min: 2 from their time limit",
     ]
     perform(this)
     lines = list(plan_lines(this, states_of(this.runs)))
@@ -224,12 +218,12 @@ def test_the_plan_in_words(plan):
     assert lines[-1] == "nothing is left to do"
 
 
-def test_a_directory_tells_how_far_its_study_is(plan):
+def test_a_directory_tells_the_status_of_its_study(plan):
     this = plan(["fail", "train"])
     perform(this)
-    kept = read_kept(this.directory)
-    assert kept.runs == this.runs
-    table, *lines = status_parts(kept, states_of(kept.runs))
+    found = read_plan(this.directory)
+    assert found.runs == this.runs
+    table, *lines = status_parts(found, states_of(found.runs))
     assert [column.header for column in table.columns] == [
         "point",
         "ok",
@@ -247,7 +241,7 @@ def test_a_directory_tells_how_far_its_study_is(plan):
     assert lines[2] == "2 of 4 runs are done, 2 failed"
 
 
-def test_a_run_that_was_submitted_as_a_job_is_told_as_undone(plan):
+def test_a_run_that_was_submitted_as_a_job_is_reported_as_not_done(plan):
     this = plan(["train"])
     this.runs[0].directory().mkdir(parents=True)
     (this.runs[0].directory() / "job.sh").touch()
@@ -257,27 +251,27 @@ def test_a_run_that_was_submitted_as_a_job_is_told_as_undone(plan):
     assert execution.failed == []
 
 
-def test_a_study_that_was_moved_tells_how_far_it_is(plan, tmp_path, monkeypatch):
+def test_a_directory_that_was_moved_tells_the_status_of_its_study(plan, tmp_path, monkeypatch):
     this = plan(["train"])
     perform(this)
     moved = this.directory.rename(tmp_path / "moved")
     monkeypatch.chdir(moved)
     for directory in (moved, Path()):
-        kept = read_kept(directory)
-        assert kept.directory == moved
-        assert {state.status for state in states_of(kept.runs)} == {"ok"}
+        found = read_plan(directory)
+        assert found.directory == moved
+        assert {state.status for state in states_of(found.runs)} == {"ok"}
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"study": "strong-nt3", "sizes": 1}'])
-def test_a_directory_that_holds_no_study(tmp_path, text):
+def test_a_directory_without_a_study_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "study.json").write_text(text)
     with pytest.raises(RecordError, match=r"study\.json"):
-        read_kept(tmp_path)
+        read_plan(tmp_path)
 
 
 def sleeper(tmp_path, ignore=False):
-    """Returns a command that starts another process, notes the ids of both, and sleeps."""
+    """Returns a command that starts another process, writes the ids of both, and sleeps."""
     handler = "SIG_IGN" if ignore else "SIG_DFL"
     ignoring = f"import signal; signal.signal(signal.SIGTERM, signal.{handler})"
     child = f"{ignoring}; import time; time.sleep(600)"
@@ -305,7 +299,7 @@ def are_gone(pids, limit_s=10):
 
 
 @pytest.mark.parametrize("ignore", [False, True])
-def test_nothing_is_left_of_a_command_at_its_limit(tmp_path, ignore):
+def test_a_command_at_its_limit_is_ended_with_its_children(tmp_path, ignore):
     with (tmp_path / "log").open("wb") as output:
         code, is_late = run_to_end(
             sleeper(tmp_path, ignore), os.environ, output, 3.0, lambda elapsed_s: None, grace_s=1.0
@@ -315,7 +309,7 @@ def test_nothing_is_left_of_a_command_at_its_limit(tmp_path, ignore):
     assert are_gone(pids_in(tmp_path))
 
 
-def test_the_exit_code_of_a_command(tmp_path):
+def test_the_exit_code_of_a_command_is_returned(tmp_path):
     with (tmp_path / "log").open("wb") as output:
         command = [sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"]
         found = run_to_end(command, os.environ | {"A": "b"}, output, 60, lambda elapsed_s: None)
@@ -323,7 +317,7 @@ def test_the_exit_code_of_a_command(tmp_path):
     assert (tmp_path / "log").read_text() == "b\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
 def test_kill_9_of_the_study_ends_the_command(tmp_path):
     program = (
         "import os, sys\n"
@@ -342,8 +336,8 @@ def test_kill_9_of_the_study_ends_the_command(tmp_path):
         psutil.Process(child).kill()  # a launcher would have ended it
 
 
-def test_the_command_does_not_start_after_its_study_has_died(tmp_path):
-    leash = [
+def test_the_command_does_not_start_if_its_study_has_died(tmp_path):
+    guard = [
         sys.executable,
         "-m",
         "candle_p1.studies.process_group_guard",
@@ -351,6 +345,6 @@ def test_the_command_does_not_start_after_its_study_has_died(tmp_path):
         "touch",
         str(tmp_path / "a"),
     ]
-    code = subprocess.run(leash, check=False).returncode
+    code = subprocess.run(guard, check=False).returncode
     assert code == (128 + signal.SIGTERM if sys.platform == "linux" else 0)
     assert (tmp_path / "a").exists() == (code == 0)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from candle_p1.errors import DataError, ParameterError
-from candle_p1.studies.library import find_study, list_studies
 from candle_p1.studies.plan import Choice, make_plan
-from candle_p1.studies.study_file import read_study
+from candle_p1.studies.study_file import find_study, list_studies, read_study
 
 TOY = Path(__file__).parents[2] / "files/toy"
 STUDY = f"""
@@ -45,7 +44,7 @@ def names(plan):
     return [run.name for run in plan.runs]
 
 
-def test_points_are_what_is_crossed(plan):
+def test_points_are_all_combinations(plan):
     points = {run.point for run in plan().runs}
     assert points == {
         f"{variant}-color-{color}-np{ranks}"
@@ -55,7 +54,7 @@ def test_points_are_what_is_crossed(plan):
     }
 
 
-def test_each_block_holds_every_point_once_in_an_order_of_its_own(plan):
+def test_each_block_holds_every_point_once_in_its_own_order(plan):
     runs = plan().runs
     blocks = [runs[start : start + 8] for start in (0, 8, 16)]
     orders = [[run.point for run in block] for block in blocks]
@@ -64,19 +63,19 @@ def test_each_block_holds_every_point_once_in_an_order_of_its_own(plan):
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_the_order_follows_from_the_seed_alone(plan):
+def test_the_order_depends_on_the_seed_alone(plan):
     assert names(plan()) == names(plan())
     assert names(plan(seed=1)) != names(plan())
     assert set(names(plan(seed=1))) == set(names(plan()))
 
 
-def test_fewer_ranks_and_more_repeats_leave_the_order_of_the_others(plan):
+def test_fewer_ranks_and_more_repeats_keep_the_order_of_the_others(plan):
     of_two = [name for name in names(plan()) if "-np2-" in name]
     assert names(plan(ranks=[2])) == of_two
     assert names(plan(repeats=5))[:24] == names(plan())
 
 
-def test_a_run_in_full(plan, tmp_path):
+def test_all_attributes_of_a_run(plan, tmp_path):
     run = next(run for run in plan().runs if run.name == "long-color-a_b-np2-r1")
     assert run.flags == {"epochs": 8, "toy_s": 2.5, "color": "a b", "rng_seed": 7103}
     assert (run.num_ranks, run.threads, run.variables) == (2, None, {})
@@ -93,7 +92,7 @@ def test_a_run_in_full(plan, tmp_path):
     ]
 
 
-def test_values_of_every_type_become_words(plan):
+def test_values_of_every_type_become_arguments(plan):
     text = ONE.replace(
         "[sizes", "flags = { shape = [1, 2], verbose = true, dropout = 1e-5 }\n[sizes"
     )
@@ -102,7 +101,7 @@ def test_values_of_every_type_become_words(plan):
     assert (run.settings["shape"], run.settings["verbose"]) == ([1, 2], True)
 
 
-def test_threads_and_variables_are_crossed_too(plan):
+def test_threads_and_environment_variables_are_crossed_too(plan):
     text = ONE.replace(
         "[sizes",
         'threads = [1, 2]\nenvironment = { HOROVOD_CYCLE_TIME = ["1", "5"], NCCL_DEBUG = "INFO" }\n'
@@ -122,12 +121,12 @@ def test_threads_and_variables_are_crossed_too(plan):
     assert (single.point, single.variables) == ("np1", {"OMP_NUM_THREADS": "3"})
 
 
-def test_several_benchmarks_stand_in_the_names(plan):
+def test_with_several_benchmarks_names_contain_the_benchmark(plan):
     text = ONE.replace(f'"{TOY}"', f'["{TOY}", "nt3"]')
     assert sorted(names(plan(text))) == ["nt3-np1-r0", "toy-np1-r0"]
 
 
-def test_flags_of_the_command_line_hold_for_all_runs(plan):
+def test_flags_of_the_command_line_apply_to_all_runs(plan):
     runs = plan(flags=["-e", "4", "--data_seed=5", "--rng_seed", "10"]).runs
     assert {run.flags["epochs"] for run in runs} == {4}
     assert {run.settings["data_seed"] for run in runs} == {5}
@@ -137,14 +136,14 @@ def test_flags_of_the_command_line_hold_for_all_runs(plan):
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--color", "blue"], "--color: the study varies it"),
-        (["--toy_s", "1"], "--toy_s: the study varies it"),
-        (["--output_dir", "x"], "--output_dir: it is each run's own"),
-        (["--epoch", "4"], "--epoch is not a flag .did you mean '--epochs'"),
-        (["--epochs", "5"], r"mine\.toml, .*: 5 epochs do not divide among 2 ranks"),
+        (["--color", "blue"], "--color "),
+        (["--toy_s", "1"], "--toy_s "),
+        (["--output_dir", "x"], "--output_dir "),
+        (["--epoch", "4"], "--epoch .*'--epochs'"),
+        (["--epochs", "5"], r"mine\.toml, .*5 epochs .*2 ranks"),
     ],
 )
-def test_flags_that_do_not_fit(plan, flags, problem):
+def test_wrong_flags_are_refused(plan, flags, problem):
     with pytest.raises(ParameterError, match=problem):
         plan(flags=flags)
 
@@ -152,19 +151,19 @@ def test_flags_that_do_not_fit(plan, flags, problem):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("flags.epochs = 8", "flags.epoch = 8", r"mine\.toml, long-.*--epoch is not a flag"),
-        ("flags.epochs = 8", "flags.epochs = 0", r"mine\.toml, .*epochs = 0 .*at least 1"),
-        ('name = "short"', 'name = "short"\ntoy_s = 2.5', "long-.* and short-.* are the same run"),
-        ('"a b"', '"a_b", "a b"', "two points are named long-color-a_b-np1"),
-        ("epochs = 8", "locally_connected = true", "locally_connected .* has no effect on toy"),
+        ("flags.epochs = 8", "flags.epoch = 8", r"mine\.toml, long-.*--epoch "),
+        ("flags.epochs = 8", "flags.epochs = 0", r"mine\.toml, .*epochs = 0 "),
+        ('name = "short"', 'name = "short"\ntoy_s = 2.5', "long-.* short-"),
+        ('"a b"', '"a_b", "a b"', "long-color-a_b-np1"),
+        ("epochs = 8", "locally_connected = true", "locally_connected .* toy"),
     ],
 )
-def test_what_a_benchmark_would_refuse_is_refused_before_anything_runs(plan, old, new, problem):
+def test_what_the_benchmark_would_refuse_is_refused_before_anything_runs(plan, old, new, problem):
     with pytest.raises(ParameterError, match=problem):
         plan(STUDY.replace(old, new))
 
 
-def test_an_absent_data_file_is_named(plan):
+def test_a_missing_data_file_is_named(plan):
     with pytest.raises(DataError, match=r"absent\.csv"):
         plan(ONE.replace(str(TOY), "nt3"), flags=["--train_data", "absent.csv", "--test_data", "b"])
 
@@ -173,7 +172,7 @@ READY = [(name, size) for name in list_studies() for size in find_study(name).si
 
 
 @pytest.mark.parametrize(("name", "size"), READY)
-def test_a_ready_made_study_expands(name, size, tmp_path):
+def test_every_ready_made_study_expands(name, size, tmp_path):
     study = find_study(name)
     plan = make_plan(study, Choice(size=size), tmp_path)
     assert study.shows

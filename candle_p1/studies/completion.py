@@ -1,8 +1,8 @@
-"""The record and log of a run whose process has ended, completed by what the run could not say.
+"""Completes the record and log of a run whose process has ended.
 
 A run that was killed while it loaded its libraries has no record; one that was killed together with
 its watchdog server has a record that says "running"; and one that a study ended at its time limit
-has a record that says "interrupted", so that it would be repeated for ever.
+has a record that says "interrupted", so that it would be repeated forever.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.records.record import RECORD_NAME, SCHEMA_VERSION, read_record, utc_now, write_record
-from candle_p1.studies.places import LOG_NAME
-from candle_p1.studies.state import FAILED, INTERRUPTED, OK, RUNNING, pids_of
+from candle_p1.studies.run_state import FAILED, INTERRUPTED, LOG_NAME, OK, RUNNING, pids_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from candle_p1.studies.planned import PlannedRun
+    from candle_p1.studies.planned_run import PlannedRun
 
 WATCHDOG_S = 15.0
 """How long the watchdog server may take to complete a record after the last rank has gone."""
@@ -36,16 +35,16 @@ def complete_record(
     is_late: bool,
     interrupted: bool = False,
 ) -> None:
-    """Makes sure that the record of a run that has ended says how.
+    """Makes sure that the record of a run that has ended says how it ended.
 
     Args:
         run: The run.
         directory: Where its record is, or should be.
-        command: What was executed.
-        code: Its exit code.
-        is_late: Whether the study ended it at its time limit.
-        interrupted: Whether the study itself was told to end. A run without a record then stays
-            without one, and will be performed as if it had not been.
+        command: The command that was executed.
+        code: The exit code of the command.
+        is_late: Whether the study ended the run at its time limit.
+        interrupted: Whether the study itself was asked to end. A run without a record then stays
+            without one, and is executed again as if it had not been started.
     """
     deadline = time.monotonic() + WATCHDOG_S
     while pids_of(directory) and time.monotonic() < deadline:
@@ -68,7 +67,7 @@ def complete_record(
     elif interrupted:
         reason = reason or "the study was interrupted"
     else:
-        reason = f"ended with code {code}{_last_words(directory)}"
+        reason = f"ended with code {code}{_printed_error(directory)}"
     phase = record.get("failure", {}).get("phase")
     record |= {
         "status": INTERRUPTED if interrupted else FAILED,
@@ -93,7 +92,7 @@ def _unwritten(run: PlannedRun, command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _last_words(directory: Path) -> str:
+def _printed_error(directory: Path) -> str:
     """Returns the error that a run has printed, or else its last line, after a colon."""
     try:
         text = (directory / LOG_NAME).read_text(encoding="utf-8", errors="replace")

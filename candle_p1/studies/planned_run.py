@@ -1,7 +1,7 @@
-"""One run of a study: what it is, where it goes, and the words that start it. Nothing runs here.
+"""One run of a study: its parameters, its directory, and the command line that starts it.
 
-Whoever performs a run, here or in a job, needs these: the benchmark's script with `command_flags`,
-on `num_ranks` ranks, with `variables` in their environment.
+Whoever executes a run, on this machine or in a job, starts the benchmark's script with
+`command_flags` on `num_ranks` ranks, with `variables` in their environment.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class PlannedRun:
     """A run of a study.
 
     Attributes:
-        series: Names what is varied, but for the ranks; "" where nothing is.
+        series: Names what is varied, except for the ranks; "" if nothing is.
         repeat: Which run of its point this is, from 0.
         benchmark: As `find_benchmark` takes it.
-        num_ranks: Its ranks.
-        threads: OMP_NUM_THREADS of each; None is left to the rank.
+        num_ranks: Number of ranks.
+        threads: OMP_NUM_THREADS of each rank; None leaves the number to the rank.
         environment: Further environment variables.
-        flags: The parameters that the study sets, by name, with the repeat's own rng_seed.
-        settings: All effective parameters, as a record holds them, but for where results go.
+        flags: The parameters that the study sets, by name, including the repeat's own rng_seed.
+        settings: All effective parameters, as a record holds them, except for where results go.
         epochs_per_rank: The epochs that each rank trains.
-        minutes: Its time limit.
-        study_directory: The study's.
+        minutes: Time limit.
+        study_directory: The directory of the study.
     """
 
     series: str
@@ -51,7 +51,7 @@ class PlannedRun:
 
     @property
     def point(self) -> str:
-        """The name that all repeats of this run have in common."""
+        """The name that all repeats of this run share."""
         return "-".join(part for part in (self.series, f"np{self.num_ranks}") if part)
 
     @property
@@ -61,22 +61,22 @@ class PlannedRun:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that its ranks have to have, the number of threads included."""
+        """The environment variables that its ranks need, including the number of threads."""
         threads = {} if self.threads is None else {THREADS_VARIABLE: str(self.threads)}
         return dict(self.environment) | threads
 
     def directory(self, attempt: int = 1) -> Path:
-        """Returns where an attempt at this run keeps its record; the first one is attempt 1."""
-        ending = "" if attempt == 1 else f"-attempt{attempt}"
-        return self.study_directory / (self.name + ending)
+        """Returns the directory of an attempt at this run; attempts count from 1."""
+        suffix = "" if attempt == 1 else f"-attempt{attempt}"
+        return self.study_directory / (self.name + suffix)
 
     def attempts(self) -> list[Path]:
-        """Returns the directories that hold a record of this run, the first attempt first."""
-        places = map(self.directory, self._attempt_numbers())
-        return [place for place in places if (place / RECORD_NAME).exists()]
+        """Returns the directories that hold a record of this run, in the order of the attempts."""
+        directories = map(self.directory, self._attempt_numbers())
+        return [each for each in directories if (each / RECORD_NAME).exists()]
 
     def next_directory(self) -> Path:
-        """Returns where another attempt goes: after all that hold a record."""
+        """Returns the directory of the next attempt, which follows all that hold a record."""
         last = max(self._attempt_numbers(), default=0)
         if last and not (self.directory(last) / RECORD_NAME).exists():
             return self.directory(last)
@@ -84,16 +84,16 @@ class PlannedRun:
 
     def _attempt_numbers(self) -> list[int]:
         """Returns the numbers of the attempts that have a directory; any may have been removed."""
-        marks = [path.name for path in self.study_directory.glob(f"{self.name}-attempt*")]
-        found = [re.fullmatch(r".*-attempt(\d+)", mark) for mark in marks]
+        names = [path.name for path in self.study_directory.glob(f"{self.name}-attempt*")]
+        found = [re.fullmatch(r".*-attempt(\d+)", name) for name in names]
         first = [1] if self.directory().exists() else []
         return first + sorted(int(match[1]) for match in found if match)
 
     def command_flags(self, directory: Path | None = None) -> list[str]:
-        """Returns the flags of the benchmark's script that make this run.
+        """Returns the flags for the benchmark's script.
 
         Args:
-            directory: Where the record goes, which holds none; None is `next_directory`.
+            directory: Where the record goes; it holds none yet. None selects `next_directory`.
         """
         directory = directory or self.next_directory()
         place = {
@@ -101,13 +101,13 @@ class PlannedRun:
             "experiment_id": ".",
             "run_id": directory.name,
         }
-        return words_of({**self.flags, **place})
+        return to_argv({**self.flags, **place})
 
 
-def words_of(flags: Mapping[str, Any]) -> list[str]:
-    """Returns parameters as the words of a command line."""
+def to_argv(flags: Mapping[str, Any]) -> list[str]:
+    """Returns parameters as command-line arguments."""
     return [
-        word
+        argument
         for name, value in flags.items()
-        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+        for argument in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
     ]

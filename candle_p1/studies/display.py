@@ -1,0 +1,168 @@
+"""What a study shows: its plan, its progress while it runs, and its status."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.studies.cost import Cost, cost, duration
+from candle_p1.studies.planned_run import to_argv
+from candle_p1.studies.run_state import (
+    FAILED,
+    LOG_NAME,
+    OK,
+    RUNNING,
+    STATUSES,
+    SUBMITTED,
+    RunState,
+    finished,
+)
+from candle_p1.training.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from candle_p1.studies.plan import Plan
+    from candle_p1.studies.planned_run import PlannedRun
+
+SHOWN_METRICS = ("accuracy", "r2", "loss")
+"""The first of these that a run has is shown as its quality, or else its first metric."""
+
+
+def plan_lines(plan: Plan, states: Sequence[RunState]) -> Iterator[str]:
+    """Yields the title of a study, its runs in order, and how long the remaining ones will take."""
+    size = plan.study.sizes[plan.size]
+    yield f"{plan.study.name}, {plan.size}: {plan.study.title}"
+    if plan.study.shows:
+        yield f"shows: {', '.join(plan.study.shows)}"
+    yield f"results: {plan.directory}"
+    yield f"time limit of each run: {size.minutes} min"
+    for i, state in enumerate(states, start=1):
+        status = f"  # {state.status}" if state.status in (OK, FAILED) else ""
+        yield f"{i:>{len(str(len(states)))}}  {state.run.name}: {_command_line(state.run)}{status}"
+    due = [state.run for state in states if state.is_due()]
+    if due:
+        yield cost(due, finished(states)).explain()
+    elif num_submitted := sum(state.status == SUBMITTED for state in states):
+        yield f"nothing is left to do here; {num_submitted} submitted as jobs"
+    else:
+        yield "nothing is left to do"
+
+
+def _command_line(run: PlannedRun) -> str:
+    """Returns a run as a user would type it, with the flags that the study sets."""
+    variables = [f"{name}={value}" for name, value in run.variables.items()]
+    ranks = ["--np", str(run.num_ranks)] if run.num_ranks > 1 else []
+    name = find_benchmark(run.benchmark).name if os.sep not in run.benchmark else run.benchmark
+    return shlex.join([*variables, "candle-p1", "run", name, *ranks, "--", *to_argv(run.flags)])
+
+
+class StudyBar:
+    """The progress of a study, on the last line of the terminal.
+
+    Args:
+        progress: Draws it.
+        num_runs: The number of runs of the study.
+    """
+
+    def __init__(self, progress: Progress, num_runs: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=num_runs, left="")
+        self._remaining = Cost([])
+
+    def begin(self, num_past: int, name: str, remaining: Cost) -> None:
+        """Shows that a run begins.
+
+        Args:
+            num_past: The number of runs before it.
+            name: Its name.
+            remaining: The cost of this run and of those after it.
+        """
+        self._remaining = remaining
+        self._progress.update(self._task, completed=num_past, description=name)
+        self.tick(0.0)
+
+    def tick(self, elapsed_s: float) -> None:
+        """Shows the remaining time, `elapsed_s` after the current run has started."""
+        self._progress.update(self._task, left=f"{self._remaining.remaining(elapsed_s)} left")
+
+
+class StudyScreen(Screen):
+    """Adds the progress bar of a study to the screen of a run."""
+
+    @contextmanager
+    def study_bar(self, num_runs: int) -> Iterator[StudyBar]:
+        """Provides the bar of a study, which is drawn on terminals only."""
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("runs"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        with progress:
+            yield StudyBar(progress, num_runs)
+
+
+def result_line(state: RunState) -> str:
+    """Returns the result of a run in one line: its time and quality, or why it has none."""
+    if state.status != OK:
+        reason = state.failure_reason
+        return f"{state.run.name}  {state.status}" + (f": {reason}" if reason else "")
+    return f"{state.run.name}  {state.total_s:.1f} s  {_quality(state)}".rstrip()
+
+
+def _quality(state: RunState) -> str:
+    quality = state.quality
+    name = next((name for name in (*SHOWN_METRICS, *quality) if name in quality), None)
+    if name is None:
+        return ""
+    value = quality[name]
+    return f"{name} {'not finite' if value is None else format(value, '.4g')}"
+
+
+def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table]:
+    """Yields the status of a study: a table of its points, failed runs, and what remains."""
+    table = Table(title=f"{plan.study.name}, {plan.size}", box=box.SIMPLE, title_justify="left")
+    table.add_column("point")
+    num = {status: sum(state.status == status for state in states) for status in STATUSES}
+    shown = [status for status in STATUSES if num[status]]
+    for name in [*shown, "median total (s)"]:
+        table.add_column(name, justify="right")
+    points: dict[tuple[str, int], list[RunState]] = {}
+    for state in states:
+        points.setdefault((state.run.series, state.run.num_ranks), []).append(state)
+    for of_point in (points[key] for key in sorted(points)):
+        totals_s = [state.total_s for state in finished(of_point)]
+        table.add_row(
+            of_point[0].run.point,
+            *(str(sum(state.status == status for state in of_point)) for status in shown),
+            f"{statistics.median(totals_s):.1f}" if totals_s else "",
+        )
+    yield table
+    for state in states:
+        if state.status == FAILED and state.directory:
+            yield f"{result_line(state)}; see {state.directory / LOG_NAME}"
+    counts = [f"{num[OK]} of {len(states)} runs are done"]
+    for status in (RUNNING, SUBMITTED, FAILED):
+        counts += [f"{num[status]} {status}"] * bool(num[status])
+    due = [state.run for state in states if state.is_due()]
+    remaining = f"; remaining: {cost(due, finished(states)).explain()}" if due else ""
+    yield ", ".join(counts) + remaining
+
+
+def total_duration(states: Sequence[RunState]) -> str:
+    """Returns the total time of the runs that are done, as text."""
+    return duration(sum(state.total_s for state in finished(states)))

@@ -1,0 +1,186 @@
+"""The state of each run of a study, derived from records alone.
+
+A run is done when it has a record with status ok. A run that was interrupted, or whose record says
+"running" although none of its processes is alive, is repeated. A run that failed is repeated only
+on request. Records with other parameters do not count; if such a record is ok, it is an error,
+because the run may not overwrite it. A run that was submitted as a job is left to its scheduler
+until its record says how it ended, because its processes are on other machines.
+
+When a study is killed, its current run dies with it, and that run's record may say no more than
+that a rank died. Therefore a failed run counts as interrupted if the study was not there when it
+ended: its log then lacks the line that the study appends.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.submission import was_submitted
+from candle_p1.errors import RecordError
+from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.studies.plan import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from candle_p1.studies.planned_run import PlannedRun
+
+OK, FAILED, INTERRUPTED, RUNNING = "ok", "failed", "interrupted", "running"
+SUBMITTED, WAITING = "submitted", "waiting"
+STATUSES = (OK, FAILED, INTERRUPTED, RUNNING, SUBMITTED, WAITING)
+"""The statuses of records, and those of runs without one: submitted as a job, or waiting."""
+LOG_NAME = "study.log"
+"""The output of a run, in the directory of its record."""
+END_MARK = "candle-p1 study: the run has ended with code"
+"""What a study appends to the log, with the exit code, if it is there when the run ends."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run.
+
+    Attributes:
+        run: The run.
+        status: One of STATUSES.
+        directory: The directory of the attempt that has this status; None if there is no attempt.
+        record: The record of that attempt; None if there is none, or it is empty.
+    """
+
+    run: PlannedRun
+    status: str
+    directory: Path | None = None
+    record: Mapping[str, Any] | None = None
+
+    def is_due(self, retry_failed: bool = False) -> bool:
+        """Tells whether the run has still to be executed."""
+        return self.status in (WAITING, INTERRUPTED) or (retry_failed and self.status == FAILED)
+
+    @property
+    def total_s(self) -> float:
+        """The time of a run that is ok, in s."""
+        assert self.record is not None
+        return float(self.record["total_s"])
+
+    @property
+    def train_s(self) -> float:
+        """The training time of a run that is ok, in s, on its slowest rank."""
+        assert self.record is not None
+        return float(self.record["phases"]["train"]["max_s"])
+
+    @property
+    def quality(self) -> dict[str, float | None]:
+        """The test metrics of a run that is ok, by name; None is a value that is not finite."""
+        assert self.record is not None
+        return {name: entry["value"] for name, entry in self.record["quality"].items()}
+
+    @property
+    def failure_reason(self) -> str:
+        """Why the run did not end well; "" if the record does not say."""
+        return str((self.record or {}).get("failure", {}).get("reason", ""))
+
+
+def finished(states: Iterable[RunState]) -> list[RunState]:
+    """Returns the states of the runs that are done."""
+    return [state for state in states if state.status == OK]
+
+
+def pids_of(directory: Path) -> list[int]:
+    """Returns the processes on this machine whose command line says that they write this record."""
+    record, place = str(directory / RECORD_NAME), ["--run_id", directory.name]
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if (argv := process.info["cmdline"] or [])
+        and (record in argv or (_contains(argv, place) and str(directory.parent) in argv))
+    ]
+
+
+def states_of(
+    runs: Iterable[PlannedRun], pids: Callable[[Path], list[int]] = pids_of
+) -> list[RunState]:
+    """Returns the state of each run; see `state_of`."""
+    return [state_of(run, pids) for run in runs]
+
+
+def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> RunState:
+    """Returns the state of a run.
+
+    Args:
+        run: The run.
+        pids: Finds the processes that write the record of a directory.
+
+    Raises:
+        RecordError: A record cannot be read, or a record in the run's place is ok and belongs to
+            another run.
+    """
+    state = RunState(run, WAITING)
+    for directory in run.attempts():
+        path = directory / RECORD_NAME
+        # An empty record was created by a process that was killed before it wrote.
+        record = read_record(path) if path.stat().st_size else None
+        status = record["status"] if record else RUNNING
+        different = differences(run, record) if record else []
+        if different and status == OK:
+            raise RecordError(
+                f"{path} belongs to another run than the study's: {'; '.join(different)}. It is"
+                " not overwritten: choose another directory with -o, or move this one"
+            )
+        is_gone = not was_submitted(directory) and not pids(directory)
+        if (status == RUNNING and is_gone) or (status == FAILED and _lost_its_study(directory)):
+            status = INTERRUPTED
+        if different and status != RUNNING:
+            continue
+        state = RunState(run, status, directory, record)
+        if status in (OK, RUNNING):
+            return state
+    directory = run.next_directory()
+    return RunState(run, SUBMITTED, directory) if was_submitted(directory) else state
+
+
+def differences(run: PlannedRun, record: Mapping[str, Any]) -> list[str]:
+    """Describes how the run of a record differs from this one; [] if it does not.
+
+    Where results go does not matter. A parameter that the record lacks was added later, and had its
+    default value. Only the environment variables that the study sets count, and only records that
+    are ok hold them.
+    """
+    benchmark = find_benchmark(run.benchmark)
+    expected: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "num_ranks": run.num_ranks,
+        **run.settings,
+    }
+    defaults = settings_of(benchmark.declaration.parse([], benchmark.model_file))
+    found = defaults | {"benchmark": record["benchmark"], "num_ranks": record["num_ranks"]}
+    found |= {
+        name: entry["value"] for name, entry in record["parameters"].items() if name in run.settings
+    }
+    if "environment" in record:
+        expected |= run.variables
+        settings = record["environment"]["settings"]
+        found |= {name: settings[name] for name in run.variables if name in settings}
+    return [
+        f"{name} is {_shown(found, name)} there and {_shown(expected, name)} here"
+        for name in expected
+        if name not in found or found[name] != expected[name]
+    ]
+
+
+def _lost_its_study(directory: Path) -> bool:
+    """Tells whether a study started this run, and was no longer there when it ended."""
+    path = directory / LOG_NAME
+    return path.exists() and END_MARK.encode() not in path.read_bytes()
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name]) if name in values else "absent"
+
+
+def _contains(argv: list[str], pair: list[str]) -> bool:
+    return any(argv[i : i + 2] == pair for i in range(len(argv) - 1))
