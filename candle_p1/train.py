@@ -16,7 +16,7 @@ from candle_p1.distributed.allreduce_log import (
     make_allreduce_log,
     unknown_efficiency,
 )
-from candle_p1.distributed.comm import Attempt, connect
+from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.distributed.timeline import is_traced, open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.instrument import mllog, tensorboard
@@ -256,14 +256,11 @@ def _open_log(params: ParameterSet, this: Run) -> RunLog:
 
 
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
-    def locate() -> FileSet | None:
-        if this.comm.rank != 0:
-            return None
+    def locate() -> FileSet:
         with this.screen.making_data() as progress:
             return benchmark.locate_files(params, progress)
 
-    files = this.comm.broadcast(Attempt(locate).agree(this.comm))
-    assert files is not None
+    files = on_first_rank(locate, this.comm)
     if files.synthetic:
         this.screen.say("the data are synthetic")
     return files

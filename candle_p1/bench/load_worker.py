@@ -15,7 +15,7 @@ from candle_p1.bench.reads import ReadCounter
 from candle_p1.bench.worker import serve
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.devices import share_cores
 from candle_p1.records.environment import available_cores, core_quota
 
@@ -37,9 +37,7 @@ def measure(directory: Path, comm: Communicator) -> LoadOutcome:
     job = LoadJob.read(directory)
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: bind(benchmark, job.flags, job.method, job.threads)).agree(comm)
-    located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
-    files = comm.broadcast(located.agree(comm))
-    assert files is not None
+    files = on_first_rank(lambda: benchmark.locate_files(params), comm)
     threads = (
         job.threads
         or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import horovod
-from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.errors import ParameterError
 from candle_p1.training.setup import build_model, make_plan, set_up_device
 
@@ -69,9 +69,7 @@ def prepare_training(
     partners = partners or comm
     device = set_up_device(params, comm)
     horovod.start_horovod(partners, deterministic=params["deterministic"])
-    located = Attempt(lambda: benchmark.locate_files(params) if comm.rank == 0 else None)
-    files = comm.broadcast(located.agree(comm))
-    assert files is not None
+    files = on_first_rank(lambda: benchmark.locate_files(params), comm)
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:

@@ -29,7 +29,7 @@ from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
 from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
 from candle_p1.data.source import open_together
-from candle_p1.distributed.comm import Attempt, SerialCommunicator
+from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
 from candle_p1.scaling import share_bounds
@@ -77,9 +77,7 @@ def read_together(
     """
     comm = comm or SerialCommunicator()
     with open_together(path, comm) as source, ThreadPoolExecutor(num_threads) as pool:
-        head = Attempt(lambda: source.read_head(layout) if comm.rank == 0 else None).agree(comm)
-        head = comm.broadcast(head)
-        assert head is not None
+        head = on_first_rank(lambda: source.read_head(layout), comm)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))

@@ -10,7 +10,7 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -317,3 +317,22 @@ class Attempt(Generic[T]):
                 + (f"; and {len(failed) - 4} ranks more" if len(failed) > 4 else "")
             )
         raise error.on_all_ranks()
+
+
+def on_first_rank(work: Callable[[], T], comm: Communicator) -> T:
+    """Returns on all ranks what the work gives on rank 0, which alone does it; collective.
+
+    Raises:
+        CandleError: Rank 0's error, on every rank.
+    """
+    result = error = None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except CandleError as caught:
+            error = caught
+    outcome: tuple[Any, CandleError | None] = comm.broadcast((result, error))
+    result, error = outcome
+    if error is not None:
+        raise error.on_all_ranks()
+    return cast("T", result)

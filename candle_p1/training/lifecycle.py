@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.watchdog_client import WatchdogClient
 from candle_p1.errors import CandleError, ParameterError
@@ -192,9 +192,7 @@ def _opened_run(
     }
     # Rank 0 alone touches the file system; the others hear of the outcome.
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
-    opened = Attempt(lambda: _open_directory(name, params, record) if comm.rank == 0 else None)
-    directory = comm.broadcast(opened.agree(comm))
-    assert directory is not None
+    directory = on_first_rank(lambda: _open_directory(name, params, record), comm)
     record_path = directory / RECORD_NAME
     try:
         watchdog = WatchdogClient(comm, record_path)

@@ -1,0 +1,198 @@
+"""The file that holds a cached table: its format, and whether it matches its source.
+
+It holds, in this order: a magic word with the format's version; the digest of the header; the
+header's length; the header, as JSON; padding; the numbers, float32, row by row; the codes of each
+column of text, int32. The header says which file the cache was made from (path, size, modification
+time and a digest of samples of its bytes) and how that file was read, and has a digest of every
+slab of what follows. So a cache that is truncated, altered or made from something else is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from candle_p1.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from candle_p1.data.table import CsvLayout, Table
+
+    Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
+
+MAGIC = b"CANDLEP1 cache 1"
+FIXED = struct.Struct("<16s16sQ")
+"""Magic word, digest of the header, length of the header in bytes."""
+ALIGNMENT = 4096
+SLAB_BYTES = 8 << 20
+SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
+PARTIAL = ".partial"
+
+
+class UnfitCacheError(Exception):
+    """A cache file that must not be used; the message says why, as a clause."""
+
+
+class Header(NamedTuple):
+    """What a cache file says about itself.
+
+    Attributes:
+        source: What it was made from; see `describe_source`.
+        shape: Rows and columns of the numbers.
+        columns: The names of the columns of numbers.
+        text: The distinct values of each column of text.
+        slabs_xxh3: The digest of each slab.
+    """
+
+    source: dict[str, Any]
+    shape: tuple[int, int]
+    columns: list[str]
+    text: dict[str, list[str]]
+    slabs_xxh3: list[str]
+
+    @property
+    def part_bytes(self) -> list[int]:
+        """The sizes of the numbers and of each column of text."""
+        num_rows, num_columns = self.shape
+        return [4 * num_rows * num_columns, *(4 * num_rows for _ in self.text)]
+
+    def slabs(self) -> list[tuple[int, int, str]]:
+        """Returns (first byte, byte after the last, digest) of each slab."""
+        bounds, first = [], 0
+        for size in self.part_bytes:
+            bounds += [(first + slab.start, first + slab.stop) for slab in _slabs(size)]
+            first += size
+        return [(*b, digest) for b, digest in zip(bounds, self.slabs_xxh3, strict=True)]
+
+
+def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
+    """Returns what a cache of a file must have been made from.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            for i in range(NUM_SAMPLES):
+                place = i * max(status.st_size - SAMPLE_BYTES, 0) // (NUM_SAMPLES - 1)
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", path) from error
+    return {
+        "path": str(path.resolve()),
+        "bytes": status.st_size,
+        "changed_ns": status.st_mtime_ns,
+        "samples_xxh3": digest.hexdigest(),
+        "layout": json.loads(json.dumps(asdict(layout))),
+    }
+
+
+def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: int = 1) -> None:
+    """Writes a table's cache, atomically; only one process may at a time.
+
+    Raises:
+        OSError: It cannot be written; nothing is left behind.
+    """
+    parts = [_bytes_of(table.values), *(_bytes_of(each.codes) for each in table.text.values())]
+    slabs = [part[bounds] for part in parts for bounds in _slabs(len(part))]
+    with ThreadPoolExecutor(num_threads) as pool:
+        digests = list(pool.map(xxhash.xxh3_64_hexdigest, slabs))
+    num_rows, num_columns = table.values.shape
+    text = {name: column.names for name, column in table.text.items()}
+    content = Header(source, (num_rows, num_columns), table.columns, text, digests)
+    header = json.dumps(content._asdict()).encode()
+    fixed = FIXED.pack(MAGIC, xxhash.xxh3_128_digest(header), len(header))
+    padding = b"\0" * (_first_byte(len(header)) - FIXED.size - len(header))
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            for block in (fixed, header, padding, *slabs):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_header(path: Path) -> tuple[Header, int]:
+    """Returns the header, and where the numbers begin.
+
+    Raises:
+        UnfitCacheError: The header is missing or damaged, or the file does not have the right size.
+    """
+    try:
+        with path.open("rb") as file:
+            fixed = file.read(FIXED.size)
+            if len(fixed) < FIXED.size:
+                raise UnfitCacheError("it is truncated")
+            magic, digest, num_bytes = FIXED.unpack(fixed)
+            if magic != MAGIC:
+                raise UnfitCacheError("it is not a cache of this version")
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(min(num_bytes, size))
+            padding = file.read(_first_byte(len(text)) - FIXED.size - len(text))
+    except OSError as error:
+        raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
+    if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
+        raise UnfitCacheError("its header is damaged")
+    header, first_byte = Header(**json.loads(text)), _first_byte(num_bytes)
+    expected = first_byte + sum(header.part_bytes)
+    if size != expected:
+        raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+    return header, first_byte
+
+
+def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
+    """Returns the same as `read_header`, for a cache of this source.
+
+    Raises:
+        UnfitCacheError: As for `read_header`, or the cache was made from something else.
+    """
+    header, first_byte = read_header(path)
+    different = [key for key in source if source[key] != header.source.get(key)]
+    if different:
+        reasons = {
+            "bytes": "the size of its source has changed",
+            "changed_ns": "its source was modified later",
+            "samples_xxh3": "the content of its source has changed",
+        }
+        raise UnfitCacheError(reasons.get(different[0], "it was made from something else"))
+    return header, first_byte
+
+
+def header_problem(path: Path, source: dict[str, Any]) -> str | None:
+    """Returns why a cache does not match a source, as far as its header tells; None if it does."""
+    try:
+        check_header(path, source)
+    except UnfitCacheError as error:
+        return str(error)
+    return None
+
+
+def _bytes_of(array: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _slabs(num_bytes: int) -> Sequence[slice]:
+    starts = range(0, num_bytes, SLAB_BYTES)
+    return [slice(start, min(start + SLAB_BYTES, num_bytes)) for start in starts]
+
+
+def _first_byte(num_header_bytes: int) -> int:
+    """Returns where the numbers begin."""
+    return -(-(FIXED.size + num_header_bytes) // ALIGNMENT) * ALIGNMENT
