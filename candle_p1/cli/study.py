@@ -83,9 +83,9 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
     Runs that are done are not repeated. Flags after "--" go to the benchmark in all runs:
     candle-p1 study run strong-nt3 -- --data_dir DIR. The exit code is 1 unless all runs are done.
     """
+    from candle_p1.cluster.process import Interrupted
     from candle_p1.studies.display import StudyScreen, total_duration
     from candle_p1.studies.execute import Execution
-    from candle_p1.studies.process import Interrupted
 
     plan = _plan(**options)
     if dry_run:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import filelock
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.process import GRACE_S, signals_interrupt
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from candle_p1.records.environment import available_cores
@@ -18,7 +19,6 @@ from candle_p1.studies.display import result_line
 from candle_p1.studies.local_run import execute_run, launch
 from candle_p1.studies.manifest import write_manifest
 from candle_p1.studies.planned_run import to_argv
-from candle_p1.studies.process import GRACE_S, signals_interrupt
 from candle_p1.studies.run_state import (
     FAILED,
     OK,

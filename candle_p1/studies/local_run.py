@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import Launch, on_this_machine
+from candle_p1.cluster.process import Interrupted, run_to_end
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
 from candle_p1.errors import SetupError
 from candle_p1.studies.completion import complete_record
 from candle_p1.studies.cost import LAUNCH_S
-from candle_p1.studies.process import Interrupted, run_to_end
 from candle_p1.studies.run_state import END_MARK, LOG_NAME, RunState, state_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1.cli.study import command, read_ranks
+from candle_p1.cluster.process import Interrupted
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError
-from candle_p1.studies.process import Interrupted
 from candle_p1.studies.study_file import list_studies
 
 TOY = Path(__file__).parents[2] / "files/toy"

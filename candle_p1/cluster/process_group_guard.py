@@ -7,7 +7,7 @@ command runs without it.
 This is a program of its own because Python code cannot safely run between fork and exec in a
 process that has threads.
 
-Usage: python -m candle_p1.studies.process_group_guard PID COMMAND [ARGUMENT ...]
+Usage: python -m candle_p1.cluster.process_group_guard PID COMMAND [ARGUMENT ...]
 where PID is the process that starts it.
 """
 

@@ -56,21 +56,21 @@ def run_to_end(
     command: Sequence[str],
     variables: Mapping[str, str],
     output: IO[bytes],
-    limit_s: float,
-    tick: Callable[[float], None],
+    limit_s: float | None = None,
+    tick: Callable[[float], None] | None = None,
     grace_s: float = GRACE_S,
 ) -> tuple[int, bool]:
     """Runs a command until it ends, or until its time limit.
 
     No process that it started survives this call, even if an exception ends it. If this process is
-    killed, the command gets SIGTERM (see candle_p1.studies.process_group_guard); for that, call
+    killed, the command gets SIGTERM (see candle_p1.cluster.process_group_guard); for that, call
     this function from the main thread, which is what the kernel watches.
 
     Args:
         command: The command.
         variables: Its environment.
         output: Where its output goes.
-        limit_s: When it is asked to end, in s.
+        limit_s: When it is asked to end, in s; None sets no limit.
         tick: Called several times a second with the seconds so far.
         grace_s: How long it may then take before it is killed.
 
@@ -78,7 +78,7 @@ def run_to_end(
         Its exit code, negative for a signal, and whether it reached the limit.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "candle_p1.studies.process_group_guard", str(os.getpid()), *command],
+        [sys.executable, "-m", "candle_p1.cluster.process_group_guard", str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -89,17 +89,19 @@ def run_to_end(
     try:
         while True:
             elapsed_s = time.monotonic() - start
-            tick(elapsed_s)
+            if tick:
+                tick(elapsed_s)
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=POLL_S), False
-            if elapsed_s > limit_s:
-                end(process, grace_s)
+                # Without a limit nothing wakes this process up while the command runs.
+                return process.wait(POLL_S if tick or limit_s else None), False
+            if limit_s is not None and elapsed_s > limit_s:
+                _end(process, grace_s)
                 return process.returncode, True
     finally:
-        end(process, grace_s)
+        _end(process, grace_s)
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """Ends a process and all it started: SIGTERM to its group, then SIGKILL to what is left.
 
     A further signal to this process cuts the wait between the two short.

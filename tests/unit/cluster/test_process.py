@@ -1,0 +1,94 @@
+"""Commands that are run to their end, or ended, with the processes they start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from candle_p1.cluster.process import run_to_end
+
+
+def sleeper(tmp_path, ignore=False):
+    """Returns a command that starts another process, writes the ids of both, and sleeps."""
+    handler = "SIG_IGN" if ignore else "SIG_DFL"
+    ignoring = f"import signal; signal.signal(signal.SIGTERM, signal.{handler})"
+    child = f"{ignoring}; import time; time.sleep(600)"
+    program = (
+        f"{ignoring}; import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "time.sleep(0.3)\n"
+        f"open({str(tmp_path / 'part')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pids')!r})\n"
+        "time.sleep(600)\n"
+    )
+    return [sys.executable, "-c", program]
+
+
+def pids_in(tmp_path, limit_s=60):
+    deadline = time.monotonic() + limit_s
+    while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+
+
+def are_gone(pids, limit_s=10):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and any(map(psutil.pid_exists, pids)):
+        time.sleep(0.05)
+    return not any(map(psutil.pid_exists, pids))
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_command_at_its_limit_is_ended_with_its_children(tmp_path, ignore):
+    with (tmp_path / "log").open("wb") as output:
+        code, is_late = run_to_end(sleeper(tmp_path, ignore), os.environ, output, 3.0, grace_s=1.0)
+    assert is_late
+    assert code == (-signal.SIGKILL if ignore else -signal.SIGTERM)
+    assert are_gone(pids_in(tmp_path))
+
+
+def test_the_exit_code_of_a_command_is_returned(tmp_path):
+    with (tmp_path / "log").open("wb") as output:
+        command = [sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"]
+        found = run_to_end(command, os.environ | {"A": "b"}, output)
+    assert found == (3, False)
+    assert (tmp_path / "log").read_text() == "b\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
+def test_kill_9_of_the_parent_ends_the_command(tmp_path):
+    program = (
+        "import os, sys\n"
+        "from candle_p1.cluster.process import run_to_end\n"
+        f"run_to_end({sleeper(tmp_path)!r}, os.environ, sys.stdout.buffer)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    try:
+        command, child = pids_in(tmp_path)
+    finally:
+        parent.kill()
+        parent.wait()
+    try:
+        assert are_gone([command])
+    finally:
+        psutil.Process(child).kill()  # a launcher would have ended it
+
+
+def test_the_command_does_not_start_if_its_parent_has_died(tmp_path):
+    guard = [
+        sys.executable,
+        "-m",
+        "candle_p1.cluster.process_group_guard",
+        "1",
+        "touch",
+        str(tmp_path / "touched"),
+    ]
+    code = subprocess.run(guard, check=False).returncode
+    assert code == (128 + signal.SIGTERM if sys.platform == "linux" else 0)
+    assert (tmp_path / "touched").exists() == (code == 0)
