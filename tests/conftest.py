@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,45 +15,65 @@ hypothesis.settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parent.parent
 NT3_SCRIPT = ROOT / "benchmarks/nt3/nt3_baseline_keras2.py"
+CANDLE_P1 = (sys.executable, "-m", "candle_p1.cli")
+"""The command line of this package, whichever environment is on PATH."""
 
 
 @pytest.fixture(scope="session")
 def data_directory(tmp_path_factory):
-    """Where the synthetic data of the test session lie."""
+    """The directory of the session's synthetic data, which are made once."""
     return tmp_path_factory.mktemp("data")
+
+
+def _is_of_a_job(name):
+    return name.startswith(("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OMP_NUM_THREADS"))
 
 
 @pytest.fixture
 def environment(data_directory, monkeypatch):
     """The environment of a user's shell, with data in the session's directory."""
-    for name in list(os.environ):
-        if name.startswith(("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OMP_NUM_THREADS")):
-            monkeypatch.delenv(name)
+    for name in filter(_is_of_a_job, list(os.environ)):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("CANDLE_DATA_DIR", str(data_directory))
     return os.environ
 
 
+def start_group(command, directory, **options):
+    """Starts a command as the leader of a process group of its own."""
+    return subprocess.Popen(
+        [str(word) for word in command],
+        **{
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "cwd": directory,
+            "start_new_session": True,
+        }
+        | options,
+    )
+
+
+def await_end(process, limit_s):
+    """Waits until a process ends, or kills its group; returns (exit code, output)."""
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"still running after {limit_s} s: {process.args}\n{output}")
+    return process.returncode, output
+
+
 @pytest.fixture
 def start(environment, tmp_path):
-    """Starts a command in a directory of its own, in a process group that ends with the test."""
+    """Starts a command in the test's directory; its process group ends with the test."""
     started = []
     # Under nohup or in the background of a shell script SIGINT is ignored, and children inherit it.
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(command, **options):
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            **{
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.STDOUT,
-                "text": True,
-                "cwd": tmp_path,
-                "start_new_session": True,
-            }
-            | options,
-        )
-        started.append(process)
-        return process
+        started.append(start_group(command, tmp_path, **options))
+        return started[-1]
 
     yield start
     for process in started:
@@ -67,29 +88,53 @@ def execute(start):
     """Runs a command to its end, within a time limit; returns (exit code, output)."""
 
     def execute(command, limit_s=240, **options):
-        process = start(command, **options)
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"still running after {limit_s} s: {command}\n{output}")
-        return process.returncode, output
+        return await_end(start(command, **options), limit_s)
 
     return execute
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mpirun():
     """Returns the command that starts ranks of a Python script; skips where there is no MPI."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     pytest.importorskip("horovod", reason="Horovod is not installed")
     from candle_p1.cluster import launchers
 
-    def command(num_ranks, *words):
-        return launchers.mpirun(num_ranks, [sys.executable, *map(str, words)]).command
+    def command(num_ranks, *argv):
+        return launchers.mpirun(num_ranks, [sys.executable, *map(str, argv)]).command
 
     return command
+
+
+@pytest.fixture(scope="session")
+def train_all(request, data_directory, tmp_path_factory):
+    """Trains several runs in one job, which imports TensorFlow once; returns their directory.
+
+    It takes the number of ranks and, by its directory's name, the benchmark and flags of each run.
+    Directories called RUN000, RUN001 and so on are left to the runs to number.
+    """
+
+    def train_all(num_ranks, runs):
+        directory = tmp_path_factory.mktemp("runs")
+        lines = [
+            [*line, "--output_dir", str(directory)]
+            + ([] if name.startswith("RUN") else ["--run_id", name])
+            for name, line in runs.items()
+        ]
+        argv = [ROOT / "tests/train_all.py", json.dumps(lines)]
+        command = (
+            request.getfixturevalue("mpirun")(num_ranks, *argv)
+            if num_ranks > 1
+            else [sys.executable, *argv]
+        )
+        environment = {k: v for k, v in os.environ.items() if not _is_of_a_job(k)}
+        environment["CANDLE_DATA_DIR"] = str(data_directory)
+        code, output = await_end(start_group(command, directory, env=environment), 300)
+        print(output)
+        assert code == 0, output
+        return directory / "EXP000"
+
+    return train_all
 
 
 @pytest.fixture

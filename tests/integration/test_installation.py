@@ -1,0 +1,111 @@
+"""What `make test` asks of an installation: the command line, and every benchmark on two ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from candle_p1.records.record import read_record
+from tests.conftest import CANDLE_P1
+
+STEPS = ["--train_steps", "2", "--val_steps", "1", "--test_steps", "1"]
+FLAGS = {
+    "nt3": ["--data_dir", "made", "--conv", "8", "20", "1", "--pool", "10", "--dense", "16"],
+    "p1b1": ["--dense", "16"],
+    "p1b2": ["--dense", "16"],
+    "p1b3": ["--dense", "16"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The directory in which the commands run, one after the other."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture
+def candle_p1(execute, place):
+    """Runs a command, which must succeed; returns what it prints."""
+
+    def candle_p1(*argv):
+        code, output = execute([*CANDLE_P1, *argv], cwd=place)
+        assert code == 0, output
+        return output
+
+    return candle_p1
+
+
+def test_synthetic_files_are_made(candle_p1, place):
+    candle_p1("data", "make", "nt3", "--size", "small", "--out", "made")
+    assert {path.name for path in (place / "made").iterdir()} >= {"nt_train2.csv", "nt_test2.csv"}
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_benchmark_trains_on_two_ranks(name, candle_p1, mpirun, place):
+    flags = [*FLAGS[name], *STEPS, "--epochs", "4", "--output_dir", "output"]
+    output = candle_p1("run", name, "--np", 2, "--", *flags, "--experiment_id", name)
+    directory = place / "output" / name / "RUN000"
+    assert str(directory / "run.json") in output
+    record = read_record(directory / "run.json")
+    assert (record["benchmark"], record["status"]) == (name, "ok")
+    assert (record["num_ranks"], record["launcher"]) == (2, "mpirun")
+    assert record["distributed"]["averaging_checked"]
+    assert record["data"]["synthetic"]
+    assert record["plan"]["epochs_per_rank"] == len(record["training"]["epochs"]) == 2
+    assert record["quality"]["loss"]["value"] > 0
+    for phase in ("load", "preprocess", "build", "broadcast", "train", "evaluate"):
+        assert record["phases"][phase]["max_s"] >= record["phases"][phase]["min_s"] > 0
+    assert {"history.csv", "final_params.txt"} <= {path.name for path in directory.iterdir()}
+    if name == "nt3":
+        made = place / "made/nt_train2.csv"
+        assert record["parameters"]["train_data"]["value"] == str(made)
+        file = record["data"]["files"]["train"]
+        assert (file["path"], file["file_bytes"]) == (str(made), made.stat().st_size)
+
+
+def test_a_run_is_shown(candle_p1, place):
+    output = candle_p1("show", "output/nt3/RUN000", "--html", "run.html")
+    for phase in ("load", "train", "evaluate"):
+        assert phase in output
+    assert (place / "run.html").read_text().count("<svg") == 1
+
+
+def test_runs_are_reported_and_compared(candle_p1, place):
+    candle_p1("report", "output", "-o", "report")
+    assert "<svg" in (place / "report/index.html").read_text()
+    rows = list(csv.DictReader((place / "report/runs.csv").read_text().splitlines()))
+    assert sorted(row["benchmark"] for row in rows) == sorted(FLAGS)
+    candle_p1("compare", "output/nt3", "output/nt3", "--json", "compare.json")
+    assert json.loads((place / "compare.json").read_text())
+
+
+@pytest.mark.parallel
+def test_loaders_are_compared(candle_p1, mpirun, place):
+    methods = ["original", "parallel"]
+    argv = ["nt3", "--data_dir", "made", "--np", 2, "--repeats", 1, "--json", "load.json"]
+    candle_p1("bench", "load", *argv, "--methods", ",".join(methods))
+    results = json.loads((place / "load.json").read_text())["results"]
+    assert [result["method"] for result in results] == methods
+    assert {result["num_ranks"] for result in results} == {2}
+    assert all(result["median_s"] > 0 for result in results)
+
+
+def test_a_study_is_planned(candle_p1):
+    assert "strong-nt3" in candle_p1("study", "list")
+    assert "--loader parallel" in candle_p1("study", "show", "strong-nt3", "--ranks", "1,2")
+
+
+def test_a_job_script_is_written(candle_p1):
+    script = candle_p1("submit", "nt3", "--machine", "slurm", "--nodes", 2, "--dry-run")
+    assert "#SBATCH" in script
+    assert "--nodes=2" in script
+
+
+@pytest.mark.parallel
+def test_the_doctor_finds_no_fault(candle_p1, mpirun):
+    output = candle_p1("doctor")
+    for name in ("keras", "MPI library", "launcher", "Horovod", "cores", "memory"):
+        assert f"\n{name}" in "\n" + output
