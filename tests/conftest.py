@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -110,18 +109,17 @@ def mpirun():
 def train_all(request, data_directory, tmp_path_factory):
     """Trains several runs in one job, which imports TensorFlow once; returns their directory.
 
-    It takes the number of ranks and, by its directory's name, the benchmark and flags of each run.
-    Directories called RUN000, RUN001 and so on are left to the runs to number.
+    It takes the number of ranks and, by its directory's name, the command line of each run: a
+    benchmark and its flags. The directories RUN000, RUN001 and so on are numbered by the runs.
     """
 
     def train_all(num_ranks, runs):
         directory = tmp_path_factory.mktemp("runs")
         lines = [
-            [*line, "--output_dir", str(directory)]
-            + ([] if name.startswith("RUN") else ["--run_id", name])
+            f"{line} --output_dir {directory}" + f" --run_id {name}" * (not name.startswith("RUN"))
             for name, line in runs.items()
         ]
-        argv = [ROOT / "tests/train_all.py", json.dumps(lines)]
+        argv = [ROOT / "tests/train_all.py", *lines]
         command = (
             request.getfixturevalue("mpirun")(num_ranks, *argv)
             if num_ranks > 1

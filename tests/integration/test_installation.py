@@ -21,7 +21,7 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The directory in which the commands run, one after the other."""
+    """The directory in which the commands run."""
     return tmp_path_factory.mktemp("place")
 
 
@@ -37,18 +37,33 @@ def candle_p1(execute, place):
     return candle_p1
 
 
-def test_synthetic_files_are_made(candle_p1, place):
-    candle_p1("data", "make", "nt3", "--size", "small", "--out", "made")
-    assert {path.name for path in (place / "made").iterdir()} >= {"nt_train2.csv", "nt_test2.csv"}
+@pytest.fixture
+def made(candle_p1, place):
+    """The directory of NT3's synthetic files."""
+    if not (place / "made").exists():
+        candle_p1("data", "make", "nt3", "--size", "small", "--out", "made")
+    return place / "made"
+
+
+@pytest.fixture
+def trained(candle_p1, made, mpirun, place):
+    """Returns the directory of a benchmark's run, which is trained when it is first asked for."""
+
+    def trained(name):
+        directory = place / "output" / name / "RUN000"
+        if not directory.exists():
+            flags = [*FLAGS[name], *STEPS, "--epochs", "4", "--output_dir", "output"]
+            output = candle_p1("run", name, "--np", 2, "--", *flags, "--experiment_id", name)
+            assert str(directory / "run.json") in output
+        return directory
+
+    return trained
 
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("name", FLAGS)
-def test_every_benchmark_trains_on_two_ranks(name, candle_p1, mpirun, place):
-    flags = [*FLAGS[name], *STEPS, "--epochs", "4", "--output_dir", "output"]
-    output = candle_p1("run", name, "--np", 2, "--", *flags, "--experiment_id", name)
-    directory = place / "output" / name / "RUN000"
-    assert str(directory / "run.json") in output
+def test_every_benchmark_trains_on_two_ranks(name, trained, made):
+    directory = trained(name)
     record = read_record(directory / "run.json")
     assert (record["benchmark"], record["status"]) == (name, "ok")
     assert (record["num_ranks"], record["launcher"]) == (2, "mpirun")
@@ -60,32 +75,36 @@ def test_every_benchmark_trains_on_two_ranks(name, candle_p1, mpirun, place):
         assert record["phases"][phase]["max_s"] >= record["phases"][phase]["min_s"] > 0
     assert {"history.csv", "final_params.txt"} <= {path.name for path in directory.iterdir()}
     if name == "nt3":
-        made = place / "made/nt_train2.csv"
-        assert record["parameters"]["train_data"]["value"] == str(made)
+        path = made / "nt_train2.csv"
+        assert record["parameters"]["train_data"]["value"] == str(path)
         file = record["data"]["files"]["train"]
-        assert (file["path"], file["file_bytes"]) == (str(made), made.stat().st_size)
+        assert (file["path"], file["file_bytes"]) == (str(path), path.stat().st_size)
 
 
-def test_a_run_is_shown(candle_p1, place):
-    output = candle_p1("show", "output/nt3/RUN000", "--html", "run.html")
+@pytest.mark.parallel
+def test_a_run_is_shown(candle_p1, trained, place):
+    output = candle_p1("show", trained("nt3"), "--html", "run.html")
     for phase in ("load", "train", "evaluate"):
         assert phase in output
     assert (place / "run.html").read_text().count("<svg") == 1
 
 
-def test_runs_are_reported_and_compared(candle_p1, place):
-    candle_p1("report", "output", "-o", "report")
+@pytest.mark.parallel
+def test_runs_are_reported_and_compared(candle_p1, trained, place):
+    names = ["nt3", "p1b1"]
+    directories = [trained(name) for name in names]
+    candle_p1("report", *directories, "-o", "report")
     assert "<svg" in (place / "report/index.html").read_text()
     rows = list(csv.DictReader((place / "report/runs.csv").read_text().splitlines()))
-    assert sorted(row["benchmark"] for row in rows) == sorted(FLAGS)
-    candle_p1("compare", "output/nt3", "output/nt3", "--json", "compare.json")
+    assert sorted(row["benchmark"] for row in rows) == names
+    candle_p1("compare", directories[0], directories[0], "--json", "compare.json")
     assert json.loads((place / "compare.json").read_text())
 
 
 @pytest.mark.parallel
-def test_loaders_are_compared(candle_p1, mpirun, place):
+def test_loaders_are_compared(candle_p1, made, mpirun, place):
     methods = ["original", "parallel"]
-    argv = ["nt3", "--data_dir", "made", "--np", 2, "--repeats", 1, "--json", "load.json"]
+    argv = ["nt3", "--data_dir", made, "--np", 2, "--repeats", 1, "--json", "load.json"]
     candle_p1("bench", "load", *argv, "--methods", ",".join(methods))
     results = json.loads((place / "load.json").read_text())["results"]
     assert [result["method"] for result in results] == methods
@@ -95,7 +114,7 @@ def test_loaders_are_compared(candle_p1, mpirun, place):
 
 def test_a_study_is_planned(candle_p1):
     assert "strong-nt3" in candle_p1("study", "list")
-    assert "--loader parallel" in candle_p1("study", "show", "strong-nt3", "--ranks", "1,2")
+    assert "--loader original" in candle_p1("study", "show", "strong-nt3", "--ranks", "1")
 
 
 def test_a_job_script_is_written(candle_p1):

@@ -17,10 +17,10 @@ pytestmark = [
 ]
 
 RUNS = {
-    "nt3": ["nt3", "--epochs", "2"],
-    "p1b1": ["p1b1", "--epochs", "2", "--model", "vae", "--dense", "32"],
-    "p1b2": ["p1b2", "--epochs", "2"],
-    "p1b3": ["p1b3", "--train_steps", "20", "--cell_noise_sigma", "0.1"],
+    "nt3": "nt3 --epochs 2",
+    "p1b1": "p1b1 --epochs 2 --model vae --dense 32",
+    "p1b2": "p1b2 --epochs 2",
+    "p1b3": "p1b3 --train_steps 20 --cell_noise_sigma 0.1",
 }
 
 

@@ -13,33 +13,32 @@ from tests.integration.ranks import assert_ranks
 
 pytestmark = pytest.mark.extended
 
-SMALL = ["nt3", "--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]
+SMALL = "nt3 --conv 8 20 1 --pool 10 --dense 16"
 """A network that trains in a second, for what is not about learning."""
-REPEATED = [*SMALL, "--epochs", "4", "--warmup_epochs", "1", "--check_replicas", "True"]
-LIMITED = [*SMALL, "--train_steps", "2"]
+REPEATED = f"{SMALL} --epochs 4 --warmup_epochs 1 --check_replicas True"
+LIMITED = f"{SMALL} --train_steps 2"
+OF_TWO = {
+    "strong": "nt3 --size small --epochs 96 --epochs_scaling strong",
+    "short": "nt3 --epochs 16 --epochs_scaling strong",
+    "first": REPEATED,
+    "again": "nt3 --config_file EXP000/first/final_params.txt",
+    "other-seed": f"{REPEATED} --rng_seed 5",
+    "weak": f"{SMALL} --epochs 3 --epochs_scaling weak",
+    "chunked": f"{LIMITED} --epochs 2 --loader chunked",
+    "shards": f"{SMALL} --epochs 2 --data_parallel batch_step --batch_scaling sqrt --data_type f16",
+}
 
 
 @pytest.fixture(scope="module")
 def of_two(train_all):
     """Returns the directory of a run of two ranks, by its name."""
-    runs = {
-        "strong": ["nt3", "--size", "small", "--epochs", "96", "--epochs_scaling", "strong"],
-        "short": ["nt3", "--epochs", "16", "--epochs_scaling", "strong"],
-        "first": REPEATED,
-        "again": ["nt3", "--config_file", "EXP000/first/final_params.txt"],
-        "other-seed": [*REPEATED, "--rng_seed", "5"],
-        "weak": [*SMALL, "--epochs", "3", "--epochs_scaling", "weak"],
-        "chunked": [*LIMITED, "--epochs", "2", "--loader", "chunked"],
-        "shards": [*SMALL, "--epochs", "2", "--data_parallel", "batch_step"]
-        + ["--batch_scaling", "sqrt", "--data_type", "f16"],
-    }
-    return train_all(2, runs).joinpath
+    return train_all(2, OF_TWO).joinpath
 
 
 @pytest.fixture(scope="module")
 def of_one(train_all):
     """Returns the directory of a run of one process, by its name."""
-    run = [*LIMITED, "--epochs", "1", "--loader", "original"]
+    run = f"{LIMITED} --epochs 1 --loader original"
     return train_all(1, {"RUN000": run, "RUN001": run}).joinpath
 
 
@@ -118,7 +117,7 @@ def test_runs_are_numbered_and_an_explicit_one_is_never_overwritten(of_one, exec
     place = of_one("RUN001")
     before = (place / "run.json").read_bytes()
     assert record_of(place)["status"] == "ok"
-    flags = [*LIMITED[1:], "--output_dir", place.parent.parent, "--run_id", "RUN001"]
+    flags = ["--epochs", "1", "--output_dir", place.parent.parent, "--run_id", "RUN001"]
     code, output = execute([sys.executable, nt3_script, *flags])
     assert code == 2
     assert str(place) in output
