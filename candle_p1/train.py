@@ -308,13 +308,7 @@ def _train(
     )
     from candle_p1.instrument.epochs import summarize_epoch
     from candle_p1.models.fast.batches import for_fit
-    from candle_p1.training.callbacks import (
-        AfterEpoch,
-        BeforeEpoch,
-        BeforeStep,
-        EpochTimer,
-        Progress,
-    )
+    from candle_p1.training.callbacks import EpochTimer, Progress
 
     comm = this.comm
     if not params["train_bool"]:
@@ -326,14 +320,24 @@ def _train(
     validation = SharedValidation(
         EvaluationBatches(data.validation, params["batch_size"], comm, params["val_steps"]), comm
     )
+
+    def count_step(batch: int, logs: dict[str, float]) -> None:
+        this.watchdog.count_step()
+        if allreduces:
+            allreduces.count_step()
+
+    def log_epoch(epoch: int, logs: dict[str, float]) -> None:
+        log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)
+
     callbacks = [
         timer,
-        BeforeEpoch(batches.set_epoch),
-        BeforeStep(this.watchdog.count_step),
-        *([BeforeStep(allreduces.count_step)] if allreduces else []),
+        keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch),
+            on_train_batch_begin=count_step,
+        ),
         EpochMetrics(comm),
         validation,
-        AfterEpoch(lambda logs: log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)),
+        keras.callbacks.LambdaCallback(on_epoch_end=log_epoch),
     ]
     if params["tensorboard"] and comm.rank == 0:  # before what changes the learning rate
         callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))

@@ -24,7 +24,7 @@ from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.models.fast.batches import for_fit
-from candle_p1.training.callbacks import BeforeStep, EpochTimer
+from candle_p1.training.callbacks import EpochTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,12 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
     def train_measured() -> float:
         measuring: list[Any] = [EpochTimer(0.0, allreduce_times(allreduces, comm))]
         if allreduces:
-            measuring.append(BeforeStep(allreduces.count_step))
+            count_step = allreduces.count_step
+            measuring.append(
+                keras.callbacks.LambdaCallback(
+                    on_train_batch_begin=lambda batch, logs: count_step()
+                )
+            )
         with collectives.active(log), phases.active(timer), timer("train"):
             return train(measured_model, measuring)
 
@@ -128,8 +133,6 @@ class _Stretch(keras.callbacks.Callback):  # type: ignore[misc]
     Attributes:
         seconds: The time of all epochs.
     """
-
-    async_safe = True  # it reads no logs of a step
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Keras callbacks that keep ranks together. Every rank must use the same ones, in the same order.
+"""Keras callbacks that communicate. Every rank must use the same ones, in the same order.
 
-Their order matters: EpochMetrics and SharedValidation write into the logs that later callbacks
+The order matters: EpochMetrics and SharedValidation write into the logs that later callbacks
 (history, CSV) read.
 """
 
@@ -37,25 +37,25 @@ def evaluate_shared(model: Any, batches: Any, comm: Communicator) -> dict[str, f
         if len(batches):
             model.evaluate(batches, verbose=0)
     else:
-        # model.evaluate sets up a data set at every call, which takes longer than a small share.
+        # model.evaluate makes a tf.data.Dataset in every call: slower than a small share itself.
         for step in range(len(batches)):
             x, y = batches[step]
             if step == 0:
-                model.test_on_batch(x, y)  # builds what is not built yet; forgets earlier metrics
+                model.test_on_batch(x, y)  # builds the metrics; resets them
             else:
-                model.test_function(iter([(x, y, None)]))  # as test_on_batch does, but adds up
+                model.test_function(iter([(x, y, None)]))  # like test_on_batch, without a reset
     return reduce_metrics(model, comm)
 
 
 class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Puts the training metrics over all ranks' samples, and the learning rate, into the logs."""
+    """Puts training metrics over the samples of all ranks, and the learning rate, into the logs."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
         self._comm = comm
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Replaces this rank's metrics by those of all; collective."""
+        """Replaces this rank's metrics by those over all ranks; collective."""
         assert logs is not None
         if self._comm.size > 1:
             logs.update(reduce_metrics(self.model, self._comm))
@@ -63,10 +63,10 @@ class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
-    """Validates after every epoch, each rank on its share, and puts val_… into the logs.
+    """Validates after every epoch, each rank on its share, and puts the metrics into the logs.
 
     Attributes:
-        seconds: The time each validation took on this rank.
+        seconds: How long each validation took on this rank.
     """
 
     def __init__(self, batches: Any, comm: Communicator) -> None:
@@ -86,8 +86,6 @@ class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Raises the learning rate step by step over the plan's warm-up epochs."""
 
-    async_safe = True  # it reads no logs, so Keras need not wait for the step
-
     def __init__(self, plan: ScalingPlan) -> None:
         super().__init__()
         self._plan = plan
@@ -101,42 +99,40 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares the weights of all ranks, bit for bit, after every step. Slow: for debugging."""
+    """Compares the weights of all ranks, bit for bit, after every step; slow, for debugging."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
         self._comm = comm
         self._epoch = 0
-        self.num_checks = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Notes the epoch, for the message."""
+        """Remembers the epoch for the error message."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compares; collective.
+        """Compares the weights; collective.
 
         Raises:
-            DistributedError: The replicas differ; the same on every rank.
+            DistributedError: They differ; the same on every rank.
         """
         digest = hashlib.sha256()
         for weight in self.model.weights:
             digest.update(keras.ops.convert_to_numpy(weight.value).tobytes())
         digests = self._comm.allgather(digest.hexdigest())
-        self.num_checks += 1
         different = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if different:
             raise DistributedError(
                 f"replicas differ after step {batch + 1} of epoch {self._epoch + 1}: ranks"
-                f" {', '.join(map(str, different))} do not have the weights of rank 0"
+                f" {', '.join(map(str, different))} have other weights than rank 0"
             ).on_all_ranks()
 
 
 class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends training after the epoch in which a time limit passed, on all ranks together.
+    """Ends training, on all ranks, after the epoch in which a time limit is reached.
 
     Attributes:
-        reached: Whether it did.
+        reached: Whether it has been reached.
     """
 
     def __init__(self, limit_s: float, comm: Communicator) -> None:
@@ -146,6 +142,6 @@ class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         self.reached = False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stops where rank 0's clock has passed the limit; collective."""
+        """Stops training if the limit is reached by rank 0's clock; collective."""
         self.reached = self._comm.broadcast(time.perf_counter() - self._start > self._limit_s)
         self.model.stop_training = self.model.stop_training or self.reached

@@ -1,6 +1,7 @@
-"""The communicator: one interface for one process and for many under an MPI launcher.
+"""The communicator: one interface for a single process and for the ranks of an MPI job.
 
-Small objects and arrays travel by mpi4py; gradients by Horovod (candle_p1.distributed.horovod).
+It carries small objects and arrays, by mpi4py; Horovod carries the gradients
+(candle_p1.distributed.horovod).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NODE_VARIABLE = "CANDLE_P1_NODE"
-"""Names the node a rank is to be counted to. For tests of several nodes on one machine: ranks of
-different names do not share memory."""
+"""Names the node that a rank counts as part of, so that tests can have several nodes on one
+machine: ranks with different names do not share memory."""
 
 
 class Communicator(ABC):
     """The ranks of a job.
 
-    Every method but `send`, `receive` and `abort` is collective: all ranks must call it, in the
-    same order.
+    All methods are collective, which means that all ranks must call them, in the same order, except
+    `send` and `receive`, which the two ranks of a message call, and `abort`, which any rank may.
 
     Attributes:
         rank: This rank, from 0.
@@ -43,8 +44,8 @@ class Communicator(ABC):
         node: This rank's node, from 0.
         num_nodes: The number of nodes.
         local_rank: This rank within its node, from 0.
-        local_size: The ranks of this node.
-        local: The ranks of this node as a communicator of their own.
+        local_size: The number of ranks on this node.
+        local: A communicator of the ranks on this node.
     """
 
     rank: int
@@ -57,50 +58,50 @@ class Communicator(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Returns once all ranks have called it; collective."""
 
     @abstractmethod
     def broadcast(self, value: T, root: int = 0) -> T:
-        """Returns the root's value, a small picklable object, on every rank."""
+        """Returns the root's value, a small picklable object, on every rank; collective."""
 
     @abstractmethod
     def allgather(self, value: T) -> list[T]:
-        """Returns every rank's value, a small picklable object, in the order of ranks."""
+        """Returns every rank's value, a small picklable object, on every rank; collective."""
 
     @abstractmethod
     def gather(self, value: T) -> list[T] | None:
-        """Returns every rank's value, a picklable object, on rank 0; None on the others."""
+        """Returns every rank's value, a picklable object, on rank 0, else None; collective."""
 
     @abstractmethod
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns the sum over ranks of an array of one shape and dtype; the same on every rank."""
+        """Returns the sum of all ranks' arrays, of the same shape and dtype; collective."""
 
     @abstractmethod
     def send(self, value: Any, rank: int) -> None:
-        """Sends a picklable value to a rank, which has to `receive` it; does not wait. By one."""
+        """Sends a picklable value to one rank, which must `receive` it; does not wait for that."""
 
     @abstractmethod
     def receive(self, rank: int) -> Any:
-        """Returns the next value that a rank sends to this one. By one."""
+        """Waits for the next value that one rank sends to this one, and returns it."""
 
     @abstractmethod
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
-        """Fills an array, of which each node holds a range, on every node; no copy is made.
+        """Completes, in place, an array of which each node holds one range; collective.
 
-        One rank per node, the one with local_rank 0, exchanges; the others return at once.
+        The ranks with local_rank 0 communicate; the others return at once.
 
         Args:
-            array: Of one shape and dtype on all nodes, C-contiguous and one-dimensional.
-            bounds: First element and the one after the last, for each node; in ascending order.
+            array: C-contiguous and one-dimensional, with the same shape and dtype on all nodes.
+            bounds: Each node's first element and the one after its last, in ascending order.
         """
 
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
-        """Ends all ranks at once with an exit code, without their consent."""
+        """Ends all ranks at once, with an exit code; one rank calls it."""
 
 
 class SerialCommunicator(Communicator):
-    """One process."""
+    """A single process."""
 
     rank, size = 0, 1
     node, num_nodes = 0, 1
@@ -111,7 +112,7 @@ class SerialCommunicator(Communicator):
 
     @property
     def local(self) -> Communicator:  # type: ignore[override]
-        """Is this one."""
+        """This communicator."""
         return self
 
     def barrier(self) -> None:
@@ -134,15 +135,15 @@ class SerialCommunicator(Communicator):
         return array.copy()
 
     def send(self, value: Any, rank: int) -> None:
-        """Keeps the value for `receive`."""
+        """Stores the value for `receive`."""
         self._sent.append(value)
 
     def receive(self, rank: int) -> Any:
-        """Returns what was sent first."""
+        """Returns the value that was sent first."""
         return self._sent.popleft()
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
-        """Does nothing: there is one node."""
+        """Does nothing: there is only one node."""
 
     def abort(self, code: int) -> NoReturn:
         """Ends this process."""
@@ -150,22 +151,20 @@ class SerialCommunicator(Communicator):
 
 
 class MpiCommunicator(Communicator):
-    """The ranks an MPI launcher started.
-
-    Nodes are found by shared memory: ranks that can share it are on one node.
+    """The ranks that an MPI launcher started. Ranks that can share memory are on the same node.
 
     Args:
-        ranks: The ``MPI.Comm`` of ranks of one node; None is all of the job.
+        ranks: An ``MPI.Comm`` of ranks on one node; None: all ranks of the job.
     """
 
     def __init__(self, ranks: Any = None) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
-        self._under_way: list[Any] = []
+        self._unfinished: list[Any] = []
         self._ranks = MPI.COMM_WORLD if ranks is None else ranks
         self.rank, self.size = self._ranks.rank, self._ranks.size
-        if ranks is not None:  # of one node
+        if ranks is not None:
             self.node, self.num_nodes = 0, 1
             self.local_rank, self.local_size = self.rank, self.size
             self.local = self
@@ -181,7 +180,7 @@ class MpiCommunicator(Communicator):
         self._leaders = self._ranks.Split(color=min(self.local_rank, 1), key=self.node)
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Returns once all ranks have called it."""
         with collective("mpi", "barrier", lambda: 0):
             self._ranks.Barrier()
 
@@ -210,9 +209,9 @@ class MpiCommunicator(Communicator):
         return total
 
     def send(self, value: Any, rank: int) -> None:
-        """Sends; what is under way is kept until it has arrived."""
-        self._under_way = [request for request in self._under_way if not request.test()[0]]
-        self._under_way.append(self._ranks.isend(value, dest=rank))
+        """Sends without waiting; unfinished messages are kept until they have arrived."""
+        self._unfinished = [request for request in self._unfinished if not request.test()[0]]
+        self._unfinished.append(self._ranks.isend(value, dest=rank))
 
     def receive(self, rank: int) -> Any:
         """Waits for the value."""
@@ -220,20 +219,20 @@ class MpiCommunicator(Communicator):
             return self._ranks.recv(source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
-        """Gathers the ranges in place, among the ranks that lead their nodes."""
+        """Gathers the ranges in place, among the ranks with local_rank 0."""
         if self.num_nodes == 1 or self.local_rank != 0:
             return
         element = self._mpi.BYTE.Create_contiguous(array.itemsize).Commit()
         counts = [stop - start for start, stop in bounds]
-        places = [start for start, _ in bounds]
+        starts = [start for start, _ in bounds]
         view = array.view(np.uint8)
         mine = counts[self.node] * array.itemsize
         with collective("mpi", "allgather in place", lambda: mine):
-            self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, places, element])
+            self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, starts, element])
         element.Free()
 
     def abort(self, code: int) -> NoReturn:
-        """Ends all ranks through MPI_Abort."""
+        """Ends all ranks with MPI_Abort."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._ranks.Abort(code)
@@ -241,7 +240,7 @@ class MpiCommunicator(Communicator):
 
 
 def _num_bytes_of(value: Any) -> Callable[[], int]:
-    """Returns what counts the bytes that a picklable value travels as."""
+    """Returns a function that returns the size of a pickled value."""
     return lambda: len(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
@@ -249,13 +248,13 @@ _communicator: Communicator | None = None
 
 
 def connect() -> Communicator:
-    """Returns the communicator of this job; collective at the first call, the same object later.
+    """Returns the communicator of this job; collective at the first call, later the same object.
 
-    A single process, also one under a launcher, gets the serial one and needs neither MPI nor
+    A single process, with or without a launcher, gets a serial one, which needs neither MPI nor
     Horovod.
 
     Raises:
-        SetupError: A launcher started this process and mpi4py or its MPI library is missing.
+        SetupError: A launcher started this process, and mpi4py or its MPI library is missing.
     """
     global _communicator
     if _communicator is None:
@@ -269,19 +268,19 @@ def _connect() -> Communicator:
         return SerialCommunicator()
     try:
         mpi = MpiCommunicator()
-    except (ImportError, RuntimeError) as error:  # no mpi4py; no MPI library it can load
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
         if launched_rank().size == 1:
             return SerialCommunicator()
         raise SetupError(
-            f"an MPI launcher started this process ({launcher} is set) but mpi4py cannot be used:"
-            f" {error}. Install candle-p1[cpu] or candle-p1[gpu], or start one process without"
+            f"an MPI launcher started this process ({launcher} is set), but mpi4py cannot be used:"
+            f" {error}. Install candle-p1[cpu] or candle-p1[gpu], or start a single process without"
             " the launcher"
         ) from error
     return mpi if mpi.size > 1 else SerialCommunicator()
 
 
 class Attempt(Generic[T]):
-    """Work that each rank does by itself, whose errors all ranks agree upon afterwards.
+    """Work that each rank does on its own, and whose errors all ranks agree on afterwards.
 
     ::
 
@@ -301,8 +300,8 @@ class Attempt(Generic[T]):
         """Returns the result; collective.
 
         Raises:
-            CandleError: The work failed on some rank: its own error where all ranks had the same,
-                else one that names the ranks. The same on every rank; `agreed` says so.
+            CandleError: The work failed on some rank. It is the ranks' own error if all had the
+                same, else one that names the ranks; the same on every rank, and marked `agreed`.
         """
         errors = comm.allgather(self._error)
         failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
@@ -314,7 +313,7 @@ class Attempt(Generic[T]):
         else:
             error = DistributedError(
                 "; ".join(f"rank {rank}: {error}" for rank, error in failed[:4])
-                + (f"; and {len(failed) - 4} ranks more" if len(failed) > 4 else "")
+                + (f"; and {len(failed) - 4} more" if len(failed) > 4 else "")
             )
         raise error.on_all_ranks()
 

@@ -1,6 +1,6 @@
 """What a rank computes on: one GPU per local rank, or a fair share of the node's cores.
 
-Called before the first TensorFlow operation, whose thread pools and GPU list are final.
+This has to be set before the first TensorFlow operation, which fixes thread pools and devices.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Device:
     """What a rank computes on.
 
     Attributes:
-        name: "cpu", or the GPU as the framework names it.
-        threads: CPU threads of one operation.
-        num_cores: Cores this rank may run on.
-        warnings: What is unfit about it, for the user.
+        name: "cpu", or the framework's name of the GPU.
+        threads: The number of CPU threads of one operation.
+        num_cores: The number of cores on which this rank may run.
+        warnings: Warnings for the user.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Device:
 def share_cores(
     node_cores: Sequence[Sequence[int]], local_rank: int, quota: float = inf
 ) -> tuple[int, str | None]:
-    """Returns the threads of a rank, and a warning where ranks must share cores.
+    """Returns the number of threads of a rank, and a warning if ranks must share cores.
 
-    A rank gets the node's cores divided by its ranks, and never more than it is bound to: ranks
-    bound to cores of their own use them all, unbound ranks divide them, and no core runs the
-    threads of two ranks unless there are more ranks than cores.
+    A rank gets the node's cores divided by the number of ranks, but no more than it is bound to.
+    Ranks that are bound to their own cores thus use all of them, unbound ranks divide the cores
+    among themselves, and no core runs threads of two ranks unless there are more ranks than cores.
 
     Args:
-        node_cores: The cores each rank of the node may run on, by local rank.
-        local_rank: The rank that asks.
-        quota: The number of cores' worth of time that the node may use, as containers limit it.
+        node_cores: The cores on which each rank of the node may run, by local rank.
+        local_rank: The rank in question.
+        quota: The CPU time that a container may use, in cores.
     """
     num_cores = len({core for cores in node_cores for core in cores})
     num_cores = max(1, int(min(num_cores, quota)))
@@ -61,8 +61,8 @@ def share_cores(
     warning = None
     if num_ranks > num_cores:
         warning = (
-            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and say"
-            " little about the machine"
+            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long, and not"
+            " representative of the machine"
         )
     return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
 
@@ -73,19 +73,19 @@ _configured: Device | None = None
 def configure(
     comm: Communicator, *, gpus: Sequence[int] | None = None, deterministic: bool = True
 ) -> Device:
-    """Pins this rank to its GPU, or to its share of the cores; collective, once per process.
+    """Pins this rank to its GPU, or to its share of the cores; collective.
 
-    OMP_NUM_THREADS, where it is set, is the number of threads, as in the paper's section 2.3.2;
-    KMP_BLOCKTIME and KMP_AFFINITY are the paper's unless they are set. Later calls in the same
-    process return what the first one set.
+    OMP_NUM_THREADS, if set, is the number of threads, as in section 2.3.2 of the paper; unless they
+    are set, KMP_BLOCKTIME and KMP_AFFINITY get the paper's values. Later calls in the same process
+    return the result of the first.
 
     Args:
         comm: The ranks of the job.
-        gpus: The node's GPUs to use, by index; None is all.
-        deterministic: Make TensorFlow use kernels that repeat bit for bit.
+        gpus: The node's GPUs to use, by index; None: all.
+        deterministic: Whether TensorFlow must use kernels that repeat bit for bit.
 
     Raises:
-        ParameterError: `gpus` names one that is not there.
+        ParameterError: `gpus` contains an index that does not exist.
         SetupError: Keras's backend cannot be imported, or OMP_NUM_THREADS is not a number.
     """
     global _configured
@@ -113,7 +113,7 @@ def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bo
     if backend == "tensorflow":
         try:
             name = _configure_tensorflow(comm, gpus, threads, deterministic)
-        except RuntimeError as error:  # its thread pools and devices are final once it has run
+        except RuntimeError as error:  # thread pools and devices can no longer be changed
             warnings.append(f"TensorFlow was in use before this run: {error}")
     elif backend == "jax":
         name = _first_jax_device()
@@ -151,7 +151,9 @@ def _configure_tensorflow(
     found = tf.config.list_physical_devices("GPU")
     if gpus is not None:
         if any(index >= len(found) for index in gpus):
-            raise ParameterError(f"gpus {list(gpus)}: this node has {len(found)}, counted from 0")
+            raise ParameterError(
+                f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0"
+            )
         found = [found[index] for index in gpus]
     if not found:
         tf.config.set_visible_devices([], "GPU")
@@ -160,9 +162,9 @@ def _configure_tensorflow(
         return "cpu"
     if 1 < len(found) < comm.local_size:
         raise SetupError(
-            f"{comm.local_size} ranks on a node of {len(found)} GPUs: start at most one per GPU"
+            f"{comm.local_size} ranks on a node with {len(found)} GPUs: start at most one per GPU"
         )
-    # A launcher that gives each rank its own GPU (jsrun -g1) shows one; else they are all there.
+    # A rank sees one GPU if the launcher gives each rank its own (jsrun -g1), else all.
     mine = found[comm.local_rank % len(found)]
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)

@@ -1,4 +1,4 @@
-"""What the installed MPI, Horovod and GPUs are, for the doctor. Nothing is set up or changed."""
+"""Which MPI, Horovod and GPUs are installed, for the doctor; nothing is initialized."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 
 def mpi_library() -> str:
-    """Returns the name and version of the MPI library mpi4py loads.
+    """Returns the name and version of the MPI library that mpi4py loads.
 
     Raises:
         ImportError: mpi4py is not installed.
-        RuntimeError: It finds no MPI library.
+        RuntimeError: mpi4py does not find an MPI library.
     """
     import mpi4py
 
     mpi4py.rc.initialize = False  # asking must not start MPI
     from mpi4py import MPI
 
-    # Open MPI goes on after a comma, MPICH in further lines, with its configuration.
+    # The configuration follows, after a comma (Open MPI) or in further lines (MPICH).
     first_line = MPI.Get_library_version().split("\x00")[0].splitlines()[0]
     return " ".join(first_line.split(",")[0].split())
 
 
 def horovod_build() -> dict[str, bool]:
-    """Returns what Horovod was built with: mpi, gloo, nccl, cuda, rocm.
+    """Returns whether Horovod was built with mpi, gloo, nccl, cuda and rocm.
 
     Raises:
         ImportError: Horovod or TensorFlow is missing, or Horovod was built without TensorFlow.
@@ -33,16 +33,13 @@ def horovod_build() -> dict[str, bool]:
     import horovod.tensorflow as hvd
 
     return {
-        "mpi": bool(hvd.mpi_built()),
-        "gloo": bool(hvd.gloo_built()),
-        "nccl": bool(hvd.nccl_built()),
-        "cuda": bool(hvd.cuda_built()),
-        "rocm": bool(hvd.rocm_built()),
+        name: bool(getattr(hvd, f"{name}_built")())
+        for name in ("mpi", "gloo", "nccl", "cuda", "rocm")
     }
 
 
 def visible_gpus() -> list[str]:
-    """Returns the names of the GPUs TensorFlow sees.
+    """Returns the names of the GPUs that TensorFlow sees.
 
     Raises:
         ImportError: TensorFlow is not installed.

@@ -1,4 +1,4 @@
-"""Keras callbacks that measure training and show its progress. They communicate with no one."""
+"""Keras callbacks that measure training and show its progress, without communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 from candle_p1.instrument.epochs import Epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from candle_p1.training.screen import Screen
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
     """Times the training part of every epoch, and its steps. Must come first in the list.
 
-    Keras hands the epoch's metrics over only when its last step is done, so the time is complete.
+    Keras calls `on_epoch_end` only once the last step has finished, so the times are complete.
 
     Args:
         start_s: When the run began, by time.perf_counter.
@@ -31,8 +31,6 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
         epochs: The epochs so far.
     """
 
-    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
-
     def __init__(
         self, start_s: float, take_allreduce_times: Callable[[], tuple[float | None, float | None]]
     ) -> None:
@@ -41,64 +39,24 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs: list[Epoch] = []
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Starts the clock."""
+        """Starts timing the epoch."""
         self._begins: list[float] = []
         self._begin = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Notes the time."""
+        """Notes when the step begins."""
         self._begins.append(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stops the clock."""
+        """Adds the epoch to `epochs`."""
         end = time.perf_counter()
         begin_s, seconds = self._begin - self._start_s, end - self._begin
         steps_s = [later - earlier for earlier, later in pairwise([*self._begins, end])]
         self.epochs.append(Epoch(begin_s, seconds, steps_s, *self._take_allreduce_times()))
 
 
-class BeforeEpoch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function with the number of each epoch, from 0, before it begins."""
-
-    def __init__(self, call: Callable[[int], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Calls it."""
-        self._call(epoch)
-
-
-class AfterEpoch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function with the metrics of each epoch that callbacks before this one have put."""
-
-    def __init__(self, call: Callable[[Mapping[str, float]], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Calls it."""
-        self._call(logs or {})
-
-
-class BeforeStep(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function before every step."""
-
-    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Calls it."""
-        self._call()
-
-
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
     """Shows steps and epochs on a screen."""
-
-    async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
 
     def __init__(self, screen: Screen, num_epochs: int, num_steps: int) -> None:
         super().__init__()
@@ -117,5 +75,5 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
         self._screen.show_epoch(epoch, logs or {})
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         self._screen.end_training()

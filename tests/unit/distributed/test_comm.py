@@ -66,7 +66,7 @@ def test_an_error_of_one_rank_is_raised_on_all_and_names_it():
 
 def test_many_different_errors_are_cut_short():
     errors = [CandleError(f"e{rank}") for rank in range(9)]
-    with pytest.raises(DistributedError, match="and 5 ranks more"):
+    with pytest.raises(DistributedError, match="and 5 more"):
         Attempt(fail(errors[0])).agree(Ranks("mine", *errors[1:]))
 
 

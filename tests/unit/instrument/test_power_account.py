@@ -116,7 +116,7 @@ def test_nodes_that_measure_different_things_have_no_total():
         [node({PACKAGE: 100, GPU: 300}), node({GPU: 300}, 1, "b", absent={"rapl": "denied"})]
     )
     assert section["kind"] == "absent"
-    assert section["reason"] == "node 1 (host1) measures gpu, another one cpu, gpu"
+    assert section["reason"].startswith("node 1 (host1)")
     assert section["absent"] == [{"source": "rapl", "reason": "denied", "nodes": [1]}]
 
 
