@@ -10,6 +10,8 @@ import time
 import psutil
 import pytest
 
+pytestmark = pytest.mark.extended
+
 LOAD = [sys.executable, "-m", "candle_p1.cli", "bench", "load"]
 LIMIT_S = 60
 METHODS = ["original", "chunked"]

@@ -8,6 +8,8 @@ import pytest
 
 from candle_p1.records.record import read_record
 
+pytestmark = pytest.mark.extended
+
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 
 DRIVER = """

@@ -13,6 +13,8 @@ import pytest
 
 from candle_p1.records.record import read_record
 
+pytestmark = pytest.mark.extended
+
 SCRIPT = Path(__file__).parent / "faulty_nt3.py"
 LIMIT_S = 30
 """A job must be gone this long after a rank has failed."""

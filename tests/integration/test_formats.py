@@ -11,6 +11,8 @@ from candle_p1.records.record import read_record
 from tests.mllog_check import check_mllog
 from tests.unit.reports.test_extrap import check as check_extrap
 
+pytestmark = pytest.mark.extended
+
 NUM_EPOCHS = 2
 
 

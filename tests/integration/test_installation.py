@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import time
 
+import psutil
 import pytest
 
 from candle_p1.records.record import read_record
@@ -79,6 +83,31 @@ def test_every_benchmark_trains_on_two_ranks(name, trained, made):
         assert record["parameters"]["train_data"]["value"] == str(path)
         file = record["data"]["files"]["train"]
         assert (file["path"], file["file_bytes"]) == (str(path), path.stat().st_size)
+
+
+@pytest.mark.parallel
+def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, place):
+    flags = [*FLAGS["nt3"], "--epochs", "2000", "--epochs_scaling", "weak"]
+    argv = ["run", "nt3", "--np", 2, "--", *flags, "--output_dir", place / "killed"]
+    job = start([*CANDLE_P1, *argv], cwd=place)
+    directory = place / "killed/EXP000/RUN000"
+    deadline = time.monotonic() + 120
+    while not (directory / "history.csv").exists():
+        assert time.monotonic() < deadline
+        assert job.poll() is None
+        time.sleep(0.1)
+    victim = next(
+        process.pid
+        for process in psutil.Process(job.pid).children(recursive=True)
+        if process.environ().get("OMPI_COMM_WORLD_RANK") == "1"
+    )
+    os.kill(victim, signal.SIGKILL)
+    job.communicate(timeout=60)
+    assert job.returncode != 0
+    record = read_record(directory / "run.json")
+    assert record["status"] == "failed"
+    failure = record["failure"]
+    assert (failure["rank"], failure["pid"], failure["phase"]) == (1, victim, "train")
 
 
 @pytest.mark.parallel

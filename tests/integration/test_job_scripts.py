@@ -19,7 +19,7 @@ from candle_p1.records.record import read_record
 from tests.conftest import ROOT
 from tests.integration.ranks import assert_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 ALL = "CANDLE_P1_ALL_JOBS"
 """Set, all ready scripts of Summit and Theta run, which takes minutes; else two of each."""

@@ -13,6 +13,8 @@ import pytest
 from candle_p1.records.record import read_record
 from candle_p1.reports.timeline.summary import summarize
 
+pytestmark = pytest.mark.extended
+
 HERE = Path(__file__).parent
 SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]
 

@@ -10,6 +10,8 @@ import pytest
 
 from candle_p1.records.record import read_record
 
+pytestmark = pytest.mark.extended
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/add-a-benchmark.md"
 FILE = re.compile(r"^`(blobs/\S+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

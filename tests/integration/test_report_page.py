@@ -19,7 +19,10 @@ CHROMIUM = next(
 LIMIT_S = 60
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed"),
+]
 
 PROBE = """JSON.stringify({
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,

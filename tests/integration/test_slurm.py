@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 STEPS = "--train_steps 2 --val_steps 1 --test_steps 1"
 SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"

@@ -12,6 +12,8 @@ import pytest
 
 from candle_p1.records.record import read_record
 
+pytestmark = pytest.mark.extended
+
 TINY = """
 title = "NT3 in a small network"
 benchmark = "nt3"

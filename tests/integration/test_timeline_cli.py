@@ -17,7 +17,7 @@ from candle_p1.reports.timeline.clock import read_origin_epoch_us
 from candle_p1.reports.timeline.events import EventReader
 from candle_p1.reports.timeline.summary import summarize
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 NUM_STEPS = 6
 SCRIPT = f"""

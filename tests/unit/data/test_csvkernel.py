@@ -59,6 +59,7 @@ def same_bits(values, expected):
     assert values[~nan].tobytes() == expected[~nan].tobytes()
 
 
+@pytest.mark.extended
 @given(seed=st.integers(0, 2**32), separator=st.sampled_from(",\t;"), crlf=st.booleans())
 @settings(max_examples=80)
 def test_a_million_fields_are_what_python_makes_of_them(seed, separator, crlf):
@@ -80,6 +81,7 @@ def test_a_million_fields_are_what_python_makes_of_them(seed, separator, crlf):
         same_bits(singles, expected.astype(np.float32))
 
 
+@pytest.mark.extended
 @given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
 @settings(max_examples=3000)
 def test_what_is_a_number_and_what_is_not(field):

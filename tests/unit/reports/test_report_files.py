@@ -169,6 +169,7 @@ def device_of_energy():
     return {"node": 0, "host": "vm", "device": "gpu0", "label": "GPU 0", "domain": "gpu"}
 
 
+@pytest.mark.extended
 def test_many_series_are_drawn_in_several_figures(tmp_path):
     for epochs in (1, 2, 4, 8):
         for loader in ("original", "parallel"):
@@ -250,6 +251,7 @@ def test_the_axis_of_many_workers_shows_all_of_them():
     assert min(np.diff(np.log2(ticks))) > 1
 
 
+@pytest.mark.extended
 def test_models_that_diverged_leave_a_report(tmp_path):
     for num_ranks in (1, 2, 4, 8, 16, 32, 64):
         for seed in (0, 1):

@@ -360,6 +360,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.extended
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """With CANDLE_P1_TIMELINE_MB=1024 a file of 1 GiB."""
     num_mib = os.environ.get("CANDLE_P1_TIMELINE_MB", "32")
