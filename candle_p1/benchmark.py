@@ -18,28 +18,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
-from candle_p1.data.reader import FileSet
 from candle_p1.data.samples import DataSet, Samples
-from candle_p1.datasets.synthetic import ensure
+from candle_p1.data.transforms import SCALINGS
+from candle_p1.datasets.synthetic import SIZES
+from candle_p1.distributed.horovod import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
+from candle_p1.models import fast
 from candle_p1.models.evaluation import Quality, Trained, quality
-from candle_p1.parameters.parameter_set import (
-    CANDLE_PARAMETERS,
-    RUN_PARAMETERS,
-    SUPERVISOR_PARAMETERS,
-    Declaration,
-    EditableParameters,
-    Parameter,
-    ParameterSet,
+from candle_p1.models.optimizers import DTYPE_POLICIES
+from candle_p1.parameters.catalog import PARAMETERS
+from candle_p1.parameters.declaration import Declaration
+from candle_p1.parameters.parameter import Origin, Parameter, Role
+from candle_p1.scaling import (
+    BATCH_SCALINGS,
+    DATA_PARALLEL_LEVELS,
+    EPOCHS_SCALINGS,
+    LR_SCALINGS,
+    share_epochs,
 )
-from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from candle_p1.data.reader import Reader
     from candle_p1.datasets.synthetic import SyntheticRecipe
+    from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet, Settings
 
 __all__ = [
     "Benchmark",
@@ -48,6 +53,7 @@ __all__ = [
     "PaperRuns",
     "Parameter",
     "Quality",
+    "Role",
     "Samples",
     "Trained",
     "find_benchmark",
@@ -57,33 +63,19 @@ __all__ = [
 
 SCALING_MODES = ("strong", "weak")
 SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
-STRICT = ("flag", "config file")
-"""Origins of a file name that must exist."""
-WITHOUT_EFFECT = frozenset(
-    {
-        "batch_normalization",
-        "ckpt_checksum",
-        "ckpt_directory",
-        "ckpt_keep_limit",
-        "ckpt_keep_mode",
-        "ckpt_restart_mode",
-        "ckpt_save_best",
-        "ckpt_save_best_metric",
-        "ckpt_save_interval",
-        "ckpt_save_weights_only",
-        "ckpt_skip_epochs",
-        "feature_subsample",
-        "home_dir",
-        "locally_connected",
-        "val_data",
-        "val_split",
-    }
-)
-"""CANDLE's parameters that only some benchmarks read, or none. Where one is not read, setting it is
-an error, not a silence."""
-
-REMEDIES = {"tb": "logs for TensorBoard are written by --tensorboard True"}
-"""What to do instead of setting such a parameter, where leaving it out is not all."""
+CHOICES = {
+    "batch_scaling": BATCH_SCALINGS,
+    "compression": COMPRESSIONS,
+    "data_parallel": DATA_PARALLEL_LEVELS,
+    "data_type": tuple(DTYPE_POLICIES),
+    "epochs_scaling": EPOCHS_SCALINGS,
+    "kernels": fast.KERNELS,
+    "loader": READERS,
+    "lr_scaling": LR_SCALINGS,
+    "scaling": SCALINGS,
+    "size": SIZES,
+}
+"""The choices of shared parameters, from the code that implements them."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +124,7 @@ class Benchmark(ABC):
         parameters: Parameters of its own, and CANDLE's with other defaults.
         files: The parameter that names each file, by role: {"train": "train_data", …}.
         recipe: Makes its synthetic data; None if it has none.
-        supports: Parameters among WITHOUT_EFFECT that this benchmark does read.
-        unsupported: Its own parameters that CANDLE's files set and nothing here reads.
+        supports: CANDLE's parameters that need support and that this benchmark reads.
         other_sample_names: The names of what `other_samples` returns.
         paper: How the paper ran it.
     """
@@ -144,7 +135,6 @@ class Benchmark(ABC):
     files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
-    unsupported: ClassVar[frozenset[str]] = frozenset()
     other_sample_names: ClassVar[Sequence[str]] = ()
     paper: ClassVar[PaperRuns] = PaperRuns()
 
@@ -221,33 +211,32 @@ class Benchmark(ABC):
             raise ParameterError(f"{self.model_file} names no data files")
         return PublishedFiles(files, own["data_url"], data_directory() / self.name)
 
-    @property
+    @cached_property
     def declaration(self) -> Declaration:
         """All parameters of the benchmark."""
-        without_effect = [
+        unsupported = [
             replace(parameter, help=f"{parameter.help}; not supported yet")
-            for parameter in CANDLE_PARAMETERS
-            if parameter.name in self._without_effect
+            for parameter in PARAMETERS
+            if parameter.needs_support and parameter.name not in self.supports
         ]
         return Declaration(
-            CANDLE_PARAMETERS,
-            without_effect,
-            RUN_PARAMETERS,
-            SUPERVISOR_PARAMETERS,
+            PARAMETERS,
+            unsupported,
             self.parameters,
             program=self.script.name,
             description=self.title,
+            choices=CHOICES,
         )
 
     def initialize_parameters(
         self, default_model: str | Path | None = None, argv: Sequence[str] | None = None
     ) -> EditableParameters:
-        """Returns the parameters as CANDLE drivers expect them: a dictionary to be overlaid.
+        """Returns the parameters as CANDLE drivers expect them: a dictionary that they may change.
 
         Args:
             default_model: The parameter file; a relative name is looked up in the benchmark's
                 folder. None is ``<name>_default_model.txt``.
-            argv: Flags; None takes the command line's.
+            argv: Flags; None takes those of the command line.
 
         Raises:
             ParameterError: A file or a flag is wrong.
@@ -256,25 +245,40 @@ class Benchmark(ABC):
         argv = sys.argv[1:] if argv is None else argv
         return self.declaration.parse(argv, model_file).editable()
 
+    def read_parameters(self, argv: Sequence[str] | None = None) -> ParameterSet:
+        """Returns the frozen parameters of a run that flags and the benchmark's own file set.
+
+        Args:
+            argv: Flags; None takes those of the command line.
+
+        Raises:
+            CandleError: See `initialize_parameters` and `bind`.
+        """
+        argv = sys.argv[1:] if argv is None else argv
+        return self._resolved(self.declaration.parse(argv, self.model_file))
+
     def bind(self, parameters: Mapping[str, Any]) -> ParameterSet:
         """Returns the frozen parameters of a run.
 
-        Files that are named have absolute paths in it; a file name that nothing names is None.
+        In it the data files that the run reads have absolute paths; the others are None.
 
         Raises:
-            ParameterError: One is unknown, unfit, or without effect on this benchmark.
+            ParameterError: A parameter is unknown or not supported, or a value is not allowed.
             DataError: A data file that is named does not exist.
         """
-        params = self.declaration.bind(parameters)
-        for name in sorted(self._without_effect):
-            if self._is_chosen(name, params):
+        return self._resolved(self.declaration.bind(parameters))
+
+    def _resolved(self, params: ParameterSet) -> ParameterSet:
+        """Returns the parameters with all that follows from them; see `bind`."""
+        for name, parameter in sorted(params.declared.items()):
+            needs_support = parameter.needs_support and name not in self.supports
+            if needs_support and self._is_changed(name, params):
                 raise ParameterError(
-                    f"{name} ({params.origin(name)}) has no effect on {self.name} in this version:"
-                    f" {REMEDIES.get(name, 'leave it out')}"
+                    f"{name} ({params.origin(name)}) has no effect on {self.name}, so leave it out"
+                    f" (--help: {parameter.help})"
                 )
         params = self.resolve(params)
-        named = self._named_files(params)
-        return params.rewrite({name: named.get(name) for name in self.files.values()})
+        return params.with_settings(self._data_files(params))
 
     def mode_flags(self, mode: str) -> dict[str, str]:
         """Returns the flags of strong or weak scaling, as the paper ran it.
@@ -297,35 +301,12 @@ class Benchmark(ABC):
         flags = {"epochs": str(epochs), "epochs_scaling": scaling}
         return flags | (changed if batch_scaling != "none" else {})
 
-    def locate_files(
-        self, params: ParameterSet, progress: Callable[[str, int, int], None] | None = None
-    ) -> FileSet:
-        """Returns the files of a run, made first where they are synthetic. Called by rank 0 alone.
+    def _data_files(self, params: ParameterSet) -> Settings:
+        """Returns the paths of the files that a run reads, with their origins, by parameter.
 
-        Where no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data
-        make`` wrote are known as synthetic by what it wrote beside them.
-
-        Args:
-            params: As `bind` returned them.
-            progress: Called while synthetic data are made.
-
-        Raises:
-            CandleError: The synthetic data cannot be made.
-        """
-        roles = self.needed_files(params)
-        named = {role: params[self.files[role]] for role in roles}
-        if all(named.values()):
-            return FileSet.of({role: Path(path) for role, path in named.items()})
-        assert self.recipe is not None
-        manifest = ensure(self.recipe, params["size"], params["data_seed"], progress)
-        return FileSet.of({role: manifest.directory / self.recipe.roles[role] for role in roles})
-
-    def _named_files(self, params: ParameterSet) -> dict[str, str]:
-        """Returns the absolute paths of the files the user has named, by parameter; {} if none.
-
-        What the benchmark's own parameter file names is CANDLE's, and nothing on this machine; so
-        is the same name in a driver's copy of the parameters. A relative name is looked up in the
-        working directory, then in the benchmark's folder of the data directory.
+        The names in the benchmark's own parameter file, also if a driver repeats them, are CANDLE's
+        and do not refer to this machine: without other names or a directory, data are synthetic. A
+        relative name is looked up in the working directory, then in the data directory.
 
         Raises:
             DataError: A named file does not exist.
@@ -333,33 +314,36 @@ class Benchmark(ABC):
         """
         needed = [self.files[role] for role in self.needed_files(params)]
         named = {
-            name: params[name]
+            name: (params[name], params.origin(name))
             for name in needed
-            if params[name]
-            and (params.origin(name).kind in STRICT or self._is_chosen(name, params))
+            if params[name] and (params.origin(name).is_explicit or self._is_changed(name, params))
         }
         missing = [name for name in needed if name not in named]
         if params["data_dir"]:
             directory = Path(params["data_dir"]).expanduser()
-            named |= {name: str(directory / self._own_parameters[name]) for name in missing}
+            origin = params.derived_origin("data_dir")
+            own = self._own_parameters
+            named |= {name: (str(directory / own[name]), origin) for name in missing}
         elif missing and (named or self.recipe is None):
             raise ParameterError(
                 f"{self.name} also needs {', '.join(missing)}: name all files, or their directory"
                 " by --data_dir"
             )
-        return {name: str(self._find_file(value)) for name, value in named.items()}
+        unnamed = {
+            name: (None, Origin("synthetic data" if name in needed else "not read"))
+            for name in self.files.values()
+        }
+        return unnamed | {
+            name: (str(self._find_file(path)), origin) for name, (path, origin) in named.items()
+        }
 
-    def _is_chosen(self, name: str, params: ParameterSet) -> bool:
-        """Returns whether a value is other than the benchmark's own file, or the default, has it.
+    def _is_changed(self, name: str, params: ParameterSet) -> bool:
+        """Returns whether a value differs from that of the benchmark's own file or the default.
 
-        Where it was written does not tell: a run's ``final_params.txt``, and a driver's copy of
-        the parameters, repeat every value.
+        The origin does not tell: a run's ``final_params.txt``, and a driver's copy of the
+        parameters, repeat every value.
         """
         return bool(params[name] != self._own_parameters[name])
-
-    @property
-    def _without_effect(self) -> frozenset[str]:
-        return (WITHOUT_EFFECT - self.supports) | self.unsupported
 
     @cached_property
     def _own_parameters(self) -> ParameterSet:

@@ -28,7 +28,13 @@ from candle_p1.records import environment
 from candle_p1.records.record import finite, over_ranks
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
-from candle_p1.training.setup import build_model, check_passes, make_plan, set_up_device
+from candle_p1.training.setup import (
+    build_model,
+    check_passes,
+    locate_files,
+    make_plan,
+    set_up_device,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +63,11 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         CandleError: Something a user can mend; the same on every rank unless one rank alone failed.
     """
     comm = connect()
-    params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
+    return _run(benchmark, Attempt(partial(benchmark.bind, parameters)).agree(comm), comm)
+
+
+def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
+    """Trains a benchmark with bound parameters; see `run`."""
     _check_same_parameters(params, comm)
     Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before minutes of loading
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
@@ -191,8 +201,8 @@ def main(benchmark: Benchmark) -> None:
         # One rank speaks, also for --help, which ends here.
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
         with quiet:
-            parsed = Attempt(benchmark.initialize_parameters)
-        run(benchmark, parsed.agree(comm))
+            params = Attempt(benchmark.read_parameters)
+        _run(benchmark, params.agree(comm), comm)
     except CandleError as error:
         if error.agreed:
             if comm.rank == 0:
@@ -258,7 +268,7 @@ def _open_log(params: ParameterSet, this: Run) -> RunLog:
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
     def locate() -> FileSet:
         with this.screen.making_data() as progress:
-            return benchmark.locate_files(params, progress)
+            return locate_files(benchmark, params, progress)
 
     files = on_first_rank(locate, this.comm)
     if files.synthetic:

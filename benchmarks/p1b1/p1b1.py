@@ -18,6 +18,7 @@ from candle_p1.benchmark import (
     PaperRuns,
     Parameter,
     Quality,
+    Role,
     Samples,
     Trained,
     quality,
@@ -80,7 +81,6 @@ class P1b1(Benchmark):
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
     recipe = P1b1Recipe()
     supports = frozenset({"batch_normalization", "feature_subsample", "val_split"})
-    unsupported = frozenset({"cp", "tb"})
     paper = PaperRuns(
         # The most ranks that the paper reports; at least 4 epochs on each under strong scaling.
         sizes={
@@ -105,7 +105,6 @@ class P1b1(Benchmark):
             None,
             "activation of ae's latent layer; None is that of the other layers, as in CANDLE",
             choices=("linear", "relu", "elu", "sigmoid", "tanh"),
-            optional=True,
         ),
         Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1),
         Parameter(
@@ -116,12 +115,21 @@ class P1b1(Benchmark):
         Parameter("warmup_lr", bool, False, f"raise the learning rate over {WARMUP_EPOCHS} epochs"),
         Parameter("reduce_lr", bool, False, "halve the learning rate when val_loss does not fall"),
         Parameter("use_landmark_genes", bool, False, "use the landmark genes of LINCS L1000 alone"),
-        Parameter("landmark_data", str, None, "file that names the landmark genes", optional=True),
-        Parameter("tsne", bool, False, "draw the latent space by t-SNE rather than PCA"),
-        Parameter("cp", bool, False, "save the best model; not supported yet"),
-        Parameter("tb", bool, False, "CANDLE's name of what is --tensorboard here"),
         Parameter(
-            "noise_factor", float, 0.0, "in CANDLE's files, and without effect there", maximum=0
+            "landmark_data", str, None, "file of the names of the landmark genes", role=Role.PLACE
+        ),
+        Parameter("tsne", bool, False, "draw the latent space by t-SNE rather than PCA"),
+        Parameter("cp", bool, False, "save the best model; not supported yet", needs_support=True),
+        Parameter(
+            "tb", bool, False, "CANDLE's name for --tensorboard; use that one", needs_support=True
+        ),
+        Parameter(
+            "noise_factor",
+            float,
+            0.0,
+            "in CANDLE's files, and without effect there",
+            role=Role.UNUSED,
+            maximum=0,
         ),
     )
 
@@ -132,7 +140,8 @@ class P1b1(Benchmark):
         own = params["base_lr"] or default_learning_rate(params["optimizer"])
         rate = params["learning_rate"] or own * params["batch_size"] / WARMUP_BATCH_SIZE
         return params.replace(
-            {"warmup_epochs": WARMUP_EPOCHS, "base_lr": own, "learning_rate": rate}, "warmup_lr"
+            {"warmup_epochs": WARMUP_EPOCHS, "base_lr": own, "learning_rate": rate},
+            source="warmup_lr",
         )
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:

@@ -18,6 +18,7 @@ from candle_p1.benchmark import (
     PaperRuns,
     Parameter,
     Quality,
+    Role,
     Samples,
     Trained,
     quality,
@@ -120,7 +121,7 @@ class P1b3(Benchmark):
     )
     parameters = (
         *(
-            Parameter(name, str, None, f"file of {what}", optional=True)
+            Parameter(name, str, None, f"file of {what}", role=Role.PLACE)
             for name, what in {
                 "expression_data": "gene expression of the cell lines",
                 "mirna_data": "microRNA expression of the cell lines",
@@ -179,7 +180,14 @@ class P1b3(Benchmark):
             "standard deviation of noise on cell line features in training",
             minimum=0,
         ),
-        Parameter("workers", int, 1, "in CANDLE's files, and without effect here", minimum=0),
+        Parameter(
+            "workers",
+            int,
+            1,
+            "in CANDLE's files, and without effect here",
+            role=Role.UNUSED,
+            minimum=0,
+        ),
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
@@ -189,7 +197,7 @@ class P1b3(Benchmark):
         """
         kinds = [params.origin(name).kind for name in ("conv", "dense")]
         if params["conv"] and kinds == ["config file", "model file"]:
-            return params.replace({"dense": None}, "conv of the config file")
+            return params.replace({"dense": None}, source="conv")
         return params
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:

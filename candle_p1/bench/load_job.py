@@ -82,7 +82,7 @@ def bind(benchmark: Benchmark, flags: Sequence[str], method: str, threads: int) 
     Raises:
         CandleError: A flag is wrong, or names the loader, or a file is missing.
     """
-    params = benchmark.bind(benchmark.initialize_parameters(argv=flags))
+    params = benchmark.read_parameters(flags)
     for name, option in OPTIONS.items():
         if params.origin(name).kind == "flag":
             raise ParameterError(f"--{name} is not for a comparison: use {option}")

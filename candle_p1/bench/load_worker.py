@@ -18,6 +18,7 @@ from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.devices import share_cores
 from candle_p1.records.environment import available_cores, core_quota
+from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def measure(directory: Path, comm: Communicator) -> LoadOutcome:
     job = LoadJob.read(directory)
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: bind(benchmark, job.flags, job.method, job.threads)).agree(comm)
-    files = on_first_rank(lambda: benchmark.locate_files(params), comm)
+    files = on_first_rank(lambda: locate_files(benchmark, params), comm)
     threads = (
         job.threads
         or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]

@@ -9,6 +9,7 @@ from candle_p1.bench.job import launch
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import ParameterError
+from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,13 +63,13 @@ class Measurement:
         Raises:
             CandleError: A flag is wrong.
         """
-        return benchmark.bind(benchmark.initialize_parameters(argv=self.flags))
+        return benchmark.read_parameters(self.flags)
 
     def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
         """Returns the benchmark's files, made first where they are synthetic.
 
         Args:
-            progress: Called while they are made; see Benchmark.locate_files.
+            progress: Called while they are made; see `candle_p1.training.setup.locate_files`.
 
         Raises:
             CandleError: The benchmark, a flag or a file is wrong.
@@ -76,7 +77,7 @@ class Measurement:
         if launcher_variable():
             raise ParameterError("this command starts its ranks itself: call it without a launcher")
         benchmark = find_benchmark(self.benchmark)
-        return benchmark.locate_files(self.bind(benchmark), progress)
+        return locate_files(benchmark, self.bind(benchmark), progress)
 
     def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
         """Runs all jobs; returns what ``--json`` writes.

@@ -47,7 +47,7 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
 
     def bind() -> tuple[Benchmark, ParameterSet]:
         benchmark = find_benchmark(job.benchmark)
-        return benchmark, one_epoch(benchmark.bind(benchmark.initialize_parameters(argv=job.flags)))
+        return benchmark, one_epoch(benchmark.read_parameters(job.flags))
 
     benchmark, params = Attempt(bind).agree(comm)
     log, timer = CommunicationLog(), PhaseTimer()

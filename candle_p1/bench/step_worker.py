@@ -98,7 +98,7 @@ def bind(benchmark: Benchmark, job: StepJob) -> ParameterSet:
     Raises:
         CandleError: A flag is wrong, or names the kernels, or a file is missing.
     """
-    params = benchmark.bind(benchmark.initialize_parameters(argv=job.flags))
+    params = benchmark.read_parameters(job.flags)
     if params.origin("kernels").kind == "flag":
         raise ParameterError("--kernels is not for a comparison: it measures both")
     return one_epoch(params, kernels=job.kernels)

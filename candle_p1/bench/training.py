@@ -8,7 +8,7 @@ from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import horovod
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.errors import ParameterError
-from candle_p1.training.setup import build_model, make_plan, set_up_device
+from candle_p1.training.setup import build_model, locate_files, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
@@ -69,7 +69,7 @@ def prepare_training(
     partners = partners or comm
     device = set_up_device(params, comm)
     horovod.start_horovod(partners, deterministic=params["deterministic"])
-    files = on_first_rank(lambda: benchmark.locate_files(params), comm)
+    files = on_first_rank(lambda: locate_files(benchmark, params), comm)
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:

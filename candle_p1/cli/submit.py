@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.studies.jobs import StudyJobs
 
-GIVEN = ("flag", "config file")
-"""Origins of a parameter that the user has chosen for this job."""
 MAX_NUMBERED_JOBS = 1000
 
 
@@ -255,12 +253,12 @@ def read_minutes(text: str) -> int:
 def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[str]:
     """Returns the flags of the mode, and the published size, where the user has not chosen."""
     wanted = {"size": "full"} | benchmark.mode_flags(mode)
-    if params.origin("data_parallel").kind in GIVEN:
+    if params.origin("data_parallel").is_explicit:
         wanted.pop("epochs_scaling", None)  # follows from it
     return [
         word
         for name, value in wanted.items()
-        if params.origin(name).kind not in GIVEN
+        if not params.origin(name).is_explicit
         for word in (f"--{name}", value)
     ]
 
@@ -280,7 +278,7 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
         directory, flags = base, ["--output_dir", "."]
     else:
         experiment = base / params["experiment_id"]
-        if params.origin("run_id").kind in GIVEN:
+        if params.origin("run_id").is_explicit:
             directory = experiment / params["run_id"]
         else:
             numbered = (experiment / f"JOB{i:03d}" for i in range(MAX_NUMBERED_JOBS))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from candle_p1.datasets.storing import Progress
 
+SIZES = ("full", "small")
+"""The sizes of the synthetic data: that of the published files, and a small one for trials."""
+
 
 def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
     """Returns the patients of each role by number, counted on from role to role: none is in two."""
@@ -61,7 +64,7 @@ class SyntheticRecipe(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int]
-    sizes: ClassVar[Sequence[str]] = ("full", "small")
+    sizes: ClassVar[Sequence[str]] = SIZES
     roles: ClassVar[Mapping[str, str]]
 
     @abstractmethod

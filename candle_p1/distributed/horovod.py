@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
 
+COMPRESSIONS = ("none", "fp16")
 STALL_CHECK_S = 60
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
 """Those of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""

@@ -10,6 +10,9 @@ from candle_p1.errors import ParameterError, did_you_mean
 if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
+DTYPE_POLICIES = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
+"""Keras's policy for each ``--data_type``; f16 also scales the loss."""
+
 
 def default_learning_rate(name: str) -> float:
     """Returns the learning rate an optimizer has in Keras when none is given.

@@ -1,10 +1,11 @@
-"""One declared parameter, and where a value comes from."""
+"""A declared parameter, what it is for, and where a value comes from."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
@@ -12,11 +13,11 @@ from candle_p1.errors import ParameterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_BOOLEAN_WORDS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(
+_BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(
     ("false", "f", "no", "n", "0"), False
 )
-_FROM_WORD: dict[type, Callable[[str], Any]] = {
-    bool: lambda word: _BOOLEAN_WORDS[word.lower()],
+_FROM_ARGUMENT: dict[type, Callable[[str], Any]] = {
+    bool: lambda text: _BOOLEANS[text.lower()],
     int: int,
     float: float,
     str: str,
@@ -31,44 +32,71 @@ _INT64 = range(-(2**63), 2**63)
 _SHOWN_LENGTH = 80
 
 
+class Role(Enum):
+    """What a parameter is for."""
+
+    LEARNING = "changes what is learned"
+    SPEED = "changes speed or memory, but not what is learned"
+    SEED = "distinguishes repetitions of a run"
+    PLACE = "names or locates what a run reads or keeps for later runs"
+    RESULTS = "locates what a run writes, and is different for every run"
+    LOGGING = "changes what is monitored, recorded or shown"
+    UNUSED = "is accepted from CANDLE's files and programs, and has no effect"
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a value comes from.
 
     Attributes:
-        kind: "default", "model file", "config file", "flag" or "program".
+        kind: "default", "model file", "config file", "flag" or "program"; of a data file that no
+            one has named, "synthetic data" or "not read".
         file: The parameter file, as shown to the user.
         line: The line of the file, counted from 1.
+        source: The parameter that the value follows from, if it was not set itself.
     """
 
     kind: str
     file: str | None = None
     line: int | None = None
+    source: str | None = None
 
     def __str__(self) -> str:
         text = self.kind if self.file is None else f"{self.kind} {self.file}"
-        return text if self.line is None else f"{text}, line {self.line}"
+        if self.line is not None:
+            text += f", line {self.line}"
+        if self.source is None:
+            return text
+        return f"{text} --{self.source}" if self.kind == "flag" else f"{text}, {self.source}"
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the user chose the value for this run, by a flag or a config file."""
+        return self.kind in ("flag", "config file")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One declared parameter.
+    """A declared parameter.
 
     Attributes:
         name: The key in a file, and the long flag: --name.
         type: bool, int, float or str.
-        default: Its value where nothing else gives one. None, unless `optional`, stands for no
-            default: a file, a flag or a program has to set it.
-        help: What it is, with the unit where there is one.
+        default: The value if nothing sets another one.
+        help: What it is, with the unit if there is one.
+        role: What it is for.
         short: Short flags, such as "-e"; CANDLE's "-lr" has two letters.
-        choices: The values it may have.
-        minimum: The smallest value it may have.
-        maximum: The largest value it may have.
+        choices: The allowed values.
+        minimum: The smallest allowed value.
+        maximum: The largest allowed value.
         above: A value it must exceed.
-        below: A value it must stay under.
-        many: It is a list of values: several words on the command line, a list in a file, where a
-            single value is taken as a list of one.
-        optional: None is a valid value, also as a word on the command line.
+        below: A value it must stay below.
+        many: It is a list of values: several arguments on the command line, a list in a file. A
+            single value counts as a list of one.
+        required: There is no default: a file, a flag or a program must set it.
+        optional: None is allowed, also on the command line; implied by the default None.
+        needs_support: Only benchmarks that list it in `supports` read it; for the others, setting
+            it is an error.
         group: Its heading in --help.
     """
 
@@ -76,6 +104,7 @@ class Parameter:
     type: type
     default: Any
     help: str
+    role: Role = Role.LEARNING
     short: tuple[str, ...] = ()
     choices: tuple[Any, ...] | None = None
     minimum: float | None = None
@@ -83,7 +112,9 @@ class Parameter:
     above: float | None = None
     below: float | None = None
     many: bool = False
+    required: bool = False
     optional: bool = False
+    needs_support: bool = False
     group: str = ""
 
     def __post_init__(self) -> None:
@@ -96,15 +127,12 @@ class Parameter:
                 raise ValueError(f"{self.name}: {flag!r} cannot be a short flag")
         if self.default is not None:
             object.__setattr__(self, "default", self.check(self.default, Origin("default")))
-
-    @property
-    def must_be_set(self) -> bool:
-        """Whether it has no default, not even None."""
-        return self.default is None and not self.optional
+        elif not self.required:
+            object.__setattr__(self, "optional", True)
 
     @property
     def allowed(self) -> str:
-        """The values it may have, in words."""
+        """The allowed values, in words."""
         one, several = _TYPE_NAMES[self.type]
         limits = [
             f"{words} {limit}"
@@ -130,16 +158,16 @@ class Parameter:
     def check(self, value: Any, origin: Origin) -> Any:
         """Returns the value as this parameter's type, or refuses it.
 
-        An int is taken as a float, and a float without a fraction as an int (CANDLE Supervisor sets
-        timeout to 3600.0); NumPy's scalars and arrays are taken as Python's. A bool is no number.
-        Numbers are finite, and integers fit in 64 bits.
+        Ints are accepted as floats, floats without a fraction as ints (CANDLE Supervisor sets
+        timeout to 3600.0), and NumPy scalars and arrays as Python's. A bool is not a number.
+        Numbers must be finite, and integers fit in 64 bits.
 
         Args:
-            value: The value; of a parameter of many values, a list, a tuple or a single one.
+            value: The value; a list, a tuple or a single value if the parameter holds many.
             origin: Where it comes from, for the message.
 
         Raises:
-            ParameterError: It has another type, or is none of the values allowed.
+            ParameterError: It has another type, or is not allowed.
         """
         if value is None and self.optional:
             return None
@@ -150,17 +178,17 @@ class Parameter:
         values = value if isinstance(value, (list, tuple)) else [value]
         return [self._check_one(each, value, origin) for each in values]
 
-    def from_words(self, words: Sequence[str], origin: Origin) -> Any:
-        """Returns the value that words of a command line stand for, checked.
+    def from_arguments(self, arguments: Sequence[str], origin: Origin) -> Any:
+        """Returns the checked value of the arguments that follow a flag on the command line.
 
         Raises:
-            ParameterError: They stand for none of the values allowed.
+            ParameterError: They do not give an allowed value.
         """
-        text = " ".join(words)
+        text = " ".join(arguments)
         if text == "None":
             return self.check(None, origin)
         try:
-            values = [_FROM_WORD[self.type](word) for word in words]
+            values = [_FROM_ARGUMENT[self.type](each) for each in arguments]
         except (ValueError, KeyError):
             raise self.refusal(repr(text), origin) from None
         return self.check(values if self.many else values[0], origin)
@@ -169,9 +197,9 @@ class Parameter:
         """Returns the error that refuses a value.
 
         Args:
-            shown: The value, as the user wrote it.
+            shown: The value as the user wrote it.
             origin: Where it comes from.
-            reason: What is wrong; by default, what would be allowed.
+            reason: What is wrong; by default, the allowed values are listed.
         """
         return ParameterError(
             f"{self.name} = {_shorten(shown)} ({origin}): {reason or f'must be {self.allowed}'}"
@@ -192,7 +220,7 @@ class Parameter:
 
 
 def _convert(value: Any, kind: type) -> Any:
-    """Returns the value as exactly `kind`, or None where that would not be the same value."""
+    """Returns the value as exactly `kind`, or None if that would change it."""
     if kind is bool:
         return value if isinstance(value, bool) else None
     if kind is str:
@@ -213,7 +241,7 @@ def _convert(value: Any, kind: type) -> Any:
 def _show(value: Any) -> str:
     try:
         return repr(value)
-    except (ValueError, RecursionError):  # Python does not print integers of thousands of digits
+    except (ValueError, RecursionError):  # Python refuses to print integers of thousands of digits
         return "a value too long to print"
 
 

@@ -1,7 +1,7 @@
-"""CANDLE's parameter file: sections, which count for nothing, and ``key = value``.
+"""CANDLE's parameter file: sections, which have no meaning, and ``key = value``.
 
-A value is a Python literal. Lines that begin with # or ; are comments; so is what follows a #
-behind a value, because it is in Python.
+A value is a Python literal. Lines that begin with # or ; are comments, and so is everything after
+a # that follows a value, as in Python.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def read_entries(path: Path, origin: Origin) -> list[tuple[str, str, int]]:
 
     Args:
         path: The file.
-        origin: The file as messages name it.
+        origin: How messages refer to the file.
 
     Raises:
-        ParameterError: It cannot be read, or is no such file.
+        ParameterError: It cannot be read, or is not a parameter file.
     """
     try:
         return list(_LineNumberParser(_read_text(path)).entries())
@@ -47,14 +47,14 @@ def read_entries(path: Path, origin: Origin) -> list[tuple[str, str, int]]:
 
 
 def read_literal(text: str, parameter: Parameter, origin: Origin) -> Any:
-    """Returns the value that a text stands for as a Python literal.
+    """Returns the value of a text that is a Python literal.
 
     Raises:
-        ParameterError: It is none; the message says how the parameter's value would be written.
+        ParameterError: It is not one; the message says how to write the parameter's value.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an escape that Python doubts, as in '\d'
+            warnings.simplefilter("error")  # invalid escapes such as '\d'
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         reason = f"must be {parameter.allowed}, as Python writes it"
@@ -67,9 +67,9 @@ def read_literal(text: str, parameter: Parameter, origin: Origin) -> Any:
 
 
 class _LineNumberParser(configparser.RawConfigParser):
-    """Puts before every key the number of its line, which configparser does not keep.
+    """Prefixes every key with its line number, which configparser does not keep.
 
-    So no key comes twice for it; who reads the entries has to look.
+    No key is therefore repeated for configparser; the caller must look for duplicates.
     """
 
     def __init__(self, text: str) -> None:

@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.reports.caveats import caveats
 from candle_p1.reports.points import THREADS, describe
 from candle_p1.reports.quantities import (
@@ -26,7 +28,6 @@ from candle_p1.reports.quantities import (
     covered,
     quality_on_test,
 )
-from candle_p1.reports.settings import LOGGING, PLACES, REPEATS
 from candle_p1.reports.statistics import estimate_difference, estimate_median, estimate_ratio
 from candle_p1.reports.words import listed
 
@@ -316,9 +317,10 @@ KINDS = ("parameter", "plan", "machine", "version", "repeat", "place or logging"
 def _kind(kind: str, name: str) -> str:
     if kind != "parameter":
         return kind
-    if name in REPEATS:
+    role = role_of(name)
+    if role is Role.SEED:
         return "repeat"
-    return "place or logging" if name in PLACES | LOGGING else kind
+    return kind if role in (Role.LEARNING, Role.SPEED) else "place or logging"
 
 
 def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
 from candle_p1.reports.settings import HOROVOD
 from candle_p1.reports.statistics import estimate_difference
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.statistics import Estimate
 
-NOT_ABOUT_QUALITY = ("loader", "load_threads", "staged", "kernels", THREADS, RANKS_PER_NODE)
-"""Settings in which runs may differ and still learn alike, up to rounding."""
+NOT_ABOUT_QUALITY = ("staged", THREADS, RANKS_PER_NODE)
+"""Settings, beside parameters for speed, in which runs may differ and still learn alike."""
 
 MATERIAL = 0.05
 """A change of accuracy, or of a loss relative to its value, that counts as a fall."""
@@ -48,7 +50,9 @@ def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in settings.items()
-        if name not in NOT_ABOUT_QUALITY and not name.startswith(HOROVOD)
+        if role_of(name) is not Role.SPEED
+        and name not in NOT_ABOUT_QUALITY
+        and not name.startswith(HOROVOD)
     }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.parameters.declarations import SUPERVISOR_PARAMETERS
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
@@ -14,35 +14,6 @@ if TYPE_CHECKING:
 DATA = "data"
 """The setting that says which data: synthetic ones of a size, or files with these values."""
 
-PLACES = {
-    "cache_dir",
-    "cache_limit",
-    "ckpt_directory",
-    "config_file",
-    "data_dir",
-    "data_url",
-    "experiment_id",
-    "home_dir",
-    "model_name",
-    "output_dir",
-    "run_id",
-    "save_path",
-    "stage_dir",
-}
-LOGGING = {
-    "communication_log",
-    "logfile",
-    "mllog",
-    "power",
-    "power_hz",
-    "profiling",
-    "stall_shutdown_s",
-    "step_trace",
-    "tensorboard",
-    "timeline",
-    "verbose",
-}
-REPEATS = {"rng_seed"}
 FIRST_TIME = "cached (first time)"
 """In place of the loader `cached` where it read the file and wrote the cache, or a part of it."""
 
@@ -77,7 +48,7 @@ def settings_of(
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in parameters.items()
-        if name not in _left_out() and not name.endswith("_data")
+        if role_of(name) in (Role.LEARNING, Role.SPEED)
     }
     if settings.get("epochs_scaling", "") is None:
         level = settings.get("data_parallel", "epoch")
@@ -102,8 +73,3 @@ def about_communication(settings: Mapping[str, str]) -> dict[str, str]:
         for name, value in settings.items()
         if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
     }
-
-
-@cache
-def _left_out() -> frozenset[str]:
-    return frozenset(PLACES | LOGGING | REPEATS | {each.name for each in SUPERVISOR_PARAMETERS})

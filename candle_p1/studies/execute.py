@@ -28,6 +28,7 @@ from candle_p1.studies.run_state import (
     pids_of,
     states_of,
 )
+from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -130,9 +131,9 @@ def _make_data(runs: Iterable[PlannedRun], screen: StudyScreen) -> None:
     }
     for run in by_data.values():
         benchmark = find_benchmark(run.benchmark)
-        parsed = benchmark.declaration.parse(to_argv(run.flags), benchmark.model_file)
+        params = benchmark.read_parameters(to_argv(run.flags))
         with screen.making_data() as progress:
-            benchmark.locate_files(benchmark.bind(parsed), progress)
+            locate_files(benchmark, params, progress)
 
 
 def _check_machine(plan: Plan) -> None:

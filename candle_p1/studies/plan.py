@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.scaling import share_epochs
 from candle_p1.studies.planned_run import PlannedRun, to_argv
-from candle_p1.studies.study import RESULT_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,7 +124,7 @@ def _points(
             | ({"threads": threads} if len(size.threads) > 1 else {}),
         )
         try:
-            params = found.bind(found.declaration.parse(to_argv(flags), found.model_file))
+            params = found.read_parameters(to_argv(flags))
             for num_ranks in choice.ranks or size.ranks:
                 _, epochs = share_epochs(
                     params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]
@@ -148,7 +149,7 @@ def _points(
 
 def settings_of(params: ParameterSet) -> dict[str, Any]:
     """Returns the parameters, except for where results go, in the types that JSON gives back."""
-    settings = {name: value for name, value in params.items() if name not in RESULT_PLACES}
+    settings = {name: value for name, value in params.items() if role_of(name) is not Role.RESULTS}
     return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
 
 
@@ -163,7 +164,7 @@ def _chosen_flags(benchmark: Benchmark, argv: Sequence[str], size: Size) -> dict
     for name in flags:
         if name in size.varied:
             raise ParameterError(f"--{name} cannot be set for all runs: the study varies it")
-        if name in RESULT_PLACES:
+        if role_of(name) is Role.RESULTS:
             raise ParameterError(f"--{name} cannot be set: the study sets it, for each run")
     return flags
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 """The directory for the results of studies, unless the user names another one."""
-RESULT_PLACES = ("output_dir", "experiment_id", "run_id", "save_path", "logfile", "timeline")
-"""Parameters that say where results go. The study sets them for each run."""
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import SETTINGS
 from candle_p1.studies.planned_run import THREADS_VARIABLE
-from candle_p1.studies.study import RESULT_PLACES, Size, Study, StudyVariant
+from candle_p1.studies.study import Size, Study, StudyVariant
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
 DEFAULT_SEED = 2019
@@ -194,7 +196,7 @@ def _check_together(path: Path, size: Size) -> None:
             " first value in flags"
         )
     for name in [*size.flags, *size.varied]:
-        if name in RESULT_PLACES:
+        if role_of(name) is Role.RESULTS:
             raise ParameterError(f"{path}: {name} is set by the study, differently for each run")
     for variable in size.environment:
         if variable == THREADS_VARIABLE:

@@ -1,24 +1,61 @@
-"""What stands before the training of a model: device, plan, the model itself."""
+"""What a run needs before it trains: files, a device, the plan and the model."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.data.reader import FileSet
+from candle_p1.datasets.synthetic import ensure
 from candle_p1.distributed import devices, horovod
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
-from candle_p1.models.optimizers import default_learning_rate, make_optimizer
+from candle_p1.models.optimizers import (
+    DTYPE_POLICIES,
+    default_learning_rate,
+    make_optimizer,
+)
 from candle_p1.scaling import ScalingPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.parameters.parameter_set import ParameterSet
+
+
+def locate_files(
+    benchmark: Benchmark,
+    params: ParameterSet,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> FileSet:
+    """Returns the files of a run, and generates them first if they are synthetic; for rank 0 alone.
+
+    If no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data make``
+    generated are recognised as synthetic by the manifest beside them.
+
+    Args:
+        benchmark: The benchmark.
+        params: As `Benchmark.bind` returned them.
+        progress: Called while synthetic data are generated.
+
+    Raises:
+        CandleError: The synthetic data cannot be generated.
+    """
+    named = {role: params[name] for role, name in benchmark.files.items() if params[name]}
+    if named:
+        return FileSet.of({role: Path(path) for role, path in named.items()})
+    recipe = benchmark.recipe
+    assert recipe is not None
+    manifest = ensure(recipe, params["size"], params["data_seed"], progress)
+    roles = benchmark.needed_files(params)
+    return FileSet.of({role: manifest.directory / recipe.roles[role] for role in roles})
 
 
 def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
@@ -34,8 +71,7 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
     import keras
 
     keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
-    policies = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
-    keras.config.set_dtype_policy(policies[params["data_type"]])
+    keras.config.set_dtype_policy(DTYPE_POLICIES[params["data_type"]])
     fast.choose(params["kernels"], on_cpu=not device.is_gpu)
     return device
 

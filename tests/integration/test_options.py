@@ -56,7 +56,7 @@ def test_p1b1s_variational_models_learn_and_their_latent_space_is_saved(director
     assert losses[-1] < losses[4] < losses[0]
     assert record["plan"]["warmup_epochs"] == 5
     assert record["plan"]["warmup_learning_rate"] == 0.0005
-    assert record["parameters"]["warmup_epochs"]["origin"] == "warmup_lr"
+    assert record["parameters"]["warmup_epochs"]["origin"] == "flag --warmup_lr"
     assert record["model"]["loss"] == "binary_crossentropy"
     with np.load(directory / model / "latent.npz") as saved:
         assert saved["latent"].shape == (record["data"]["num_test"], 3)

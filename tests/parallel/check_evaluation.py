@@ -12,6 +12,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import Reader
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.models.evaluation import Trained
+from candle_p1.training.setup import locate_files
 
 NUM_TEST_SAMPLES = {"nt3": 61, "p1b1": 137, "p1b2": 137, "p1b3": 301}  # primes: no equal shares
 TOLERANCE = 1e-6
@@ -20,8 +21,8 @@ TOLERANCE = 1e-6
 def prepare(name, comm, *flags):
     """Returns benchmark, data and a compiled model with the same random weights on every rank."""
     benchmark = find_benchmark(name)
-    params = benchmark.bind(benchmark.initialize_parameters(argv=["--dense", "24", *flags]))
-    files = comm.broadcast(benchmark.locate_files(params) if comm.rank == 0 else None)
+    params = benchmark.read_parameters(["--dense", "24", *flags])
+    files = comm.broadcast(locate_files(benchmark, params) if comm.rank == 0 else None)
     data = benchmark.preprocess(benchmark.load_data(Reader(files), params), params)
     data.test = data.test.first(NUM_TEST_SAMPLES[name])
     keras.utils.set_random_seed(3)

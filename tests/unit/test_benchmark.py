@@ -6,6 +6,7 @@ import pytest
 
 from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.errors import DataError, ParameterError
+from candle_p1.training.setup import locate_files
 
 NT3 = find_benchmark("nt3")
 NAMES = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
@@ -19,7 +20,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def bind(*flags, benchmark=NT3):
-    return benchmark.bind(benchmark.initialize_parameters(argv=flags))
+    return benchmark.read_parameters(flags)
 
 
 @pytest.fixture
@@ -46,13 +47,13 @@ def test_a_folder_of_results_is_not_taken_for_a_benchmark(tmp_path):
 def test_without_files_they_are_synthetic():
     params = bind()
     assert params["train_data"] is params["test_data"] is None
-    located = NT3.locate_files(params)
+    located = locate_files(NT3, params)
     assert located.synthetic
     assert set(located.paths) == {"train", "test"}
 
 
 def test_a_directory_stands_for_candles_names(files):
-    located = NT3.locate_files(bind("--data_dir", str(files)))
+    located = locate_files(NT3, bind("--data_dir", str(files)))
     assert not located.synthetic
     assert located.paths == {role: files / name for role, name in NAMES.items()}
 

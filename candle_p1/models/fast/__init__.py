@@ -7,6 +7,8 @@ Keras's own is taken. candle_p1.models.fast.operations holds the operations them
 
 from __future__ import annotations
 
+KERNELS = ("fast", "plain")
+"""The forms, as ``--kernels`` names them; plain is Keras's own."""
 _fast = False
 
 
@@ -14,7 +16,7 @@ def choose(kind: str, *, on_cpu: bool) -> None:
     """Chooses the form for all models built from now on in this process.
 
     Args:
-        kind: "fast", or "plain" for Keras's own.
+        kind: One of KERNELS.
         on_cpu: Whether the model is to run on a CPU.
 
     """

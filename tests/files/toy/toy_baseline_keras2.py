@@ -11,7 +11,7 @@ from toy_records import toy_record
 
 from candle_p1.records.record import write_record
 
-params = BENCHMARK.bind(BENCHMARK.initialize_parameters())
+params = BENCHMARK.read_parameters()
 if params["does"] == "break":
     print("error: broken on purpose")
     sys.exit(3)

@@ -14,7 +14,7 @@ NUM_SAMPLES = 2000
 
 
 def params_for(*flags):
-    return NT3.bind(NT3.initialize_parameters(argv=flags))
+    return NT3.read_parameters(flags)
 
 
 def samples():

@@ -12,6 +12,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.datasets.synthetic import make
 from candle_p1.errors import DataError, ParameterError
+from candle_p1.training.setup import locate_files
 
 P1B3 = find_benchmark("p1b3")
 SEED = 2017
@@ -29,8 +30,8 @@ def prepared(directory):
     """Loads and preprocesses with flags; returns the data set."""
 
     def prepared(*flags):
-        params = P1B3.bind(P1B3.initialize_parameters(argv=["--data_dir", str(directory), *flags]))
-        reader = Reader(P1B3.locate_files(params))
+        params = P1B3.read_parameters(["--data_dir", str(directory), *flags])
+        reader = Reader(locate_files(P1B3, params))
         raw = P1B3.load_data(reader, params)
         reader.digest()
         return P1B3.preprocess(raw, params)

@@ -10,6 +10,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cases import Cases
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.errors import DataError, ParameterError
+from candle_p1.training.setup import locate_files
 
 TYPES = ["BRCA", "LUAD", "SKCM"]
 FEATURES = [f"gene{i}" for i in range(6)]
@@ -40,8 +41,8 @@ def prepared(frames, tmp_path):
         names += ["--test_data", str(tmp_path / "test.csv")]
         if "--use_landmark_genes" in flags:
             names += ["--landmark_data", str(tmp_path / "landmarks.tsv")]
-        params = benchmark.bind(benchmark.initialize_parameters(argv=[*names, *flags]))
-        reader = Reader(benchmark.locate_files(params))
+        params = benchmark.read_parameters([*names, *flags])
+        reader = Reader(locate_files(benchmark, params))
         return benchmark.preprocess(benchmark.load_data(reader, params), params)
 
     return prepared

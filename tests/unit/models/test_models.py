@@ -40,7 +40,7 @@ def full_width(benchmark, **extra):
 
 def build(name, *flags, data=None):
     benchmark = find_benchmark(name)
-    params = benchmark.bind(benchmark.initialize_parameters(argv=flags))
+    params = benchmark.read_parameters(flags)
     return benchmark.build_model(params, data or full_width(benchmark))
 
 

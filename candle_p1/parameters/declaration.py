@@ -1,0 +1,236 @@
+"""The parameters of a program, and how their values are read from a file and flags.
+
+A flag takes precedence over the file of ``--config_file``, which takes precedence over the
+benchmark's own file, and that over the declared default. Anything ambiguous is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.parameters.parameter import Origin, Parameter
+from candle_p1.parameters.parameter_file import read_entries, read_literal
+from candle_p1.parameters.parameter_set import (
+    EditableParameters,
+    ParameterSet,
+    Settings,
+    unknown_parameter,
+)
+
+_FLAG = Origin("flag")
+_NUMBER_MARK = "\0"  # cannot occur in an argument
+
+
+class Declaration:
+    """The parameters of a program.
+
+    Args:
+        groups: The parameters. A parameter that a later group declares again replaces the earlier
+            one, and keeps the earlier short flags and heading unless it has its own.
+        program: The program's name in --help.
+        description: What the program does, in --help.
+        choices: The allowed values of parameters that do not list them, by name.
+    """
+
+    def __init__(
+        self,
+        *groups: Iterable[Parameter],
+        program: str | None = None,
+        description: str = "",
+        choices: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.program, self.description = program or Path(sys.argv[0]).name, description
+        choices = choices or {}
+        declared: dict[str, Parameter] = {}
+        for parameter in (each for group in groups for each in group):
+            name = parameter.name
+            if name == "help":
+                raise ValueError(f"a parameter cannot be named {name!r}")
+            if name in declared:
+                before = declared[name]
+                parameter = replace(
+                    parameter,
+                    short=parameter.short or before.short,
+                    group=parameter.group or before.group,
+                )
+            if name in choices and parameter.choices is None:
+                parameter = replace(parameter, choices=tuple(choices[name]))
+            declared[name] = parameter
+        self.parameters: Mapping[str, Parameter] = declared
+        flags = ["-h", *(flag for parameter in declared.values() for flag in parameter.short)]
+        if repeated := {flag for flag in flags if flags.count(flag) > 1}:
+            raise ValueError(f"declared for two parameters: {', '.join(sorted(repeated))}")
+
+    def parse(self, argv: Sequence[str], model_file: Path | None = None) -> ParameterSet:
+        """Returns the parameters as flags and files set them; --help prints and exits with 0.
+
+        Args:
+            argv: The arguments of the command line.
+            model_file: The benchmark's own parameter file.
+
+        Raises:
+            ParameterError: A flag or a file is wrong, or a parameter without a default is not set.
+        """
+        settings = self._defaults()
+        if model_file is not None:
+            settings |= self.read_file(model_file, "model file")
+        flags: Settings = {
+            name: (self.parameters[name].from_arguments(arguments, _FLAG), _FLAG)
+            for name, arguments in self._read_flags(argv, settings).items()
+        }
+        config_file = flags["config_file"][0] if "config_file" in flags else None
+        if config_file is not None:
+            settings |= self.read_file(_find(Path(config_file), model_file), "config file")
+        return self._complete(ParameterSet(self.parameters, settings | flags))
+
+    def bind(self, parameters: Mapping[str, Any]) -> ParameterSet:
+        """Returns the frozen set of the parameters that a driver passes.
+
+        Args:
+            parameters: A ParameterSet, which is returned unchanged; EditableParameters, whose
+                unchanged values keep their origins; or a dictionary, which overrides the defaults.
+
+        Raises:
+            ParameterError: A parameter is unknown, removed or not set, or a value is not allowed.
+        """
+        if isinstance(parameters, ParameterSet):
+            if parameters.declared != self.parameters:
+                raise ParameterError(f"these are not the parameters of {self.program}")
+            return parameters
+        if isinstance(parameters, EditableParameters):
+            base = self.bind(parameters.base)
+            if removed := [name for name in base if name not in parameters]:
+                raise ParameterError(
+                    f"removed from the parameters: {', '.join(removed)}; set another value, or"
+                    " None where it is allowed"
+                )
+            return base.replace(parameters)
+        defaults = ParameterSet(self.parameters, self._defaults())
+        return self._complete(defaults.replace(parameters))
+
+    def read_file(self, path: Path, kind: str) -> Settings:
+        """Returns the values of a parameter file, with their origins.
+
+        Args:
+            path: The file.
+            kind: What messages call it: "model file" or "config file".
+
+        Raises:
+            ParameterError: It cannot be read, is malformed, sets an unknown parameter or the same
+                one twice, or sets a value that is not allowed.
+        """
+        # The name is enough to identify the model file; a config file may be anywhere.
+        file = path.name if kind == "model file" else str(path)
+        settings: Settings = {}
+        for name, text, line in read_entries(path, Origin(kind, file)):
+            origin = Origin(kind, file, line)
+            if name not in self.parameters:
+                raise unknown_parameter(name, self.parameters, origin)
+            if name in settings:
+                raise ParameterError(
+                    f"{name!r} is set twice in {kind} {file}: on lines {settings[name][1].line} and"
+                    f" {line}; keep one"
+                )
+            parameter = self.parameters[name]
+            value = read_literal(text, parameter, origin)
+            settings[name] = (parameter.check(value, origin), origin)
+        return settings
+
+    def _defaults(self) -> Settings:
+        return {
+            name: (parameter.default, Origin("default"))
+            for name, parameter in self.parameters.items()
+        }
+
+    def _complete(self, params: ParameterSet) -> ParameterSet:
+        missing = [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.required and params[name] is None
+        ]
+        if missing:
+            raise ParameterError(
+                f"not set: {', '.join(missing)}; put a value into the parameter file, or give"
+                f" {', '.join(f'--{name}' for name in missing)}"
+            )
+        return params
+
+    def _read_flags(self, argv: Sequence[str], settings: Settings) -> dict[str, list[str]]:
+        """Returns the arguments after each flag, by name; --help shows `settings`."""
+        parser = self._parser(settings)
+        if "-h" in argv or "--help" in argv:
+            parser.print_help()
+            parser.exit()
+        flags = ["--help", *(f"--{name}" for name in self.parameters)]
+        flags += [short for parameter in self.parameters.values() for short in parameter.short]
+        marked = []
+        for argument in argv:
+            # argparse mistakes "-1e-3" for a flag, and reads "-lr0.1" as -l with the value "r0.1".
+            if re.match(r"-\.?\d", argument):
+                marked.append(_NUMBER_MARK + argument)
+                continue
+            flag = argument.split("=")[0]
+            if argument.startswith("-") and argument != "-" and flag not in flags:
+                meant = flag[:2] + flag[2:].replace("-", "_")
+                near = did_you_mean(meant, flags) if flag != "--" else ""
+                raise ParameterError(f"{flag} is not a flag{near}")
+            marked.append(argument)
+        found, left = parser.parse_known_args(marked)
+        if left:
+            argument = left[0].removeprefix(_NUMBER_MARK)
+            raise ParameterError(f"{argument!r} on the command line does not belong to a flag")
+        return {
+            name: [argument.removeprefix(_NUMBER_MARK) for argument in arguments]
+            for name, arguments in vars(found).items()
+        }
+
+    def _parser(self, settings: Settings) -> argparse.ArgumentParser:
+        parser = _Parser(
+            prog=self.program,
+            description=self.description,
+            usage="%(prog)s [--FLAG VALUE ...]",
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        headings: dict[str, argparse._ArgumentGroup] = {}
+        for name, parameter in self.parameters.items():
+            value, origin = settings[name]
+            present = repr(value)
+            if value is None and parameter.required:
+                present = "none, must be set"
+            elif origin.kind != "default":
+                present += f" ({origin})"
+            help_ = f"{parameter.help} [{parameter.allowed}; default: {present}]"
+            heading = parameter.group or "of this benchmark"
+            if heading not in headings:
+                headings[heading] = parser.add_argument_group(heading)
+            headings[heading].add_argument(
+                *parameter.short,
+                f"--{name}",
+                nargs="+" if parameter.many else 1,
+                metavar=parameter.type.__name__.upper(),
+                help=help_.replace("%", "%%"),
+            )
+        return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ParameterError(message)
+
+
+def _find(path: Path, model_file: Path | None) -> Path:
+    """Returns a config file's path: in the working directory, else beside the model file."""
+    if model_file is not None:
+        beside = model_file.parent / path
+        with suppress(OSError):
+            return beside if not path.exists() and beside.exists() else path
+    return path
