@@ -1,4 +1,4 @@
-"""candle-p1 submit: writes a job script for a machine and hands it to the machine's scheduler."""
+"""candle-p1 submit: writes a job script for a machine and submits it to the machine's scheduler."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.cluster.submission import (
     checkout,
-    environment_of,
-    hand_over,
-    keep_script,
     script_path,
+    submit,
+    virtual_environment,
     was_submitted,
+    write_script,
 )
 from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
@@ -48,38 +48,38 @@ MAX_NUMBERED_JOBS = 1000
     "machine_name",
     metavar="NAME|FILE.toml",
     required=True,
-    help="Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or"
-    " a file that describes one.",
+    help="Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or a"
+    " file that describes another one.",
 )
 @click.option(
     "--nodes",
     "num_nodes",
     type=click.IntRange(min=1),
-    help="Number of nodes; 1 by default, and for a study what its ranks need.",
+    help="Number of nodes, 1 by default; a study's runs have as many as their ranks need.",
 )
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),
-    help="Ranks on each node; by default the machine's usual number.",
+    help="Ranks on each node; default: the machine's usual number.",
 )
 @click.option(
     "--time",
     "time_limit",
     metavar="MINUTES|H:MM",
-    help="Time limit of the job; by default the machine's, an hour where it does not say.",
+    help="Time limit of the job; default: the machine's, which is usually an hour.",
 )
-@click.option("--project", envvar="CANDLE_P1_PROJECT", help="Project that the job is charged to.")
-@click.option("--queue", help="Queue (Slurm: partition or QOS); by default the machine's.")
+@click.option("--project", envvar="CANDLE_P1_PROJECT", help="Project to charge the job to.")
+@click.option("--queue", help="Queue (Slurm: partition or QOS); default: the machine's.")
 @click.option(
     "--mode",
     type=click.Choice(SCALING_MODES),
-    help="Scaling as the paper ran it: ranks share the benchmark's epochs (strong, the default), or"
-    " train 8 each.",
+    help="Scaling as in the paper: the ranks share the benchmark's epochs (strong, the default), or"
+    " each rank trains 8 (weak).",
 )
 @click.option(
     "--study",
     metavar="NAME|FILE.toml",
-    help="Submit the benchmark's runs of a study, a job each, in a chain.",
+    help="Submit a study's runs of this benchmark, each as a job of its own, one after another.",
 )
 @click.option(
     "--study-size", default="paper", show_default=True, help="Size of the study: paper or small."
@@ -89,19 +89,21 @@ MAX_NUMBERED_JOBS = 1000
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Jobs of a study that may run at a time.",
+    help="How many jobs of a study may run at the same time.",
 )
 @click.option(
     "--study-output",
     type=click.Path(file_okay=False, path_type=Path),
     default="output",
     show_default=True,
-    help="Directory for the results of a study.",
+    help="Directory for a study's results.",
 )
-@click.option("--study-ranks", metavar="N,N,...", help="Numbers of ranks of the study's runs.")
-@click.option("--study-repeats", type=click.IntRange(min=1), help="Runs of each point of a study.")
-@click.option("--retry-failed", is_flag=True, help="Submit a study's runs that failed before.")
-@click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
+@click.option("--study-ranks", metavar="N,N,...", help="Numbers of ranks of a study's runs.")
+@click.option(
+    "--study-repeats", type=click.IntRange(min=1), help="How often a study runs each configuration."
+)
+@click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
+@click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def command(
     benchmark: str,
@@ -122,14 +124,14 @@ def command(
     dry_run: bool,
     flags: tuple[str, ...],
 ) -> None:
-    """Submit the training of BENCHMARK (a name, or a folder's path) as a batch job.
+    """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
 
-    Data are of the published size unless flags say otherwise. Flags after "--" go to the
-    benchmark: candle-p1 submit nt3 --machine slurm --nodes 2 -- --epochs 16. The script is kept
-    beside the record.
+    Data have the published size unless flags say otherwise. Flags after "--" go to the benchmark:
+    candle-p1 submit nt3 --machine slurm --nodes 2 -- --epochs 16. The script is saved beside the
+    record.
 
-    With --study a job for each run of it is submitted, each of which waits for the one before.
-    Called again it submits what is not done and not submitted.
+    With --study, every run of the study becomes a job, which waits for the one before. The same
+    command again submits those runs that are neither done nor submitted.
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
@@ -142,7 +144,7 @@ def command(
         return
     if num_nodes is not None or mode is not None:
         raise ParameterError(
-            "--nodes and --mode: the runs of a study have nodes and a mode already"
+            "--nodes and --mode cannot be combined with --study, which determines both"
         )
     from candle_p1.studies.jobs import StudyJobs
     from candle_p1.studies.plan import Choice, make_plan
@@ -163,25 +165,25 @@ def _one_job(
     minutes: int,
     flags: tuple[str, ...],
 ) -> tuple[JobRequest, Path]:
-    """Returns the job of a single run, and where its record will be."""
+    """Returns the job of a single run, and the directory of its record."""
     declaration, model_file = benchmark.declaration, benchmark.model_file
     added = _added_flags(benchmark, declaration.parse(flags, model_file), mode)
     params = declaration.parse([*added, *flags], model_file)
     _, share = share_epochs(
         params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
     )
-    directory, place = _run_directory(benchmark.name, params)
+    directory, directory_flags = _run_directory(benchmark.name, params)
     root = checkout()
     job = JobRequest(
         machine=machine,
         layout=layout,
         name=f"{benchmark.name}_{mode}",
         program=str(benchmark.script),
-        flags=[*added, *flags, *place],
+        flags=[*added, *flags, *directory_flags],
         minutes=minutes,
         output=str(directory / "job"),
         root=str(root),
-        venv=environment_of(root),
+        venv=virtual_environment(root),
         heading=[
             f"{benchmark.title}: {count(layout.num_ranks, 'rank')} on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
@@ -191,39 +193,39 @@ def _one_job(
 
 
 def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
-    """Submits a job, or runs it where there is no scheduler; exits as it does there."""
+    """Submits a job; where there is no scheduler, runs it and exits with its code."""
     job.check()
     text = job_script(job)
     script = script_path(job, directory)
-    submit = scheduler_of(job).submit_command(script)
+    argv = scheduler_of(job).submit_command(script)
     if dry_run:
-        click.echo(f"$ {shlex.join(submit)}", err=True)
+        click.echo(f"$ {shlex.join(argv)}", err=True)
         click.echo(text, nl=False)
         return
-    keep_script(script, text)
+    write_script(script, text)
     screen = Screen()
-    screen.say(f"$ {shlex.join(submit)}")
+    screen.say(f"$ {shlex.join(argv)}")
     if job.machine.scheduler == "none":
-        raise click.exceptions.Exit(subprocess.run(submit, check=False).returncode)
-    screen.say(f"job {hand_over(job, script)}, kept in {script}")
+        raise click.exceptions.Exit(subprocess.run(argv, check=False).returncode)
+    screen.say(f"submitted job {submit(job, script)}: {script}")
 
 
 def _submit_study(
     jobs: StudyJobs, benchmark: str, at_once: int, retry_failed: bool, dry_run: bool
 ) -> None:
-    """Submits the jobs of a study; a dry run prints the first one's script."""
+    """Submits the jobs of a study; a dry run prints the script of the first one."""
     due, under_way = jobs.due(benchmark, retry_failed)
     screen = Screen()
     if under_way:
         names = ", ".join(state.run.name for state in under_way)
         screen.say(
-            f"submitted before, with no end on record yet: {names}. To submit one again, move its"
+            f"already submitted and not finished: {names}. To submit one of them again, move its"
             " directory away"
         )
-    num_nodes = sum(job.layout.num_nodes * job.minutes for _, job in due) / 60
+    node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) / 60
     screen.say(
-        f"{count(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, at most"
-        f" {num_nodes:,.1f} node hours by their time limits"
+        f"{count(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, with time limits"
+        f" that add up to {node_hours:,.1f} node hours"
     )
     if dry_run:
         for place, job in due:
@@ -232,14 +234,14 @@ def _submit_study(
             click.echo(job_script(due[0][1]), nl=False)
         return
     for job_id, script in jobs.submit(due, at_once, under_way):
-        screen.say(f"job {job_id}, kept in {script}")
+        screen.say(f"submitted job {job_id}: {script}")
 
 
 def read_minutes(text: str) -> int:
-    """Returns a time limit in minutes, from "90", "1:30" (hours) or "1:30:00".
+    """Returns a time limit in minutes, from "90" (minutes), "1:30" (hours) or "1:30:00".
 
     Raises:
-        ParameterError: It is none of these.
+        ParameterError: The text has another format.
     """
     parts = text.split(":")
     if len(parts) > 3 or not all(re.fullmatch(r"\d+", part) for part in parts):
@@ -251,10 +253,10 @@ def read_minutes(text: str) -> int:
 
 
 def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[str]:
-    """Returns the flags of the mode, and the published size, where the user has not chosen."""
+    """Returns flags for the mode and the published size, unless the user has set them."""
     wanted = {"size": "full"} | benchmark.mode_flags(mode)
     if params.origin("data_parallel").is_explicit:
-        wanted.pop("epochs_scaling", None)  # follows from it
+        wanted.pop("epochs_scaling", None)  # it follows from data_parallel
     return [
         word
         for name, value in wanted.items()
@@ -264,13 +266,13 @@ def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[
 
 
 def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
-    """Returns where the record of the job will be, and the flags that make sure of it.
+    """Returns the directory of the job's record, and the flags that choose it.
 
-    Jobs that name no run are numbered JOB000, JOB001 and so on: a run that starts meanwhile, and
-    takes the next free RUN000, cannot take the place of a job that waits.
+    Jobs without a --run_id are numbered JOB000, JOB001 and so on, so that a run that starts while
+    the job waits, and takes the next free number RUN000, does not take the job's directory.
 
     Raises:
-        ParameterError: A record or a script is there already.
+        ParameterError: The directory already holds a record or a script.
     """
     output_dir = params["output_dir"] or f"output/{name}"
     base = Path(output_dir).expanduser().absolute()

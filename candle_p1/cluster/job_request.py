@@ -1,4 +1,4 @@
-"""A job as it is asked for: where it runs, for how long, and what it executes."""
+"""A job as it is requested: where it runs, for how long, and what it executes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class JobRequest:
     Attributes:
         machine: Where it runs.
         layout: Its nodes and ranks.
-        name: What the scheduler calls it.
-        program: The script of the benchmark; a relative path starts at the checkout's top.
+        name: Its name in the scheduler.
+        program: The script of the benchmark; relative paths start at the top of the checkout.
         flags: Flags of the benchmark.
         minutes: Its time limit, in minutes.
-        output: Path of the file for its output, without the ending that the scheduler adds.
-        project: What it is charged to.
-        queue: Its queue; None is the machine's.
-        root: The checkout; None is the directory that the job is submitted from.
-        venv: The virtual environment, where it is not .venv of the checkout.
-        heading: What the script says about itself, in lines.
-        environment: Environment variables of this job's own.
-        study_script: Where the script of a run of a study will lie; None of any other job. Such a
-            script takes flags and nodes from the study alone, and says there if it fails early.
+        output: Path of the output file, without the suffix that the scheduler adds.
+        project: The project that it is charged to.
+        queue: Its queue; None is the machine's default.
+        root: The checkout; None is the directory from which the job is submitted.
+        venv: The virtual environment; None is .venv of the checkout.
+        heading: Comment lines at the top of the script.
+        environment: Environment variables of this job alone.
+        study_script: The path of the script, if the job is a run of a study. Such a script takes
+            flags and nodes from the study alone, and renames itself if it fails early.
     """
 
     machine: Machine
@@ -53,33 +53,33 @@ class JobRequest:
     study_script: str | None = None
 
     def check(self) -> None:
-        """Makes sure that the machine takes such a job.
+        """Checks that the machine accepts the job.
 
         Raises:
-            ParameterError: It does not: no project, too few nodes, too much time, or a path or a
-                name that the scheduler would read as several words.
+            ParameterError: It does not: there is no project, too few nodes, too much time, or a
+                path or name with blanks, which the scheduler would split.
         """
         machine, nodes = self.machine, self.layout.num_nodes
         if machine.project_required and self.project is None:
             raise ParameterError(
-                f"{machine.name} charges jobs to a project: name yours by --project, or in"
+                f"{machine.name} charges jobs to a project: name yours with --project or in"
                 " $CANDLE_P1_PROJECT"
             )
         for value in (self.name, self.output, self.project or "", self.queue or ""):
             if value.split() not in ([], [value]):
-                raise ParameterError(f"{value!r} holds a blank, which no scheduler's directive may")
+                raise ParameterError(f"{value!r}: a scheduler's directives cannot contain blanks")
         if self.minutes < 1:
-            raise ParameterError(f"time {self.minutes}: a job takes a minute or more")
+            raise ParameterError(f"time limit {self.minutes}: a job needs at least a minute")
         if self.queue is not None and self.queue != machine.queue:
             return
         if nodes < machine.min_nodes:
             raise ParameterError(
-                f"{count(nodes, 'node')}: the queue {machine.queue} of {machine.name} takes"
-                f" {machine.min_nodes} or more; choose another one by --queue"
+                f"{count(nodes, 'node')}: the queue {machine.queue} of {machine.name} requires"
+                f" {machine.min_nodes} or more; choose another one with --queue"
             )
         longest = machine.longest_minutes(nodes)
         if longest is not None and self.minutes > longest:
             raise ParameterError(
-                f"{self.minutes} minutes on {count(nodes, 'node')}: {machine.name} gives"
-                f" {longest} at most to jobs of that size; take less --time, or another --queue"
+                f"{self.minutes} minutes on {count(nodes, 'node')}: {machine.name} limits jobs of"
+                f" that size to {longest} minutes; choose a shorter --time or another --queue"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from candle_p1.cluster.launchers import launch_words
+from candle_p1.cluster.launchers import launch_argv
 from candle_p1.cluster.schedulers import WARNING_S, scheduler_of
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def job_script(job: JobRequest) -> str:
     ]
     if job.study_script is not None:
         lines += [
-            "unset CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study's flags alone",
+            "unset CANDLE_P1_STAGE CANDLE_P1_FLAGS # the study alone sets flags",
             f"export CANDLE_P1_NODES={job.layout.num_nodes}",
             f"export JOB_SCRIPT={shlex.quote(job.study_script)}",
         ]
         if scheduler.waits_for_success:
-            lines.append("trap 'exit 0' EXIT # or the next job never starts; the record says more")
+            lines.append("trap 'exit 0' EXIT # the next job waits for success")
     if job.venv is not None:
         lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(job.venv)}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
@@ -69,22 +69,24 @@ def job_script(job: JobRequest) -> str:
     if not scheduler.sends_warning:
         lines.append(f"job_limit {job.minutes} {WARNING_S}")
     lines += ["job_prepare", ""]
-    layout = job.layout.in_script([*machine.environment, *job.environment])
-    words = launch_words(machine.launcher, layout, machine.launcher_options)
-    lines += _fold(["job_launcher", *map(_in_quotes, words)])
+    variables = [*machine.environment, *job.environment]
+    if job.layout.threads_per_rank is not None:
+        variables.append("OMP_NUM_THREADS")
+    argv = launch_argv(machine.launcher, job.layout, variables)
+    lines += _fold(["job_launcher", *map(_in_quotes, [*argv, *machine.launcher_options])])
     lines += _fold(["job_run", *map(shlex.quote, [job.program, *job.flags])])
     return "\n".join(lines) + "\n"
 
 
 def _in_quotes(word: str) -> str:
-    """Returns a word of the launch line, quoted so that bash expands its variables."""
+    """Returns an argument, quoted so that bash expands its variables."""
     return f'"{word}"' if "$" in word else shlex.quote(word)
 
 
-def _fold(words: Sequence[str]) -> list[str]:
+def _fold(argv: Sequence[str]) -> list[str]:
     """Returns a command as lines of bash, folded before options."""
-    groups = [words[0]]
-    for word in words[1:]:
+    groups = [argv[0]]
+    for word in argv[1:]:
         if word.startswith(("-", '"-')):
             groups.append(word)
         else:

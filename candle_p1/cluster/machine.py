@@ -41,7 +41,7 @@ class Machine(TomlTable):
         name: What ``--machine`` calls it; the name of its file.
         title: What people call it.
         scheduler: A name in candle_p1.cluster.schedulers.SCHEDULERS.
-        launcher: What starts ranks within a job: a name in candle_p1.cluster.launchers.LAUNCHERS.
+        launcher: What starts ranks: a name in candle_p1.cluster.launchers.COMMAND_LINES.
         ranks_per_node: Ranks on each node, unless a job asks for another number.
         num_nodes: The most nodes of one job.
         cores_per_node: Cores that a job can use.

@@ -1,7 +1,7 @@
 """Schedulers: the directives of a job script, and the command that submits it.
 
-A signal ahead of the end of the time limit lets a run write its record as interrupted. LSF and
-Slurm send it; for the others the script itself does (``job_limit`` of common/job_env.sh).
+A signal shortly before the time limit lets a run write its record as interrupted. LSF and Slurm
+send it; under the others the script does so itself (``job_limit`` in common/job_env.sh).
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ if TYPE_CHECKING:
     from candle_p1.cluster.job_request import JobRequest
 
 WARNING_S = 60
-"""How long before the end of the time limit the ranks are told to end."""
+"""How long before the time limit the ranks are told to end."""
 
 
 class Scheduler(ABC):
     """A scheduler.
 
     Attributes:
-        name: What messages call it.
-        suffix: How the names of its scripts end.
-        mark: What its directives begin with.
+        suffix: The suffix of its scripts.
+        prefix: What its directives begin with.
         project_option: The option that names the project.
         queue_option: The option that names the queue.
-        submit: The command that submits, with the options it always has.
-        job_id: Finds the job's id in what that command prints.
-        sends_warning: Whether it signals a job ahead of the end of its time.
-        waits_for_success: Whether a job starts only if the one it waits for has ended with 0.
-        preamble: Lines at the start of a script that it needs.
+        submit: The command that submits a script, with its constant options.
+        job_id: A regular expression that finds the job's id in the output of that command.
+        sends_warning: Whether it signals a job before its time is over.
+        waits_for_success: Whether a job starts only if the one it waits for has succeeded.
+        preamble: Lines that its scripts need before all others.
     """
 
-    name: ClassVar[str]
     suffix: ClassVar[str] = ".sh"
-    mark: ClassVar[str]
+    prefix: ClassVar[str]
     project_option: ClassVar[str] = "-A"
     queue_option: ClassVar[str] = "-q"
     submit: ClassVar[Sequence[str]]
@@ -51,13 +49,13 @@ class Scheduler(ABC):
 
     @abstractmethod
     def directives(self, job: JobRequest) -> list[str]:
-        """Returns the options of a job that name its size, time and output, without the mark."""
+        """Returns the options for the size, time and output of a job, without the prefix."""
 
     @abstractmethod
     def after(self, job_id: str) -> list[str]:
         """Returns the options that make a job wait until another one has ended.
 
-        However it did, but where `waits_for_success`.
+        Unless `waits_for_success`, it does not matter whether that one succeeded.
         """
 
     def lines(self, job: JobRequest) -> list[str]:
@@ -69,43 +67,42 @@ class Scheduler(ABC):
         if queue is not None:
             options.append(f"{job.machine.queue_option or self.queue_option} {queue}")
         options += [*self.directives(job), *job.machine.directives]
-        return [f"{self.mark} {option}" for option in options]
+        return [f"{self.prefix} {option}" for option in options]
 
     def submit_command(self, script: str | Path, after: str | None = None) -> list[str]:
         """Returns the command that submits a script.
 
         Args:
             script: Its path.
-            after: The id of a job that has to end before this one starts.
+            after: The id of a job that has to end before this one may start.
         """
         wait = [] if after is None else self.after(after)
         return [*self.submit, *wait, str(script)]
 
     def read_job_id(self, output: str) -> str:
-        """Returns the id of a job from what the submit command printed.
+        """Returns the id of a job from the output of the submit command.
 
         Raises:
-            SetupError: It is not there.
+            SetupError: The output does not contain it.
         """
         found = re.search(self.job_id, output, re.MULTILINE)
         if found is None:
-            raise SetupError(f"{self.submit[0]} named no job; it printed: {output.strip()!r}")
+            raise SetupError(f"{self.submit[0]} printed no job id, but {output.strip()!r}")
         return found.group(1)
 
 
 class Lsf(Scheduler):
     """IBM Spectrum LSF, as on Summit."""
 
-    name = "LSF"
     suffix = ".lsf"
-    mark = "#BSUB"
+    prefix = "#BSUB"
     project_option = "-P"
     submit = ("bsub",)
     job_id = r"Job <(\d+)>"
     sends_warning = True
 
     def directives(self, job: JobRequest) -> list[str]:
-        """Returns name, nodes, time, output, and the signal, two minutes ahead."""
+        """Returns name, nodes, time, output, and the signal two minutes before the end."""
         hours, minutes = divmod(job.minutes, 60)
         return [
             f"-J {job.name}",
@@ -124,17 +121,16 @@ class Lsf(Scheduler):
 class Cobalt(Scheduler):
     """Argonne's Cobalt, as on Theta. It ends jobs without a warning.
 
-    By its manual (qsub, --dependencies) a job waits until others have finished with status 0.
+    According to its manual (qsub, --dependencies), a job waits until others finish with status 0.
     """
 
-    name = "Cobalt"
-    mark = "#COBALT"
+    prefix = "#COBALT"
     submit = ("qsub",)
     job_id = r"^(\d+)$"
     waits_for_success = True
 
     def directives(self, job: JobRequest) -> list[str]:
-        """Returns nodes, minutes, name and the prefix of the files for output."""
+        """Returns nodes, minutes, name and the prefix of the output files."""
         return [
             f"-n {job.layout.num_nodes}",
             f"-t {job.minutes}",
@@ -150,8 +146,7 @@ class Cobalt(Scheduler):
 class Slurm(Scheduler):
     """Slurm. It signals the script, which passes the signal on to the ranks."""
 
-    name = "Slurm"
-    mark = "#SBATCH"
+    prefix = "#SBATCH"
     project_option = "--account"
     queue_option = "--partition"
     submit = ("sbatch", "--parsable")
@@ -176,8 +171,10 @@ class Slurm(Scheduler):
         ]
 
     def lines(self, job: JobRequest) -> list[str]:
-        """Returns the directives, each option and its value as one word."""
-        return [re.sub(rf"^({self.mark} --[a-z-]+) ", r"\1=", line) for line in super().lines(job)]
+        """Returns the directives, with "=" between an option and its value."""
+        return [
+            re.sub(rf"^({self.prefix} --[a-z-]+) ", r"\1=", line) for line in super().lines(job)
+        ]
 
     def after(self, job_id: str) -> list[str]:
         """Returns --dependency."""
@@ -185,19 +182,18 @@ class Slurm(Scheduler):
 
 
 class Pbs(Scheduler):
-    """PBS Professional and OpenPBS. Their signal at the end leaves too little time.
+    """PBS Professional and OpenPBS. Jobs start in the home directory.
 
-    A job starts in the home directory.
+    The signal that PBS sends when the time is over leaves too little time.
     """
 
-    name = "PBS"
-    mark = "#PBS"
+    prefix = "#PBS"
     preamble = ('cd "${PBS_O_WORKDIR:-$PWD}"',)
     submit = ("qsub",)
     job_id = r"^(\d+\S*)$"
 
     def directives(self, job: JobRequest) -> list[str]:
-        """Returns name, nodes, time and the file for output and errors."""
+        """Returns name, nodes, time and the file for both output and errors."""
         layout = job.layout
         chunk = [f"{layout.num_nodes}", f"mpiprocs={layout.ranks_per_node}"]
         if job.machine.shared_nodes:
@@ -218,10 +214,9 @@ class Pbs(Scheduler):
 
 
 class NoScheduler(Scheduler):
-    """None: a script runs at once, on this machine."""
+    """No scheduler: a script runs immediately, on this machine."""
 
-    name = "no scheduler"
-    mark = "#"
+    prefix = "#"
     submit = ("bash",)
     job_id = r"^$"
 
@@ -234,7 +229,7 @@ class NoScheduler(Scheduler):
         return []
 
     def after(self, job_id: str) -> list[str]:
-        """Returns none: the one before has ended when the next is started."""
+        """Returns none: jobs run one after the other anyway."""
         return []
 
 
@@ -245,14 +240,14 @@ SCHEDULERS: dict[str, Scheduler] = {
     "pbs": Pbs(),
     "none": NoScheduler(),
 }
-"""By the names that machine files use."""
+"""By their names in machine files."""
 
 
 def find_scheduler(name: str) -> Scheduler:
     """Returns a scheduler by its name.
 
     Raises:
-        ParameterError: There is none of that name.
+        ParameterError: There is no such scheduler.
     """
     if name not in SCHEDULERS:
         raise ParameterError(f"scheduler {name!r}: choose one of {', '.join(SCHEDULERS)}")

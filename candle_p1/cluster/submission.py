@@ -1,4 +1,4 @@
-"""Submits jobs: keeps the script, hands it to the scheduler, reads the job's id."""
+"""Submitting jobs: writes the script, passes it to the scheduler, and reads the job's id."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from candle_p1.cluster.job_request import JobRequest
 
 SCRIPT_STEM = "job"
-"""Scripts are named so, with the scheduler's ending, and lie beside the record."""
+"""The name of a script without the scheduler's suffix; scripts lie beside the record."""
 ID_NAME = "job.id"
-"""Beside a script that was submitted, the id of its job."""
+"""The file beside a submitted script that holds the id of the job."""
 
 
 def script_path(job: JobRequest, directory: Path) -> Path:
-    """Returns where the script of a job goes, whose record will be in this directory."""
+    """Returns the path of the script of a job whose record will be in this directory."""
     return directory / f"{SCRIPT_STEM}{scheduler_of(job).suffix}"
 
 
 def was_submitted(directory: Path) -> bool:
-    """Tells whether a job was submitted whose record goes into this directory.
+    """Tells whether a job was submitted whose record will be in this directory.
 
-    A job of a study that fails before its ranks start takes its script's name away: it was not.
+    A job of a study that failed before its ranks started does not count: it renamed its script.
     """
     suffixes = {scheduler.suffix for scheduler in SCHEDULERS.values()}
     return any((directory / f"{SCRIPT_STEM}{suffix}").exists() for suffix in suffixes)
 
 
 def submitted_id(directory: Path) -> str | None:
-    """Returns the id of the job whose script lies in a directory; None where it is not known."""
+    """Returns the id of the job whose script is in a directory; None if it is not known."""
     try:
         return (directory / ID_NAME).read_text(encoding="utf-8").strip()
     except OSError:
@@ -46,52 +46,52 @@ def submitted_id(directory: Path) -> str | None:
 
 
 def checkout() -> Path:
-    """Returns the checkout this package runs from, which scripts read common/job_env.sh of.
+    """Returns the checkout this package runs from, in which scripts find common/job_env.sh.
 
     Raises:
-        SetupError: It runs from none.
+        SetupError: The package does not run from a checkout.
     """
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "common/job_env.sh").is_file():
         raise SetupError(
-            f"{root} holds no common/job_env.sh, which job scripts need: install this package from"
-            " a checkout, in place (make setup)"
+            f"{root} has no common/job_env.sh, which job scripts need: install this package in"
+            " editable mode from a checkout (make setup)"
         )
     return root
 
 
-def environment_of(root: Path) -> str | None:
+def virtual_environment(root: Path) -> str | None:
     """Returns the virtual environment that a script has to name; None is .venv of the checkout."""
-    prefix = sys.prefix
-    return None if Path(prefix) == root / ".venv" or prefix == sys.base_prefix else prefix
+    is_usual = Path(sys.prefix) == root / ".venv" or sys.prefix == sys.base_prefix
+    return None if is_usual else sys.prefix
 
 
-def keep_script(script: Path, text: str) -> None:
-    """Writes a script, executable, which Cobalt requires.
+def write_script(script: Path, text: str) -> None:
+    """Writes a script and makes it executable, which Cobalt requires.
 
     Raises:
-        ParameterError: It is there already, or cannot be written.
+        ParameterError: It exists already, or cannot be written.
     """
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.open("x").close()  # claimed: two jobs never share a directory
+        script.open("x").close()  # claims the directory: no two jobs share one
         write_atomically(script, text)
         script.chmod(0o755)
     except OSError as error:
         raise ParameterError(f"output_dir: cannot write {script}: {error.strerror}") from error
 
 
-def hand_over(job: JobRequest, script: Path, after: str | None = None) -> str:
-    """Hands a script to the scheduler; returns the job's id.
+def submit(job: JobRequest, script: Path, after: str | None = None) -> str:
+    """Submits a script to the scheduler; returns the job's id.
 
     Args:
         job: The job.
         script: Its script.
-        after: The id of a job that has to end before.
+        after: The id of a job that has to end before this one may start.
 
     Raises:
-        SetupError: There is no scheduler here, or it does not take the job: then the script is
-            removed, so that it can be submitted again. Or it printed no id.
+        SetupError: There is no scheduler here, or it refuses the job; the script is removed, so
+            that the job can be submitted again. Or the scheduler printed no id.
     """
     scheduler = scheduler_of(job)
     command = scheduler.submit_command(script, after)
@@ -106,15 +106,15 @@ def hand_over(job: JobRequest, script: Path, after: str | None = None) -> str:
 
 
 def _output(command: Sequence[str], machine: str) -> str:
-    """Returns what the submit command prints."""
+    """Returns the output of the submit command."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise SetupError(
-            f"{command[0]}, which takes jobs of {machine}, is not in $PATH: submit where it is, or"
-            " write the script alone with --dry-run"
+            f"{command[0]}, which submits jobs on {machine}, is not in $PATH: submit on a machine"
+            " that has it, or only print the script with --dry-run"
         ) from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise SetupError(f"{shlex.join(command)} ended with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip()
+        raise SetupError(f"{shlex.join(command)} ended with code {done.returncode}: {output}")
     return done.stdout

@@ -11,11 +11,11 @@ from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.submission import (
     checkout,
-    environment_of,
-    hand_over,
-    keep_script,
     script_path,
+    submit,
     submitted_id,
+    virtual_environment,
+    write_script,
 )
 from candle_p1.errors import ParameterError
 from candle_p1.studies.manifest import write_manifest
@@ -110,9 +110,9 @@ class StudyJobs:
         ids = [job_id for job_id in known if job_id is not None]
         for directory, job in jobs:
             script = script_path(job, directory)
-            keep_script(script, job_script(job))
+            write_script(script, job_script(job))
             after = ids[-at_once] if len(ids) >= at_once else None
-            ids.append(hand_over(job, script, after))
+            ids.append(submit(job, script, after))
             yield ids[-1], script
 
     def _job(self, run: PlannedRun, directory: Path) -> JobRequest:
@@ -129,7 +129,7 @@ class StudyJobs:
             project=self.project,
             queue=self.queue,
             root=str(root),
-            venv=environment_of(root),
+            venv=virtual_environment(root),
             heading=[
                 f"{self.plan.study.title}.",
                 f"{run.name}: {count(run.num_ranks, 'rank')} on {self.machine.title}.",

@@ -1,6 +1,6 @@
 #!/bin/bash
 # P1B3, weak scaling, a cluster with PBS: 24 nodes, 48 ranks.
-# 2 ranks per node; 1 epoch on each rank (a run that the paper does not have).
+# 2 ranks per node; 1 epoch on each rank (not a run of the paper).
 # Submit: qsub jobs/pbs/p1b3_weak.sh
 #PBS -N p1b3_weak
 #PBS -l select=24:mpiprocs=2

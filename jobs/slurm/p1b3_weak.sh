@@ -1,6 +1,6 @@
 #!/bin/bash
 # P1B3, weak scaling, a cluster with Slurm: 24 nodes, 48 ranks.
-# 2 ranks per node; 1 epoch on each rank (a run that the paper does not have).
+# 2 ranks per node; 1 epoch on each rank (not a run of the paper).
 # Submit: sbatch jobs/slurm/p1b3_weak.sh
 #SBATCH --job-name=p1b3_weak
 #SBATCH --nodes=24

@@ -1,6 +1,6 @@
 #!/bin/bash
 # P1B3, weak scaling, Theta (Cray XC40, Argonne): 48 nodes, 48 ranks.
-# 1 rank per node, each with 64 cores, 64 threads; 1 epoch on each rank (a run that the paper does not have).
+# 1 rank per node, each with 64 cores, 64 threads; 1 epoch on each rank (not a run of the paper).
 # Submit: qsub -A PROJECT jobs/theta/p1b3_weak.sh
 #COBALT -q default
 #COBALT -n 48

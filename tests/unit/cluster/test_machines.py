@@ -1,49 +1,32 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from candle_p1.cluster import machine as machine_module
-from candle_p1.cluster.launchers import LAUNCHERS
+from candle_p1.cluster.launchers import COMMAND_LINES
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import list_machines, load_machine
 from candle_p1.cluster.schedulers import SCHEDULERS
 from candle_p1.errors import ParameterError
 from candle_p1.toml_file import read_toml
+from tests.conftest import ROOT
 
-SHIPPED = sorted(
-    path.stem for path in Path(machine_module.__file__).parent.joinpath("machines").glob("*.toml")
-)
-
-
-@pytest.fixture(autouse=True)
-def no_files_of_the_user(monkeypatch, tmp_path):
-    monkeypatch.delenv("CANDLE_P1_MACHINES", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+FILES = {path.stem: path for path in ROOT.glob("candle_p1/cluster/machines/*.toml")}
 
 
-def test_the_machines_are_there():
-    assert list_machines() == SHIPPED
-    assert set(SHIPPED) >= {"summit", "theta", "frontier", "perlmutter", "polaris", "aurora"}
-    assert set(SHIPPED) >= {"slurm", "pbs", "local"}
+def test_the_machines_of_this_package():
+    assert list_machines() == sorted(FILES)
+    assert {"summit", "theta", "frontier", "perlmutter", "polaris", "aurora"} <= FILES.keys()
+    assert {"slurm", "pbs", "local"} <= FILES.keys()
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_value_of_a_machine_says_where_it_is_from(name):
-    machine = load_machine(name)
-    path = Path(machine_module.__file__).parent / f"machines/{name}.toml"
-    written = read_toml(path)
-    assert set(written) - {"title", "sources"} == set(machine.sources)
-    assert all(machine.sources.values())
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_machine_fits_together(name):
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_machine_is_consistent_and_every_value_has_a_source(name):
     machine = load_machine(name)
     assert machine.name == name
+    assert set(read_toml(FILES[name])) - {"title", "sources"} == set(machine.sources)
+    assert all(machine.sources.values())
     assert machine.scheduler in SCHEDULERS
-    assert machine.launcher in LAUNCHERS
+    assert machine.launcher in COMMAND_LINES
     layout = Layout.on(machine, machine.min_nodes)
     assert layout.num_ranks == machine.min_nodes * machine.ranks_per_node
     if machine.time_limits:
@@ -51,7 +34,7 @@ def test_a_machine_fits_together(name):
         assert all(machine.minutes <= minutes for _, minutes in machine.time_limits)
 
 
-def test_the_paper_layouts():
+def test_the_layouts_of_the_paper():
     """Section 4.1 and Figure 5 (b): one GPU and 7 cores; section 2.3: a rank per node."""
     summit, theta = load_machine("summit"), load_machine("theta")
     assert (summit.ranks_per_node, summit.cores_per_rank, summit.gpus_per_rank) == (6, 7, 1)
@@ -61,7 +44,6 @@ def test_the_paper_layouts():
 def test_more_ranks_than_usual_get_smaller_shares():
     layout = Layout.on(load_machine("theta"), 2, 4)
     assert (layout.num_ranks, layout.cores_per_rank, layout.threads_per_rank) == (8, 16, 16)
-    assert layout.environment == {"OMP_NUM_THREADS": "16"}
     fewer = Layout.on(load_machine("summit"), 2, 3)
     assert (fewer.cores_per_rank, fewer.threads_per_rank) == (7, 7)
 
@@ -69,14 +51,14 @@ def test_more_ranks_than_usual_get_smaller_shares():
 @pytest.mark.parametrize(
     ("name", "nodes", "ranks", "numbers"),
     [
-        ("summit", 1, 7, "7 ranks per node on summit: each takes 1 GPU, and a node has 6"),
-        ("summit", 5000, None, "5,000 nodes: .* 4,608"),
-        ("theta", 1, 65, "65 ranks per node on theta: a node has 64 cores"),
-        ("local", 2, None, "2 nodes: .* local .* 1"),
-        ("slurm", 0, None, "at least one"),
+        ("summit", 1, 7, "7 ranks .* summit.* 1 GPU.* 6"),
+        ("summit", 5000, None, "5,000 nodes.* 4,608"),
+        ("theta", 1, 65, "65 ranks .* theta.* 64 cores"),
+        ("local", 2, None, "2 nodes.* local .* 1"),
+        ("slurm", 0, None, "0 nodes"),
     ],
 )
-def test_what_a_machine_does_not_have(name, nodes, ranks, numbers):
+def test_a_layout_that_does_not_fit_the_machine(name, nodes, ranks, numbers):
     with pytest.raises(ParameterError, match=numbers):
         Layout.on(load_machine(name), nodes, ranks)
 
@@ -84,11 +66,11 @@ def test_what_a_machine_does_not_have(name, nodes, ranks, numbers):
 def test_a_machine_whose_own_ranks_do_not_fit(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('base = "slurm"\ncores_per_node = 8\nranks_per_node = 2\ncores_per_rank = 8\n')
-    with pytest.raises(ParameterError, match="2 ranks of 8 cores are 16, and a node has 8"):
+    with pytest.raises(ParameterError, match=r"ours: 2 ranks .* 8 cores .* 16 cores.* 8"):
         Layout.on(load_machine(str(path)), 1)
 
 
-def test_a_file_of_the_user_completes_another_machine(tmp_path):
+def test_a_users_file_is_put_over_another_machine(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text(
         'base = "slurm"\nranks_per_node = 4\nlauncher_options = []\n[environment]\nA = "1"\n'
@@ -100,7 +82,7 @@ def test_a_file_of_the_user_completes_another_machine(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["variable", "config"])
-def test_a_file_of_the_user_goes_before_the_machine_of_its_name(place, tmp_path, monkeypatch):
+def test_a_users_file_takes_precedence_over_the_machine_of_its_name(place, tmp_path, monkeypatch):
     directory = tmp_path / "config/candle_p1/machines"
     if place == "variable":
         directory = tmp_path / "machines"
@@ -127,12 +109,12 @@ def test_a_file_of_the_user_goes_before_the_machine_of_its_name(place, tmp_path,
         ('base = "slurm"\ntime_limits = [[9, 5, 1]]\n', "time_limits.0 is "),
         ('base = "slurm"\n[environment]\nA = 1\n', "environment.A is 1: .*string"),
         ('base = "slurm"\nqueue = 3\nminutes = true\n', "queue is 3.*\n.*minutes is True"),
-        ('base = "slrum"\n', "base is 'slrum' .did you mean 'slurm'"),
+        ('base = "slrum"\n', "base is 'slrum' .*'slurm'"),
         ('title = "x"\nscheduler = "slurm"\nlauncher = "srun"\n', "ranks_per_node is missing"),
         ("title =\n", "not TOML"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_key(text, problem, tmp_path):
+def test_an_error_names_the_file_and_the_key(text, problem, tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text(text)
     with pytest.raises(ParameterError, match=problem) as raised:
@@ -141,9 +123,9 @@ def test_a_wrong_file_is_named_with_its_key(text, problem, tmp_path):
 
 
 def test_unknown_machines():
-    with pytest.raises(ParameterError, match=r"no machine 'sumit' .did you mean 'summit'.*theta"):
+    with pytest.raises(ParameterError, match=r"'sumit' .*'summit'.*theta"):
         load_machine("sumit")
-    with pytest.raises(ParameterError, match="no such file"):
+    with pytest.raises(ParameterError, match=r"absent\.toml"):
         load_machine("absent.toml")
 
 

@@ -32,64 +32,34 @@ def job(machine_name, num_nodes=2, **changes):
     [
         (
             "summit",
-            [
-                "#BSUB -P ABC123",
-                "#BSUB -q debug",
-                "#BSUB -J nt3_weak",
-                "#BSUB -nnodes 2",
-                "#BSUB -W 1:30",
-                "#BSUB -o out/job.%J.out",
-                "#BSUB -wa TERM",
-                "#BSUB -wt 2",
-                '#BSUB -alloc_flags "nvme smt4"',
-            ],
+            ["-P ABC123", "-q debug", "-J nt3_weak", "-nnodes 2", "-W 1:30", "-o out/job.%J.out"],
         ),
         (
             "theta",
-            [
-                "#COBALT -A ABC123",
-                "#COBALT -q debug",
-                "#COBALT -n 2",
-                "#COBALT -t 90",
-                "#COBALT --jobname nt3_weak",
-                "#COBALT -O out/job",
-                "#COBALT --attrs mcdram=cache:numa=quad",
-            ],
+            ["-A ABC123", "-q debug", "-n 2", "-t 90", "--jobname nt3_weak", "-O out/job"],
         ),
         (
             "frontier",
             [
-                "#SBATCH --account=ABC123",
-                "#SBATCH --partition=debug",
-                "#SBATCH --job-name=nt3_weak",
-                "#SBATCH --nodes=2",
-                "#SBATCH --ntasks-per-node=8",
-                "#SBATCH --cpus-per-task=7",
-                "#SBATCH --time=01:30:00",
-                "#SBATCH --output=out/job.%j.out",
-                "#SBATCH --signal=B:TERM@60",
-                "#SBATCH --constraint=nvme",
+                *("--account=ABC123", "--partition=debug", "--job-name=nt3_weak", "--nodes=2"),
+                *("--ntasks-per-node=8", "--cpus-per-task=7", "--time=01:30:00"),
+                "--output=out/job.%j.out",
             ],
         ),
         (
             "polaris",
             [
-                "#PBS -A ABC123",
-                "#PBS -q debug",
-                "#PBS -N nt3_weak",
-                "#PBS -l select=2:mpiprocs=4",
-                "#PBS -l walltime=01:30:00",
-                "#PBS -j oe",
-                "#PBS -o out/job.out",
-                "#PBS -l place=scatter",
-                "#PBS -l filesystems=home:eagle",
+                *("-A ABC123", "-q debug", "-N nt3_weak", "-l select=2:mpiprocs=4"),
+                *("-l walltime=01:30:00", "-j oe", "-o out/job.out"),
             ],
         ),
     ],
 )
-def test_directives(machine_name, lines):
-    request = job(machine_name)
-    assert scheduler_of(request).lines(request) == lines
+def test_the_directives_begin_with_those_of_the_job(machine_name, lines):
+    """tests/files/jobs has all directives of each machine."""
+    scheduler = scheduler_of(job(machine_name))
+    found = scheduler.lines(job(machine_name))
+    assert found[: len(lines)] == [f"{scheduler.prefix} {line}" for line in lines]
 
 
 def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
@@ -103,38 +73,20 @@ def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
     assert select in scheduler_of(request).lines(request)
 
 
-def test_a_quality_of_service_is_a_queue_too():
-    request = job("perlmutter", queue=None)
-    assert "#SBATCH --qos=regular" in scheduler_of(request).lines(request)
-
-
-def test_a_generic_machine_names_neither_queue_nor_project():
-    request = job("slurm", queue=None, project=None)
-    assert scheduler_of(request).lines(request)[0] == "#SBATCH --job-name=nt3_weak"
-
-
-def test_no_scheduler_has_no_directives():
-    assert find_scheduler("none").lines(job("local", num_nodes=1)) == []
-
-
 @pytest.mark.parametrize(
     ("name", "line", "after"),
     [
-        ("lsf", "bsub x.lsf", "bsub -w ended(7) x.lsf"),
-        ("cobalt", "qsub x.lsf", "qsub --dependencies 7 x.lsf"),
-        (
-            "slurm",
-            "sbatch --parsable x.lsf",
-            "sbatch --parsable --dependency=afterany:7 x.lsf",
-        ),
-        ("pbs", "qsub x.lsf", "qsub -W depend=afterany:7 x.lsf"),
-        ("none", "bash x.lsf", "bash x.lsf"),
+        ("lsf", "bsub x.sh", "bsub -w ended(7) x.sh"),
+        ("cobalt", "qsub x.sh", "qsub --dependencies 7 x.sh"),
+        ("slurm", "sbatch --parsable x.sh", "sbatch --parsable --dependency=afterany:7 x.sh"),
+        ("pbs", "qsub x.sh", "qsub -W depend=afterany:7 x.sh"),
+        ("none", "bash x.sh", "bash x.sh"),
     ],
 )
 def test_the_command_that_submits(name, line, after):
     scheduler = find_scheduler(name)
-    assert " ".join(scheduler.submit_command("x.lsf")) == line
-    assert " ".join(scheduler.submit_command("x.lsf", after="7")) == after
+    assert " ".join(scheduler.submit_command("x.sh")) == line
+    assert " ".join(scheduler.submit_command("x.sh", after="7")) == after
 
 
 @pytest.mark.parametrize(
@@ -151,32 +103,32 @@ def test_the_id_of_a_job(name, output, job_id):
     assert find_scheduler(name).read_job_id(output) == job_id
 
 
-def test_a_command_that_names_no_job():
-    with pytest.raises(SetupError, match="bsub named no job; it printed: 'no luck'"):
+def test_output_without_a_job_id():
+    with pytest.raises(SetupError, match="'no luck'"):
         SCHEDULERS["lsf"].read_job_id("no luck\n")
 
 
 def test_an_unknown_scheduler():
-    with pytest.raises(ParameterError, match="scheduler 'sge': choose one of lsf, cobalt"):
+    with pytest.raises(ParameterError, match=r"'sge'.* lsf, cobalt"):
         find_scheduler("sge")
 
 
 @pytest.mark.parametrize(
     ("machine_name", "changes", "problem"),
     [
-        ("summit", {"project": None}, "summit charges jobs to a project: .*--project"),
-        ("summit", {"output": "my runs/job"}, "'my runs/job' holds a blank"),
-        ("summit", {"minutes": 0}, "a minute or more"),
-        ("summit", {"queue": None, "minutes": 121}, "121 minutes on 2 nodes: summit gives 120"),
-        ("polaris", {"queue": None}, "2 nodes: the queue prod of polaris takes 10 or more"),
+        ("summit", {"project": None}, "--project"),
+        ("summit", {"output": "my runs/job"}, "'my runs/job'"),
+        ("summit", {"minutes": 0}, "time limit 0"),
+        ("summit", {"queue": None, "minutes": 121}, "121 minutes on 2 nodes.* 120 minutes"),
+        ("polaris", {"queue": None}, "2 nodes.* prod of polaris .* 10"),
     ],
 )
-def test_jobs_that_a_machine_does_not_take(machine_name, changes, problem):
+def test_jobs_that_a_machine_does_not_accept(machine_name, changes, problem):
     with pytest.raises(ParameterError, match=problem):
         job(machine_name, **changes).check()
 
 
-def test_limits_are_those_of_the_default_queue():
+def test_only_the_default_queue_has_limits():
     job("summit", queue="killable", minutes=1000).check()
     job("polaris", queue="debug").check()
     job("slurm", queue=None, project=None, minutes=100_000).check()

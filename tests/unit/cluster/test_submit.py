@@ -17,12 +17,11 @@ from tests.conftest import ROOT
 def in_a_directory_of_its_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CANDLE_P1_PROJECT", raising=False)
-    monkeypatch.delenv("CANDLE_P1_MACHINES", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
-def submit(*words):
-    result = CliRunner().invoke(command, [str(word) for word in words], standalone_mode=False)
+def submit(*arguments):
+    argv = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(command, argv, standalone_mode=False)
     if isinstance(result.exception, CandleError):
         raise result.exception
     assert result.exception is None, result.output
@@ -31,33 +30,37 @@ def submit(*words):
 
 @pytest.fixture
 def scheduler(monkeypatch, tmp_path):
-    """Puts a command into $PATH that keeps its words in a file and prints what it is told to."""
+    """Puts a command into $PATH that prints a text, and adds its arguments to the file argv."""
 
     def scheduler(name, prints, code=0):
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(
-            f'#!/bin/bash\necho "$@" >>"{tmp_path}/words"\necho "{prints}"\nexit {code}\n'
+            f'#!/bin/bash\necho "$@" >>"{tmp_path}/argv"\necho "{prints}"\nexit {code}\n'
         )
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
-        return lambda: (tmp_path / "words").read_text().split()
+        return lambda: (tmp_path / "argv").read_text().split()
 
     return scheduler
 
 
-def test_the_script_is_kept_where_the_record_will_be(scheduler, tmp_path):
-    words = scheduler("bsub", "Job <4711> is submitted to default queue <batch>.")
+def run_argv(script):
+    """Returns the last command of a script: job_run with its arguments."""
+    return script.replace("\\\n", " ").strip().splitlines()[-1].split()
+
+
+def test_the_script_is_written_where_the_record_will_be(scheduler, tmp_path):
+    argv = scheduler("bsub", "Job <4711> is submitted to default queue <batch>.")
     result = submit("nt3", "--machine", "summit", "--nodes", 64, "--project", "ABC123")
     script = tmp_path / "output/nt3/EXP000/JOB000/job.lsf"
-    assert words() == [str(script)]
+    assert argv() == [str(script)]
     assert "job 4711" in result.output
     text = script.read_text()
-    assert "#BSUB -P ABC123\n" in text
-    assert "#BSUB -nnodes 64\n" in text
-    assert f"export CANDLE_P1_ROOT={ROOT}\n" in text
-    words_of_run = text.replace("\\\n", " ").split()
-    assert words_of_run[-4:] == ["--output_dir", f"{tmp_path}/output/nt3", "--run_id", "JOB000"]
+    assert {"#BSUB -P ABC123", "#BSUB -nnodes 64", f"export CANDLE_P1_ROOT={ROOT}"} <= set(
+        text.splitlines()
+    )
+    assert run_argv(text)[-4:] == ["--output_dir", f"{tmp_path}/output/nt3", "--run_id", "JOB000"]
     assert script.stat().st_mode & 0o100
 
 
@@ -65,31 +68,27 @@ def test_jobs_are_numbered_apart_from_runs(scheduler, tmp_path):
     scheduler("sbatch", "12")
     for _ in range(2):
         submit("nt3", "--machine", "slurm", "--", "--experiment_id", "mine")
-    assert [path.name for path in sorted((tmp_path / "output/nt3/mine").iterdir())] == [
-        "JOB000",
-        "JOB001",
-    ]
+    assert {path.name for path in (tmp_path / "output/nt3/mine").iterdir()} == {"JOB000", "JOB001"}
 
 
-def test_a_named_run_is_kept_and_not_written_over(scheduler, tmp_path):
+def test_a_named_run_is_not_overwritten(scheduler, tmp_path):
     scheduler("sbatch", "12")
     line = ["nt3", "--machine", "slurm", "--", "--output_dir", "o", "--run_id", "R7"]
     submit(*line)
-    text = (tmp_path / "o/EXP000/R7/job.sh").read_text()
-    words = text.replace("\\\n", " ").split()
-    assert words[-4:] == ["--output_dir", f"{tmp_path}/o", "--run_id", "R7"]
-    with pytest.raises(ParameterError, match="R7 already belongs to a run"):
+    argv = run_argv((tmp_path / "o/EXP000/R7/job.sh").read_text())
+    assert argv[-4:] == ["--output_dir", f"{tmp_path}/o", "--run_id", "R7"]
+    with pytest.raises(ParameterError, match="EXP000/R7"):
         submit(*line)
 
 
 def test_the_working_directory_as_output_directory(scheduler, tmp_path):
     scheduler("sbatch", "12")
     submit("nt3", "--machine", "slurm", "--", "--output_dir", ".")
-    assert (tmp_path / "job.sh").read_text().rstrip().endswith("--output_dir .")
+    assert run_argv((tmp_path / "job.sh").read_text())[-2:] == ["--output_dir", "."]
 
 
 @pytest.mark.parametrize(
-    ("words", "flags"),
+    ("options", "flags"),
     [
         ([], "--size full --epochs 384 --epochs_scaling strong"),
         (["--mode", "weak"], "--size full --epochs 8 --epochs_scaling weak"),
@@ -107,13 +106,12 @@ def test_the_working_directory_as_output_directory(scheduler, tmp_path):
         ),
     ],
 )
-def test_flags_of_the_mode_give_way_to_the_users(words, flags):
-    result = submit("nt3", "--machine", "slurm", "--dry-run", *words)
-    text = " ".join(result.output.replace("\\\n", " ").split())
-    assert f"nt3_baseline_keras2.py {flags} --output_dir " in text
+def test_flags_of_the_user_override_those_of_the_mode(options, flags):
+    argv = run_argv(submit("nt3", "--machine", "slurm", "--dry-run", *options).output)
+    assert " ".join(argv[2:-4]) == flags
 
 
-def test_a_config_file_of_the_user_has_chosen(tmp_path):
+def test_a_config_file_of_the_user_overrides_the_mode(tmp_path):
     (tmp_path / "ours.txt").write_text("[Global_Params]\nepochs = 32\n")
     result = submit("nt3", "--machine", "slurm", "--dry-run", "--", "--config_file", "ours.txt")
     assert "--epochs " not in result.output
@@ -127,19 +125,19 @@ def test_a_dry_run_writes_and_submits_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("options", "problem"),
     [
-        (["--machine", "sumit"], "no machine 'sumit' .did you mean 'summit'"),
-        (["--machine", "summit"], "charges jobs to a project"),
+        (["--machine", "sumit"], "'sumit' .*'summit'"),
+        (["--machine", "summit"], "--project"),
         (["--machine", "summit", "--ranks-per-node", 7], "7 ranks per node on summit"),
-        (["--machine", "slurm", "--nodes", 5], "384 epochs do not divide among 10 ranks"),
-        (["--machine", "slurm", "--time", "long"], "--time long: give minutes, H:MM"),
-        (["--machine", "slurm", "--", "--epoch", "3"], "--epoch is not a flag"),
+        (["--machine", "slurm", "--nodes", 5], "384 epochs .* 10 ranks"),
+        (["--machine", "slurm", "--time", "long"], "--time long"),
+        (["--machine", "slurm", "--", "--epoch", "3"], "--epoch "),
     ],
 )
-def test_errors_come_before_anything_is_written(words, problem, tmp_path):
+def test_errors_come_before_anything_is_written(options, problem, tmp_path):
     with pytest.raises(ParameterError, match=problem):
-        submit("nt3", *words)
+        submit("nt3", *options)
     assert not (tmp_path / "output").exists()
 
 
@@ -149,27 +147,31 @@ def test_the_project_may_be_named_in_the_environment(monkeypatch):
     assert "#COBALT -A ABC123\n" in result.output
 
 
-def test_without_a_scheduler_the_error_says_what_to_do(monkeypatch, tmp_path):
+def test_without_the_command_of_the_scheduler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SetupError, match="sbatch, which takes jobs of slurm, is not in"):
+    with pytest.raises(SetupError, match=r"sbatch.* slurm.*--dry-run"):
         submit("nt3", "--machine", "slurm")
 
 
-def test_what_the_scheduler_says_against_it(scheduler):
+def test_an_error_of_the_scheduler_is_passed_on(scheduler):
     scheduler("sbatch", "invalid account", code=1)
-    with pytest.raises(SetupError, match="ended with 1: invalid account"):
+    with pytest.raises(SetupError, match="code 1: invalid account"):
         submit("nt3", "--machine", "slurm")
 
 
-def test_a_local_job_runs_at_once_and_ends_with_its_code(scheduler, monkeypatch, tmp_path):
+def test_a_local_job_runs_immediately_and_its_exit_code_is_the_commands(
+    scheduler, monkeypatch, tmp_path
+):
     scheduler("mpirun", "", code=5)
     (tmp_path / "bin/python").symlink_to(sys.executable)
-    monkeypatch.setenv("CANDLE_P1_VENV", str(tmp_path))  # or the script takes the real mpirun
+    monkeypatch.setenv(
+        "CANDLE_P1_VENV", str(tmp_path)
+    )  # keeps the real mpirun out of the $PATH of the script
     monkeypatch.setenv("CANDLE_P1_PYTHON", sys.executable)
     monkeypatch.setenv("CANDLE_P1_PREFLIGHT", "0")
     result = CliRunner().invoke(command, ["p1b3", "--machine", "local"])
     assert result.exit_code == 5
-    assert "p1b3_baseline_keras2.py" in (tmp_path / "words").read_text()
+    assert "p1b3_baseline_keras2.py" in (tmp_path / "argv").read_text()
     assert (tmp_path / "output/p1b3/EXP000/JOB000/job.sh").exists()
 
 
@@ -192,13 +194,13 @@ def test_a_benchmark_elsewhere_and_a_machine_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "minutes"), [("90", 90), ("1:30", 90), ("01:30:00", 90), ("0:00:30", 1)]
 )
-def test_times(text, minutes):
+def test_time_limits(text, minutes):
     assert read_minutes(text) == minutes
 
 
 @pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "-5"])
-def test_no_times(text):
-    with pytest.raises(ParameterError, match="give minutes"):
+def test_malformed_time_limits(text):
+    with pytest.raises(ParameterError, match="--time "):
         read_minutes(text)
 
 
@@ -229,37 +231,39 @@ def study(tmp_path):
     return path
 
 
-def test_the_runs_of_a_study_wait_for_one_another(scheduler, study, tmp_path):
-    words = scheduler("sbatch", "12")
+def test_the_jobs_of_a_study_form_a_chain(scheduler, study, tmp_path):
+    argv = scheduler("sbatch", "12")
     line = ["nt3", "--machine", "slurm", "--study", study, "--", "--epochs", 2]
-    output = submit(*line).output
-    assert "4 jobs of two, 1 at a time, at most 2.0 node hours" in output
-    told = words()
-    scripts = [Path(word) for word in told if word.endswith("job.sh")]
-    assert len(scripts) == len(set(scripts)) == 4
-    assert told.count("--dependency=afterany:12") == 3
-    assert told.index("--dependency=afterany:12") > told.index(str(scripts[0]))
+    output = " ".join(submit(*line).output.split())
+    assert "4 jobs of two, 1 at a time" in output
+    assert "2.0 node hours" in output
+    submitted = argv()
+    scripts = [Path(word) for word in submitted if word.endswith("job.sh")]
     assert {path.parent.name for path in scripts} == {
         f"batch_size-{size}-np{num}-r0" for size in (5, 10) for num in (1, 4)
     }
+    assert len(scripts) == 4
+    assert submitted.count("--dependency=afterany:12") == 3
+    assert submitted.index("--dependency=afterany:12") > submitted.index(str(scripts[0]))
     text = (tmp_path / "output/two-paper/batch_size-5-np4-r0/job.sh").read_text()
-    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n" in text
-    assert "#SBATCH --time=00:20:00\n" in text
-    assert "export HOROVOD_CYCLE_TIME=2\n" in text
-    flags = " ".join(text.replace("\\\n", " ").split())
+    assert {
+        *("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH --time=00:20:00"),
+        "export HOROVOD_CYCLE_TIME=2",
+    } <= set(text.splitlines())
+    flags = " ".join(run_argv(text))
     assert "--size small --epochs 2 --batch_size 5 --rng_seed" in flags
     assert "--run_id batch_size-5-np4-r0" in flags
 
     output = submit(*line).output
-    assert words() == told
+    assert argv() == submitted
     assert "0 jobs" in output
-    assert "submitted before, with no end on record yet: batch_size-" in output
+    assert "batch_size-5-np4-r0" in output
 
 
 def test_several_jobs_of_a_study_at_once(scheduler, study):
-    words = scheduler("sbatch", "12")
+    argv = scheduler("sbatch", "12")
     submit("nt3", "--machine", "slurm", "--study", study, "--at-once", 3)
-    assert words().count("--dependency=afterany:12") == 1
+    assert argv().count("--dependency=afterany:12") == 1
 
 
 def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
@@ -277,23 +281,23 @@ def test_a_ready_study_fits_the_machine_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("options", "problem"),
     [
-        (["p1b1", "--machine", "slurm"], "two does not train p1b1, but nt3"),
-        (["nt3", "--machine", "slurm", "--nodes", 2], "--nodes and --mode: the runs of a study"),
-        (["nt3", "--machine", "local"], "candle-p1 study run performs a study there"),
-        (["nt3", "--machine", "summit"], "charges jobs to a project"),
-        (["nt3", "--machine", "slurm", "--study-size", "huge"], "two has no size 'huge'"),
-        (["nt3", "--machine", "slurm", "--study-size", "odd"], "3 ranks are no multiple of the 2"),
+        (["p1b1", "--machine", "slurm"], "two .*p1b1.* nt3"),
+        (["nt3", "--machine", "slurm", "--nodes", 2], "--nodes .*--study"),
+        (["nt3", "--machine", "local"], "local .*candle-p1 study run"),
+        (["nt3", "--machine", "summit"], "--project"),
+        (["nt3", "--machine", "slurm", "--study-size", "huge"], "'huge'"),
+        (["nt3", "--machine", "slurm", "--study-size", "odd"], "3 ranks .* 2 .*--ranks-per-node"),
     ],
 )
-def test_studies_that_cannot_be_submitted(words, problem, study, tmp_path):
+def test_studies_that_cannot_be_submitted(options, problem, study, tmp_path):
     with pytest.raises(ParameterError, match=problem):
-        submit(*words, "--study", study)
+        submit(*options, "--study", study)
     assert not (tmp_path / "output").exists()
 
 
-def test_a_job_that_is_not_taken_can_be_submitted_again(scheduler, study, tmp_path):
+def test_a_job_that_the_scheduler_refuses_can_be_submitted_again(scheduler, study, tmp_path):
     line = ["nt3", "--machine", "slurm", "--study", study]
     scheduler("sbatch", "invalid account", code=1)
     with pytest.raises(SetupError, match="invalid account"):
@@ -302,7 +306,7 @@ def test_a_job_that_is_not_taken_can_be_submitted_again(scheduler, study, tmp_pa
     assert "4 jobs of two" in submit(*line).output
 
 
-def test_jobs_of_a_study_are_the_studys_alone(study, tmp_path):
+def test_jobs_of_a_study_take_nothing_else_from_the_environment(study, tmp_path):
     line = ["nt3", "--project", "P", "--ranks-per-node", 1, "--study", study, "--dry-run"]
     text = submit(*line, "--machine", "theta").output
     name = text.split("--run_id ")[1].split()[0]
@@ -310,7 +314,7 @@ def test_jobs_of_a_study_are_the_studys_alone(study, tmp_path):
     assert "unset CANDLE_P1_STAGE CANDLE_P1_FLAGS" in text
     assert f"export CANDLE_P1_NODES={name.split('np')[1][0]}\n" in text
     assert f"export JOB_SCRIPT={script}\n" in text
-    assert "trap 'exit 0' EXIT" in text  # Cobalt's next job waits for success
+    assert "trap 'exit 0' EXIT" in text  # under Cobalt the next job waits for success
     assert "trap" not in submit(*line, "--machine", "slurm").output
     single = submit("nt3", "--machine", "theta", "--project", "P", "--nodes", 128, "--dry-run")
     assert not {"unset", "trap", "CANDLE_P1_NODES"} & set(single.output.split())
@@ -328,25 +332,25 @@ def test_a_script_that_fails_before_its_ranks_lets_the_next_job_start(study, tmp
         ["bash", script], check=False, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0
-    assert "jsrun, which starts ranks on ours, is not in" in done.stderr
+    assert "jsrun" in done.stderr
     assert [path.name for path in script.parent.iterdir()] == ["job.sh.failed"]
 
 
-def test_new_jobs_of_a_study_wait_for_those_of_before(scheduler, study, tmp_path):
+def test_new_jobs_of_a_study_wait_for_earlier_ones(scheduler, study, tmp_path):
     line = ["nt3", "--machine", "slurm", "--study", study]
     scheduler("sbatch", "12")
     submit(*line, "--study-ranks", "1")
-    words = scheduler("sbatch", "13")
+    argv = scheduler("sbatch", "13")
     assert "2 jobs of two" in submit(*line).output
-    waits = [word for word in words() if word.startswith("--dependency")]
+    waits = [word for word in argv() if word.startswith("--dependency")]
     assert waits == [f"--dependency=afterany:{job}" for job in (12, 12, 13)]
     assert (tmp_path / "output/two-paper/batch_size-5-np4-r0/job.id").read_text() == "13\n"
 
 
-def test_what_the_scheduler_took_is_not_submitted_twice(scheduler, study):
+def test_a_job_without_an_id_is_not_submitted_twice(scheduler, study):
     line = ["nt3", "--machine", "slurm", "--study", study, "--study-ranks", "1"]
     scheduler("sbatch", "who knows")
-    with pytest.raises(SetupError, match="sbatch named no job"):
+    with pytest.raises(SetupError, match="who knows"):
         submit(*line)
     scheduler("sbatch", "12")
     assert "1 job of two" in submit(*line).output
@@ -354,17 +358,17 @@ def test_what_the_scheduler_took_is_not_submitted_twice(scheduler, study):
 
 def test_a_machine_without_ranks_takes_no_study(study, tmp_path):
     (tmp_path / "none.toml").write_text('base = "slurm"\nranks_per_node = 0\n')
-    with pytest.raises(ParameterError, match="a job has at least one of each"):
+    with pytest.raises(ParameterError, match="0 ranks"):
         submit("nt3", "--machine", "none.toml", "--study", study)
 
 
-def test_a_study_that_cannot_be_kept_submits_nothing(scheduler, study, tmp_path):
+def test_a_study_whose_directory_cannot_be_written_submits_nothing(scheduler, study, tmp_path):
     scheduler("sbatch", "12")
     (tmp_path / "file").touch()
     line = ["nt3", "--machine", "slurm", "--study", study, "--study-output", "file/below"]
-    with pytest.raises(SetupError, match="file/below/two-paper cannot be written"):
+    with pytest.raises(SetupError, match="file/below/two-paper"):
         submit(*line)
-    assert not (tmp_path / "words").exists()
+    assert not (tmp_path / "argv").exists()
 
 
 def test_a_title_of_two_lines_stays_a_comment(study):

@@ -23,37 +23,36 @@ if TYPE_CHECKING:
 READY_MACHINES = ("summit", "theta", "slurm", "pbs")
 """The machines that have ready scripts."""
 USUAL_SIZE = JobSize(24, 120)
-"""The size of a ready script where the paper ran nothing: 48 ranks, on which NT3 has the 8 epochs
-each that it needs."""
+"""The size of a ready script on machines that the paper does not cover."""
 
 
 def paper_job(
     benchmark: Benchmark, machine: Machine, mode: str, num_nodes: int, minutes: int
 ) -> JobRequest:
-    """Returns a benchmark's job under strong or weak scaling with files of the published size.
+    """Returns a benchmark's job under strong or weak scaling, with files of the published size.
 
     Args:
         benchmark: The benchmark.
         machine: Where it runs.
         mode: strong or weak.
-        num_nodes: Nodes.
-        minutes: Time limit.
+        num_nodes: The number of nodes.
+        minutes: The time limit, in minutes.
 
     Raises:
-        ParameterError: The machine does not take it, or the epochs do not divide.
+        ParameterError: The machine is too small, or the epochs do not divide among the ranks.
     """
     layout = Layout.on(machine, num_nodes)
     flags = benchmark.mode_flags(mode)
     epochs = int(flags["epochs"])
     _, share = share_epochs(epochs, layout.num_ranks, flags["epochs_scaling"])
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    flag_argv = [word for name, value in flags.items() for word in (f"--{name}", value)]
     name = f"{benchmark.name}_{mode}"
     job = JobRequest(
         machine=machine,
         layout=layout,
         name=name,
         program=f"benchmarks/{benchmark.name}/{benchmark.script.name}",
-        flags=["--size", "full", *words],
+        flags=["--size", "full", *flag_argv],
         minutes=minutes,
         output=name,
     )
@@ -63,7 +62,7 @@ def paper_job(
     if share != epochs:
         each = f"{epochs} epochs, {each}"
     if mode not in benchmark.paper.modes:
-        each += " (a run that the paper does not have)"
+        each += " (not a run of the paper)"
     path = f"jobs/{machine.name}/{name}{scheduler.suffix}"
     heading = [
         f"{benchmark.name.upper()}, {mode} scaling, {machine.title}: {num_nodes} nodes,"
@@ -75,7 +74,7 @@ def paper_job(
 
 
 def ready_scripts() -> dict[str, str]:
-    """Returns the texts of the ready scripts, by their paths in the checkout."""
+    """Returns the texts of the ready scripts, by path in the checkout."""
     scripts = {}
     benchmarks = [find_benchmark(name) for name in list_benchmarks()]
     for machine_name, mode in product(READY_MACHINES, SCALING_MODES):
@@ -90,12 +89,12 @@ def ready_scripts() -> dict[str, str]:
 
 
 def write_all(root: Path) -> list[Path]:
-    """Writes the ready scripts below the top of a checkout; returns their paths."""
+    """Writes the ready scripts of a checkout; returns their paths."""
     written = []
     for name, text in ready_scripts().items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        path.chmod(0o755)  # Cobalt runs what it is given
+        path.chmod(0o755)  # Cobalt executes the script itself
         written.append(path)
     return written

@@ -1,0 +1,30 @@
+#!/bin/bash
+# NT3, strong scaling, Frontier (HPE Cray EX, Oak Ridge): 8 nodes, 64 ranks.
+# 8 ranks per node, each with 7 cores, 1 GPU, 7 threads; 384 epochs, 6 epochs on each rank.
+# Submit: sbatch --account PROJECT jobs/frontier/nt3_strong.sh
+#SBATCH --partition=batch
+#SBATCH --job-name=nt3_strong
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --time=01:00:00
+#SBATCH --output=nt3_strong.%j.out
+#SBATCH --signal=B:TERM@60
+#SBATCH --constraint=nvme
+set -euo pipefail
+
+export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
+export CANDLE_P1_MACHINE=frontier
+export RANKS_PER_NODE=8
+export LOCAL_STORAGE="/mnt/bb/$USER"
+# shellcheck source=common/job_env.sh
+source "$CANDLE_P1_ROOT/common/job_env.sh"
+job_default OMP_NUM_THREADS 7
+job_default NCCL_DEBUG WARN
+job_default NCCL_SOCKET_IFNAME hsn0
+job_modules PrgEnv-gnu craype-accel-amd-gfx90a rocm
+job_prepare
+
+job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=8 --cpus-per-task=7 \
+  --gpus-per-task=1 "--export=ALL,OMP_NUM_THREADS=$OMP_NUM_THREADS" --gpu-bind=closest
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong

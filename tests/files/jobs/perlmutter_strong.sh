@@ -1,0 +1,30 @@
+#!/bin/bash
+# NT3, strong scaling, Perlmutter, GPU nodes (HPE Cray EX, NERSC): 8 nodes, 32 ranks.
+# 4 ranks per node, each with 16 cores, 1 GPU, 16 threads; 384 epochs, 12 epochs on each rank.
+# Submit: sbatch --account PROJECT jobs/perlmutter/nt3_strong.sh
+#SBATCH --qos=regular
+#SBATCH --job-name=nt3_strong
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=32
+#SBATCH --time=01:00:00
+#SBATCH --output=nt3_strong.%j.out
+#SBATCH --signal=B:TERM@60
+#SBATCH --constraint=gpu
+#SBATCH --gpus-per-node=4
+set -euo pipefail
+
+export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
+export CANDLE_P1_MACHINE=perlmutter
+export RANKS_PER_NODE=4
+export LOCAL_STORAGE="/tmp"
+# shellcheck source=common/job_env.sh
+source "$CANDLE_P1_ROOT/common/job_env.sh"
+job_default OMP_NUM_THREADS 16
+job_default NCCL_DEBUG WARN
+job_default NCCL_SOCKET_IFNAME hsn
+job_prepare
+
+job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=4 --cpus-per-task=32 \
+  --gpus-per-task=1 "--export=ALL,OMP_NUM_THREADS=$OMP_NUM_THREADS" --gpu-bind=none
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong

@@ -1,0 +1,30 @@
+#!/bin/bash
+# NT3, weak scaling, Polaris (HPE Apollo 6500, Argonne): 8 nodes, 32 ranks.
+# 4 ranks per node, each with 8 cores, 1 GPU, 8 threads; 8 epochs on each rank.
+# Submit: qsub -A PROJECT jobs/polaris/nt3_weak.sh
+#PBS -q prod
+#PBS -N nt3_weak
+#PBS -l select=8:mpiprocs=4
+#PBS -l walltime=01:00:00
+#PBS -j oe
+#PBS -o nt3_weak.out
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle
+set -euo pipefail
+cd "${PBS_O_WORKDIR:-$PWD}"
+
+export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
+export CANDLE_P1_MACHINE=polaris
+export RANKS_PER_NODE=4
+export LOCAL_STORAGE="/local/scratch"
+# shellcheck source=common/job_env.sh
+source "$CANDLE_P1_ROOT/common/job_env.sh"
+job_default OMP_NUM_THREADS 8
+job_default CUDA_VISIBLE_DEVICES 3,2,1,0
+job_default NCCL_DEBUG WARN
+job_limit 60 60
+job_prepare
+
+job_launcher mpiexec -n "$RANKS" --ppn 4 --depth 8 --env "OMP_NUM_THREADS=$OMP_NUM_THREADS" \
+  --cpu-bind depth
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak

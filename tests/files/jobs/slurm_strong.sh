@@ -1,0 +1,22 @@
+#!/bin/bash
+# NT3, strong scaling, a cluster with Slurm: 8 nodes, 16 ranks.
+# 2 ranks per node; 384 epochs, 24 epochs on each rank.
+# Submit: sbatch jobs/slurm/nt3_strong.sh
+#SBATCH --job-name=nt3_strong
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=2
+#SBATCH --time=01:00:00
+#SBATCH --output=nt3_strong.%j.out
+#SBATCH --signal=B:TERM@60
+set -euo pipefail
+
+export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
+export CANDLE_P1_MACHINE=slurm
+export RANKS_PER_NODE=2
+# shellcheck source=common/job_env.sh
+source "$CANDLE_P1_ROOT/common/job_env.sh"
+job_default NCCL_DEBUG WARN
+job_prepare
+
+job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=2 --export=ALL --mpi=pmix
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong

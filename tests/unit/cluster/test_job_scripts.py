@@ -1,0 +1,111 @@
+"""The text of job scripts: tests/files/jobs holds one for each machine and scaling mode."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from itertools import product
+
+import pytest
+
+from candle_p1.benchmark import SCALING_MODES, find_benchmark, list_benchmarks
+from candle_p1.cluster import launchers
+from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.ready_scripts import paper_job, ready_scripts, write_all
+from candle_p1.cluster.schedulers import find_scheduler
+from candle_p1.errors import ParameterError
+from tests.conftest import ROOT
+
+GOLDEN = ROOT / "tests/files/jobs"
+MACHINES = sorted(path.stem for path in ROOT.glob("candle_p1/cluster/machines/*.toml"))
+FLAGS = {
+    ("nt3", "strong"): "--epochs 384 --epochs_scaling strong",
+    ("p1b1", "strong"): "--epochs 384 --epochs_scaling strong",
+    ("p1b2", "strong"): "--epochs 768 --epochs_scaling strong",
+    ("p1b3", "strong"): "--epochs 1 --epochs_scaling none --batch_scaling cbrt",
+    ("nt3", "weak"): "--epochs 8 --epochs_scaling weak",
+    ("p1b1", "weak"): "--epochs 8 --epochs_scaling weak",
+    ("p1b2", "weak"): "--epochs 8 --epochs_scaling weak",
+    ("p1b3", "weak"): "--epochs 1 --epochs_scaling weak --batch_scaling none",
+}
+
+
+@pytest.fixture(autouse=True)
+def not_root(monkeypatch):
+    monkeypatch.setattr(launchers.os, "geteuid", lambda: 1000)
+
+
+def script_of(machine_name, mode, benchmark="nt3"):
+    num_nodes = 1 if machine_name == "local" else 8
+    return job_script(
+        paper_job(find_benchmark(benchmark), load_machine(machine_name), mode, num_nodes, 60)
+    )
+
+
+@pytest.mark.parametrize("machine_name", MACHINES)
+@pytest.mark.parametrize("mode", SCALING_MODES)
+def test_the_script_of_nt3(machine_name, mode):
+    suffix = find_scheduler(load_machine(machine_name).scheduler).suffix
+    assert script_of(machine_name, mode) == (GOLDEN / f"{machine_name}_{mode}{suffix}").read_text()
+
+
+def test_there_are_no_other_golden_scripts():
+    names = {path.stem for path in GOLDEN.iterdir()}
+    assert names == {f"{name}_{mode}" for name, mode in product(MACHINES, SCALING_MODES)}
+
+
+@pytest.mark.parametrize("machine_name", MACHINES)
+def test_scripts_of_benchmarks_differ_in_name_and_flags_only(machine_name):
+    def parts(text, name):
+        head, run = re.sub(r" \\\n *", " ", text).rsplit("job_run ", 1)
+        return [line.replace(name, "NAME") for line in head.splitlines()[4:]], shlex.split(run)
+
+    for benchmark, mode in product(list_benchmarks(), SCALING_MODES):
+        settings, run = parts(script_of(machine_name, mode, benchmark), f"{benchmark}_{mode}")
+        assert settings == parts(script_of(machine_name, mode), f"nt3_{mode}")[0]
+        program = f"benchmarks/{benchmark}/{benchmark}_baseline_keras2.py"
+        assert run == [program, "--size", "full", *FLAGS[benchmark, mode].split()]
+
+
+def test_the_ready_scripts_are_up_to_date(tmp_path):
+    """To update them: candle_p1.cluster.ready_scripts.write_all(Path("."))."""
+    texts = ready_scripts()
+    names = {str(path.relative_to(ROOT)) for path in ROOT.glob("jobs/*/*")}
+    assert names == set(texts) == {str(p.relative_to(tmp_path)) for p in write_all(tmp_path)}
+    for name in names:
+        for path in (ROOT / name, tmp_path / name):
+            assert path.read_text() == texts[name], path
+            assert path.stat().st_mode & stat.S_IXUSR, path
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        ("summit/nt3_strong.lsf", "64 nodes, 384 ranks"),
+        ("summit/p1b1_strong.lsf", "16 nodes, 96 ranks"),  # 4 epochs on each rank
+        ("summit/p1b3_strong.lsf", "8 nodes, 48 ranks"),
+        ("summit/nt3_weak.lsf", "512 nodes, 3072 ranks"),
+        ("theta/nt3_strong.sh", "384 nodes, 384 ranks"),
+        ("slurm/nt3_strong.sh", "24 nodes, 48 ranks"),
+    ],
+)
+def test_the_ready_scripts_have_the_sizes_of_the_paper(path, size):
+    assert size in (ROOT / "jobs" / path).read_text()
+
+
+def test_epochs_that_do_not_divide_are_refused():
+    with pytest.raises(ParameterError, match=r"384 epochs .* 30 ranks"):
+        paper_job(find_benchmark("nt3"), load_machine("summit"), "strong", 5, 60)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say():
+    files = [ROOT / "common/job_env.sh", *GOLDEN.glob("*_strong.*")]
+    done = subprocess.run(
+        ["shellcheck", "-x", *files], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
