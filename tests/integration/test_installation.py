@@ -85,17 +85,20 @@ def test_every_benchmark_trains_on_two_ranks(name, trained, made):
         assert (file["path"], file["file_bytes"]) == (str(path), path.stat().st_size)
 
 
+def await_(condition, limit_s):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.parallel
 def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, place):
     flags = [*FLAGS["nt3"], "--epochs", "2000", "--epochs_scaling", "weak"]
     argv = ["run", "nt3", "--np", 2, "--", *flags, "--output_dir", place / "killed"]
     job = start([*CANDLE_P1, *argv], cwd=place)
     directory = place / "killed/EXP000/RUN000"
-    deadline = time.monotonic() + 120
-    while not (directory / "history.csv").exists():
-        assert time.monotonic() < deadline
-        assert job.poll() is None
-        time.sleep(0.1)
+    await_(lambda: (directory / "history.csv").exists() or job.poll() is not None, 120)
     victim = next(
         process.pid
         for process in psutil.Process(job.pid).children(recursive=True)
@@ -104,6 +107,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, pl
     os.kill(victim, signal.SIGKILL)
     job.communicate(timeout=60)
     assert job.returncode != 0
+    await_(lambda: read_record(directory / "run.json")["status"] != "running", 30)
     record = read_record(directory / "run.json")
     assert record["status"] == "failed"
     failure = record["failure"]
