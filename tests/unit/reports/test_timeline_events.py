@@ -128,18 +128,17 @@ EVENT = '{"ph": "E", "ts": 5, "pid": 1}'
 )
 def test_what_is_no_timeline_is_named(tmp_path, content, line):
     path = write(tmp_path / "t.json", content.encode())
-    with pytest.raises(DataError, match="not a Horovod timeline") as caught:
+    with pytest.raises(DataError) as caught:
         read(path)
     assert caught.value.path == str(path)
     assert caught.value.line == line
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        read(tmp_path / "absent.json")
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
-        read(tmp_path)
+    for path in (tmp_path / "absent.json", tmp_path):
+        with pytest.raises(DataError, match=str(path)):
+            read(path)
     damaged = gzip.compress(REAL.read_bytes())
     damaged = damaged[:200] + b"\xff" * 50 + damaged[250:]
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"damaged\.json\.gz"):
         read(write(tmp_path / "damaged.json.gz", damaged))
