@@ -34,8 +34,8 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
     from rich.console import Console
 
     from candle_p1.records.summary import details
+    from candle_p1.reports.figures.power import power_svg
     from candle_p1.reports.page import run_page
-    from candle_p1.reports.power_picture import power_svg
     from candle_p1.reports.runs import RecordedRun
 
     path = record / RECORD_NAME if record.is_dir() else record

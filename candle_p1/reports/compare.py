@@ -1,21 +1,19 @@
-"""Two runs, or two sets of runs, beside each other: what differs, and what it did.
+"""Two runs, or two sets of runs, side by side: what differs, and the effect on the numbers.
 
-Where runs of a set differ in their settings or numbers of ranks, those of either set that agree in
-them are compared, and nothing is averaged over them.
+Where the runs of a set differ in settings or numbers of ranks, runs of both sets that agree in them
+are compared, and nothing is averaged over them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports.caveats import caveats
-from candle_p1.reports.points import THREADS, describe
+from candle_p1.reports.points import THREADS, by_value, describe
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
@@ -26,8 +24,10 @@ from candle_p1.reports.quantities import (
     WAIT,
     Quantity,
     covered,
+    known_values,
     quality_on_test,
 )
+from candle_p1.reports.sides import caveats
 from candle_p1.reports.statistics import estimate_difference, estimate_median, estimate_ratio
 from candle_p1.reports.words import listed
 
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
 TOO_FEW = "not shown: too few runs"
 SINGLE = "single run"
-RANKS = "workers"
-NODES = "nodes"
-MACHINE = "machine"
-"""The names under which these stand among the settings."""
+RANKS, NODES, MACHINE = "ranks", "nodes", "machine"
+"""The names of these among the settings."""
 
 ABSENT = "absent"
 
@@ -54,11 +52,11 @@ class Row:
     """A quantity on both sides.
 
     Attributes:
-        quantity: Which one.
+        quantity: The quantity.
         a: Its values in A.
         b: Its values in B.
-        change: B / A, or, of a quality, B - A; None where it cannot be told.
-        is_ratio: Which of these.
+        change: B / A, or B - A for a figure of merit; None where it is unknown.
+        is_ratio: Whether `change` is a ratio.
     """
 
     quantity: Quantity
@@ -69,9 +67,9 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """LOWER or HIGHER where a 95 % interval excludes that nothing changed; else why not."""
+        """LOWER or HIGHER where a 95 % interval excludes no change; otherwise why not."""
         if self.change is None:
-            return "known on one side alone" if not (self.a and self.b) else "no ratio: 0 or less"
+            return "only on one side" if not (self.a and self.b) else "no ratio: 0 or less"
         if self.change.num == (1, 1):
             return SINGLE
         same = 1.0 if self.is_ratio else 0.0
@@ -87,7 +85,7 @@ class Pairing:
     """Runs of both sides that belong together.
 
     Attributes:
-        settings: In which the runs of a side differ, and these agree; "" where none differ.
+        settings: Those that differ among the runs of a side, and agree here; "" where none do.
         rows: What was measured.
     """
 
@@ -97,11 +95,11 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not the same on both sides.
+    """Something that differs between the sides.
 
     Attributes:
         kind: parameter, place or logging, repeat, plan, version or machine.
-        name: Which one.
+        name: Its name.
         a: Its values in A, in words.
         b: Its values in B, in words.
     """
@@ -113,8 +111,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A comparison.
+class RunComparison:
+    """A comparison of two sets of runs.
 
     Attributes:
         a: One side.
@@ -131,7 +129,7 @@ class Comparison:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it for JSON."""
+        """Returns the comparison as plain values for JSON."""
         return {
             "a": _side_dict(self.a),
             "b": _side_dict(self.b),
@@ -144,12 +142,12 @@ class Comparison:
         }
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: Side, b: Side) -> RunComparison:
     """Returns the comparison.
 
     Raises:
-        ParameterError: They are of different benchmarks, a side has no run that finished, or no
-            runs of both belong together.
+        ParameterError: The benchmarks differ, a side has no finished run, or no runs of both sides
+            have the same settings.
     """
     _check_benchmarks(a, b)
     for side in (a, b):
@@ -160,11 +158,11 @@ def compare(a: Side, b: Side) -> Comparison:
     pairings, unpaired = _pair(a, b)
     if not pairings:
         raise ParameterError(
-            f"no runs of {a.name} and {b.name} belong together: {'; '.join(unpaired)}. Name runs"
-            " of the same settings and numbers of workers"
+            f"no runs of {a.name} and {b.name} have the same settings: {'; '.join(unpaired)}. Name"
+            " runs with the same settings and numbers of ranks"
         )
-    warnings = [*caveats(a, b), *unpaired]
-    return Comparison(a, b, tuple(pairings), tuple(_differences(a, b)), tuple(warnings))
+    warnings = (*caveats(a, b), *unpaired)
+    return RunComparison(a, b, tuple(pairings), tuple(_differences(a, b)), warnings)
 
 
 def _check_benchmarks(a: Side, b: Side) -> None:
@@ -172,16 +170,18 @@ def _check_benchmarks(a: Side, b: Side) -> None:
     if names[0] != names[1] or len(names[0]) > 1:
         raise ParameterError(
             f"{a.name} holds runs of {listed(names[0])}, {b.name} of {listed(names[1])}: name runs"
-            " of one and the same benchmark"
+            " of the same benchmark"
         )
 
 
 def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
-    """Returns what is compared, and in words which runs belong to none of the other side."""
+    """Returns what is compared, and sentences about runs without a counterpart."""
     varied = _varied(a.timed) | _varied(b.timed)
     groups = [_grouped(side.timed, varied) for side in (a, b)]
     pairings, unpaired = [], []
-    for key in sorted(groups[0].keys() | groups[1].keys(), key=_sortable):
+    for key in sorted(
+        groups[0].keys() | groups[1].keys(), key=lambda key: [by_value(value) for _, value in key]
+    ):
         settings = describe(dict(key))
         runs = [group.get(key) for group in groups]
         if runs[0] and runs[1]:
@@ -206,8 +206,8 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
 def _varied(runs: Sequence[RecordedRun]) -> set[str]:
     """Returns the settings in which runs differ.
 
-    Horovod's settings, threads and nodes follow from the number of ranks as a rule; they count
-    where they differ on the same number.
+    Horovod's settings, threads and nodes usually follow from the number of ranks; they count only
+    where they differ on the same number of ranks.
     """
     values: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
@@ -226,18 +226,11 @@ def _grouped(runs: Sequence[RecordedRun], varied: set[str]) -> dict[Any, list[Re
     return groups
 
 
-def _sortable(key: tuple[tuple[str, Any], ...]) -> list[tuple[bool, float, str]]:
-    """Returns a key that puts numbers in their order."""
-    return [
-        (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
-        for _, value in key
-    ]
-
-
 def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
-    measured = _measured([*a, *b], with_energy=len(covered([*a, *b])) == 1)
+    runs = [*a, *b]
+    measured = _measured(runs, with_energy=len(covered(runs)) == 1)
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
-    figures = list(dict.fromkeys(name for run in [*a, *b] for name in run.quality))
+    figures = dict.fromkeys(name for run in runs for name in run.quality)
     rows = [row for row in rows if any(row.a) or any(row.b)]
     return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
 
@@ -245,45 +238,25 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
 def _measured(runs: Sequence[RecordedRun], *, with_energy: bool) -> list[Quantity]:
     """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    energies = [name for name in phases if any(run.phase_j(name) for run in runs)]
-    times = [
-        TOTAL,
-        *(
-            Quantity(f"phase_{name}_s", f"phase {name}", "s", partial(_phase_s, name))
-            for name in phases
-        ),
-        WAIT,
-        EPOCH,
-        SAMPLES,
-        COMMUNICATION,
-    ]
+    times = [TOTAL, *map(_phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
     if not with_energy:
         return times
-    return [
-        *times,
-        replace(ENERGY, title="energy of the run"),
-        *(
-            Quantity(f"energy_{name}_j", f"energy of {name}", "J", partial(_phase_j, name))
-            for name in energies
-        ),
-        POWER,
-    ]
+    energies = map(_phase_energy, phases)
+    return [*times, replace(ENERGY, title="energy of the run"), *energies, POWER]
 
 
-def _phase_s(phase: str, run: RecordedRun) -> float | None:
-    return run.phase_s.get(phase)
+def _phase_time(phase: str) -> Quantity:
+    return Quantity(f"phase_{phase}_s", f"phase {phase}", "s", lambda run: run.phase_s.get(phase))
 
 
-def _phase_j(phase: str, run: RecordedRun) -> float | None:
-    return run.phase_j(phase)
+def _phase_energy(phase: str) -> Quantity:
+    return Quantity(f"energy_{phase}_j", f"energy of {phase}", "J", lambda run: run.phase_j(phase))
 
 
 def _row(
     quantity: Quantity, a: Sequence[RecordedRun], b: Sequence[RecordedRun], *, is_ratio: bool
 ) -> Row:
-    values = [
-        tuple(value for run in runs if (value := quantity.of(run)) is not None) for runs in (a, b)
-    ]
+    values = [tuple(known_values(runs, quantity)) for runs in (a, b)]
     change = None
     if all(values):
         if not is_ratio:
@@ -324,7 +297,7 @@ def _kind(kind: str, name: str) -> str:
 
 
 def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Returns the values of each fact, each once and in words, in order of their appearance."""
+    """Returns the values of each fact in words, each once, in order of appearance."""
     values: dict[str, dict[str, None]] = defaultdict(dict)
     for each in facts:
         for name, value in each.items():

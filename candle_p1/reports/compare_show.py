@@ -1,4 +1,4 @@
-"""A comparison as tables on the screen."""
+"""A comparison as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from candle_p1.text import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from candle_p1.reports.compare import Comparison, Pairing, Row
+    from candle_p1.reports.compare import Pairing, Row, RunComparison
 
 LEGEND = (
-    "Medians, and B / A, or B - A of the quality. (a to b): 95 % interval. [a to b]: range of fewer"
-    " than 6 runs, or the interval that few runs give, with its confidence."
+    "Medians, and B / A, or B - A for quality. (a to b): 95 % interval. [a to b]: the range of"
+    " fewer than 6 runs, or the interval that few runs allow, with its confidence."
 )
 
 
-def tables(comparison: Comparison) -> Iterator[str | Table]:
+def tables(comparison: RunComparison) -> Iterator[str | Table]:
     """Yields the warnings, the numbers and the differences."""
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         yield f"{name}: {side.name}, {count(len(side.timed), 'run')}"
@@ -31,7 +31,7 @@ def tables(comparison: Comparison) -> Iterator[str | Table]:
         yield _numbers(pairing)
     yield LEGEND
     if not comparison.differences:
-        yield "no difference in parameters, plan, machine and versions"
+        yield "no difference in parameters, plan, machine or versions"
         return
     table = Table(
         "kind", "name", "A", "B", box=box.SIMPLE, title="differences", title_justify="left"

@@ -1,4 +1,4 @@
-"""How figures of a report look: lines of series over workers, with raw points and intervals."""
+"""How the figures of a report look: lines over ranks, with intervals and the values of all runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BLACK, ORANGE, SKY = "#000000", "#E69F00", "#56B4E9"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""Okabe and Ito's, without their yellow, which does not show on white."""
+"""Those of Okabe and Ito, without yellow, which is hard to see on white."""
 
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
@@ -29,25 +29,25 @@ PANEL_INCHES = (3.4, 3.0)
 LEGEND_ROW_INCHES = 0.2
 DOTS_PER_INCH = 150
 LOG_FROM = 20
-"""An axis whose largest value is so many times its smallest is logarithmic."""
+"""An axis is logarithmic where its largest value is this many times its smallest."""
 
 MIN_SPAN = 0.1
 
 BARS = (
-    "Lines join medians; bars with caps are 95 % intervals, bars without caps the range of too few"
-    " runs for one; faint dots are the runs."
+    "Lines join medians. Bars with caps are 95 % intervals; bars without caps show the range where"
+    " there are too few runs for an interval. Faint dots are single runs."
 )
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, drawn.
+    """A figure as images.
 
     Attributes:
-        slug: Its files' name, without ending.
+        slug: The name of its files, without their endings.
         title: What it shows.
-        caption: Beneath it.
-        svg: The picture, with its text as text.
+        caption: The text beneath it.
+        svg: The image, in which text remains text.
         png: The same for print and slides.
     """
 
@@ -59,19 +59,19 @@ class Drawing:
 
     @property
     def width_pt(self) -> float:
-        """The picture's own width, in points of 1/72 inch."""
+        """The natural width of the image, in points of 1/72 inch."""
         found = re.search(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
         return float(found[1]) if found else 720.0
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A median with its interval and raw values.
+    """An estimate, with its interval, at a place on the x axis.
 
     Attributes:
-        x: Where.
+        x: The number of ranks or epochs.
         estimate: The median, or a ratio.
-        values: The raw values; a ratio has none.
+        values: The values of the runs; empty for a ratio.
     """
 
     x: float
@@ -79,9 +79,29 @@ class Mark:
     values: Sequence[float] = ()
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a figure.
+
+    Attributes:
+        title: What it shows.
+        lines: The marks of each line, by label.
+        y_label: The unit, or what the values are.
+    """
+
+    title: str
+    lines: Mapping[str, Sequence[Mark]]
+    y_label: str = ""
+
+    @property
+    def values(self) -> list[float]:
+        """The values of all runs in it."""
+        return [v for marks in self.lines.values() for mark in marks for v in mark.values]
+
+
 @contextmanager
 def style() -> Iterator[None]:
-    """Draws with this project's look within the block."""
+    """Applies the look of the figures within the block."""
     import matplotlib as mpl
 
     look: Any = {
@@ -107,7 +127,7 @@ def new_figure(
     panel_inches: tuple[float, float] = PANEL_INCHES,
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Returns a figure of so many panels, and these; at most `columns` beside each other."""
+    """Returns an empty figure and its panels, at most `columns` of them side by side."""
     from matplotlib.figure import Figure
 
     columns = min(num_panels, columns or num_panels)
@@ -120,10 +140,45 @@ def new_figure(
     return figure, list(grid[:num_panels])
 
 
+def line_figure(
+    panels: Sequence[Panel],
+    *,
+    x_label: str = "ranks",
+    columns: int | None = None,
+    same_y: bool | str = False,
+    from_zero: bool | None = True,
+) -> Figure:
+    """Draws lines over numbers of ranks or epochs.
+
+    Args:
+        panels: At least one, with the same lines or, if their labels differ, those of the first in
+            the legend.
+        x_label: What the x axis counts.
+        columns: The maximum number of panels side by side.
+        same_y: Whether all panels, or those of a "row", share their y axis.
+        from_zero: Whether y axes start at 0, or are logarithmic; None leaves them alone.
+    """
+    figure, plots = new_figure(len(panels), columns, sharey=same_y)
+    ticks = {int(mark.x) for panel in panels for marks in panel.lines.values() for mark in marks}
+    for axes, panel in zip(plots, panels, strict=True):
+        for i, (label, marks) in enumerate(panel.lines.items()):
+            draw_line(axes, marks, i, len(panel.lines), label)
+        count_axis(axes, ticks, x_label)
+        axes.set_title(panel.title)
+        axes.set_ylabel(panel.y_label)
+    if from_zero is not None and same_y:
+        value_axis(plots, [value for panel in panels for value in panel.values], from_zero)
+    elif from_zero is not None:
+        for axes, panel in zip(plots, panels, strict=True):
+            value_axis([axes], panel.values, from_zero)
+    legend_below(figure, plots[0])
+    return figure
+
+
 def draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -> None:
-    """Draws the i-th of `num` lines, each a little aside, so that no bar covers another."""
+    """Draws line i of `num`, shifted a little, so that bars do not cover each other."""
     color = COLORS[i % len(COLORS)]
-    shape = (i + i // len(COLORS)) % len(COLORS)  # another one where a colour comes again
+    shape = (i + i // len(COLORS)) % len(COLORS)  # another one where a colour is repeated
     aside = 2 ** (0.05 * (i - (num - 1) / 2))
     xs = [mark.x * aside for mark in marks]
     axes.plot(
@@ -150,7 +205,7 @@ def draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -
 
 
 def draw_bar(axes: Axes, x: float, estimate: Estimate, color: str) -> None:
-    """Draws the interval of an estimate: with caps if it has a confidence of 95 %."""
+    """Draws the interval of an estimate, with caps if its confidence is 95 %."""
     if estimate.confidence == 0:
         return
     below, above = estimate.value - estimate.low, estimate.high - estimate.value
@@ -166,8 +221,8 @@ def draw_bar(axes: Axes, x: float, estimate: Estimate, color: str) -> None:
     )
 
 
-def worker_axis(axes: Axes, counts: Iterable[int], label: str = "workers") -> None:
-    """Makes the x axis one of powers of two with ticks at these counts."""
+def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
+    """Makes the x axis logarithmic with base 2, with ticks at these counts."""
     every = sorted(set(counts))
     ticks = _thinned(every)
     axes.set_xscale("log", base=2)
@@ -178,7 +233,7 @@ def worker_axis(axes: Axes, counts: Iterable[int], label: str = "workers") -> No
 
 
 def value_axis(plots: Sequence[Axes], values: Sequence[float], zero: bool = True) -> None:
-    """Makes y axes logarithmic where values differ much, else start at 0 if they are to.
+    """Scales y axes: logarithmic where values differ much, otherwise from 0 if `zero`.
 
     Axes that need not start at 0 span at least a tenth of the largest value, so that noise does
     not look like an effect.
@@ -198,7 +253,7 @@ def value_axis(plots: Sequence[Axes], values: Sequence[float], zero: bool = True
 
 
 def log_axis(axes: Axes) -> None:
-    """Makes the y axis logarithmic, with numbers as people write them."""
+    """Makes the y axis logarithmic, with plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -208,14 +263,14 @@ def log_axis(axes: Axes) -> None:
 
 
 def _plain_numbers(axes: Axes) -> None:
-    """Writes the numbers of the y axis out, as 1,000,000 and 0.05."""
+    """Writes the numbers of the y axis in full, as 1,000,000 and 0.05."""
     axes.yaxis.set_major_formatter(
         lambda value, _position: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.12g}"
     )
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Puts one legend of all lines below the panels, and makes the figure higher by it."""
+    """Puts one legend below the panels, and makes the figure higher to fit it."""
     handles, labels = axes.get_legend_handles_labels()
     longest = max(map(len, labels), default=0)
     width, height = figure.get_size_inches()
@@ -225,24 +280,20 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def to_svg(figure: Figure, slug: str) -> str:
-    """Returns a figure as SVG; identifiers begin with the slug, so that a page can hold many."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{slug}-", svg)
-
-
-def to_png(figure: Figure) -> bytes:
-    """Returns a figure as PNG."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
+def to_drawing(figure: Figure, slug: str, title: str, caption: str) -> Drawing:
+    """Returns a figure as images. Identifiers begin with the slug, so a page can hold many."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # arranged by now, and for both formats alike
+    svg, png = io.StringIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", metadata={"Software": None})
+    text = svg.getvalue()
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{slug}-", text[text.index("<svg") :])
+    return Drawing(slug, title, caption, text, png.getvalue())
 
 
 def _thinned(counts: Sequence[int]) -> list[int]:
-    """Leaves out ticks that would touch another one; the first and the last stay."""
+    """Drops ticks whose labels would touch; keeps the first and the last."""
     first, last = counts[0], counts[-1]
     apart = max(log2(last / first) / 9, 0.3)
     kept = [first]

@@ -1,4 +1,4 @@
-"""Accuracy or loss by the epochs that each worker trains, and from where on it falls."""
+"""Accuracy or loss by the epochs that each rank trains, and where it becomes worse."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from candle_p1.reports.statistics import Estimate
 
 NOT_ABOUT_QUALITY = ("staged", THREADS, RANKS_PER_NODE)
-"""Settings, beside parameters for speed, in which runs may differ and still learn alike."""
+"""Settings, besides parameters for speed, in which runs may differ and still learn the same."""
 
 MATERIAL = 0.05
-"""A change of accuracy, or of a loss relative to its value, that counts as a fall."""
+"""The change of an accuracy, or of a loss relative to its value, that counts as a fall."""
 
 
 @dataclass(frozen=True)
 class EpochGroup:
-    """Runs that differ in the epochs of a worker, the workers, and what does not bear on quality.
+    """Runs that differ only in epochs per rank, ranks, and what does not affect quality.
 
     Attributes:
-        name: What else tells them from other groups; "" where there is one group.
-        by_epochs: Values of a quantity by epochs per worker, and within that by workers.
+        name: What distinguishes them from other groups; "" where there is only one group.
+        by_epochs: Values of a quantity by epochs per rank, and within that by number of ranks.
     """
 
     name: str
     by_epochs: Mapping[int, Mapping[int, list[float]]]
 
     def values(self, epochs: int) -> list[float]:
-        """Returns the values of so many epochs per worker, whatever the number of workers."""
+        """Returns the values for a number of epochs per rank, over all numbers of ranks."""
         return [value for values in self.by_epochs[epochs].values() for value in values]
 
 
 def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in which runs that learn alike do not differ."""
+    """Returns the settings that affect what a run learns."""
     return {
         name: value
         for name, value in settings.items()
@@ -57,10 +57,10 @@ def about_quality(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_each_seed(runs: Iterable[RecordedRun], quantity: Quantity) -> list[float]:
-    """Returns the values of runs that learn alike: one per seed, the median where there are more.
+    """Returns one value per seed for runs that learn the same, the median where there are several.
 
-    Such runs have the same weights and orders, and give the same value but for rounding. They are
-    no repeats of one another.
+    Runs with the same seed have the same initial weights and orders of samples, so their values
+    differ only by rounding: they are not independent repeats.
     """
     values: dict[Any, list[float]] = defaultdict(list)
     for run in {run.path: run for run in runs}.values():
@@ -71,7 +71,7 @@ def of_each_seed(runs: Iterable[RecordedRun], quantity: Quantity) -> list[float]
 
 
 def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
-    """Returns the groups of an experiment, each by ascending epochs per worker."""
+    """Returns the groups of an experiment, each by ascending epochs per rank."""
     found: dict[str, dict[int, dict[int, list[RecordedRun]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -99,13 +99,13 @@ def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]
 
 @dataclass(frozen=True)
 class Fall:
-    """How quality at some epochs per worker compares with that at enough of them.
+    """How quality at a number of epochs per rank compares with that at enough of them.
 
     Attributes:
-        epochs: Per worker.
-        difference: The figure there minus that at enough epochs.
-        material: Whether it is worse by MATERIAL or more, and the 95 % interval excludes 0.
-        excluded: Whether the 95 % interval excludes that it is worse by MATERIAL or more.
+        epochs: Epochs per rank.
+        difference: The value there minus that at enough epochs.
+        material: Whether it is worse by MATERIAL or more and the 95 % interval excludes 0.
+        excluded: Whether the 95 % interval rules out that it is worse by MATERIAL or more.
     """
 
     epochs: int
@@ -115,10 +115,10 @@ class Fall:
 
 
 def falls(group: EpochGroup, enough: int, more_is_better: bool) -> list[Fall]:
-    """Returns how quality compares at each number of epochs below `enough`, the most first.
+    """Returns how quality compares at each number of epochs below `enough`, the largest first.
 
     Returns:
-        [] where no run trained `enough` epochs per worker or more, or none fewer.
+        [] where no run trained `enough` epochs per rank or more, or none trained fewer.
     """
     reference = [v for epochs in group.by_epochs if epochs >= enough for v in group.values(epochs)]
     if not reference:

@@ -1,4 +1,4 @@
-"""Loading times of single files, by loader: what the paper's Tables 3 and 4 have."""
+"""Loading times of single files, by loader, as in the paper's Tables 3 and 4."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 ABOUT_FILES = ("data", "size", THREADS, RANKS_PER_NODE)
 """Settings in which loads have to agree to be compared."""
+
 ABOUT_LOADING = ("loader", "load_threads", "staged", *ABOUT_FILES)
-"""Settings that bear on loading; runs that differ in others alone count together."""
+"""Settings that affect loading; runs that differ only in others are counted together."""
 
 MB = 1e6
 
 
 @dataclass(frozen=True)
 class FileLoad:
-    """One file, one loader, one number of ranks.
+    """The loads of one file by one loader on one number of ranks.
 
     Attributes:
         role: train, test, ….
         file_mb: The file's size, in MB of 10^6 bytes.
-        method: The loader, and what else differs among the runs and bears on loading.
+        method: The loader, and other settings that affect loading and vary, in words.
         loader: The loader alone.
-        alike: What else differs among the runs of ABOUT_FILES, in words.
-        num_ranks: Their number.
-        seconds: The slowest rank's times, in s.
+        alike: The settings of ABOUT_FILES that vary, in words.
+        num_ranks: The number of ranks.
+        seconds: The times of the slowest rank, in s.
         estimate: Their median.
     """
 

@@ -1,4 +1,4 @@
-"""What the records lack, said instead of shown."""
+"""What a report cannot show because the records lack the data."""
 
 from __future__ import annotations
 

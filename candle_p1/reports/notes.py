@@ -1,4 +1,4 @@
-"""What a reader of a report has to know about its runs: what is missing, mixed or doubtful."""
+"""Notes for the reader of a report: what is missing, mixed or doubtful about its runs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ MAX_LISTED = 6
 
 
 def notes_on_all(runs: Runs) -> list[str]:
-    """Returns what is to be said about all records together."""
+    """Returns the notes on all records together."""
     statuses = Counter(run.status for run in runs.runs)
     parts = [f"{statuses[status]} {status}" for status in sorted(statuses)]
     notes = [f"{count(len(runs.runs), 'run')}: {listed(parts)}."] if parts else []
     if runs.problems:
-        notes.append(f"{count(len(runs.problems), 'record')} cannot be read; see the end.")
+        notes.append(
+            f"{count(len(runs.problems), 'record')} cannot be read; see the end of the page."
+        )
     machines = {run.machine for run in runs.runs if run.machine}
     if len(machines) > 1:
         notes.append(
-            f"The runs are of {len(machines)} machines, which are kept apart:"
+            f"The runs are from {len(machines)} machines, which are kept apart:"
             f" {'; '.join(sorted(map(str, machines)))}."
         )
     return notes
 
 
 def notes_on(experiment: Experiment) -> list[str]:
-    """Returns what is to be said about the runs of one experiment."""
+    """Returns the notes on the runs of one experiment."""
     return [note for make in _NOTES for note in make(experiment)]
 
 
@@ -45,13 +47,16 @@ def _finished(experiment: Experiment) -> Iterator[str]:
     if unfinished:
         statuses = Counter(run.status for run in unfinished)
         parts = [f"{num} {status}" for status, num in sorted(statuses.items())]
-        yield f"Not finished, and in no number here: {listed(parts)}; the table of runs has why."
+        yield (
+            f"Not finished, and not included in any number: {listed(parts)}. The table of runs has"
+            " the reasons."
+        )
 
 
 def _disturbed(experiment: Experiment) -> Iterator[str]:
     disturbed = _runs(experiment, "disturbed")
     for why, num in sorted(Counter(str(run.disturbed) for run in disturbed).items()):
-        yield f"{count(num, 'run')} {'was' if num == 1 else 'were'} {why}: not timed."
+        yield f"{count(num, 'run')} {'was' if num == 1 else 'were'} {why}; the times are not used."
 
 
 def _repeats(experiment: Experiment) -> Iterator[str]:
@@ -59,14 +64,14 @@ def _repeats(experiment: Experiment) -> Iterator[str]:
     single = sum(num == 1 for num in nums)
     if single:
         yield (
-            f"Points with a single run: {single} of {len(nums)}; nothing tells how far such a value"
-            " can be trusted."
+            f"Points with a single run: {single} of {len(nums)}. It is unknown how reliable such"
+            " values are."
         )
     few = sum(1 < num < MIN_VALUES for num in nums)
     if few:
         yield (
-            f"Points with fewer than {MIN_VALUES} runs: {few} of {len(nums)}; a median has no 95 %"
-            " interval then, and the range is shown."
+            f"Points with fewer than {MIN_VALUES} runs: {few} of {len(nums)}. Their medians have no"
+            " 95 % interval; the range is shown instead."
         )
 
 
@@ -74,7 +79,7 @@ def _stopped(experiment: Experiment) -> Iterator[str]:
     reasons = Counter(run.stopped for run in experiment.runs if run.stopped)
     for reason, num in sorted(reasons.items()):
         yield (
-            f"Training ended early in {count(num, 'run')} ({reason}): times are of fewer epochs"
+            f"Training ended early in {count(num, 'run')} ({reason}): times are for fewer epochs"
             " than planned."
         )
 
@@ -84,8 +89,8 @@ def _diverged(experiment: Experiment) -> Iterator[str]:
     diverged = [run for run in experiment.runs if name and run.has_diverged(name)]
     if diverged:
         yield (
-            f"The models of {count(len(diverged), 'run')} diverged, their {name} is not a number:"
-            f" values of {name} are of the others alone."
+            f"The models of {count(len(diverged), 'run')} diverged (their {name} is not a number):"
+            f" values of the {name} are for the other runs alone."
         )
 
 
@@ -93,7 +98,7 @@ def _energy(experiment: Experiment) -> Iterator[str]:
     runs = experiment.runs
     without = [run for run in runs if run.energy_j is None]
     if runs and len(without) == len(runs):
-        yield "Energy was not measured: nothing is said about energy and power."
+        yield "Energy was not measured."
     elif without:
         yield f"Energy was not measured in {len(without)} of {count(len(runs), 'run')}."
     kinds = Counter(run.energy_kind for run in runs if run.energy_j is not None)
@@ -102,7 +107,10 @@ def _energy(experiment: Experiment) -> Iterator[str]:
             yield f"The energy of {count(kinds[kind], 'run')} is {kind}, not measured."
     parts = covered(runs)
     if len(parts) > 1:
-        yield f"Energies are of different parts of the machine, not compared: {'; '.join(parts)}."
+        yield (
+            "Energies cover different parts of the machine and are not compared:"
+            f" {'; '.join(parts)}."
+        )
 
 
 def _data(experiment: Experiment) -> Iterator[str]:
@@ -129,10 +137,10 @@ def _threads(experiment: Experiment) -> Iterator[str]:
         }
         if len(set(threads.values())) > 1:
             told.add(
-                ", ".join(f"{num} on {count(ranks, 'worker')}" for ranks, num in threads.items())
+                ", ".join(f"{num} on {count(ranks, 'rank')}" for ranks, num in threads.items())
             )
     for words in sorted(told):
-        yield f"The threads of a worker differ within a series: {words}."
+        yield f"The number of threads per rank differs within a series: {words}."
 
 
 def _warnings(experiment: Experiment) -> Iterator[str]:

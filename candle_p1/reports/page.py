@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.records.summary import as_cells, details
-from candle_p1.reports.power_picture import power_svg
+from candle_p1.reports.figures.power import power_svg
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
 

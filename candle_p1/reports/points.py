@@ -1,8 +1,8 @@
-"""Runs put in order: experiments, their series, and the points of a series.
+"""Runs in groups: experiments, their series, and the points of a series.
 
 An experiment is what one figure can show: one benchmark on one machine in one mode of scaling. Its
-series are named by the settings that differ among its runs; a point of a series is a number of
-ranks with its repeats.
+series are named by the settings that differ among its runs. A point of a series is a number of
+ranks with its repeated runs.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 STRONG, WEAK, BATCH = "strong", "weak", "batch"
 MODES = {
-    STRONG: "strong scaling: workers share the work",
-    WEAK: "weak scaling: every worker trains the same number of epochs",
-    BATCH: "batch scaling: the batch size grows with the workers",
+    STRONG: "strong scaling: ranks share the work",
+    WEAK: "weak scaling: every rank trains the same number of epochs",
+    BATCH: "batch scaling: the batch size grows with the number of ranks",
 }
 THREADS = "threads"
-"""The name of the setting that says how many threads a rank has."""
+"""The name of the setting for the number of threads of a rank."""
 
 RANKS_PER_NODE = "ranks_per_node"
-"""The name of the setting that says how many ranks a node has."""
+"""The name of the setting for the number of ranks of a node."""
 
 UNKNOWN = "unknown"
 SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")
-"""Settings whose order in a series' name is fixed; the others follow by name."""
+"""Settings that come first in the name of a series, in this order; the others follow by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A number of ranks and its repeats.
+    """A number of ranks and its repeated runs.
 
     Attributes:
-        num_ranks: Their number.
-        runs: Whose times count, by start.
-        disturbed: Finished, but traced or profiled: their times do not count.
-        unfinished: Failed, interrupted or still running.
+        num_ranks: The number of ranks.
+        runs: The runs with valid times, by start.
+        disturbed: Finished runs that were traced or profiled, whose times are not used.
+        unfinished: Runs that failed, were interrupted or are still running.
     """
 
     num_ranks: int
@@ -54,11 +54,11 @@ class Point:
     unfinished: tuple[RecordedRun, ...] = ()
 
     def values(self, quantity: Callable[[RecordedRun], float | None]) -> list[float]:
-        """Returns a quantity of the runs that know it."""
+        """Returns the known values of a quantity."""
         return [value for run in self.runs if (value := quantity(run)) is not None]
 
     def estimate(self, quantity: Callable[[RecordedRun], float | None]) -> Estimate | None:
-        """Returns the median of a quantity with its interval; None where no run knows it."""
+        """Returns the median of a quantity with its interval; None where no run has it."""
         values = self.values(quantity)
         return estimate_median(values) if values else None
 
@@ -68,7 +68,7 @@ class Series:
     """Runs with the same settings on several numbers of ranks.
 
     Attributes:
-        settings: Those in which series of the experiment differ; a missing one is unknown.
+        settings: The settings in which series of the experiment differ.
         points: By number of ranks.
     """
 
@@ -77,7 +77,7 @@ class Series:
 
     @cached_property
     def name(self) -> str:
-        """The settings in words; "all runs" where there is one series."""
+        """The settings in words; "all runs" where there is only one series."""
         return describe(self.settings) or "all runs"
 
     @property
@@ -86,7 +86,7 @@ class Series:
         return [point for point in self.points if point.runs]
 
     def at(self, num_ranks: int) -> Point | None:
-        """Returns the point with times of so many ranks, if there is one."""
+        """Returns the point with times on a number of ranks, if there is one."""
         return next((point for point in self.timed if point.num_ranks == num_ranks), None)
 
 
@@ -97,7 +97,7 @@ class Experiment:
     Attributes:
         benchmark: Its name.
         mode: A key of MODES.
-        machine: None where no run got far enough to say.
+        machine: None where no run got far enough to record it.
         common: The settings that all of its runs share.
         series: At least one.
     """
@@ -110,7 +110,7 @@ class Experiment:
 
     @cached_property
     def runs(self) -> tuple[RecordedRun, ...]:
-        """Those whose times count, each once: a run on one rank may stand in several series."""
+        """The runs with valid times, each once: a run on one rank may be in several series."""
         found = {
             run.path: run for series in self.series for point in series.points for run in point.runs
         }
@@ -130,7 +130,7 @@ class Experiment:
 def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
     """Returns the experiments, by benchmark, mode and machine.
 
-    A run that ended before it knew its machine counts where it can only belong to one.
+    A run that ended before it recorded its machine is included if it can only belong to one.
     """
     runs = list(runs)
     machines = defaultdict(set)
@@ -151,7 +151,7 @@ def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
 def mode_of(run: RecordedRun) -> str:
     """Returns a key of MODES.
 
-    At the batch-step level ranks share the samples of an epoch, so that is strong scaling, too.
+    At the batch-step level, ranks share the samples of an epoch, which is also strong scaling.
     """
     settings = run.settings
     if settings.get("batch_scaling", "none") != "none":
@@ -162,7 +162,7 @@ def mode_of(run: RecordedRun) -> str:
 
 
 def describe(settings: Mapping[str, Any]) -> str:
-    """Returns settings in words, as ``loader original, batch_size 40``."""
+    """Returns settings in words, for example ``loader original, batch_size 40``."""
     return ", ".join(f"{name} {_word(settings[name])}" for name in _in_order(settings))
 
 
@@ -177,10 +177,10 @@ def _placement(run: RecordedRun) -> dict[str, float]:
 
 
 def _varied_placement(runs: Sequence[RecordedRun]) -> set[str]:
-    """Returns in what of their placement runs differ that are otherwise alike.
+    """Returns how the placement differs among runs that are otherwise alike.
 
-    A rank's share of the cores falls with the number of ranks, which makes no series; several
-    numbers of threads on the same number of ranks do. The same holds for ranks of a node.
+    A rank's share of the cores falls with the number of ranks, which does not make a series;
+    different numbers of threads on the same number of ranks do. The same holds for ranks per node.
     """
     seen: dict[Any, set[float]] = defaultdict(set)
     for run in runs:
@@ -213,8 +213,8 @@ def _experiment(
     members: dict[Any, list[RecordedRun]] = defaultdict(list)
     named: dict[Any, Mapping[str, Any]] = {}
     for run, own in own_settings.items():
-        # One rank exchanges nothing, and a run that failed early does not know all: such a run
-        # belongs to every series that it does not contradict.
+        # A single rank has no settings of communication, and a run that failed early lacks others:
+        # such a run belongs to every series that it does not contradict.
         fits = [key for key, settings in complete.items() if _agree(own, settings)]
         if _key(own) in complete or not fits or not _may_join(run, len(fits)):
             fits = [_key(own)]
@@ -226,14 +226,14 @@ def _experiment(
 
 
 def _named(run: RecordedRun, own: Mapping[str, Any], varied: set[str]) -> Mapping[str, Any]:
-    """Returns the settings that name the series of a run which lacks some."""
+    """Returns the settings that name the series of a run that lacks some."""
     if run.status == "ok":
-        return own  # it has no such setting
+        return own  # these settings do not apply to it
     return {name: own.get(name, UNKNOWN) for name in varied}
 
 
 def _may_join(run: RecordedRun, num_fitting: int) -> bool:
-    """Returns whether a run that lacks settings may stand in so many series."""
+    """Returns whether a run that lacks settings may be in this number of series."""
     return num_fitting == 1 or (run.status == "ok" and run.num_ranks == 1)
 
 
@@ -266,15 +266,16 @@ def _in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _sortable(series: Series) -> tuple[Any, ...]:
-    """Returns a key that puts numbers in their order, and the original loader first."""
+    """Returns a sorting key: the original loader first, numbers in their order."""
     settings = series.settings
     loader = settings.get("loader")
-    values = [settings[name] for name in _in_order(settings) if name != "loader"]
-    return (
-        loader != "original",
-        str(loader),
-        [(0, v, "") if isinstance(v, (int, float)) else (1, 0, str(v)) for v in values],
-    )
+    values = [by_value(settings[name]) for name in _in_order(settings) if name != "loader"]
+    return (loader != "original", str(loader), values)
+
+
+def by_value(value: Any) -> tuple[bool, float, str]:
+    """Returns a sorting key for the values of a setting: numbers by size, then words."""
+    return (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
 
 
 def _word(value: Any) -> str:
@@ -286,5 +287,5 @@ def _key(settings: Mapping[str, Any]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """Returns what tells values apart: 1 and True are two settings, lists become text."""
+    """Returns a key that distinguishes values: 1 and True differ, lists become text."""
     return (type(value).__name__, repr(value))

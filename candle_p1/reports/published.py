@@ -1,16 +1,13 @@
-"""What the paper prints, for a reader to hold measured values against: published.toml."""
+"""Values that the paper prints, for comparison with measured ones: published.toml."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.toml_file import read_toml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -18,17 +15,13 @@ class Published:
     """A published value.
 
     Attributes:
-        benchmark: Whose.
+        benchmark: The benchmark's name.
         mode: strong, weak, batch, or any.
-        quantity: What it is of; a Quantity's name, or what a finding asks for.
-        machine: What it was taken on.
+        quantity: The name of a Quantity, or what a finding asks for.
+        machine: Where it was measured.
         says: What the paper says.
         where: Section, figure or table of the paper.
         value: The number, where there is one.
-        low: The lower end, where it gives a span.
-        high: The upper end.
-        workers: The number of GPUs on Summit, of nodes on Theta, where one is given.
-        settings: Parameters it was taken with, as far as said.
     """
 
     benchmark: str
@@ -38,10 +31,6 @@ class Published:
     says: str
     where: str
     value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    workers: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"published ({self.machine}, {self.where}): {self.says}"
@@ -53,7 +42,7 @@ class PublishedLoading:
 
     Attributes:
         table: The table's number.
-        machine: What it was taken on.
+        machine: Where it was measured.
         role: train or test.
         loader: original or chunked.
         file_mb: The size of the file, in MB as the paper writes it.
@@ -69,25 +58,27 @@ class PublishedLoading:
 
 
 def source() -> str:
-    """Returns what the paper is called."""
+    """Returns the reference to the paper."""
     return str(_content()["source"])
 
 
 def machines() -> dict[str, str]:
-    """Returns the paper's machines in words, by name."""
+    """Returns descriptions of the paper's machines, by name."""
     return dict(_content()["machines"])
 
 
-def published(benchmark: str, mode: str, quantity: str | None = None) -> list[Published]:
-    """Returns what the paper prints of a benchmark in a mode of scaling, and of one quantity."""
+def published(benchmark: str, mode: str, *quantities: str) -> list[Published]:
+    """Returns what the paper prints for a benchmark in a mode of scaling, quantity by quantity."""
     found = (Published(**entry) for entry in _content()["values"])
-    return [
-        each
-        for each in found
-        if each.benchmark == benchmark
-        and each.mode in (mode, "any")
-        and quantity in (None, each.quantity)
-    ]
+    fitting = [e for e in found if e.benchmark == benchmark and e.mode in (mode, "any")]
+    return [each for name in quantities for each in fitting if each.quantity == name]
+
+
+def published_figure(benchmark: str, mode: str, slug: str) -> str | None:
+    """Returns which figures or tables of the paper correspond to a figure of a report."""
+    figures = _content()["figures"]
+    of_both = figures.get(benchmark, {}) | figures.get(f"{benchmark}-{mode}", {})
+    return of_both.get(slug)  # type: ignore[no-any-return]
 
 
 def published_loading(benchmark: str) -> list[PublishedLoading]:

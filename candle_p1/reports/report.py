@@ -1,11 +1,12 @@
-"""A report: everything it says, put together from the records, before it becomes files."""
+"""A report: everything that it says, made from the records, before it is written to files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.exports.files import make_exports
+from candle_p1.reports.exports.extrap import extrap_files
+from candle_p1.reports.exports.tidy import to_csv, to_parquet
 from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.findings.registry import find
 from candle_p1.reports.notes import notes_on, notes_on_all
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.reports.drawing import Drawing
-    from candle_p1.reports.exports.files import Export
-    from candle_p1.reports.findings.statement import Statement
+    from candle_p1.reports.findings.registry import Statement
     from candle_p1.reports.missing import Missing
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.runs import Runs
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """What a report says of one experiment.
+    """The part of a report on one experiment.
 
     Attributes:
-        slug: Of its files, and its place on the page.
+        slug: The beginning of the names of its files, and its anchor on the page.
         title: Benchmark and mode.
-        machine: What it was taken on, in words.
+        machine: A description of the machine.
         common: The settings that all of its runs share, in words.
         notes: What a reader has to know.
         statements: What the records show.
-        figures: As drawn.
+        figures: The figures.
         missing: What could not be drawn.
-        tables: Those with rows.
+        tables: The tables that have rows.
     """
 
     slug: str
@@ -57,8 +57,8 @@ class Section:
 
     @property
     def refused(self) -> list[Statement]:
-        """The statements for the summary of which nothing could be said."""
-        return [each for each in self.statements if each.is_headline and not each.sentences]
+        """The statements of the summary about which nothing could be said."""
+        return [each for each in self.statements if each.finder.is_headline and not each.sentences]
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Report:
         notes: On all runs together.
         sections: By experiment.
         runs: The table of all runs.
-        problems: The records that cannot be read, with the reason.
-        exports: For other programs.
+        problems: The records that cannot be read, with the reasons.
+        exports: Files for other programs, by their paths within the report.
     """
 
     notes: tuple[str, ...]
     sections: tuple[Section, ...]
     runs: ReportTable
     problems: ReportTable
-    exports: tuple[Export, ...] = ()
+    exports: dict[str, str | bytes]
 
     @property
     def num_figures(self) -> int:
@@ -89,8 +89,8 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     """Returns the report of some runs.
 
     Args:
-        runs: As they were found.
-        starting: Is told the title of each section before it is made.
+        runs: The runs.
+        starting: Is called with the title of each section before it is made.
     """
     sections: list[Section] = []
     experiments = group(runs.runs)
@@ -99,12 +99,17 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
         same = sum(section.slug.startswith(slug) for section in sections)
         starting(_title(experiment))
         sections.append(_section(experiment, slug + (f"-{same + 1}" if same else "")))
+    exports: dict[str, str | bytes] = {"runs.csv": to_csv(runs.runs)}
+    parquet = to_parquet(runs.runs)
+    if parquet is not None:
+        exports["runs.parquet"] = parquet
+    exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
     return Report(
         tuple(notes_on_all(runs)),
         tuple(sections),
         _table_of_runs(runs),
         _table_of_problems(runs),
-        make_exports(runs.runs, experiments),
+        exports,
     )
 
 
@@ -114,7 +119,7 @@ def _section(experiment: Experiment, slug: str) -> Section:
     return Section(
         slug,
         _title(experiment),
-        str(experiment.machine) if experiment.machine else "unknown: no run got far enough to say",
+        str(experiment.machine) if experiment.machine else "unknown machine",
         describe(experiment.common),
         tuple(notes_on(experiment)),
         tuple(find(experiment)) if has_times else (),
@@ -130,15 +135,8 @@ def _title(experiment: Experiment) -> str:
 
 def _table_of_runs(runs: Runs) -> ReportTable:
     headings = (
-        "record",
-        "benchmark",
-        "workers",
-        "seed",
-        "status",
-        "total (s)",
-        "started",
-        "remark",
-    )
+        "record", "benchmark", "ranks", "seed", "status", "total (s)", "started", "remark",
+    )  # fmt: skip
     rows = tuple(
         (
             str(run.path),
@@ -157,4 +155,4 @@ def _table_of_runs(runs: Runs) -> ReportTable:
 
 def _table_of_problems(runs: Runs) -> ReportTable:
     rows = tuple((str(problem.path), problem.reason) for problem in runs.problems)
-    return ReportTable("unreadable", "Records that cannot be read", ("record", "why"), rows)
+    return ReportTable("unreadable", "Records that cannot be read", ("record", "reason"), rows)

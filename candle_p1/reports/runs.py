@@ -101,7 +101,7 @@ class RecordedRun:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks: the paper's workers, GPUs or nodes."""
+        """The number of ranks."""
         return int(self.record["num_ranks"])
 
     @property

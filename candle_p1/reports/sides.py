@@ -1,4 +1,4 @@
-"""One side of a comparison: a run, or a set of runs."""
+"""The two sides of a comparison, and the caveats that apply to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from candle_p1.reports.quantities import covered
+from candle_p1.reports.words import listed
+from candle_p1.text import count
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from candle_p1.reports.runs import RecordedRun
 
 
@@ -27,3 +33,63 @@ class Side:
         """The runs whose numbers are compared: undisturbed ones, or else disturbed ones."""
         finished = [run for run in self.runs if run.status == "ok"]
         return tuple(run for run in finished if run.is_timed) or tuple(finished)
+
+    def distinct(self, attribute: Callable[[RecordedRun], object]) -> list[str]:
+        """Returns what the timed runs have, each value once and as text."""
+        return sorted({str(attribute(run)) for run in self.timed})
+
+
+def caveats(a: Side, b: Side) -> list[str]:
+    """Returns what makes the numbers hard to compare, in sentences without a full stop."""
+    found = []
+    sides = (a, b)
+    data = [listed(side.distinct(lambda run: run.data)) for side in sides]
+    kinds = [{run.synthetic for run in side.timed} for side in sides]
+    if kinds[0] != kinds[1]:
+        found.append(f"synthetic data are compared with real data: A {data[0]}; B {data[1]}")
+    elif data[0] != data[1]:
+        found.append(f"the data differ: A {data[0]}; B {data[1]}")
+    seeds = [side.distinct(lambda run: run.parameters.get("data_seed")) for side in sides]
+    if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
+        found.append("the synthetic data have different seeds")
+    machines = [side.distinct(lambda run: run.machine) for side in sides]
+    if machines[0] != machines[1]:
+        found.append(f"the machines differ: A {listed(machines[0])}; B {listed(machines[1])}")
+    elif len(machines[0]) > 1:
+        found.append(f"both sides have runs on several machines: {'; '.join(machines[0])}")
+    ranks = [side.distinct(lambda run: run.num_ranks) for side in sides]
+    if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
+        found.append(f"the numbers of ranks differ: A {ranks[0][0]}, B {ranks[1][0]}")
+    energies = [
+        sorted({run.energy_kind for run in side.timed if run.energy_j is not None})
+        for side in sides
+    ]
+    if all(energies) and energies != [["measured"], ["measured"]]:
+        found.append(f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B")
+    if len(covered([*a.timed, *b.timed])) > 1:
+        parts = ["; ".join(covered(side.timed)) or "unknown" for side in sides]
+        found.append(
+            "energies cover different parts of the machine and are not compared:"
+            f" A {parts[0]}; B {parts[1]}"
+        )
+    for name, side in (("A", a), ("B", b)):
+        found += _caveats_about(name, side)
+    both = {run.path for run in a.runs} & {run.path for run in b.runs}
+    if both:
+        found.append(f"{count(len(both), 'run')} in A and also in B")
+    return found
+
+
+def _caveats_about(name: str, side: Side) -> list[str]:
+    found = []
+    reasons = sorted({run.disturbed for run in side.timed if run.disturbed})
+    left_out = [run for run in side.runs if run.status == "ok" and run not in side.timed]
+    unfinished = [run for run in side.runs if run.status != "ok"]
+    if reasons:
+        found.append(f"{name} was {listed(reasons)}, which slows a run down")
+    if left_out:
+        found.append(f"{name}: {count(len(left_out), 'run')} left out, traced or profiled")
+    if unfinished:
+        states = listed(sorted({run.status for run in unfinished}))
+        found.append(f"{name}: {count(len(unfinished), 'run')} left out, {states}")
+    return found

@@ -1,8 +1,8 @@
-"""What repeated measurements say: medians, ratios, and how far they can be trusted.
+"""Estimates from repeated measurements: medians and ratios with their confidence intervals.
 
-No distribution is assumed. Intervals come from the ranks of the values alone: the sign test for a
+No distribution is assumed. Intervals depend only on the order of the values: the sign test for a
 median, the Mann-Whitney test for the ratio of two sets. Where there are too few values for a
-confidence of 95 % the widest interval is given with the confidence that it has.
+confidence of 95 %, the widest interval is given, with the confidence that it has.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 MIN_VALUES = 6
-"""With fewer values even their whole range covers the median with a probability below 95 %."""
+"""With fewer values, even their whole range covers the median with a probability below 95 %."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A quantity that was estimated from repeated measurements.
+    """A quantity estimated from repeated measurements.
 
     Attributes:
         value: The estimate.
         low: The lower end of its interval.
         high: The upper end.
-        confidence: The probability, at least, with which such an interval covers the true value;
-            below CONFIDENCE where there are too few values, 0 of a single one.
-        num: The values behind it; of a ratio, those of either set.
+        confidence: A lower bound of the probability with which such an interval covers the true
+            value; below CONFIDENCE where there are too few values, 0 for a single one.
+        num: The number of values behind it; for a ratio, of each set.
     """
 
     value: float
@@ -46,7 +46,7 @@ class Estimate:
         return self.confidence >= CONFIDENCE
 
     def excludes(self, value: float) -> bool:
-        """Returns whether the value lies outside of an interval of at least 95 %."""
+        """Returns whether a value lies outside the interval, and this has a confidence of 95 %."""
         return self.is_confident and not self.low <= value <= self.high
 
     def map(self, function: Callable[[float], float]) -> Estimate:
@@ -56,25 +56,25 @@ class Estimate:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns a 95 % confidence interval of the median, whatever the distribution.
+    """Returns a 95 % confidence interval of the median, for any distribution.
 
-    It goes from the k-th smallest to the k-th largest value. The median of the distribution lies
+    It extends from the k-th smallest to the k-th largest value. The median of the distribution lies
     outside with probability 2 P(B < k), where B is binomial(len(values), 1/2); k is the largest
     for which this is at most 5 %. See Le Boudec, *Performance Evaluation of Computer and
     Communication Systems*, 2.2.
 
     Returns:
-        The ends; None of fewer than MIN_VALUES values.
+        The ends; None for fewer than MIN_VALUES values.
     """
     found = estimate_median(values)
     return (found.low, found.high) if found.is_confident else None
 
 
 def estimate_median(values: Sequence[float]) -> Estimate:
-    """Returns the median with the interval of `median_interval`, or the range of few values.
+    """Returns the median with the interval of `median_interval`, or the range of fewer values.
 
     Args:
-        values: At least one.
+        values: At least one value.
     """
     num = len(values)
     k, outside = _cut([comb(num, below) for below in range(num // 2 + 1)], 2**num)
@@ -87,16 +87,16 @@ def estimate_median(values: Sequence[float]) -> Estimate:
 def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Returns by which factor the values of one set are larger than those of another.
 
-    The Hodges-Lehmann estimate on logarithms: the median of the ratios of all pairs, of two in the
-    middle their geometric mean. Its interval goes from the k-th smallest to the k-th largest ratio;
-    the true factor lies outside with probability 2 P(U < k), where U is the Mann-Whitney statistic
-    of two sets of these sizes from one distribution; k is the largest for which this is at most
-    5 %. That takes 4 values against 4, or 3 against 5; 3 against 3 give 90 %. See Hollander, Wolfe
-    and Chicken, *Nonparametric Statistical Methods*, 3rd edition, 4.2 and 4.3.
+    The Hodges-Lehmann estimate on logarithms: the median of the ratios of all pairs, or the
+    geometric mean of the two in the middle. Its interval extends from the k-th smallest to the k-th
+    largest ratio; the true factor lies outside with probability 2 P(U < k), where U is the
+    Mann-Whitney statistic of two sets of these sizes from one distribution; k is the largest for
+    which this is at most 5 %. That takes 4 values against 4, or 3 against 5; 3 against 3 give 90 %.
+    See Hollander, Wolfe and Chicken, *Nonparametric Statistical Methods*, 3rd edition, 4.2 and 4.3.
 
     Args:
-        numerator: Positive, at least one.
-        denominator: Positive, at least one.
+        numerator: At least one value; all are positive.
+        denominator: At least one value; all are positive.
     """
     num = len(numerator), len(denominator)
     ratios = sorted(x / y for x in numerator for y in denominator)
@@ -107,34 +107,22 @@ def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> 
 def estimate_difference(minuend: Sequence[float], subtrahend: Sequence[float]) -> Estimate:
     """Returns by how much the values of one set are larger than those of another.
 
-    As `estimate_ratio`, with differences instead of ratios, for quantities that may be 0.
+    Like `estimate_ratio`, but with differences, for quantities that may be 0.
     """
     num = len(minuend), len(subtrahend)
     differences = sorted(x - y for x in minuend for y in subtrahend)
     return _between(differences, statistics.median(differences), num)
 
 
-def estimate_paired_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Returns the median ratio of first to second value of pairs that belong together.
-
-    Args:
-        pairs: Of positive values, at least one.
-    """
-    return estimate_median([first / second for first, second in pairs])
-
-
-def mean_rate(rates_per_s: Sequence[float]) -> float:
-    """Returns the harmonic mean, which is right for rates of the same work: it keeps the time.
-
-    The mean that keeps the sum of times is the arithmetic one.
-    """
-    return statistics.harmonic_mean(rates_per_s)
+def harmonic_mean(rates_per_s: Sequence[float]) -> float | None:
+    """Returns the mean that is right for rates of the same work; None of no values."""
+    return statistics.harmonic_mean(rates_per_s) if rates_per_s else None
 
 
 def summarize(seconds: Sequence[float]) -> dict[str, Any]:
     """Returns median, interval, range and raw values of repeated times, in s.
 
-    The interval, ``ci95_s``, is None of fewer than MIN_VALUES repeats.
+    The interval, ``ci95_s``, is None for fewer than MIN_VALUES repeats.
     """
     interval = median_interval(seconds)
     return {
@@ -154,16 +142,14 @@ def _between(ordered: Sequence[float], value: float, num: tuple[int, int]) -> Es
 
 
 def _cut(counts: Sequence[int], total: int) -> tuple[int, float]:
-    """Returns how many values an interval leaves out at either end, plus 1, and what that costs.
+    """Returns k, and the probability that the interval from k-th smallest to k-th largest misses.
+
+    That probability is 2 P(statistic < k); k is the largest for which it is at most 1 - CONFIDENCE,
+    or 1 where there is none.
 
     Args:
-        counts: Of outcomes in which the statistic is 0, 1, …, up to the middle.
-        total: Of all outcomes.
-
-    Returns:
-        k, at least 1, and the probability 2 P(statistic < k) that the interval from the k-th
-        smallest to the k-th largest misses. k is the largest for which that is at most
-        1 - CONFIDENCE, and 1 where there is none.
+        counts: The numbers of outcomes in which the statistic is 0, 1, …, up to the middle.
+        total: The number of all outcomes.
     """
     k, inside = 1, counts[0]
     for count in counts[1:]:
@@ -175,7 +161,7 @@ def _cut(counts: Sequence[int], total: int) -> tuple[int, float]:
 
 @cache
 def _mann_whitney_counts(num_x: int, num_y: int) -> tuple[int, ...]:
-    """Returns how many orders of the values give U = 0, 1, …, num_x num_y.
+    """Returns how many orders of the values result in U = 0, 1, …, num_x num_y.
 
     The coefficients of the Gaussian binomial coefficient: the product over i = 1, …, num_x of
     (1 - q^(num_y + i)) / (1 - q^i), multiplied and divided as polynomials of q.

@@ -1,10 +1,10 @@
-"""A table of a report, as HTML cells, Markdown and CSV."""
+"""A table of a report, as text, Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.statistics import Estimate
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     Cell = str | int | float | Estimate | None
 
 LEGEND = (
-    "(a to b): 95 % interval; [a to b]: the range of fewer than 6 runs, or, with its confidence,"
-    " the widest interval that few runs give; neither: one run; -: not known"
+    "(a to b): 95 % interval. [a to b]: the range of fewer than 6 runs or, with its confidence, the"
+    " widest interval that few runs allow. Neither: a single run. -: unknown."
 )
 ABSENT = "-"
+ENDS = ("low", "high", "confidence", "runs")
+"""The columns that a CSV file has for each column of estimates."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,17 @@ class ReportTable:
     """A table.
 
     Attributes:
-        slug: Its file's name, without ending.
+        slug: The name of its files, without their endings.
         title: What it shows.
         headings: Of the columns, with units.
-        rows: Of cells, as many as headings. None is not known.
-        paper: What it corresponds to in the paper; "" is nothing.
-        notes: Sentences beneath.
+        rows: Cells, as many as headings; None is unknown.
+        notes: Sentences beneath it.
     """
 
     slug: str
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    paper: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -53,39 +53,30 @@ class ReportTable:
         return any(isinstance(cell, Estimate) for row in self.rows for cell in row)
 
     def is_words(self, column: int) -> bool:
-        """Returns whether a column holds words, which stand to the left, and not numbers."""
+        """Returns whether a column holds words, which are aligned left, and not numbers."""
         return all(row[column] is None or isinstance(row[column], str) for row in self.rows)
 
     def without_empty_columns(self) -> ReportTable:
         """Returns the table without the columns in which nothing is known."""
-        kept = [
-            i
-            for i in range(len(self.headings))
-            if any(row[i] not in (None, "") for row in self.rows)
-        ]
-        headings = tuple(self.headings[i] for i in kept)
-        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
-        return ReportTable(self.slug, self.title, headings, rows, self.paper, self.notes)
+        columns = zip(self.headings, *self.rows, strict=True)
+        kept = [each for each in columns if any(cell not in (None, "") for cell in each[1:])]
+        headings, *rows = zip(*kept, strict=True) if kept else [()]
+        return replace(self, headings=headings, rows=tuple(rows))
 
     def to_markdown(self) -> str:
         """Returns the table as Markdown, with title and notes."""
-        lines = [_markdown_row(self.headings)]
-        lines.append(
-            "|" + "|".join("---" if i == 0 else "---:" for i in range(len(self.headings))) + "|"
-        )
-        lines += [_markdown_row(row) for row in self.texts]
-        title = f"**{self.title}**" + (f" ({self.paper})" if self.paper else "")
+        ruler = "|".join(["---", *["---:"] * (len(self.headings) - 1)])
+        rows = [_markdown_row(self.headings), f"|{ruler}|", *map(_markdown_row, self.texts)]
         notes = [*self.notes, *([LEGEND] if self.has_estimates else [])]
-        return "\n".join([title, "", *lines, "", *(f"{note}  " for note in notes)]).rstrip() + "\n"
+        lines = [f"**{self.title}**", "", *rows, "", *(f"{note}  " for note in notes)]
+        return "\n".join(lines).rstrip() + "\n"
 
     def to_csv(self) -> str:
         """Returns the table as CSV; an estimate has columns for its interval and confidence."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        wide = [
-            any(isinstance(row[i], Estimate) for row in self.rows)
-            for i in range(len(self.headings))
-        ]
+        columns = [[row[i] for row in self.rows] for i in range(len(self.headings))]
+        wide = [any(isinstance(cell, Estimate) for cell in column) for column in columns]
         headings: list[str] = []
         for heading, is_wide in zip(self.headings, wide, strict=True):
             headings += [heading, *(f"{heading}, {end}" for end in ENDS if is_wide)]
@@ -96,9 +87,6 @@ class ReportTable:
                 cells += _csv_cells(value, is_wide)
             writer.writerow(cells)
         return text.getvalue()
-
-
-ENDS = ("low", "high", "confidence", "runs")
 
 
 def _csv_cells(value: Cell, is_wide: bool) -> list[object]:

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 DIGITS = 3
 MAX_DECIMALS = 4
-"""More only where a number is so small that it would not have two digits."""
+"""Exceeded only where a number is so small that it would have fewer than two digits."""
 
 
 def number(value: float, like: float | None = None) -> str:
-    """Returns a number with three or four significant digits, as 12,345 or 41.2 or 0.0123.
+    """Returns a number with three or four significant digits, for example 12,345, 41.2 or 0.0123.
 
     Below 0.01 it has two.
 
     Args:
         value: The number.
-        like: Another one, whose decimals it is to have.
+        like: Another number, whose decimals it gets.
     """
     if not isfinite(value):
         return "not a number"
@@ -36,11 +36,11 @@ def percent(share: float) -> str:
 
 
 def interval(estimate: Estimate, of: str = "run") -> str:
-    """Returns what an estimate's interval is, for a sentence, without brackets.
+    """Returns the interval of an estimate for a sentence, without brackets.
 
     Args:
         estimate: The estimate.
-        of: What it was made from.
+        of: The noun for what it was made from.
     """
     runs = num_behind(estimate, of)
     if estimate.confidence == 0:
@@ -54,15 +54,15 @@ def interval(estimate: Estimate, of: str = "run") -> str:
 
 
 def num_behind(estimate: Estimate, of: str = "run") -> str:
-    """Returns how much is behind an estimate: "3 runs", "3 against 4 runs"."""
+    """Returns the sample size of an estimate, as "3 runs" or "3 against 4 runs"."""
     return f"{' against '.join(map(str, estimate.num))} {of}{'s' * (estimate.num != (1,))}"
 
 
 def cell(estimate: Estimate) -> str:
     """Returns an estimate for a table.
 
-    With (…) a 95 % interval; with […] of a median the range of its values, of a ratio the widest
-    interval with the confidence it has; with neither it is of one run.
+    (…) is a 95 % interval. […] is the range of the values of a median, or the widest interval of a
+    ratio with its confidence. Neither means a single run.
     """
     value = number(estimate.value)
     if estimate.confidence == 0:
@@ -80,16 +80,16 @@ def _ends(estimate: Estimate) -> str:
     return f"{number(estimate.low, like)} to {number(estimate.high, like)}"
 
 
-def listed(items: Sequence[object], last: str = "and") -> str:
+def listed(items: Sequence[object]) -> str:
     """Returns items as "a", "a and b", "a, b and c"."""
     words = [f"{item:,}" if isinstance(item, int) else str(item) for item in items]
     if len(words) < 2:
         return "".join(words)
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _decimals(value: float) -> int:
-    """Returns the decimals of three significant digits, of four where the first is a 1."""
+    """Returns the decimals for three significant digits, or four where the first is a 1."""
     if value == 0 or not isfinite(value):
         return 0
     first, exponent = f"{abs(value):.{DIGITS - 1}e}".split("e")

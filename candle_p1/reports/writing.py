@@ -1,4 +1,4 @@
-"""A report as files: the page, and every figure and table by itself."""
+"""A report as files: the page, and every figure, table and export in a file of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
-from candle_p1.reports.exports.files import write_exports
 from candle_p1.reports.page import report_page
 
 if TYPE_CHECKING:
@@ -20,24 +19,27 @@ PAGE_NAME = "index.html"
 def write_report(report: Report, directory: Path) -> Path:
     """Writes index.html, figures/*.png and *.svg, tables/*.csv and *.md, exports; returns the page.
 
-    Files of an earlier report with other names stay.
+    Files of an earlier report that have other names are kept.
 
     Raises:
-        ParameterError: The directory cannot be made or written to.
+        ParameterError: The directory cannot be created or written to.
     """
+    files = dict(report.exports)
+    tables = [report.runs, report.problems]
+    for section in report.sections:
+        tables += section.tables
+        for figure in section.figures:
+            files |= {f"figures/{figure.slug}.svg": figure.svg}
+            files |= {f"figures/{figure.slug}.png": figure.png}
+    for table in tables:
+        files |= {f"tables/{table.slug}.csv": table.to_csv()}
+        files |= {f"tables/{table.slug}.md": table.to_markdown()}
+    files[PAGE_NAME] = report_page(report)
     try:
-        for name in ("figures", "tables"):
-            (directory / name).mkdir(parents=True, exist_ok=True)
-        for section in report.sections:
-            for figure in section.figures:
-                write_atomically(directory / "figures" / f"{figure.slug}.svg", figure.svg)
-                write_atomically(directory / "figures" / f"{figure.slug}.png", figure.png)
-        tables = [table for section in report.sections for table in section.tables]
-        for table in (*tables, report.runs, report.problems):
-            write_atomically(directory / "tables" / f"{table.slug}.csv", table.to_csv())
-            write_atomically(directory / "tables" / f"{table.slug}.md", table.to_markdown())
-        write_exports(report.exports, directory)
-        write_atomically(directory / PAGE_NAME, report_page(report))
+        for name, content in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
     except OSError as error:
         where = error.filename or directory
         raise ParameterError(f"-o {directory}: cannot write {where}: {error.strerror}") from error

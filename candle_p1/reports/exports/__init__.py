@@ -1,1 +1,1 @@
-"""What a report writes for other programs."""
+"""The files that a report writes for other programs."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PARAMETER = "processes"
 METRIC = "time_s"
 MODES = (STRONG, WEAK)
-"""With a batch size that grows with the ranks, too, no model of one parameter would hold."""
+"""Where the batch size also grows with the ranks, a model of one parameter would not hold."""
 
 MIN_POINTS = 2
 CALL_PATHS = {
@@ -33,7 +33,7 @@ CALL_PATHS = {
     "total->broadcast": "broadcast",
     "total->train": "train",
 }
-"""The phase that each stands for, of its slowest rank; None is the whole run."""
+"""The phase of each call path, on its slowest rank; None is the whole run."""
 
 NAME_LENGTH = 60
 INDEX_NAME = "files.csv"
@@ -41,9 +41,9 @@ INDEX_HEADINGS = ("file", "benchmark", "mode", "machine", "series", "points")
 
 
 def extrap_files(experiments: Iterable[Experiment]) -> dict[str, str]:
-    """Returns the files by name: of all series with at least MIN_POINTS numbers of ranks.
+    """Returns the files by name, one for each series with at least MIN_POINTS numbers of ranks.
 
-    INDEX_NAME says what each is of; without a series there is none.
+    INDEX_NAME lists the series of all files; without any series there is no such file.
     """
     files: dict[str, str] = {}
     index: list[tuple[str, ...]] = []
@@ -69,7 +69,7 @@ def _lines(series: Series) -> Iterator[str]:
     for path, phase in CALL_PATHS.items():
         values = {point.num_ranks: point.values(_seconds(phase)) for point in series.timed}
         if not all(values.values()):
-            continue  # Extra-P takes a call path with all points, or none
+            continue  # Extra-P needs all points of a call path
         for num_ranks, seconds in values.items():
             line = {
                 "params": {PARAMETER: num_ranks},
@@ -85,7 +85,7 @@ def _seconds(phase: str | None) -> Callable[[RecordedRun], float | None]:
 
 
 def _name(experiment: Experiment, series: Series, taken: Collection[str]) -> str:
-    """Returns a file name that says what the series is, and is none of those taken."""
+    """Returns a file name that describes the series and is not taken."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"-{series.name}").rstrip("-.")
     if len(words) > NAME_LENGTH:
         words = words[:NAME_LENGTH].rpartition("-")[0]

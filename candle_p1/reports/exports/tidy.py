@@ -1,7 +1,7 @@
 """All runs as one tidy table: a row per run, a column per quantity, named with its unit.
 
-It holds every run that could be read, also those that failed or were traced: `status` and
-`disturbed` say so. What is not known is empty.
+It contains every run that could be read, including those that failed or were traced (see the
+columns `status` and `disturbed`). Unknown values are empty.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ QUANTITIES = (
     quantities.POWER,
 )
 ALWAYS = {quantity.name for quantity in QUANTITIES}
-"""Columns of numbers that are there even where no run knows them."""
+"""Columns of numbers that exist even where no run has a value."""
 
 
 def tidy(runs: Sequence[RecordedRun]) -> Columns:
-    """Returns the table. Columns stand in a fixed order, those of parameters and so on by name."""
+    """Returns the table. Columns are in a fixed order, and within a group by name."""
     rows = [dict(_cells(run)) for run in runs]
     found = {name: None for row in rows for name in row}
     groups = ("phase_", "test_", "naive_", "training_", "plan_", "parameter_", "version_")
@@ -55,7 +55,7 @@ def tidy(runs: Sequence[RecordedRun]) -> Columns:
 
 
 def to_csv(runs: Sequence[RecordedRun]) -> str:
-    """Returns the table as CSV (RFC 4180, but lines end with a line feed); unknown is empty."""
+    """Returns the table as CSV (RFC 4180, but lines end with a line feed); None is empty."""
     columns = tidy(runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -125,7 +125,7 @@ def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
 
 
 def _kind(values: Sequence[Any]) -> type:
-    """Returns the type that holds all values: text where they are of several kinds."""
+    """Returns the type that can hold all values: text where they are of several kinds."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
         return float

@@ -1,4 +1,4 @@
-"""Quantities against the number of workers: a panel per quantity, a line per series."""
+"""Figures of lines: quantities over the number of ranks, or over the epochs per rank."""
 
 from __future__ import annotations
 
@@ -7,38 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.reports.drawing import (
-    LOG_FROM,
-    Mark,
-    draw_line,
-    legend_below,
-    log_axis,
-    new_figure,
-    value_axis,
-    worker_axis,
-)
-from candle_p1.reports.improvements import improvements, pairs
+from candle_p1.reports.drawing import LOG_FROM, Mark, Panel, line_figure, log_axis
+from candle_p1.reports.epochs import epoch_groups
+from candle_p1.reports.gains import NO_PAIR, improvements, pairs, speedups
+from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, STRONG
+from candle_p1.reports.published import published
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
     EPOCH,
     LOAD,
     LOAD_BALANCE,
+    NOT_EVALUATED,
     PARALLEL_EFFICIENCY,
     POWER,
     TOTAL,
     TRAIN,
     Quantity,
-    covered,
+    are_comparable,
     labelled,
     merit,
     quality_on_test,
     quality_on_training,
 )
-from candle_p1.reports.speedups import speedups
-from candle_p1.reports.statistics import Estimate
+from candle_p1.reports.statistics import Estimate, estimate_median
+from candle_p1.reports.words import number
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,14 +42,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from candle_p1.reports.epochs import EpochGroup
     from candle_p1.reports.points import Experiment, Series
 
-IDEAL: dict[str, Any] = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3)), "label": "ideal"}
+IDEAL: dict[str, Any] = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
+REFERENCE: dict[str, Any] = {"color": "0.45", "lw": 1.0, "ls": (0, (1, 2))}
+BESIDE_REFERENCE: dict[str, Any] = {
+    "textcoords": "offset points",
+    "fontsize": "small",
+    "color": "0.3",
+}
+MAX_LINES = 7
+"""With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
+
+MAX_FILES = 3
 
 
-def performance(experiment: Experiment, series: Sequence[Series]) -> Figure:
+def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws loading, training and total time."""
-    return _panels(series, (LOAD, TRAIN, TOTAL), same_axis=True)
+    first, *others = (_panel(series, quantity) for quantity in (LOAD, TRAIN, TOTAL))
+    return line_figure([first, *(Panel(p.title, p.lines) for p in others)], same_y=True)
 
 
 def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -64,45 +72,81 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """
     name = merit(experiment.runs)
     if name is None:
-        raise MissingDataError("no run evaluated its model (--eval_bool False)")
-    shown = [quality_on_training(name), quality_on_test(name)]
-    known = [each for each in shown if _known(series, each)]
+        raise MissingDataError(NOT_EVALUATED)
+    known = _known(series, (quality_on_training(name), quality_on_test(name)))
     if not known:
-        raise MissingDataError(f"in no run the {name} is a number")
-    figure = _panels(series, known, zero=False)
+        raise MissingDataError(f"the {name} is not a number in any run")
+    figure = line_figure([_panel(series, each) for each in known], from_zero=False)
     naive = [run.naive[name] for run in experiment.runs if name in run.naive]
     if naive:
         tested, value = figure.axes[-1], median(naive)
         bottom, top = tested.get_ylim()
         margin = 0.05 * max(top - value, value - bottom)
         tested.set_ylim(min(bottom, value - margin), max(top, value + margin))
-        tested.axhline(value, color="0.45", lw=1.0, ls=(0, (1, 2)))
+        tested.axhline(value, **REFERENCE)
         tested.annotate(
             "naive predictor",
             (1, value),
             xycoords=("axes fraction", "data"),
             xytext=(0, 3),
-            textcoords="offset points",
             ha="right",
-            fontsize="small",
-            color="0.3",
+            **BESIDE_REFERENCE,
         )
     return figure
 
 
-def exchange(experiment: Experiment, series: Sequence[Series]) -> Figure:
+def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure:
+    """Draws quality over the epochs that each rank trains, with the number that the paper needs.
+
+    Raises:
+        MissingDataError: No run was evaluated, none has a number, or all trained the same number
+            of epochs per rank.
+    """
+    name = merit(experiment.runs)
+    if name is None:
+        raise MissingDataError(NOT_EVALUATED)
+    groups = {
+        quantity.title: epoch_groups(experiment, quantity)
+        for quantity in (quality_on_training(name), quality_on_test(name))
+    }
+    # Under strong scaling the epochs per rank follow from the number of ranks.
+    together = experiment.mode == STRONG or any(
+        len(_epoch_lines(each, together=False)) > MAX_LINES for each in groups.values()
+    )
+    lines = {title: _epoch_lines(each, together=together) for title, each in groups.items()}
+    panels = [Panel(title, of_title) for title, of_title in lines.items() if of_title]
+    ticks = {mark.x for panel in panels for marks in panel.lines.values() for mark in marks}
+    if not ticks:
+        raise MissingDataError(f"the {name} is not a number in any run")
+    if len(ticks) < 2:
+        raise MissingDataError("all runs trained the same number of epochs per rank")
+    figure = line_figure(panels, x_label="epochs per rank", from_zero=False)
+    for each in published(experiment.benchmark, experiment.mode, "epochs_needed")[:1]:
+        if each.value and min(ticks) <= each.value <= max(ticks):
+            for axes in figure.axes:
+                axes.axvline(each.value, **REFERENCE)
+                axes.annotate(
+                    f"published: {each.value:g}",
+                    (each.value, 0),
+                    xycoords=("data", "axes fraction"),
+                    xytext=(3, 3),
+                    **BESIDE_REFERENCE,
+                )
+    return figure
+
+
+def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws time per epoch, communication's share of training, and POP's efficiencies.
 
     Raises:
         MissingDataError: All runs had one rank, or none logged its communication.
     """
     if max(experiment.rank_counts) == 1:
-        raise MissingDataError("all runs had one worker, which exchanges nothing")
-    shown = (EPOCH, COMMUNICATION, LOAD_BALANCE, PARALLEL_EFFICIENCY)
-    known = [each for each in shown if _known(series, each)]
+        raise MissingDataError("all runs had one rank, which does not communicate")
+    known = _known(series, (EPOCH, COMMUNICATION, LOAD_BALANCE, PARALLEL_EFFICIENCY))
     if COMMUNICATION not in known:
         raise MissingDataError("no run logged its communication (--communication_log)")
-    return _panels(series, known, columns=2)
+    return line_figure([_panel(series, each) for each in known], columns=2)
 
 
 def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -111,45 +155,44 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     Raises:
         MissingDataError: No energy was measured.
     """
-    if not _known(series, ENERGY):
+    measured = [each for each in series if _known([each], (ENERGY,))]
+    if not measured:
         raise MissingDataError("energy was not measured in any run")
-    measured = [each for each in series if _known([each], ENERGY)]
-    return _panels(measured, [labelled(each, experiment.runs) for each in (ENERGY, POWER)])
+    shown = (labelled(each, experiment.runs) for each in (ENERGY, POWER))
+    return line_figure([_panel(measured, each) for each in shown])
 
 
 def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws speed-up and efficiency, of total time and of training, with the ideal.
+    """Draws speed-up and efficiency, of the total time and of training, with the ideal.
 
     Raises:
-        MissingDataError: No series has two numbers of workers.
+        MissingDataError: No series has two numbers of ranks.
     """
     usable = [each for each in series if len(each.timed) > 1]
     if not usable:
-        raise MissingDataError("no series was run on two numbers of workers")
+        raise MissingDataError("no series was run on two numbers of ranks")
     strong = experiment.mode == STRONG
     counts = sorted({point.num_ranks for each in usable for point in each.timed})
-    kinds = [False, True] if strong else [True]  # of panels: speed-ups, efficiencies
-    figure, plots = new_figure(2 * len(kinds), 2, sharey="row")
-    panels = [(is_efficiency, each) for is_efficiency in kinds for each in (TOTAL, TRAIN)]
-    for axes, (is_efficiency, quantity) in zip(plots, panels, strict=True):
-        highest = 1.0
-        for i, each in enumerate(usable):
-            marks = _speedup_marks(experiment, each, quantity, is_efficiency=is_efficiency)
-            highest = max([highest, *(mark.estimate.high for mark in marks)])
-            draw_line(axes, marks, i, len(usable), each.name)
-        grows = strong and not is_efficiency
+    panels: list[Panel] = []
+    for kind in ("speed-up", "efficiency") if strong else ("T(base) / T(P)",):
+        for quantity, y_label in ((TOTAL, kind), (TRAIN, "")):
+            lines = {
+                each.name: _speedup_marks(experiment, each, quantity, kind == "efficiency")
+                for each in usable
+            }
+            title = "training alone" if quantity is TRAIN else quantity.title
+            panels.append(Panel(title, lines, y_label))
+    figure = line_figure(panels, columns=2, same_y="row", from_zero=None)
+    for i, (axes, panel) in enumerate(zip(figure.axes, panels, strict=True)):
+        grows = strong and i < 2
+        highs = [mark.estimate.high for marks in panel.lines.values() for mark in marks]
+        highest = max([1.0, *highs])
         if experiment.mode != BATCH:
             highest = max(highest, _draw_ideal(axes, counts, grows=grows))
-        worker_axis(axes, counts)
-        axes.set_title("training alone" if quantity is TRAIN else quantity.title)
         if grows and highest > LOG_FROM:
             log_axis(axes)
         else:
             axes.set_ylim(0, 1.05 * highest)
-    for axes, is_efficiency in zip(plots[::2], kinds, strict=True):
-        efficiency = "efficiency" if strong else "T(base) / T(P)"
-        axes.set_ylabel(efficiency if is_efficiency else "speed-up")
-    legend_below(figure, plots[0])
     return figure
 
 
@@ -161,88 +204,90 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """
     compared = [pair for pair in pairs(experiment) if pair[0] in series and pair[1] in series]
     if not compared:
-        raise MissingDataError(
-            "no two series differ in the loader or the kernels alone, one of them the original"
-        )
-    comparable = len(covered(experiment.runs)) == 1
-    of_quantity = {
-        quantity.title: [_gain_marks(*pair, quantity) for pair in compared]
-        for quantity in (TOTAL, *([labelled(ENERGY, experiment.runs)] if comparable else []))
-    }
-    shown = {title: marks for title, marks in of_quantity.items() if any(marks)}
-    if not shown:
-        raise MissingDataError("no original and optimised runs on the same number of workers")
-    originals = {original.name for original, _ in compared}
-    figure, plots = new_figure(len(shown), sharey=True)
-    for axes, (title, marks_of) in zip(plots, shown.items(), strict=True):
-        for i, ((original, optimised), marks) in enumerate(zip(compared, marks_of, strict=True)):
-            against = f" against {original.name}" if len(originals) > 1 else ""
-            draw_line(axes, marks, i, len(compared), optimised.name + against)
+        raise MissingDataError(NO_PAIR)
+    several = len({original.name for original, _ in compared}) > 1
+    panels: list[Panel] = []
+    for quantity in (TOTAL, labelled(ENERGY, experiment.runs)):
+        if quantity is not TOTAL and not are_comparable(experiment.runs):
+            continue
+        lines = {
+            optimised.name + (f" against {original.name}" if several else ""): [
+                Mark(each.num_ranks, each.percent)
+                for each in improvements(original, optimised, quantity.of)
+                if each.num_ranks
+            ]
+            for original, optimised in compared
+        }
+        if any(lines.values()):
+            panels.append(Panel(quantity.title, lines, "" if panels else "improvement (%)"))
+    if not panels:
+        raise MissingDataError("no original and optimised runs on the same number of ranks")
+    figure = line_figure(panels, same_y=True, from_zero=None)
+    for axes in figure.axes:
         axes.axhline(0, color="0.3", lw=0.8)
-        worker_axis(axes, experiment.rank_counts)
-        axes.set_title(title)
-    plots[0].set_ylabel("improvement (%)")
-    legend_below(figure, plots[0])
     return figure
 
 
-def _panels(
-    series: Sequence[Series],
-    quantities: Sequence[Quantity],
-    *,
-    columns: int | None = None,
-    same_axis: bool = False,
-    zero: bool = True,
-) -> Figure:
-    """Draws a panel per quantity.
+def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
+    """Draws the time to load each file, with a line per loader: the paper's Tables 3 and 4.
 
-    Args:
-        series: A line each.
-        quantities: Of which a run of these knows each.
-        columns: Panels beside each other at most.
-        same_axis: Whether all panels have the same values on the y axis.
-        zero: Whether it begins at 0.
+    Raises:
+        MissingDataError: All runs used the same loader.
     """
-    figure, plots = new_figure(len(quantities), columns, sharey=same_axis)
-    counts = {point.num_ranks for each in series for point in each.timed}
-    of_panel = []
-    for axes, quantity in zip(plots, quantities, strict=True):
-        of_panel.append(_draw(axes, series, quantity))
-        worker_axis(axes, counts)
-        axes.set_title(quantity.title)
-        axes.set_ylabel(quantity.unit)
-    if same_axis:
-        value_axis(plots, [value for values in of_panel for value in values], zero)
-        for axes in plots[1:]:
-            axes.set_ylabel("")
-    else:
-        for axes, values in zip(plots, of_panel, strict=True):
-            value_axis([axes], values, zero)
-    legend_below(figure, plots[0])
-    return figure
+    loads = file_loads(experiment, series)
+    methods = list(dict.fromkeys(load.method for load in loads))
+    if len(methods) < 2:
+        raise MissingDataError("all runs used the same loader")
+    panels: list[Panel] = []
+    for role, file_mb in largest_files(loads, MAX_FILES):
+        lines = {
+            method: [
+                Mark(load.num_ranks, load.estimate, load.seconds)
+                for load in loads
+                if (load.role, load.file_mb, load.method) == (role, file_mb, method)
+            ]
+            for method in methods
+        }
+        title = f"{role}, {number(file_mb)} MB"
+        panels.append(Panel(title, lines, "" if panels else "slowest rank (s)"))
+    return line_figure(panels, same_y=True)
 
 
-def _draw(axes: Axes, series: Sequence[Series], quantity: Quantity) -> list[float]:
-    """Draws the lines of a panel; returns all of its values."""
-    shown = []
-    for i, each in enumerate(series):
-        marks = []
-        for point in each.timed:
-            estimate = point.estimate(quantity.of)
-            if estimate is not None:
-                marks.append(Mark(point.num_ranks, estimate, point.values(quantity.of)))
-        draw_line(axes, marks, i, len(series), each.name)
-        shown += [value for mark in marks for value in mark.values]
-    return shown
+def _panel(series: Sequence[Series], quantity: Quantity) -> Panel:
+    """Returns the panel of a quantity, with a line per series."""
+    lines = {
+        each.name: [
+            Mark(point.num_ranks, estimate, point.values(quantity.of))
+            for point in each.timed
+            if (estimate := point.estimate(quantity.of))
+        ]
+        for each in series
+    }
+    return Panel(quantity.title, lines, quantity.unit)
 
 
-def _gain_marks(original: Series, optimised: Series, quantity: Quantity) -> list[Mark]:
-    found = improvements(original, optimised, quantity.of)
-    return [Mark(each.num_ranks, each.percent) for each in found if each.num_ranks]
+def _known(series: Sequence[Series], quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Returns the quantities that some point of these series has."""
+    points = [point for each in series for point in each.timed]
+    return [each for each in quantities if any(point.values(each.of) for point in points)]
+
+
+def _epoch_lines(groups: Sequence[EpochGroup], *, together: bool) -> dict[str, list[Mark]]:
+    """Returns lines by label: one per group, or with `together` False per number of ranks."""
+    lines: dict[str, list[Mark]] = {}
+    for group in groups:
+        for epochs, by_ranks in group.by_epochs.items():
+            values_of = {count(num, "rank"): by_ranks[num] for num in sorted(by_ranks)}
+            if together:
+                values_of = {"": group.values(epochs)}
+            for ranks, values in values_of.items():
+                label = ", ".join(part for part in (group.name, ranks) if part) or "all runs"
+                lines.setdefault(label, []).append(Mark(epochs, estimate_median(values), values))
+    return lines
 
 
 def _speedup_marks(
-    experiment: Experiment, series: Series, quantity: Quantity, *, is_efficiency: bool
+    experiment: Experiment, series: Series, quantity: Quantity, is_efficiency: bool
 ) -> list[Mark]:
     found = speedups(experiment, series, quantity.of)
     first = [Mark(found[0].base.num_ranks, Estimate(1.0, 1.0, 1.0, 0.0, (1,)))] if found else []
@@ -253,12 +298,8 @@ def _speedup_marks(
 
 
 def _draw_ideal(axes: Axes, counts: Sequence[int], *, grows: bool) -> float:
-    """Draws what ideal scaling gives; returns its highest value."""
+    """Draws ideal scaling; returns its highest value."""
     xs = np.geomspace(counts[0], counts[-1], 50)
     ideal = xs / counts[0] if grows else np.ones_like(xs)
     axes.plot(xs, ideal, zorder=1, **IDEAL)
     return float(ideal.max())
-
-
-def _known(series: Sequence[Series], quantity: Quantity) -> bool:
-    return any(point.values(quantity.of) for each in series for point in each.timed)

@@ -1,36 +1,123 @@
-"""Power over time of single runs, with the phases behind it, as the paper's Figure 7(a)."""
+"""Power over time, with the phases of the run behind it, as in the paper's Figure 7(a)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
+from candle_p1.records.power_file import read_traces
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.power_picture import power_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from candle_p1.records.power_trace import Trace
     from candle_p1.reports.points import Series
     from candle_p1.reports.runs import RecordedRun
 
+SIZE_INCHES = (10.0, 4.4)
+SHADES = ("#F2F2F2", "#DDE7F0")
+LINES = (BLUE, VERMILION, GREEN, PURPLE)
+MIN_LABEL_SHARE = 0.04
+"""A narrower phase has no room for its name."""
+
 
 def run_to_draw(series: Series) -> RecordedRun:
-    """Returns the run of a series with readings of power on the most ranks; the median by time.
+    """Returns the run of a series with power readings on the most ranks; the median by time.
 
     Raises:
-        MissingDataError: None has any.
+        MissingDataError: No run has power readings.
     """
     for point in reversed(series.points):
         runs = [run for run in (*point.runs, *point.disturbed) if run.power_files]
         if runs:
             return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
-    raise MissingDataError("no run has readings of power")
+    raise MissingDataError("no run has power readings")
 
 
-def power_over_time(run: RecordedRun) -> Figure:
-    """Draws power over time with the phases.
+def power_svg(run: RecordedRun) -> str:
+    """Returns the picture of power and phases as SVG, in which text remains text.
+
+    Where no power was measured, the picture says so and shows the phases alone.
+
+    Raises:
+        DataError: A file of readings cannot be read.
+    """
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "candle_p1", "font.size": 10}):
+        text = io.StringIO()
+        figure = power_figure(run)
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def power_figure(run: RecordedRun) -> Figure:
+    """Draws power over time, with the phases of rank 0 behind it.
 
     Raises:
         DataError: A file of readings is missing or damaged.
     """
-    return power_figure(run)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    _shade_phases(axes, run)
+    _draw_power(axes, run)
+    axes.set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
+    return figure
+
+
+def _shade_phases(axes: Axes, run: RecordedRun) -> None:
+    """Draws a band for each phase of rank 0, with its name where there is room."""
+    for i, phase in enumerate(each for each in run.stretches() if not each.within):
+        begin, seconds = phase.begin_s[0], phase.seconds[0]
+        if begin is None:
+            continue
+        axes.axvspan(begin, begin + seconds, color=SHADES[i % len(SHADES)], lw=0)
+        if seconds > MIN_LABEL_SHARE * (run.total_s or 0.0):
+            axes.text(
+                begin + seconds / 2,
+                1.01,
+                f"{phase.name}\n{seconds:.1f} s",
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+                fontsize=9,
+            )
+
+
+def _draw_power(axes: Axes, run: RecordedRun) -> None:
+    traces = [(node, trace) for node, path in run.power_files for trace in read_traces(path)]
+    if not traces:
+        axes.set_yticks([])
+        axes.text(
+            0.5, 0.5, "power was not measured", transform=axes.transAxes, ha="center", va="center"
+        )
+        return
+    for i, (node, trace) in enumerate(traces):
+        times_s, watts = mean_power(trace)
+        label = f"node {node}: {trace.channel.label}"
+        color, style = LINES[i % len(LINES)], "-" if i < len(LINES) else "--"
+        axes.step(times_s, watts, where="post", color=color, ls=style, lw=1.2, label=label)
+    simulated = run.energy_kind == "simulated"
+    axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, frameon=False, fontsize=9)
+
+
+def mean_power(trace: Trace) -> tuple[Any, Any]:
+    """Returns times and the power from each of them on, in s and W, as float64 of one length.
+
+    The power of an energy counter is the mean until its next reading; a single reading gives none.
+    """
+    if trace.channel.reading == "power":
+        return trace.times_s, trace.values
+    if len(trace.times_s) < 2:
+        return trace.times_s[:0], trace.values[:0]
+    watts = np.diff(trace.values) / np.diff(trace.times_s)
+    return trace.times_s, np.append(watts, watts[-1:])

@@ -1,1 +1,1 @@
-"""What the records show, in sentences: each made from numbers that a table shows, or refused."""
+"""What the records show, in sentences: each is made from numbers of a table, or not at all."""

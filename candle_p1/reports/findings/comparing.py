@@ -1,4 +1,4 @@
-"""Which loader, batch scaling or other setting is fastest, and which is best."""
+"""Which loader, batch scaling or other setting is fastest, and which gives the best quality."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.epochs import about_quality, of_each_seed
-from candle_p1.reports.findings.statement import workers
+from candle_p1.reports.findings.phrases import on_ranks
 from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, describe
-from candle_p1.reports.quantities import TOTAL, merit, more_is_better, quality_on_test
+from candle_p1.reports.quantities import (
+    TOTAL,
+    known_values,
+    merit,
+    more_is_better,
+    quality_on_test,
+)
 from candle_p1.reports.statistics import estimate_difference, estimate_ratio
 from candle_p1.reports.words import interval, number
 from candle_p1.text import count
@@ -23,14 +29,14 @@ if TYPE_CHECKING:
     from candle_p1.reports.quantities import Quantity
     from candle_p1.reports.runs import RecordedRun
 
-TOLD_ELSEWHERE = ("loader", "load_threads", "staged", "kernels", "epochs")
+COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
 
 
 def batch_strategies(experiment: Experiment) -> Iterator[str]:
-    """Says which scaling of the batch size is best and which is fastest, on each scale.
+    """Says which scaling of the batch size is best and which is fastest, at each scale.
 
     Raises:
-        MissingDataError: No runs differ in it.
+        MissingDataError: All runs used the same one.
     """
     if experiment.mode != BATCH or "batch_scaling" not in experiment.varied:
         raise MissingDataError("no runs differ in --batch_scaling")
@@ -40,22 +46,22 @@ def batch_strategies(experiment: Experiment) -> Iterator[str]:
 
 
 def other_settings(experiment: Experiment) -> Iterator[str]:
-    """Says which series is fastest and which best on the most workers, where others vary.
+    """Says which series is fastest and which is best on the most ranks, where others vary.
 
     Raises:
-        MissingDataError: None does.
+        MissingDataError: No other setting varies.
     """
-    told = (*TOLD_ELSEWHERE, *(["batch_scaling"] if experiment.mode == BATCH else []))
-    if all(name in told for name in experiment.varied):
+    elsewhere = COMPARED_ELSEWHERE | ({"batch_scaling"} if experiment.mode == BATCH else set())
+    if elsewhere.issuperset(experiment.varied):
         raise MissingDataError("no other setting was varied")
     yield from _best_and_fastest(experiment, experiment.rank_counts[-1])
 
 
 def loaders(experiment: Experiment) -> Iterator[str]:
-    """Says how much faster than the original the loaders read the largest file.
+    """Says how much faster than the original the other loaders read the largest file.
 
     Raises:
-        MissingDataError: There is one loader, or not the original one.
+        MissingDataError: There is only one loader, or no original one.
     """
     loads = file_loads(experiment, experiment.series)
     if len({load.method for load in loads}) < 2:
@@ -72,20 +78,20 @@ def loaders(experiment: Experiment) -> Iterator[str]:
 
 
 def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
-    """Says how the loads of one file on one number of workers compare with the original one."""
+    """Says how the loads of one file on one number of ranks compare with the original one."""
     base = next((load for load in loads if load.loader == "original"), None)
     others = [load for load in loads if load.loader != "original"]
     if base is not None and others:
         yield (
-            f"the {base.role} file of {number(base.file_mb)} MB takes"
-            f" {number(base.estimate.value)} s with {base.method} on {workers([base.num_ranks])};"
-            f" {', '.join(_factor(base, load) for load in others)}."
+            f"{on_ranks([base.num_ranks])}, loading the {base.role} file"
+            f" ({number(base.file_mb)} MB) takes {number(base.estimate.value)} s with"
+            f" {base.method}; {', '.join(_factor(base, load) for load in others)}."
         )
 
 
 def _factor(base: FileLoad, load: FileLoad) -> str:
     ratio, word = estimate_ratio(base.seconds, load.seconds), "faster"
-    claim = "; not shown" if ratio.is_confident and not ratio.excludes(1) else ""
+    claim = ": a difference is not shown" if ratio.is_confident and not ratio.excludes(1) else ""
     if ratio.value < 1:
         ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
     words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
@@ -103,37 +109,32 @@ def _best_and_fastest(experiment: Experiment, num_ranks: int) -> Iterator[str]:
 def _first(
     experiment: Experiment, num_ranks: int, quantity: Quantity, more: bool, word: str
 ) -> Iterator[str]:
-    """Yields which series is first on so many ranks, and how far ahead of the next."""
+    """Yields which series is first on a number of ranks, and how far ahead of the next."""
     runs_of: dict[str, list[RecordedRun]] = {}
     for series in experiment.series:
         point = series.at(num_ranks)
         name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
         if point is not None:
             runs_of.setdefault(name, []).extend(point.runs)
-    num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
-    values_of = {name: _values(runs, quantity) for name, runs in runs_of.items()}
+    values = known_values if quantity is TOTAL else of_each_seed
+    values_of = {name: values(runs, quantity) for name, runs in runs_of.items()}
     known = [(median(values), name, values) for name, values in values_of.items() if values]
     if len(known) < 2:
         return
     known.sort(key=lambda each: each[0], reverse=more)
-    (value, first, values), (next_value, second, next_values) = known[:2]
+    (value, first, values_first), (next_value, second, values_second) = known[:2]
     if quantity is TOTAL:
-        ahead = estimate_ratio(next_values, values)
+        ahead = estimate_ratio(values_second, values_first)
         words, shown = f"a factor of {number(ahead.value)}", ahead.excludes(1)
     else:
-        ahead = estimate_difference(values, next_values)
+        ahead = estimate_difference(values_first, values_second)
         words, shown = f"a difference of {number(ahead.value)}", ahead.excludes(0)
     unit = f" {quantity.unit}" if quantity.unit else ""
-    claim = ": that they differ is not shown" if ahead.is_confident and not shown else ""
-    without = f" {count(num_without, 'run')} without a number left out." if num_without else ""
+    claim = ": a difference is not shown" if ahead.is_confident and not shown else ""
+    num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
+    without = f" Left out: {count(num_without, 'run')} without a number." if num_without else ""
     yield (
-        f"on {workers([num_ranks])} {first} has {word} {quantity.title}, {number(value)}{unit};"
+        f"{on_ranks([num_ranks])}, {first} has {word} {quantity.title}, {number(value)}{unit}; the"
         f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)})"
         f"{claim}.{without}"
     )
-
-
-def _values(runs: Sequence[RecordedRun], quantity: Quantity) -> list[float]:
-    if quantity is TOTAL:
-        return [value for run in runs if (value := quantity.of(run)) is not None]
-    return of_each_seed(runs, quantity)

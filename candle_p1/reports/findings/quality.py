@@ -1,4 +1,4 @@
-"""How many epochs a worker needs, as far as the records show it."""
+"""How many epochs per rank are needed, as far as the records show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published
-from candle_p1.reports.quantities import merit, more_is_better, quality_on_test, quality_on_training
+from candle_p1.reports.quantities import (
+    NOT_EVALUATED,
+    merit,
+    more_is_better,
+    quality_on_test,
+    quality_on_training,
+)
 from candle_p1.reports.words import interval, listed, number, percent
 from candle_p1.text import count
 
@@ -20,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def epochs_needed(experiment: Experiment) -> Iterator[str]:
-    """Says whether quality gets worse below the epochs per worker that the paper found necessary.
+    """Says whether quality is worse below the epochs per rank that the paper found necessary.
 
-    Where the paper names no number it is compared with that at the most epochs there are.
+    Where the paper names no number, it is compared with that at the largest number of epochs.
 
     Raises:
         MissingDataError: No run was evaluated, models diverged, or runs with as many epochs or
@@ -30,11 +36,11 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
     """
     name = merit(experiment.runs)
     if name is None:
-        raise MissingDataError("no run evaluated its model (--eval_bool False)")
+        raise MissingDataError(NOT_EVALUATED)
     diverged = [run for run in experiment.runs if run.has_diverged(name)]
     if diverged:
         raise MissingDataError(
-            f"the models of {count(len(diverged), 'run')} diverged: their {name} is not a number,"
+            f"the models of {count(len(diverged), 'run')} diverged (their {name} is not a number),"
             " and the others alone would look too good"
         )
     told = published(experiment.benchmark, experiment.mode, "epochs_needed")
@@ -54,50 +60,41 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
                 verdict = _verdict(found, enough, more_is_better(name), is_told=bool(told))
                 yield f"{label} {verdict}."
     if trained:
-        enough_words = f"{needed} epochs per worker or more" if needed else "more epochs per worker"
+        enough_words = f"with {needed} epochs per rank or more" if needed else "with more epochs"
         lacking.append(
-            f"runs with {enough_words} and runs with fewer, alike in all else,"
-            f" are needed; there are such with {listed(sorted(trained))}"
+            f"this needs runs {enough_words} and otherwise identical runs with fewer; there are"
+            f" runs with {listed(sorted(trained))}"
         )
     if lacking:
         raise MissingDataError("; ".join(lacking))
 
 
 def _verdict(found: Sequence[Fall], enough: int, more_is_better: bool, *, is_told: bool) -> str:
-    """Returns what a comparison with enough epochs says, and whether the paper has it so."""
+    """Returns the result of a comparison with enough epochs, and whether the paper agrees."""
     falls, fall = ("falls", "fall") if more_is_better else ("rises", "rise")
-    published_so, published_other = (
-        (", as published", ", other than published") if is_told else ("", "")
-    )
-    below = f"below {enough} epochs per worker"
+    agrees, differs = (", as published", ", unlike published") if is_told else ("", "")
+    below = f"below {enough} epochs per rank"
     nearest = found[0]
     if nearest.material:
-        return f"{falls} {below}{published_so}: at {nearest.epochs} by {_size(nearest)}"
-    at_nearest = f"at {nearest.epochs} the difference is {_signed(nearest)}"
+        return f"{falls} {below}{agrees}: at {nearest.epochs} by {_size(nearest)}"
+    at_nearest = f"at {nearest.epochs}, the difference is {_words_of(nearest.difference)}"
     worse = [each for each in found if each.material]
     if worse:
-        so = f"at {worse[0].epochs} by {_size(worse[0])}"
+        by = f"at {worse[0].epochs} by {_size(worse[0])}"
         if nearest.excluded:
-            return f"{falls}, but not right {below}{published_other}: {so}; {at_nearest}"
-        return f"{falls} {below}{published_so}: {so}; {at_nearest}, which decides nothing"
+            return f"{falls}, but not immediately {below}{differs}: {by}; {at_nearest}"
+        return f"{falls} {below}{agrees}: {by}; {at_nearest}, which is inconclusive"
     least = found[-1]
-    also = f"; at {least.epochs} it is {_signed(least)}" if least is not nearest else ""
+    also = f"; at {least.epochs}, {_words_of(least.difference)}" if least is not nearest else ""
     if not all(each.excluded for each in found):
-        return f"is not shown to {fall} {below}, nor not to: {at_nearest}{also}"
-    counts = f"{MATERIAL}" if more_is_better else percent(MATERIAL)
-    return (
-        f"does not {fall} {below} by the {counts} that would count{published_other}:"
-        f" {at_nearest}{also}"
-    )
+        return f"may or may not {fall} {below}: {at_nearest}{also}"
+    material = f"{MATERIAL}" if more_is_better else percent(MATERIAL)
+    return f"does not {fall} by {material} or more {below}{differs}: {at_nearest}{also}"
 
 
 def _size(fall: Fall) -> str:
     difference = fall.difference
     return _words_of(difference.map(lambda v: -v) if difference.value < 0 else difference)
-
-
-def _signed(fall: Fall) -> str:
-    return _words_of(fall.difference)
 
 
 def _words_of(difference: Estimate) -> str:

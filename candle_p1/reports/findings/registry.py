@@ -1,39 +1,77 @@
-"""All kinds of statements, and what an experiment's records say."""
+"""All kinds of statements, and those that an experiment's records support."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.findings.comparing import batch_strategies, loaders, other_settings
-from candle_p1.reports.findings.gains import energy_gain, time_gain
 from candle_p1.reports.findings.quality import epochs_needed
-from candle_p1.reports.findings.scaling import epoch_growth, speed
-from candle_p1.reports.findings.statement import Finder, Statement
+from candle_p1.reports.findings.speed import energy_gain, epoch_growth, speed, time_gain
 from candle_p1.reports.findings.time import dominates, what_to_change
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from candle_p1.reports.points import Experiment
+
+
+@dataclass(frozen=True)
+class Finder:
+    """A kind of statement.
+
+    Attributes:
+        what: What it is about.
+        table: The last part of the slug of the table that has its numbers.
+        find: Returns sentences; raises MissingDataError where the records lack what they need.
+        published: The quantities of which the paper's values belong to it.
+        is_headline: Whether it belongs in the summary.
+    """
+
+    what: str
+    table: str
+    find: Callable[[Experiment], Iterable[str]]
+    published: tuple[str, ...] = ()
+    is_headline: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the records of an experiment say about one thing.
+
+    Attributes:
+        finder: Its kind.
+        sentences: What the records show.
+        published: What the paper says about the same.
+        lacking: What could not be said and which data are missing; "" where nothing is.
+    """
+
+    finder: Finder
+    sentences: tuple[str, ...]
+    published: tuple[str, ...]
+    lacking: str
+
 
 FINDERS = (
     Finder("What dominates", "shares", dominates, ("dominates",), is_headline=True),
     Finder(
-        "Total time against the original",
+        "Total time compared with the original",
         "improvement",
         time_gain,
         ("improvement_total_s",),
         is_headline=True,
     ),
     Finder(
-        "Energy against the original",
+        "Energy compared with the original",
         "improvement",
         energy_gain,
         ("improvement_energy_j",),
         is_headline=True,
     ),
     Finder(
-        "Epochs per worker",
+        "Epochs per rank",
         "quality",
         epochs_needed,
         ("epochs_needed", "epochs_to_run", "loss"),
@@ -55,31 +93,19 @@ FINDERS = (
 
 
 def find(experiment: Experiment) -> list[Statement]:
-    """Returns what the records of an experiment show, and what they do not allow to say."""
+    """Returns what the records of an experiment show, and what they do not allow one to say."""
     return [_state(finder, experiment) for finder in FINDERS]
 
 
 def _state(finder: Finder, experiment: Experiment) -> Statement:
     sentences: list[str] = []
-    lacking = ""
     try:
         sentences.extend(_sentence(text, experiment) for text in finder.find(experiment))
-        lacking = "" if sentences else "no runs that can be compared"
+        lacking = "" if sentences else "no runs can be compared"
     except MissingDataError as error:
         lacking = str(error)
-    told = [
-        str(each)
-        for name in finder.published
-        for each in published(experiment.benchmark, experiment.mode, name)
-    ]
-    return Statement(
-        finder.what,
-        finder.table,
-        tuple(sentences),
-        tuple(told) if sentences else (),
-        lacking,
-        finder.is_headline,
-    )
+    told = published(experiment.benchmark, experiment.mode, *finder.published)
+    return Statement(finder, tuple(sentences), tuple(map(str, told)) if sentences else (), lacking)
 
 
 def _sentence(text: str, experiment: Experiment) -> str:

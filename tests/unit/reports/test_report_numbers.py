@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.epochs import epoch_groups, falls
-from candle_p1.reports.improvements import (
+from candle_p1.reports.gains import (
     NOT_SHOWN,
     SHOWN,
     TOO_FEW,
     WORSE,
     improvements,
     pairs,
+    speedups,
 )
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import group
 from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
 from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.speedups import speedups
 from tests.planted_records import planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
@@ -168,7 +168,7 @@ def test_only_the_original_settings_are_compared_with():
             assert before[name] in (first, after[name])
 
 
-def test_quality_by_epochs_per_worker_and_where_it_falls():
+def test_quality_by_epochs_per_rank_and_where_it_falls():
     records = [
         weak(20.0, num, quality={"accuracy": 0.98 + 0.001 * seed}, rng_seed=seed, loader=loader)
         for num in (1, 2)

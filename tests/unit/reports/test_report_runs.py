@@ -9,7 +9,7 @@ import pytest
 from candle_p1.errors import RecordError
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
-from candle_p1.reports.quantities import NOT_PARTED, OTHER, PARTS, parts_s
+from candle_p1.reports.quantities import OTHER, PARTS, UNDIVIDED, parts_s
 from candle_p1.reports.runs import RecordedRun, read_runs
 from tests.planted_records import plant, planted_record
 
@@ -50,9 +50,9 @@ def test_every_record_is_found_once_and_a_bad_one_is_a_problem(tmp_path):
 
 
 def test_without_any_record_there_is_one_message(tmp_path):
-    with pytest.raises(RecordError, match=r"no run\.json there or below"):
+    with pytest.raises(RecordError, match=r"run\.json"):
         read_runs([tmp_path])
-    with pytest.raises(RecordError, match="there is no such directory"):
+    with pytest.raises(RecordError, match="nowhere"):
         read_runs([tmp_path / "nowhere"])
 
 
@@ -76,7 +76,7 @@ def test_a_single_step_tells_no_time_per_epoch():
 def test_the_parts_of_a_run_add_up_to_its_total():
     run = run_of(num_ranks=2, wait_s=1.0, communication_s=2.0)
     parts = parts_s(run)
-    assert tuple(parts) == tuple(part for part in PARTS if part != NOT_PARTED)
+    assert tuple(parts) == tuple(part for part in PARTS if part != UNDIVIDED)
     assert sum(parts.values()) == pytest.approx(run.total_s)
     assert parts["communication"] == pytest.approx(2)
     assert parts[OTHER] == pytest.approx(0)
@@ -88,7 +88,7 @@ def test_communication_that_was_not_measured_is_one_part_with_the_training():
     run = RecordedRun(None, record)
     parts = parts_s(run)
     assert {"training", "communication"}.isdisjoint(parts)
-    assert parts[NOT_PARTED] == run.train_s
+    assert parts[UNDIVIDED] == run.train_s
     assert sum(parts.values()) == pytest.approx(run.total_s)
 
 
@@ -97,7 +97,7 @@ def test_epochs_are_those_that_were_trained():
     stopped.record["plan"]["epochs_per_rank"] = 8
     assert stopped.epochs_per_rank == 3
     (experiment,) = group([stopped])
-    assert any("Training ended early in 1 run (early_stop)" in n for n in notes_on(experiment))
+    assert any("1 run (early_stop)" in note for note in notes_on(experiment))
 
 
 def test_a_machine_has_the_cores_of_its_nodes_however_ranks_are_bound():
@@ -203,9 +203,9 @@ def test_what_did_not_finish_is_counted_beside_and_traced_runs_are_not_timed(tmp
         "loader parallel": {2: (1, 2, 1)},
     }
     notes = " ".join(notes_on(experiment))
-    assert "Not finished, and in no number here: 1 failed, 1 interrupted and 1 running" in notes
-    assert "1 run was traced by Horovod's timeline: not timed" in notes
-    assert "1 run was profiled: not timed" in notes
+    assert "1 failed, 1 interrupted and 1 running" in notes
+    assert "1 run was traced" in notes
+    assert "1 run was profiled" in notes
     assert notes_on_all(runs)[0] == "7 runs: 1 failed, 1 interrupted, 4 ok and 1 running."
 
 
@@ -220,7 +220,7 @@ def test_runs_of_different_machines_never_share_a_point(tmp_path):
     assert sorted(len(each.runs) for each in experiments) == [0, 1, 1, 1, 1]
     (unknown,) = (each for each in experiments if each.machine is None)
     assert outline(unknown) == {"all runs": {2: (0, 0, 1)}}
-    assert "The runs are of 4 machines, which are kept apart" in " ".join(notes_on_all(runs))
+    assert "4 machines" in " ".join(notes_on_all(runs))
 
 
 def test_threads_make_series_only_where_one_number_of_ranks_has_several(tmp_path):
@@ -228,7 +228,7 @@ def test_threads_make_series_only_where_one_number_of_ranks_has_several(tmp_path
     plant(tmp_path, "nt3", 2, threads=1)
     (experiment,) = group(runs_in(tmp_path))
     assert outline(experiment) == {"all runs": {1: (1, 0, 0), 2: (1, 0, 0)}}
-    assert any("2 on 1 worker, 1 on 2 workers" in note for note in notes_on(experiment))
+    assert any("2 on 1 rank, 1 on 2 ranks" in note for note in notes_on(experiment))
     plant(tmp_path, "nt3", 1, threads=1)
     (experiment,) = group(runs_in(tmp_path))
     assert set(outline(experiment)) == {"threads 1", "threads 2"}
@@ -253,14 +253,11 @@ def test_one_rank_exchanges_nothing_and_is_the_base_of_every_exchange(tmp_path):
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({}, "Energy was not measured: nothing is said about energy and power."),
-        ({}, "The data are synthetic: accuracy and loss say nothing about cancer."),
-        ({}, "Points with a single run: 1 of 1"),
-        (
-            {"environment": {"packages": {"keras": "3.8.0"}}},
-            "different versions of keras: 3.15.1 and",
-        ),
-        ({"energy_j": 100.0}, "Energy was not measured in 1 of 2 runs."),
+        ({}, "Energy was not measured."),
+        ({}, "The data are synthetic"),
+        ({}, "single run: 1 of 1"),
+        ({"environment": {"packages": {"keras": "3.8.0"}}}, "keras: 3.15.1 and 3.8.0"),
+        ({"energy_j": 100.0}, "Energy was not measured in 1 of 2 runs"),
     ],
 )
 def test_what_is_missing_or_mixed_is_said(tmp_path, change, note):
@@ -277,4 +274,4 @@ def test_estimated_and_simulated_energy_is_called_so(tmp_path):
     record["energy"]["kind"] = "simulated"
     path.write_text(json.dumps(record))
     (experiment,) = group(runs_in(tmp_path))
-    assert "The energy of 1 run is simulated, not measured." in notes_on(experiment)
+    assert any("energy of 1 run is simulated" in note for note in notes_on(experiment))
