@@ -1,1 +1,1 @@
-"""Reading, scaling, feeding and making data."""
+"""Reading tables, changing them in memory, and taking batches from them."""

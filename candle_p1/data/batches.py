@@ -1,12 +1,14 @@
-"""Batches for Keras, cut from the samples in memory; and the order of samples on each rank."""
+"""Batches for Keras, taken from the samples in memory, and the order of samples on each rank."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
+from candle_p1.data.sampling import random_stream
 from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
@@ -20,20 +22,19 @@ if TYPE_CHECKING:
 def epoch_order(
     plan: ScalingPlan, num_samples: int, *, seed: int, epoch: int, rank: int, shuffle: bool = True
 ) -> NDArray[np.int64]:
-    """Returns the samples of one epoch of one rank, in order: int64, shape (samples_per_epoch,).
+    """Returns the samples of one epoch on one rank, in order: int64, shape (samples_per_epoch,).
 
-    At the epoch level each rank goes through all samples in an order of its own; at the batch-step
-    level through its own contiguous shard, and the shards are disjoint. The order follows from
-    (seed, epoch, rank) alone.
+    At the epoch level each rank takes all samples, in its own order; at the batch-step level it
+    takes its own contiguous shard, and shards are disjoint. The order depends only on (seed, epoch,
+    rank).
     """
     if plan.data_parallel == "epoch":
         samples = np.arange(num_samples)
     else:
         samples = np.arange(*share_bounds(num_samples, rank, plan.num_ranks))
     if shuffle:
-        stream = np.random.SeedSequence(seed, spawn_key=(epoch, rank))
-        np.random.default_rng(stream).shuffle(samples)
-    # A shard larger by one leaves out its last sample: another one every epoch, when shuffled.
+        random_stream(seed, epoch, rank).shuffle(samples)
+    # A shard that is larger by one omits its last sample: a different one every epoch, if shuffled.
     return samples[: plan.samples_per_epoch]
 
 
@@ -45,33 +46,22 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
         plan: Gives batch size, steps and level of data parallelism.
         seed: The run's seed.
         rank: This rank.
-        shuffle: False gives the order of the file.
+        shuffle: False keeps the order of the file.
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        plan: ScalingPlan,
-        *,
-        seed: int,
-        rank: int,
-        shuffle: bool,
+        self, samples: Samples, plan: ScalingPlan, *, seed: int, rank: int, shuffle: bool
     ) -> None:
         super().__init__()
         self._samples, self._plan = samples, plan
-        self._seed, self._rank, self._shuffle = seed, rank, shuffle
+        self._order_of = partial(
+            epoch_order, plan, len(samples), seed=seed, rank=rank, shuffle=shuffle
+        )
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Takes the order of an epoch, counted from 0; to be called before it begins."""
-        self._order = epoch_order(
-            self._plan,
-            len(self._samples),
-            seed=self._seed,
-            epoch=epoch,
-            rank=self._rank,
-            shuffle=self._shuffle,
-        )
+        """Chooses the order of an epoch, counted from 0; must be called before the epoch begins."""
+        self._order = self._order_of(epoch=epoch)
 
     def __len__(self) -> int:
         return self._plan.steps_per_epoch
@@ -85,18 +75,14 @@ class EvaluationBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """One rank's share of the samples, once and in order.
 
     Args:
-        samples: All of them.
+        samples: The samples of all ranks.
         batch_size: Samples of a step.
         comm: The ranks that share the samples.
-        max_steps: An upper limit to the steps over all ranks together; 0 is none.
+        max_steps: The largest number of steps, of all ranks together; 0 means no limit.
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        batch_size: int,
-        comm: Communicator,
-        max_steps: int = 0,
+        self, samples: Samples, batch_size: int, comm: Communicator, max_steps: int = 0
     ) -> None:
         super().__init__()
         num_samples = min(len(samples), max_steps * batch_size) if max_steps else len(samples)

@@ -1,4 +1,4 @@
-"""A table in the making, by the ranks of a job, of which each node has one."""
+"""Building a table by all ranks of a job; each node has one copy."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from candle_p1.data.table import CsvLayout
     from candle_p1.distributed.comm import Communicator
 
-    Names = list[list[bytes]]  # distinct texts, for each column of text
+    Names = list[list[bytes]]  # distinct values, for each column of text
 
 
 class Place(NamedTuple):
-    """Where rows are put: in the table itself, or where ranks share it, in memory of this rank.
+    """Where rows are parsed to: the table itself or, if ranks share it, this rank's own memory.
 
     Attributes:
         first: The first of the rows.
         numbers: Takes the numbers.
-        codes: Takes the codes of the texts.
-        offset: The row of the table that is row 0 of these.
+        codes: Takes the codes of the text.
+        offset: The row of the table that corresponds to row 0 of these arrays.
     """
 
     first: int
@@ -40,25 +40,25 @@ class Place(NamedTuple):
 
 
 class TableBuilder:
-    """Room for all rows a file can have, of which the first ones are kept in the end.
+    """Space for as many rows as the file could have, of which the first ones are kept at the end.
 
-    A row has at least a byte for each of its fields: the room is that many rows. It takes memory
-    where rows are put, and nowhere else.
+    Every field takes at least one byte of the file, which limits the number of rows. Only the rows
+    that are written take memory.
 
     Args:
         source: The file.
-        layout: What it looks like.
+        layout: The file's layout.
         head: What its first line tells.
-        comm: The ranks; making a builder is collective.
-        directory: Where shared memory is made.
+        comm: The ranks; creating a builder is collective.
+        directory: Where shared memory is allocated.
 
     Attributes:
-        is_text: For each column, whether it holds text.
-        numbers: The numbers: float32, shape (rows, columns of numbers).
-        codes: The codes of the texts: int32, shape (columns of text, rows).
+        is_text: Whether each column is text.
+        numbers: float32, shape (rows, columns of numbers).
+        codes: The codes of the text, int32, shape (columns of text, rows).
 
     Raises:
-        NoRoomError: Shared memory cannot be had there; the same on all ranks.
+        NoRoomError: There is no shared memory; the same on all ranks.
     """
 
     def __init__(
@@ -71,22 +71,19 @@ class TableBuilder:
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         self._mine: list[slice] = []  # the rows that this rank has written
         self._scratch = np.empty(0, np.float32)
-        num_rows = source.num_bytes // head.num_columns + 2  # one may lack its end, one be cut
+        num_rows = source.num_bytes // head.num_columns + 2  # one without a newline, one cut off
 
-        def make() -> tuple[NodeArray, NodeArray]:
-            return (
-                NodeArray(
-                    (num_rows, head.num_columns - num_text), np.float32, comm.local, directory
-                ),
-                NodeArray((num_text, num_rows), np.int32, comm.local, directory),
-            )
+        def allocate() -> tuple[NodeArray, NodeArray]:
+            shape = num_rows, head.num_columns - num_text
+            numbers = NodeArray(shape, np.float32, comm.local, directory)
+            return numbers, NodeArray((num_text, num_rows), np.int32, comm.local, directory)
 
-        self._numbers, self._codes = agree_on_room(make, comm)
+        self._numbers, self._codes = agree_on_room(allocate, comm)
         self.numbers: NDArray[np.float32] = self._numbers.array
         self.codes: NDArray[np.int32] = self._codes.array
 
     def place(self, first: int, last: int) -> Place:
-        """Returns where this rank is to put some rows."""
+        """Returns where this rank has to parse some rows to."""
         if self._comm.local.size == 1:
             return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
@@ -96,17 +93,17 @@ class TableBuilder:
         return Place(first, numbers, np.empty((len(self.codes), size), np.int32), first)
 
     def learn(self, place: Place, names: Names, rows: slice) -> None:
-        """Makes the codes of some rows, indices into `names`, those of what this rank knows."""
+        """Changes the codes of some rows from indices into `names` to those of this rank."""
         self._mine.append(rows)
         here = slice(rows.start - place.offset, rows.stop - place.offset)
         for codes, known, column in zip(place.codes, self._names, names, strict=True):
             _recode(codes[here], [known.setdefault(name, len(known)) for name in column])
 
     def put(self, place: Place) -> None:
-        """Puts the rows of a place into the table.
+        """Writes the rows of a place to the table.
 
         Raises:
-            NoRoomError: There is no room.
+            NoRoomError: There is no memory for them.
         """
         if place.numbers is self.numbers:
             return
@@ -117,11 +114,10 @@ class TableBuilder:
             self._codes.write(column * num_rows + place.first, codes)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """Gives all nodes the rows of each; collective.
+        """Gives every node the rows of all; collective.
 
         Args:
-            bounds: First row and the one after the last, by node; each begins where the one before
-                ends.
+            bounds: The first row and the one after the last of each node, without gaps.
         """
         first, last = bounds[0][0], bounds[-1][1]
         width = self.numbers.shape[1]
@@ -135,10 +131,10 @@ class TableBuilder:
             )
 
     def sort_names(self) -> None:
-        """Makes this rank's codes indices into the sorted texts of all ranks; collective.
+        """Changes this rank's codes to indices into the sorted values of all ranks; collective.
 
         Raises:
-            DataError: A text is not UTF-8; the same on all ranks.
+            DataError: A value is not UTF-8; the same on all ranks.
         """
         self._sorted: list[list[str]] = []
         for codes, known in zip(self.codes, self._names, strict=True):
@@ -146,7 +142,7 @@ class TableBuilder:
             try:
                 names = sorted(name.decode() for name in everyones)
             except UnicodeDecodeError as error:
-                raise DataError(f"text is not UTF-8: {error}", self._source.path) from error
+                raise DataError(f"its text is not UTF-8: {error}", self._source.path) from error
             place = {name: i for i, name in enumerate(names)}
             places = [place[name.decode()] for name in known]
             for rows in self._mine:
@@ -154,7 +150,7 @@ class TableBuilder:
             self._sorted.append(names)
 
     def finish(self, num_rows: int) -> Table:
-        """Returns the table of the first rows; collective."""
+        """Returns a table of the first rows; collective."""
         self._comm.local.barrier()
         codes = self._codes.keep(len(self.codes))[:, :num_rows]
         text = [name for name in self._head.names if name in self._layout.text_columns]
@@ -167,5 +163,5 @@ class TableBuilder:
 
 
 def _recode(codes: NDArray[np.int32], places: Any) -> None:
-    """Replaces each code by the place it has in another order."""
+    """Replaces each code by its position in another order."""
     codes[:] = np.asarray(places, np.int32)[codes]

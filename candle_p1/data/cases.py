@@ -1,4 +1,4 @@
-"""Tables of tumor cases, for training and testing: ``case_id,cancer_type,<features>``."""
+"""Tables of tumor cases for training and testing: ``case_id,cancer_type,<features>``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cases:
         x_test: Features of the test cases, likewise.
         y_train: Index into `types`, int64, shape (cases,).
         y_test: Of the test cases, likewise.
-        types: The cancer types of either file, sorted.
+        types: The cancer types in either file, sorted.
         features: The names of the features.
     """
 
@@ -42,16 +42,16 @@ class Cases:
 
     @classmethod
     def read(cls, reader: Reader) -> Cases:
-        """Reads the files of the roles train and test.
+        """Reads the files with the roles train and test.
 
         Raises:
-            DataError: They cannot be read, or have different features.
+            DataError: They cannot be read, or do not have the same features.
         """
         train, test = reader.read("train", LAYOUT), reader.read("test", LAYOUT)
         if test.columns != train.columns:
             raise DataError(
-                f"the features ({len(test.columns)}) are not those of"
-                f" {reader.files.paths['train']} ({len(train.columns)}), in the same order",
+                f"its {len(test.columns)} features are not the {len(train.columns)} of"
+                f" {reader.files.paths['train']}, in the same order",
                 reader.files.paths["test"],
                 1,
             )
@@ -66,27 +66,27 @@ class Cases:
         )
 
     def select(self, features: list[int]) -> None:
-        """Keeps some features, by index, in this order."""
+        """Keeps some features, given by index, in this order."""
         self.x_train, self.x_test = self.x_train[:, features], self.x_test[:, features]
         self.features = [self.features[i] for i in features]
 
     def select_first(self, num_features: int) -> None:
-        """Keeps the first features, as CANDLE's feature_subsample does; 0 is all."""
+        """Keeps the first features, as CANDLE's feature_subsample does; 0 means all."""
         if 0 < num_features < len(self.features):
             self.select(list(range(num_features)))
 
     def scale(self, scaling: str, train_rows: slice | NDArray[np.int64] | None) -> None:
-        """Scales the features in place, by all cases, or by some rows of the training cases."""
+        """Scales the features in place, fitted to all cases or to some of the training cases."""
         fit_to = None if train_rows is None else [self.x_train[train_rows]]
         scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
 
     def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns types as float32, shape (cases, types)."""
+        """Returns the one-hot encoding of types, float32, shape (cases, types)."""
         return np.eye(len(self.types), dtype=np.float32)[y]
 
 
 def num_validation(num_cases: int, fraction: float | None) -> int:
-    """Returns how many training cases are set apart for validation.
+    """Returns how many training cases are used for validation.
 
     Raises:
         ParameterError: There would be none, or none left to train on.
@@ -94,7 +94,7 @@ def num_validation(num_cases: int, fraction: float | None) -> int:
     num = int(num_cases * (fraction or 0))
     if not 0 < num < num_cases:
         raise ParameterError(
-            f"val_split {fraction}: leaves {num} of {num_cases} training cases for validation and"
+            f"val_split {fraction} leaves {num} of {num_cases} training cases for validation and"
             f" {num_cases - num} for training; choose a fraction such as 0.1"
         )
     return num

@@ -1,19 +1,19 @@
-"""Reading a table by all ranks of a job together: each byte is read once and parsed once.
+"""Reading a table with all ranks of a job together: each byte is read once and parsed once.
 
-The file is divided into blocks of bytes, which go round the ranks in turn. Of each of its blocks a
-rank
+The file is divided into blocks of bytes, which are dealt to the ranks in turn. For each of its
+blocks, a rank
 
-1. reads the bytes, by several threads;
-2. learns from the rank that has the block before how many rows end there, and whether it breaks off
-   a line;
-3. counts the lines that end in the block, and tells the rank that has the next one;
-4. parses them, by several threads, to their rows of the matrix, of which a node has one
+1. reads the bytes, with several threads;
+2. receives from the rank with the previous block the number of rows that end before this block, and
+   whether a line continues into it;
+3. counts the lines that end in the block, and tells the rank with the next block;
+4. parses them, with several threads, into their rows of the matrix, of which each node has one
    (candle_p1.data.shared);
-5. gets the beginning of its first line, if the block before has broken it off, and parses that.
+5. receives the beginning of its first line, if that is in the previous block, and parses the line.
 
-What a rank waits for in 2 is known before the other one parses: the ranks parse at once, and none
-has to keep step. None holds more of the file than a block and a line. Where there are several
-nodes, they exchange their rows in the end, in place.
+What a rank waits for in step 2 is sent before the other rank parses, so all ranks parse at the same
+time and need not keep in step. No rank holds more of the file than a block and a line. If there are
+several nodes, they gather each other's rows at the end, in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
 from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
-from candle_p1.data.source import open_together
+from candle_p1.data.source import open_together, unreadable, wrong_width
 from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 BLOCK_BYTES = 4 << 20
-"""What a thread reads and parses at a time: it stays in the processor's cache between the two."""
+"""What a thread reads and then parses: small enough to stay in the processor's cache."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 MAX_SHOWN_CHARS = 40
 
@@ -63,17 +63,17 @@ def read_together(
 
     Args:
         path: The file; the same on all ranks.
-        layout: What it looks like.
-        comm: The ranks; None is this one alone.
+        layout: The file's layout.
+        comm: The ranks; None means this one alone.
         num_threads: Threads of each rank.
         block_bytes: Bytes of a rank's block; None chooses.
-        notify: Is told, on one rank of a node, where its shared memory is short.
+        notify: Told, on one rank of a node, if its shared memory is too small.
 
     Returns:
         The table, which the ranks of a node share.
 
     Raises:
-        DataError: The file cannot be read or does not fit the layout; the same on all ranks.
+        DataError: The file cannot be read or does not match the layout; the same on all ranks.
     """
     comm = comm or SerialCommunicator()
     with open_together(path, comm) as source, ThreadPoolExecutor(num_threads) as pool:
@@ -93,26 +93,26 @@ def read_together(
 
 
 class _Threads(NamedTuple):
-    """The threads of a rank."""
-
     pool: ThreadPoolExecutor
     num: int
 
     def map(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Runs work on the threads; returns the results in order."""
+        """Returns the results in order."""
         if self.num == 1:
             return [work(*each) for each in zip(*arguments, strict=True)]
         return list(self.pool.map(work, *arguments))
 
 
 class _Ring:
-    """The ranks in the order in which blocks go round; making one is collective.
+    """The ranks in the order in which blocks are dealt; creating one is collective.
 
-    Those of a node stand together, so that its rows of one round do.
+    The ranks of a node are neighbours, so that the rows of one round that a node has are, too.
 
     Attributes:
-        position: This rank's place.
-        nodes: The node of each place.
+        position: This rank's position.
+        nodes: The node of each position.
+        before: The rank that has the previous block.
+        after: The rank that has the next block.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -126,29 +126,23 @@ class _Ring:
         self._order = order
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value in their order; collective."""
+        """Returns every rank's value, by position; collective."""
         everyone = self.comm.allgather(value)
         return [everyone[rank] for rank in self._order]
 
 
-class _Begun(NamedTuple):
-    """What a block has to know of those before it.
+class _Before(NamedTuple):
+    """What has to be known about the bytes before a block."""
 
-    Attributes:
-        num_rows: How many rows end there.
-        num_bytes: Of the line that is broken off, these are there.
-        is_blank: They are none, or spaces.
-    """
-
-    num_rows: int
-    num_bytes: int
-    is_blank: bool
+    num_rows: int  # that end there
+    num_bytes: int  # there, of a line that continues in the block
+    is_blank: bool  # whether these bytes are only white space, if any
 
 
 class _Problem(NamedTuple):
-    """The first thing wrong in what a rank has parsed."""
+    """The first problem in what a rank has parsed."""
 
-    place: int  # of the line's first byte
+    position: int  # of the line's first byte
     num_fields: int
     column: int
     content: bytes
@@ -176,17 +170,17 @@ class _Load:
         self._problem: _Problem | None = None
 
     def run(self) -> Table:
-        """Reads all blocks.
+        """Returns the table; collective.
 
-        A rank that fails goes on to read and count: the others need to know.
+        A rank that fails continues to read and count, because the others need the numbers.
         """
         comm, ring = self._ring.comm, self._ring
         starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
         for number in range(ring.position, len(starts), comm.size):
             with part("communicate"):
-                begun = comm.receive(ring.before) if number else _Begun(0, 0, True)
+                before = comm.receive(ring.before) if number else _Before(0, 0, True)
             stop = min(starts[number] + self._block_bytes, self._source.num_bytes)
-            self._take_block(starts[number], stop, begun)
+            self._take_block(starts[number], stop, before)
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
@@ -194,29 +188,29 @@ class _Load:
             self._table.sort_names()
             rounds = self._bounds_of_rounds(len(starts))
             if comm.num_nodes > 1:
-                comm.local.barrier()  # all of this node have written theirs
+                comm.local.barrier()  # until all ranks of this node have written their rows
                 for bounds in rounds:
                     self._table.share(bounds)
             num_rows = rounds[-1][-1][1] if rounds else 0
             if num_rows == 0:
-                raise DataError("the file holds no rows", self._source.path)
+                raise DataError("the file has no rows", self._source.path)
             return self._table.finish(num_rows)
 
-    def _take_block(self, start: int, stop: int, begun: _Begun) -> None:
+    def _take_block(self, start: int, stop: int, before: _Before) -> None:
         """Reads and parses the bytes from start to stop."""
         self._read(start, stop)
         size = stop - start
         end = self._buffer.rfind(b"\n", 0, size) + 1
         if stop == self._source.num_bytes:
-            end = size  # the file's last line may lack its end
+            end = size  # the file's last line may have no newline
         fragment = bytes(memoryview(self._buffer)[end:size])
         if end == 0:  # no line ends here
             self._counts.append(0)
-            self._tell(begun.num_rows, self._receive_fragment(begun) + fragment, stop)
+            self._tell(before.num_rows, self._receive_fragment(before) + fragment, stop)
             return
-        body = (self._buffer.find(b"\n", 0, end) + 1 or end) if begun.num_bytes else 0
+        body = (self._buffer.find(b"\n", 0, end) + 1 or end) if before.num_bytes else 0
         first_line = bytes(memoryview(self._buffer)[:body])
-        has_first = not (begun.is_blank and _is_blank(first_line))
+        has_first = not (before.is_blank and _is_blank(first_line))
         bounds = self._divide(body, end)
         text = np.frombuffer(self._buffer, np.uint8)
         with part("parse"):
@@ -225,35 +219,34 @@ class _Load:
                 bounds[:-1],
                 bounds[1:],
             )
-        row = begun.num_rows + has_first
+        row = before.num_rows + has_first
         rows = [row, *(row + int(count) for count in np.cumsum(counts))]
-        self._counts.append(rows[-1] - begun.num_rows)
+        self._counts.append(rows[-1] - before.num_rows)
         self._tell(rows[-1], fragment, stop)
         with part("parse"):
             problems = self._parse(text, bounds, rows, first_byte=start)
-        line = np.frombuffer(self._receive_fragment(begun) + first_line, np.uint8)
+        line = np.frombuffer(self._receive_fragment(before) + first_line, np.uint8)
         if has_first:
-            first_byte = start - begun.num_bytes
+            first_byte = start - before.num_bytes
             problems += self._parse(line, [0, len(line)], [row - 1, row], first_byte)
         self._problem = self._problem or min(problems, default=None)
 
     def _tell(self, num_rows: int, fragment: bytes, stop: int) -> None:
-        """Tells the rank that has the next block, if there is one, and sends it the broken line."""
+        """Sends the rank with the next block, if any, what it has to know, and the broken line."""
         if stop == self._source.num_bytes:
             return
         comm, after = self._ring.comm, self._ring.after
         with part("communicate"):
-            comm.send(_Begun(num_rows, len(fragment), _is_blank(fragment)), after)
+            comm.send(_Before(num_rows, len(fragment), _is_blank(fragment)), after)
             if fragment:
                 comm.send(fragment, after)
 
-    def _receive_fragment(self, begun: _Begun) -> bytes:
-        """Returns the beginning of this block's first line."""
+    def _receive_fragment(self, before: _Before) -> bytes:
+        """Returns the part of this block's first line that is in the previous block."""
         with part("communicate"):
-            return self._ring.comm.receive(self._ring.before) if begun.num_bytes else b""
+            return self._ring.comm.receive(self._ring.before) if before.num_bytes else b""
 
     def _read(self, start: int, stop: int) -> None:
-        """Puts a block's bytes into the buffer."""
         parts = [share_bounds(stop - start, i, self._threads.num) for i in range(self._threads.num)]
         view = memoryview(self._buffer)
         try:
@@ -262,7 +255,7 @@ class _Load:
                     lambda bounds: self._source.read(view[slice(*bounds)], start + bounds[0]), parts
                 )
         except OSError as error:
-            self._error = DataError(f"cannot read the file: {error.strerror}", self._source.path)
+            self._error = unreadable(self._source.path, error)
         except DataError as error:
             self._error = error
 
@@ -277,16 +270,16 @@ class _Load:
     def _parse(
         self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
     ) -> list[_Problem]:
-        """Parses lines to their rows; does nothing after an error in an earlier block.
+        """Parses lines into their rows; does nothing after an error in an earlier block.
 
         Args:
             text: The lines.
-            bounds: Where in it each thread's begin and end.
+            bounds: The bounds of the text that each thread parses.
             rows: The row of the first line after each bound.
             first_byte: Where in the file the text begins.
 
         Returns:
-            The first problem that each thread has met, if it has.
+            The first problem that each thread has found, if any.
         """
         if self._error is not None or self._problem is not None:
             return []
@@ -311,7 +304,7 @@ class _Load:
         return []
 
     def _check(self) -> None:
-        """Raises this rank's error, unless it is one of room."""
+        """Raises this rank's error, unless it is a lack of memory."""
         if self._error is not None and not isinstance(self._error, NoRoomError):
             raise self._error
         self._source.check()
@@ -321,35 +314,34 @@ class _Load:
             raise self._error
 
     def _raise_first(self) -> None:
-        """Raises the error of the first line that does not fit, of all ranks'; on every rank."""
+        """Raises, on every rank, an error for the first problem of all ranks, if any."""
         comm = self._ring.comm
         problems = [found for found in comm.allgather(self._problem) if found is not None]
         if problems:
             first = min(problems)
-            error = comm.broadcast(self._describe(first) if comm.rank == 0 else None)
-            assert error is not None
-            raise error
+            raise on_first_rank(lambda: self._describe(first), comm)
 
     def _describe(self, problem: _Problem) -> DataError:
         layout, path = self._layout, self._source.path
-        line = self._source.line_number(problem.place)
+        line = self._source.line_number(problem.position)
         if problem.num_fields != self._head.num_columns:
-            text = f"{problem.num_fields} fields where {self._head.num_columns} are expected"
-            if self._source.is_cut(problem.place):
-                text += "; the file ends within this line"
-            return DataError(text, path, line)
-        error = partial(DataError, path=path, line=line, column=problem.column + 1)
+            error = wrong_width(problem.num_fields, self._head.num_columns, path, line)
+            if not self._source.is_last_line_without_end(problem.position):
+                return error
+            text = "; the file ends within this line: it may have been copied incompletely"
+            return DataError(error.problem + text, path, line)
+        at_field = partial(DataError, path=path, line=line, column=problem.column + 1)
         what = "the label" if problem.column == layout.label_column else "the field"
         if not problem.content.strip():
-            return error(f"{what} is missing")
+            return at_field(f"{what} is empty")
         shown = problem.content.decode("utf-8", "replace").rstrip("\n")
         if len(shown) > MAX_SHOWN_CHARS:
             shown = shown[:MAX_SHOWN_CHARS] + "…"
         kind = "text" if self._table.is_text[problem.column] else "a finite float32 number"
-        return error(f"{what} {shown!r} is not {kind}")
+        return at_field(f"{what} {shown!r} is not {kind}")
 
     def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
-        """Returns, for each round of blocks, first row and the one after the last of each node."""
+        """Returns the first row and the one after the last of each node, for each round."""
         counts = self._ring.gather(self._counts)
         nodes, size = self._ring.nodes, self._ring.comm.size
         rounds, row = [], 0

@@ -1,11 +1,11 @@
-"""Reading tables of numbers by several methods, by name.
+"""Reading tables with one of several methods, chosen by name.
 
-- parallel: the ranks of a job together, each a part (candle_p1.data.cooperative).
-- cached: the same at the first time; later from a binary file (candle_p1.data.cache).
-- original, chunked, chunked_rows, dask, arrow, polars: each rank all of it, by way of a data frame
-  (candle_p1.data.frames).
+- parallel: the ranks of a job read a part each (candle_p1.data.cooperative).
+- cached: the same the first time, and later from a binary file (candle_p1.data.cache).
+- original, chunked, chunked_rows, dask, arrow, polars: each rank reads the whole file through a
+  data frame (candle_p1.data.frames).
 
-The methods give bit-identical tables and the same errors.
+All methods give bit-identical tables and the same errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 READERS = ("parallel", "cached", *FRAME_READERS)
 LIBRARIES = {"dask": "dask", "arrow": "pyarrow", "polars": "polars"}
-"""What a reader needs that may not be installed."""
+"""Libraries that a reader needs and that may not be installed."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Loading:
 
     Attributes:
         method: A name in READERS.
-        comm: The ranks that need them.
+        comm: The ranks that need the tables.
         num_threads: Threads of each rank.
         cache: Where `cached` keeps its files.
-        notify: Is told what a user should know.
+        notify: Told what a user should know.
     """
 
     method: str = "parallel"
@@ -55,20 +55,20 @@ def installed_readers() -> list[str]:
 
 
 def read_table(path: Path, loading: Loading, layout: CsvLayout | None = None) -> Table:
-    """Reads a table; collective over the ranks of `loading` where the method is parallel or cached.
+    """Reads a table; collective over the ranks of `loading` if the method is parallel or cached.
 
     Args:
         path: The file.
-        loading: How.
-        layout: What the file looks like; None is fields of numbers, separated by commas, no header.
+        loading: How it is read.
+        layout: The file's layout; None means numbers separated by commas, without a header.
 
     Returns:
-        The table. Numbers that are missing, where they may be, are NaN. By parallel and cached, the
-        ranks of a node have it once: it is read-only, and candle_p1.data.transforms changes it.
+        The table. Missing numbers, if allowed, are NaN. With parallel and cached, the ranks of a
+        node share one copy: it is read-only, and candle_p1.data.transforms changes it.
 
     Raises:
-        DataError: The file is missing or empty, lacks a column, has rows of unequal length, or a
-            field that is empty, no finite number or out of float32's range; with line and field.
+        DataError: The file is missing or empty, lacks a column, or has rows of unequal length or a
+            field that is empty, not a finite number or out of float32's range.
         ParameterError: There is no such method.
         SetupError: The method's library is not installed.
     """

@@ -1,4 +1,4 @@
-"""Where data sets are kept."""
+"""The directory that data sets are kept in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
 
 
 def data_directory() -> Path:
-    """Returns where data sets are kept: $CANDLE_DATA_DIR, else the user's cache directory."""
+    """Returns $CANDLE_DATA_DIR or, if that is not set, the user's cache directory."""
     named = os.environ.get(DATA_DIRECTORY_VARIABLE)
     return Path(named).absolute() if named else platformdirs.user_cache_path("candle_p1")

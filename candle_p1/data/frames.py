@@ -1,13 +1,13 @@
-"""Tables by way of a data frame: what the paper compares, and libraries of today.
+"""Reading tables through data frames: the loaders that the paper compares, and newer libraries.
 
-- original: ``pandas.read_csv`` with its defaults, as the CANDLE benchmarks had it.
-- chunked: the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``, concatenated. Its
-  files have fewer rows, so all of one is a chunk.
-- chunked_rows: chunks of few rows, each converted before the next is read.
-- dask: what the paper compared with, ``dask.dataframe.read_csv``.
+- original: ``pandas.read_csv`` with its defaults, as in the CANDLE benchmarks.
+- chunked: the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``, concatenated. The
+  benchmarks' files have fewer rows, so each is a single chunk.
+- chunked_rows: chunks of a few rows, each converted before the next is read.
+- dask: ``dask.dataframe.read_csv``, with which the paper compares.
 - arrow, polars: ``pyarrow.csv.read_csv`` and ``polars.read_csv``.
 
-Every rank reads the whole file into memory of its own.
+Every rank reads the whole file into its own memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.source import read_head
+from candle_p1.data.source import open_together, unreadable
 from candle_p1.data.table import Table, TextColumn
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, SetupError
 from candle_p1.instrument.phases import part
 
@@ -34,22 +35,15 @@ if TYPE_CHECKING:
     from candle_p1.data.table import CsvLayout
 
 PAPER_CHUNK_ROWS = 2_000_000
-CHUNK_ROWS = 64
-"""So few that a chunk of 60,483 columns is small beside the matrix;"""
-CHUNK_VALUES = 2_000_000
-"""more where a row has few columns."""
+CHUNK_ROWS, CHUNK_VALUES = 64, 2_000_000
+"""A chunk has at least this many rows, which is little of 60,483 columns, and this many values."""
 BLOCK_BYTES = 1 << 24
 SAMPLE_BYTES = 1 << 22
-"""A sample must hold some rows."""
+"""A sample must contain some whole rows."""
 
 
 class Part(NamedTuple):
-    """Some rows.
-
-    Attributes:
-        numbers: float32, shape (rows, columns of numbers).
-        text: The values of the columns of text, by name.
-    """
+    """Some rows: float32 numbers, shape (rows, columns of numbers); text, by column."""
 
     numbers: NDArray[np.float32]
     text: Mapping[str, Iterable[str]]
@@ -63,25 +57,25 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
         SetupError: The library is not installed.
     """
     try:
-        with path.open("rb") as file:
-            head, _ = read_head(file.fileno(), path, layout)
-        with part("parse"):  # a library reads while it parses
+        with open_together(path, SerialCommunicator()) as source:
+            head = source.read_head(layout)
+        with part("parse"):  # libraries read while they parse
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of mixed types in a column: an error below
+                warnings.simplefilter("ignore")  # about mixed types in a column: an error below
                 parts = list(FRAME_READERS[method](path, layout, head))
             table = _join(parts, head, layout)
     except ImportError as error:
         raise SetupError(
-            f"loader {method} needs a library that is not installed ({error}): install"
+            f"loader {method} needs a library that is not installed ({error}); install"
             " candle-p1[readers], or choose another --loader"
         ) from error
+    except DataError:
+        raise
     except OSError as error:
-        raise DataError(f"cannot read the file: {error.strerror}", path) from error
-    except Exception as error:  # each library has its own
-        if isinstance(error, DataError):
-            raise
-        read_together(path, layout)  # says what is wrong with which field
-        raise DataError(f"loader {method} cannot read it: {error}", path) from error
+        raise unreadable(path, error) from error
+    except Exception as error:  # each library has its own errors
+        read_together(path, layout)  # raises an error that names the field
+        raise DataError(f"loader {method} cannot read the file: {error}", path) from error
     if table.values.shape[1] + len(table.text) != head.num_columns or _looks_wrong(table, layout):
         read_together(path, layout)
     return table
@@ -114,13 +108,13 @@ def _dask(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     import dask.dataframe
 
     options = _pandas_options(layout)
-    # By itself dask takes the types from a sample, in which a column may hold 0 alone, and later
-    # 0.5. Told that they are numbers, pandas takes True for 1.
+    # dask would infer the types from a sample, in which a column may have only 0, and later 0.5.
+    # With the types given, pandas reads True as 1.
     names: Sequence[str | int] = head.names or range(head.num_columns)
     types = {name: str if name in layout.text_columns else np.float64 for name in names}
     lazy = dask.dataframe.read_csv(path, **options | {"dtype": types}, sample=SAMPLE_BYTES)
     frame = lazy.compute()
-    index = frame.index.to_numpy()  # counts the rows of each partition
+    index = frame.index.to_numpy()  # numbers the rows of each partition
     if index.dtype.kind == "i" and np.all((np.diff(index) == 1) | (index[1:] == 0)):
         frame = frame.reset_index(drop=True)
     yield _part(frame, layout)
@@ -182,15 +176,15 @@ def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
 
 
 def _part(frame: pd.DataFrame, layout: CsvLayout) -> Part:
-    """Returns a frame's values; a column that is not of its kind raises ValueError."""
+    """Returns a frame's values; raises ValueError if a column is not of the expected kind."""
     import pandas as pd
 
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first column for names of rows
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first column as row names
         raise ValueError("rows have more fields than the header")
     text = {name: frame.pop(name) for name in layout.text_columns}
     if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
-        raise ValueError("a column holds something else than numbers")
-    with np.errstate(over="ignore"):  # what is out of range becomes infinite: an error later
+        raise ValueError("a column has values that are not numbers")
+    with np.errstate(over="ignore"):  # becomes infinite, which is an error later
         return Part(frame.to_numpy(dtype=np.float32), text)
 
 
@@ -210,13 +204,13 @@ def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
 
 
 def _looks_wrong(table: Table, layout: CsvLayout) -> bool:
-    """Returns whether there may be no rows, a short one, or a field missing or not finite."""
+    """Returns whether there may be no rows, a short row, or a missing or infinite field."""
     values = table.values
     if not len(values):
         return True
     if not values.size:
         return False
-    if layout.missing:  # a row that is too short ends with missing values
+    if layout.missing:  # a short row ends with missing values
         return bool(np.isinf(values).any() or np.isnan(values[:, -1]).any())
     with np.errstate(over="ignore", invalid="ignore"):
-        return not np.isfinite(values.sum())  # one such field shows in the sum
+        return not np.isfinite(values.sum())  # one such field makes the sum so

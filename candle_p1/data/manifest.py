@@ -1,4 +1,4 @@
-"""The manifest beside the files of a synthetic data set, which says what they are."""
+"""The manifest that lies beside the files of a synthetic data set and describes them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MANIFEST_NAME = "synthetic.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data set is, as ``synthetic.json`` beside its files says it.
+    """The content of ``synthetic.json``.
 
     Attributes:
-        directory: Where it is.
-        made_of: Name, size, seed and version of the recipe.
-        files: Bytes and SHA-256 of each file, by name.
+        directory: Where the data set is.
+        made_of: The recipe's name and version, and the size and seed.
+        files: The size and SHA-256 of each file, by name.
     """
 
     directory: Path
@@ -30,7 +30,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """Returns a directory's manifest; None if there is none, or it cannot be read."""
+        """Returns a directory's manifest; None if there is none that can be read."""
         try:
             content = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
             return cls(directory, dict(content["made_of"]), dict(content["files"]))
@@ -38,7 +38,7 @@ class Manifest:
             return None
 
     def fits(self, name: str) -> bool:
-        """Returns whether a file is there and has the size it was made with."""
+        """Returns whether a file is there, with the size it was made with."""
         try:
             return bool((self.directory / name).stat().st_size == self.files[name]["bytes"])
         except (OSError, KeyError, TypeError):
@@ -46,19 +46,19 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Whether all files fit."""
+        """Whether all files are there, with their sizes."""
         return all(self.fits(name) for name in self.files)
 
     def write(self) -> None:
-        """Writes it, atomically."""
+        """Writes the manifest, atomically."""
         content = {"synthetic": True, "made_of": self.made_of, "files": self.files}
         write_atomically(self.directory / MANIFEST_NAME, json.dumps(content, indent=2) + "\n")
 
 
 def synthetic_facts(path: Path) -> dict[str, Any] | None:
-    """Returns bytes and SHA-256 of a file that was made here; None of any other file.
+    """Returns size and SHA-256 of a synthetic file; None of any other file.
 
-    What became of the other files of its data set does not matter: it stays synthetic.
+    The file counts as synthetic even if the rest of its data set is gone.
     """
     manifest = Manifest.read(path.parent)
     return manifest.files.get(path.name) if manifest and manifest.fits(path.name) else None

@@ -1,4 +1,4 @@
-"""A benchmark's files, read by the chosen method, with what the record says of each."""
+"""Reading a benchmark's files, and describing them for the record."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileSet:
-    """The files of a run, found before they are read.
+    """The files of a run.
 
     Attributes:
         paths: By role, such as "train" and "test".
-        synthetic: Whether they were generated.
-        sha256: Of the files' bytes, by role, where it is known already.
+        synthetic: Whether any of them was generated.
+        sha256: The SHA-256 of each file, by role, as far as it is known without reading.
     """
 
     paths: Mapping[str, Path]
@@ -40,7 +40,7 @@ class FileSet:
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> FileSet:
-        """Returns the set of these files, with what a manifest beside them tells."""
+        """Returns these files, with what their manifests tell."""
         known = {role: synthetic_facts(path) for role, path in paths.items()}
         return cls(
             paths,
@@ -50,16 +50,16 @@ class FileSet:
 
 
 class Reader:
-    """Reads the files of a set and keeps account of it.
+    """Reads the files of a run and records what it has read.
 
     Args:
         files: The files.
-        loading: How they are read; None is by this process alone.
+        loading: How they are read; None means by this process alone.
 
     Attributes:
-        load_s: The time each file took, by role.
-        digests: SHA-256 of each table as read, by role; see `digest`.
-        matrix_bytes: What the numbers of all tables take in memory.
+        load_s: The time taken by each file, by role.
+        digests: The SHA-256 of each table as read, by role; see `digest`.
+        matrix_bytes: The memory that the numbers of all tables take.
     """
 
     def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
@@ -71,7 +71,7 @@ class Reader:
         self._shapes: dict[str, tuple[int, int]] = {}
 
     def read(self, role: str, layout: CsvLayout | None = None) -> Table:
-        """Returns the content of the file of a role; collective, see read_table."""
+        """Returns the content of the file of a role; collective as read_table is."""
         start = time.perf_counter()
         table = read_table(self.files.paths[role], self.loading, layout)
         self.load_s[role] = time.perf_counter() - start
@@ -81,19 +81,16 @@ class Reader:
         return table
 
     def digest(self) -> None:
-        """Computes the digests of the tables as read; to be called before they are scaled.
-
-        Collective: what the ranks of a node share, one of them computes.
-        """
+        """Computes the digests of the tables; must be called before they are scaled; collective."""
         for role, table in self._tables.items():
             node = sharers(table.values)
             self.digests[role] = node.broadcast(table.sha256() if node.rank == 0 else "")
         self._tables.clear()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Returns, by role, the file's path, bytes and digests, and the table's shape.
+        """Returns each file's path, size and digests, and its table's shape, by role.
 
-        Reads the files once more where their digest is not known.
+        Files whose digest is not known are read once more.
         """
         return {
             role: {
@@ -127,7 +124,7 @@ def loading(
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, remembered by path, size and time of change."""
+    """Returns the SHA-256 of a file's bytes, remembered by path, size and modification time."""
     status = path.stat()
     key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     memory_path = data_directory() / "digests.json"
@@ -135,12 +132,12 @@ def file_sha256(path: Path) -> str:
     with suppress(OSError, ValueError):
         memory = json.loads(memory_path.read_text(encoding="utf-8"))
     if key not in memory:
+        digest = hashlib.sha256()
         with path.open("rb") as file:
-            digest = hashlib.sha256()
             while block := file.read(1 << 20):
                 digest.update(block)
-            memory[key] = digest.hexdigest()
-        with suppress(OSError):  # a read-only data directory costs the memory, not the run
+        memory[key] = digest.hexdigest()
+        with suppress(OSError):  # the data directory may be read-only
             memory_path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(memory_path, json.dumps(memory, indent=1))
     return memory[key]

@@ -1,4 +1,4 @@
-"""Samples as a model takes them: cut into batches by index, never copied as a whole."""
+"""Samples as a model takes them: batches are taken by index, and nothing is copied as a whole."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """What gives a batch by the indices of its rows: an array, or an object that makes batches."""
+    """An array, or anything else that gives a batch for the indices of its rows."""
 
     def __len__(self) -> int:
         """Returns the number of rows."""
         ...
 
     def __getitem__(self, which: Any) -> Any:
-        """Returns the rows of an int64 array of indices, or of a slice, as the model takes them."""
+        """Returns the rows for an int64 array of indices, or a slice, as the model takes them."""
         ...
 
 
 @dataclass(frozen=True)
 class Several:
-    """Rows for a model of several inputs: a batch is a tuple, one array for each input."""
+    """Rows for a model with several inputs: a batch is a tuple, with an array for each input."""
 
     inputs: tuple[Rows, ...]
 
@@ -38,11 +38,11 @@ class Several:
 
 @dataclass(frozen=True)
 class Selected:
-    """Some rows of others, in an order of their own.
+    """A selection of rows, in any order.
 
     Attributes:
-        rows: All of them.
-        indices: int64, shape (rows,): which of them these are.
+        rows: The rows to select from.
+        indices: The selected ones, int64, shape (selected rows,).
     """
 
     rows: Rows
@@ -71,16 +71,16 @@ class Samples:
         return len(self.y)
 
     def __getitem__(self, which: Any) -> tuple[Any, Any]:
-        """Returns the batch of an int64 array of indices, or of a slice: (x, y)."""
+        """Returns the batch (x, y) for an int64 array of indices, or for a slice."""
         return self.x[which], self.y[which]
 
     @property
     def x_shape(self) -> tuple[int, ...]:
-        """The shape of the features of one sample, for a model of one input."""
+        """The shape of one sample's features, for a model with one input."""
         return tuple(self.x[0:0].shape[1:])
 
     def first(self, num_samples: int) -> Samples:
-        """Returns the first samples; 0 is all."""
+        """Returns the first samples; 0 means all."""
         if not 0 < num_samples < len(self):
             return self
         indices = np.arange(num_samples)
@@ -92,9 +92,9 @@ class DataSet:
     """The samples of a run, ready for the model.
 
     Attributes:
-        train: What it learns from.
-        validation: What it is measured on after every epoch.
-        test: What the trained model is judged on.
+        train: For learning.
+        validation: For the metrics after every epoch.
+        test: For judging the trained model.
     """
 
     train: Samples

@@ -1,4 +1,4 @@
-"""Random numbers: CANDLE's choices as its code makes them, and streams of our own."""
+"""Random choices: those of CANDLE's code reproduced, and independent random streams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 def pandas_sample(num_rows: int, fraction: float, seed: int) -> NDArray[np.int64]:
     """Returns the rows that ``DataFrame.sample(frac=fraction, random_state=seed)`` takes, in order.
 
-    CANDLE shuffles by it (fraction 1) and thins out; int64, shape (rows taken,).
+    CANDLE shuffles (fraction 1) and samples with it. int64, shape (rows taken,).
     """
     random = np.random.RandomState(seed)  # the generator that pandas uses for an integer seed
     return random.choice(num_rows, size=round(fraction * num_rows), replace=False).astype(np.int64)
 
 
 def random_stream(seed: int, *key: int) -> np.random.Generator:
-    """Returns the random numbers for one purpose, named by a key; streams are independent."""
+    """Returns a random generator for one purpose; different keys give independent streams."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -1,8 +1,8 @@
-"""Arrays that the ranks of a node have once, together.
+"""Arrays of which the ranks of a node share one copy.
 
-They lie in a file in memory (or on disk, where memory for that is short) that every rank of the
-node maps and that has no name any more: it goes with the last of them. Users get them read-only;
-what changes them (candle_p1.data.transforms) does so together, each rank a share.
+They lie in a file in memory (or on disk, if shared memory is too small) that every rank of the node
+maps, and that has been unlinked, so that it vanishes with the last of them. Users get the arrays
+read-only; candle_p1.data.transforms changes them by all ranks together, a share each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.comm import SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.scaling import share_bounds
 
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MEMORY = Path("/dev/shm")
-"""Files here lie in memory."""
+"""Files in this directory are in memory."""
 ROOM_LEFT = 0.05
-"""Share of a file system which is not taken."""
+"""The share of a file system that is left free."""
 
 
 class NoRoomError(DataError):
-    """A directory has no room for what the ranks of a node share."""
+    """A directory has no space for data that the ranks of a node share."""
 
 
 class _Mapping(mmap.mmap):
-    """Mapped memory that knows the ranks that share it."""
+    """Mapped memory that knows which ranks share it."""
 
     node: Communicator
 
 
 class NodeArray:
-    """An array that the ranks of a node write together. Collective over the node.
+    """An array that the ranks of a node write together. Creating one is collective over the node.
 
-    Its memory is taken as it is written; where ranks share it, by `write`, or after `reserve`. One
-    process has it to itself, in memory of its own.
+    Memory is taken as elements are written; if ranks share the array, they use `write`, or call
+    `reserve` first. A single process has it in its own memory.
 
     Args:
-        shape: Rows first; there may be fewer in the end, see `keep`.
+        shape: Rows first; `keep` may reduce their number.
         dtype: Of the elements.
         node: The ranks of this node.
-        directory: Where its file is made.
+        directory: Where its file is created.
 
     Attributes:
-        array: Writable.
+        array: The array, writable.
 
     Raises:
-        NoRoomError: The file cannot be made; the same on the node's ranks.
+        NoRoomError: The file cannot be created; the same on the node's ranks.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class NodeArray:
             self.array: NDArray[Any] = np.empty(shape, dtype)
             return
         if node.size == 1:
-            # Python 3.10 does not name the last.
+            # Python 3.10 has no MAP_NORESERVE.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
             try:
                 mapping = _Mapping(-1, num_bytes, flags=flags)
             except OSError as error:
                 raise DataError(
                     f"no address space for {num_bytes / 2**30:.1f} GiB ({error.strerror}), most of"
-                    " which stays unused: raise the limit (ulimit -v)",
+                    " which would remain unused: raise the limit (ulimit -v)",
                     directory,
                 ) from error
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # the kernel may have no huge pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)
         else:
             self._file = _open_nameless(directory, num_bytes, node)
@@ -96,12 +96,12 @@ class NodeArray:
         self.array = np.frombuffer(mapping, dtype).reshape(shape)
 
     def reserve(self, first: int, last: int) -> None:
-        """Takes the room of some elements, by their number in memory: writing them cannot fail.
+        """Takes the memory for some elements, by index, so that writing them cannot fail.
 
-        By one rank, of what this rank writes.
+        Only the rank that writes them calls it.
 
         Raises:
-            NoRoomError: There is none.
+            NoRoomError: There is not enough memory.
         """
         if self._file >= 0 and first < last:
             size = self.array.itemsize
@@ -109,16 +109,14 @@ class NodeArray:
                 os.posix_fallocate(self._file, first * size, (last - first) * size)
 
     def write(self, first: int, elements: NDArray[Any]) -> None:
-        """Writes elements from a place on, by their number in memory, through the file.
-
-        That takes their room, too, and costs less than a page fault for every 4 KiB.
+        """Writes elements through the file, which costs less than a page fault for every 4 KiB.
 
         Args:
-            first: Where.
+            first: The index of the first element.
             elements: C-contiguous, of the same dtype.
 
         Raises:
-            NoRoomError: There is no room for them.
+            NoRoomError: There is not enough memory for them.
         """
         raw: Any = elements.reshape(-1).view(np.uint8)
         content = memoryview(raw)
@@ -133,16 +131,16 @@ class NodeArray:
         try:
             status = os.fstatvfs(self._file)
             if status.f_bavail < ROOM_LEFT * status.f_blocks:
-                raise OSError(None, f"{status.f_bavail * status.f_frsize >> 20} MiB are left")
+                raise OSError(None, f"only {status.f_bavail * status.f_frsize >> 20} MiB are left")
             yield
         except OSError as error:
             raise NoRoomError(
-                f"no room for the data that the ranks of a node share: {error.strerror}",
+                f"no space for the data that the ranks of a node share: {error.strerror}",
                 self._directory,
             ) from error
 
     def keep(self, num_rows: int) -> NDArray[Any]:
-        """Returns the first rows, read-only where they are shared, and gives back the rest."""
+        """Returns the first rows, read-only if they are shared, and frees the rest."""
         kept = self.array[:num_rows]
         if self._file >= 0:
             if self._node.rank == 0:
@@ -159,7 +157,7 @@ def allocate(
     node: Communicator,
     notify: Callable[[str], None] | None = None,
 ) -> NodeArray:
-    """Returns an array all of whose room is taken; collective over the node.
+    """Returns an array whose memory is already taken; collective over the node.
 
     Args:
         shape: Of the array.
@@ -168,7 +166,7 @@ def allocate(
         notify: See `try_directories`.
 
     Raises:
-        DataError: There is no room, in memory or on disk; the same on the node's ranks.
+        DataError: There is no space in memory or on disk; the same on the node's ranks.
     """
 
     def reserved(directory: Path) -> NodeArray:
@@ -183,15 +181,15 @@ def allocate(
 def try_directories(
     make: Callable[[Path], T], node: Communicator, notify: Callable[[str], None] | None
 ) -> T:
-    """Returns what can be made in memory, else on disk.
+    """Returns what `make` gives with memory or, if that is too small, with the disk.
 
     Args:
-        make: Takes the directory of the files; raises NoRoomError on all ranks alike.
+        make: Takes the directory of the files; raises NoRoomError on all ranks.
         node: The ranks of this node.
-        notify: Is told, on one of them, where it has to be the disk.
+        notify: Told, on one of them, if the disk has to be used.
 
     Raises:
-        DataError: There is no room in either.
+        DataError: There is no space in either.
     """
     try:
         return make(MEMORY)
@@ -199,21 +197,21 @@ def try_directories(
         disk = Path(tempfile.gettempdir())
         if notify and node.rank == 0:
             notify(
-                f"{error}: they lie in a file in {disk}, which may be slower; in a container, give"
-                " more by --shm-size"
+                f"{error}; using a file in {disk}, which may be slower. In a container, enlarge"
+                f" {MEMORY} with --shm-size"
             )
         try:
             return make(disk)
         except NoRoomError as second:
             raise DataError(
-                f"{second.problem}, and neither in {MEMORY}: enlarge it (in a container,"
-                " --shm-size), or set TMPDIR to a directory with room",
+                f"{second.problem}, nor in {MEMORY}: enlarge {MEMORY} (in a container, with"
+                " --shm-size), or set TMPDIR to a directory with enough space",
                 disk,
             ) from error
 
 
 def sharers(array: NDArray[Any]) -> Communicator:
-    """Returns the ranks that have this memory together; the one alone, as a rule."""
+    """Returns the ranks that share this memory; usually a single one."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -223,7 +221,7 @@ def sharers(array: NDArray[Any]) -> Communicator:
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a view of shared memory that can be written: to be used by all sharers together."""
+    """Returns a writable view of shared memory, for use by all its sharers together."""
     view = array.view()
     if sharers(array).size > 1:
         view.flags.writeable = True
@@ -231,11 +229,9 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
-    """Returns an open file of this size, without room yet; collective."""
+    """Returns an open file of this size, which takes no memory yet; collective."""
 
-    def make() -> str | None:
-        if node.rank != 0:
-            return None
+    def create() -> str:
         try:
             file, name = tempfile.mkstemp(prefix="candle_p1-", dir=directory)
         except OSError as error:
@@ -246,8 +242,7 @@ def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
         os.close(file)
         return name
 
-    name = node.broadcast(agree_on_room(make, node))
-    assert name is not None
+    name = on_first_rank(create, node)
     try:
         return agree_on_room(lambda: os.open(name, os.O_RDWR), node)
     finally:
@@ -256,7 +251,7 @@ def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
 
 
 def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
-    """Returns what a rank's work gives; one rank's NoRoomError is raised on all; collective."""
+    """Returns what a rank's work gives; a NoRoomError of one rank is raised on all; collective."""
     error = None
     try:
         result = work()

@@ -1,4 +1,4 @@
-"""A table's file: its bytes, its lines, and its first line, which tells the columns."""
+"""The file of a table: its bytes, its lines, and its first line, which tells the columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import DataError
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,48 +27,14 @@ class Head(NamedTuple):
     """What the first line tells.
 
     Attributes:
-        names: The columns' names; empty where there is no header.
-        num_columns: The fields that a row must have.
+        names: The columns' names; empty if there is no header.
+        num_columns: The number of fields that each row must have.
         first_byte: Where the rows begin.
     """
 
     names: list[str]
     num_columns: int
     first_byte: int
-
-
-def read_head(file: int, path: Path, layout: CsvLayout) -> tuple[Head, bytes]:
-    """Reads an open file's first line; returns what it tells, and all that was read.
-
-    Raises:
-        DataError: The file is empty, or the header does not fit the layout.
-        OSError: It cannot be read.
-    """
-    text = b""
-    while b"\n" not in text.lstrip():
-        block = os.pread(file, HEAD_BYTES, len(text))
-        if not block:
-            break
-        text += block
-    if not text:
-        raise DataError("the file is empty", path)
-    mark = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
-    content = text[mark:].lstrip(b"\r\n")
-    line, *_ = content.partition(b"\n")
-    if not line.strip():
-        raise DataError("the file holds no rows", path)
-    try:
-        fields = next(csv.reader([line.decode()], delimiter=layout.separator))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"the first line cannot be read: {error}", path, 1) from error
-    if not layout.header:
-        return Head([], layout.num_columns or len(fields), mark), text
-    for name in layout.text_columns:
-        if name not in fields:
-            raise DataError(f"the header names no column {name!r}", path, 1)
-    if len(fields) != (layout.num_columns or len(fields)):
-        raise DataError(f"{len(fields)} fields where {layout.num_columns} are expected", path, 1)
-    return Head(fields, len(fields), len(text) - len(content) + len(line) + 1), text
 
 
 @dataclass
@@ -78,8 +45,8 @@ class Source:
         path: Where it is.
         file: Its descriptor.
         num_bytes: Its size when it was opened.
-        changed_ns: The time of its last change then.
-        prefix: What has been read of its beginning already.
+        changed_ns: Its modification time when it was opened.
+        prefix: Its first bytes, as far as they have been read already.
     """
 
     path: Path
@@ -89,19 +56,44 @@ class Source:
     prefix: bytes = b""
 
     def read_head(self, layout: CsvLayout) -> Head:
-        """Returns what the first line tells; what was read for it is kept as prefix.
+        """Reads the first line, keeps the bytes read for it as prefix, and returns what it tells.
 
         Raises:
-            DataError: It cannot be read, or does not fit the layout.
+            DataError: The file is empty, its header does not match the layout, or it cannot be
+                read.
         """
+        text, path = b"", self.path
         try:
-            head, self.prefix = read_head(self.file, self.path, layout)
+            while b"\n" not in text.lstrip():
+                block = os.pread(self.file, HEAD_BYTES, len(text))
+                if not block:
+                    break
+                text += block
         except OSError as error:
-            raise DataError(f"cannot read the file: {error.strerror}", self.path) from error
-        return head
+            raise unreadable(path, error) from error
+        if not text:
+            raise DataError("the file is empty", path)
+        mark = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
+        content = text[mark:].lstrip(b"\r\n")
+        line, *_ = content.partition(b"\n")
+        if not line.strip():
+            raise DataError("the file has no rows", path)
+        try:
+            fields = next(csv.reader([line.decode()], delimiter=layout.separator))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"the first line cannot be read: {error}", path, 1) from error
+        self.prefix = text
+        if not layout.header:
+            return Head([], layout.num_columns or len(fields), mark)
+        for name in layout.text_columns:
+            if name not in fields:
+                raise DataError(f"the header has no column {name!r}", path, 1)
+        if len(fields) != (layout.num_columns or len(fields)):
+            raise wrong_width(len(fields), layout.num_columns, path, 1)
+        return Head(fields, len(fields), len(text) - len(content) + len(line) + 1)
 
     def read(self, into: memoryview, start: int) -> None:
-        """Fills memory with the bytes from a place on; several threads may.
+        """Fills memory with the bytes from a position on; threads may do so at once.
 
         Raises:
             DataError: The file is shorter than it was.
@@ -117,27 +109,37 @@ class Source:
             done += num
 
     def check(self) -> None:
-        """Raises DataError if the file has been changed since it was opened."""
+        """Raises DataError if the file has changed since it was opened."""
         status = os.fstat(self.file)
         if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.changed_ns):
             raise self._changed()
 
-    def line_number(self, place: int) -> int:
-        """Returns the number of the line, from 1, that a byte is in."""
-        blocks = range(0, place, BLOCK_BYTES)
-        sizes = (min(BLOCK_BYTES, place - start) for start in blocks)
+    def line_number(self, position: int) -> int:
+        """Returns the number, from 1, of the line that has the byte at a position."""
+        blocks = range(0, position, BLOCK_BYTES)
         return 1 + sum(
-            os.pread(self.file, size, start).count(b"\n")
-            for start, size in zip(blocks, sizes, strict=True)
+            os.pread(self.file, min(BLOCK_BYTES, position - start), start).count(b"\n")
+            for start in blocks
         )
 
-    def is_cut(self, place: int) -> bool:
-        """Returns whether the line at a place is the last one and lacks its end."""
-        blocks = range(place, self.num_bytes, BLOCK_BYTES)
+    def is_last_line_without_end(self, position: int) -> bool:
+        """Returns whether no line ends from a position on."""
+        blocks = range(position, self.num_bytes, BLOCK_BYTES)
         return not any(b"\n" in os.pread(self.file, BLOCK_BYTES, start) for start in blocks)
 
     def _changed(self) -> DataError:
         return DataError("the file was changed while it was read", self.path)
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Returns the error for a file that cannot be read."""
+    return DataError(f"the file cannot be read: {error.strerror}", path)
+
+
+def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int) -> DataError:
+    """Returns the error for a line that has too few or too many fields."""
+    fields = count(num_fields, "field")
+    return DataError(f"the line has {fields} instead of {num_expected}", path, line)
 
 
 @contextmanager
@@ -152,7 +154,7 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise DataError(f"cannot read the file: {error.strerror}", path) from error
+            raise unreadable(path, error) from error
         status = os.fstat(file)
         return Source(path, file, status.st_size, status.st_mtime_ns)
 
@@ -161,7 +163,9 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         sizes = comm.allgather(source.num_bytes)
         if len(set(sizes)) > 1:
             raise DataError(
-                f"the file has {min(sizes)} bytes on one rank and {max(sizes)} on another", path
+                f"the file has {min(sizes)} bytes on one rank and {max(sizes)} on another; give all"
+                " nodes the same file",
+                path,
             )
         yield source
     finally:

@@ -1,4 +1,4 @@
-"""What a table is: how its file is laid out, and its content in memory."""
+"""Tables: the layout of their files, and their content in memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CsvLayout:
-    """What is known of a file before it is read.
+    """What is known about a file before it is read.
 
     Attributes:
-        header: Whether the first line holds the columns' names.
-        text_columns: The names of the columns that hold text; the others hold numbers.
+        header: Whether the first line has the columns' names.
+        text_columns: The names of the columns of text; the others are numbers.
         separator: One character.
-        missing: What stands for a number that is missing; by default none may be.
-        num_columns: The fields every row must have; None takes the first line's.
-        label_column: The field that holds the class, for messages; None if there is none.
+        missing: What stands for a missing number; by default none may be missing.
+        num_columns: The number of fields of every row; None takes that of the first line.
+        label_column: The column that has the class, for messages; None if there is none.
     """
 
     header: bool = False
@@ -70,7 +70,7 @@ class Table:
         return len(self.values)
 
     def sha256(self) -> str:
-        """Returns the SHA-256 of the values in row order, then of names and codes of the text."""
+        """Returns the SHA-256 of the numbers, row by row, and of the text's names and codes."""
         digest = hashlib.sha256(self.values.data)
         for name, column in self.text.items():
             digest.update("\0".join([name, *column.names]).encode())

@@ -1,12 +1,12 @@
-"""Changes of float32 matrices in place: scaling, filling in what is missing, joining.
+"""Changing float32 matrices in place: scaling, filling in missing values, joining.
 
-Matrices that the ranks of a node share (candle_p1.data.shared) are changed by these ranks together,
-each its share of the columns or rows, so there every function is collective over the node. The
-result has the same bits as on one process.
+If the ranks of a node share a matrix (candle_p1.data.shared), they change it together, each its
+share of the columns or rows, and every function here is collective over the node. The result has
+the same bits as with one process.
 
-CANDLE fits the scaling to the training and the test samples together, which is the default here,
-for comparability; what is learned from the training samples alone is the honest way. The result is
-that of scikit-learn's scaler of the same kind.
+CANDLE fits the scaling to the training and the test samples together, and so does the default here,
+for comparability; a fair test fits it to the training samples only. The results are those of
+scikit-learn's scalers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ROWS_AT_A_TIME = 64  # bounds the temporaries of reductions to a few rows
 
 
 def scale_features(scaling: str, *matrices: Matrix, fit_to: Sequence[Matrix] | None = None) -> None:
-    """Scales the columns of all matrices in place, by what they hold together.
+    """Scales the columns of all matrices in place, fitted to all of them together.
 
     Args:
         scaling: "maxabs" (to [-1, 1] by the largest absolute value), "minmax" (to [0, 1]), "std"
-            (to mean 0 and standard deviation 1) or "none". A constant column is left unscaled.
+            (to mean 0 and standard deviation 1) or "none". Constant columns are not divided.
         matrices: float32, shapes (rows, columns) with the same columns.
-        fit_to: Scale by what these matrices hold instead; they may be views of the others.
+        fit_to: The matrices to fit to instead; they may be views of the others.
 
     Raises:
         ParameterError: No such scaling.
@@ -47,7 +47,7 @@ def scale_features(scaling: str, *matrices: Matrix, fit_to: Sequence[Matrix] | N
     if scaling == "none":
         return
     if scaling not in SCALINGS:
-        raise ParameterError(f"scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
+        raise ParameterError(f"unknown scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
     with part("scale"), _shared(*matrices) as share:
         columns = share(matrices[0].shape[1])
         mine = [writable(matrix)[:, columns] for matrix in matrices]
@@ -91,12 +91,12 @@ SCALINGS = (*_FITS, "none")
 
 
 def change_rows(matrix: Matrix, change: Callable[[int, Matrix], None]) -> None:
-    """Lets a function change a matrix in place, some rows at a time.
+    """Changes a matrix in place, some rows at a time.
 
     Args:
-        matrix: Rows first, of any number of dimensions.
-        change: Takes the number of the first row, and the rows. Blocks are the same whatever the
-            number of ranks: what is drawn at random has to follow from that number.
+        matrix: Rows first, with any number of dimensions.
+        change: Takes the number of the first row, and the rows, which it changes. The blocks do not
+            depend on the number of ranks; random values must be derived from the row number.
     """
     with _shared(matrix) as share:
         num_blocks = -(-len(matrix) // ROWS_AT_A_TIME)
@@ -107,11 +107,11 @@ def change_rows(matrix: Matrix, change: Callable[[int, Matrix], None]) -> None:
 
 
 def fill_missing(matrix: Matrix) -> Matrix:
-    """Puts the mean of its column in place of NaN, in place.
+    """Replaces each NaN by the mean of its column, in place.
 
     Returns:
-        The matrix without the columns that hold nothing else; a view. The same as scikit-learn's
-        ``SimpleImputer`` of means.
+        A view of the matrix without the columns that are all NaN; the same as scikit-learn's
+        ``SimpleImputer`` gives.
     """
     with _shared(matrix) as share:
         columns = share(matrix.shape[1])
@@ -127,7 +127,7 @@ def fill_missing(matrix: Matrix) -> Matrix:
 
 
 def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
-    """Fills in what is missing; returns how many values each column had."""
+    """Fills in missing values; returns how many values each column had."""
     sums = np.zeros(matrix.shape[1])
     num_present = np.zeros(matrix.shape[1], np.int64)
     for rows in _blocks([matrix]):
@@ -141,10 +141,10 @@ def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
 
 
 def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
-    """Returns rows of several matrices side by side, shared where the first matrix is.
+    """Returns rows of several matrices side by side, shared if the first matrix is.
 
     Args:
-        parts: A matrix and the rows to take of it, int64, shape (rows,), the same number of each.
+        parts: Matrices, and the rows to take of each, int64, shape (rows,), as many of each.
     """
     num_rows = len(parts[0][1])
     num_columns = sum(matrix.shape[1] for matrix, _ in parts)
@@ -164,7 +164,7 @@ def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
 
 @contextmanager
 def _shared(*matrices: Matrix) -> Iterator[Callable[[int], slice]]:
-    """Waits for the sharers of matrices, before and after; gives what finds this rank's share."""
+    """Waits for the sharers before and after; gives a function that finds this rank's share."""
     node = next((node for node in map(sharers, matrices) if node.size > 1), SerialCommunicator())
     node.barrier()
     yield lambda num: slice(*share_bounds(num, node.rank, node.size))

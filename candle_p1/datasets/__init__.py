@@ -1,1 +1,1 @@
-"""Making and fetching data files."""
+"""Getting data sets: fetching the published files, and making synthetic ones."""

@@ -1,4 +1,4 @@
-"""Making tables of tumor cases, as `candle_p1.data.cases` reads them."""
+"""Writing tables of tumor cases, as `candle_p1.data.cases` reads them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def write_cases(
     """Yields the text of a table of cases: the header, then blocks of rows.
 
     Args:
-        features: Their names.
+        features: The features' names.
         types: The cancer types.
-        cases: The number of the patient and the index of the type, for each row.
-        values: Gives a row's values by these two, shape (features,).
-        decimals: Digits after the point; zeros at the end are left out.
+        cases: The patient's number and the index of the type, for each row.
+        values: Returns a row's values, shape (features,), for these two.
+        decimals: Digits after the point; trailing zeros are omitted.
         rows_per_block: Rows in memory at a time.
     """
     yield ",".join([*LAYOUT.text_columns, *features]).encode() + b"\n"
@@ -43,5 +43,5 @@ def write_cases(
 
 
 def case_id(patient: int) -> str:
-    """Returns a barcode in TCGA's style."""
+    """Returns a barcode in the style of TCGA."""
     return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"

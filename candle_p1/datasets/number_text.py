@@ -1,7 +1,7 @@
-"""Rows of numbers as text, written for all values at once: what synthetic files are made of.
+"""Formatting rows of numbers as text, digit by digit for whole arrays at once.
 
-Formatting a hundred million values one by one would take minutes; digit by digit over whole arrays
-it takes seconds.
+Formatting the hundred million values of a synthetic file one by one would take minutes; this takes
+seconds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def format_rows(
     strip_zeros: bool = False,
     missing: bytes = b"",
 ) -> bytes:
-    """Returns lines of text: a row's prefix, then the separator and the value for each column.
+    """Returns a line for each row: its prefix, then the separator and the value of each column.
 
     Args:
-        prefixes: What each line begins with, shape (rows,); b"" gives lines without a prefix.
+        prefixes: The beginning of each line; after b"" there is no separator.
         values: Finite numbers, or NaN, shape (rows, columns); rounded to `decimals`, half to even.
         decimals: Digits after the point; 0 writes integers.
         separator: One byte.
-        strip_zeros: Leave out zeros at the end of a fraction, and a point without digits after it.
+        strip_zeros: Whether to omit trailing zeros of a fraction, and a point at the end.
         missing: What stands for NaN.
 
     Raises:
@@ -49,14 +49,14 @@ def format_rows(
     negative = (values < 0) & (left > 0)
     num_integer_digits = max(1, len(str(int(left.max(initial=0)))) - decimals)
     num_fraction_places = decimals + 1 if decimals else 0  # with the point
-    # A field: separator, sign, integer digits, point, decimals; `written` says which of them show.
+    # A field: separator, sign, integer digits, point, decimals; `written` marks the visible ones.
     width = 2 + num_integer_digits + num_fraction_places
     num_missing = len(missing)
     text = np.empty((*left.shape, max(width, 1 + num_missing)), np.uint8)
     written = np.zeros(text.shape, bool)
     text[:, :, 0], text[:, :, 1] = ord(separator), ord("-")
     written[:, :, 0], written[:, :, 1] = True, negative
-    in_fraction = np.full(left.shape, not strip_zeros)  # a digit further right shows already
+    in_fraction = np.full(left.shape, not strip_zeros)  # whether a digit further right is visible
     position = width - 1
     for _ in range(decimals):
         left, digit = np.divmod(left, np.uint32(10))

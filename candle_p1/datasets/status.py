@@ -1,4 +1,4 @@
-"""What there is of a benchmark's files, and what is known of them. Reads no file through."""
+"""Which files of a benchmark there are, and what is known about them without reading them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FileStatus:
     Attributes:
         name: CANDLE's name for it.
         path: Where it is expected.
-        state: "absent", "real", "synthetic", or "wrong size" for one that cannot be the expected.
+        state: "absent", "real", "synthetic", or "wrong size" if it cannot be the expected file.
         file_bytes: Its size; None if it is absent.
-        partial_bytes: What is there of an interrupted download; 0 if there is none.
-        sha256: The sum it is held to, or was made with; None if no sum is known.
+        partial_bytes: The size of an interrupted download; 0 if there is none.
+        sha256: The sum it must have, or was made with; None if none is known.
         sha256_source: "published", "recorded" at the first download, "synthetic", or None.
     """
 
@@ -40,15 +40,10 @@ class FileStatus:
 
 
 def file_status(benchmark: str, name: str, directory: Path) -> FileStatus:
-    """Returns what there is of a file.
-
-    Args:
-        benchmark: The benchmark's name, by which sums are known.
-        name: The file's name.
-        directory: Where it is expected.
+    """Returns the status of a benchmark's file in a directory.
 
     Raises:
-        DataError: The directory's account of its downloads cannot be read.
+        DataError: The directory's record of downloads cannot be read.
     """
     path, partial = directory / name, partial_path(directory, name)
     file_bytes = path.stat().st_size if path.is_file() else None
@@ -66,7 +61,7 @@ def file_status(benchmark: str, name: str, directory: Path) -> FileStatus:
 
 
 def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
-    """Returns a recipe's data sets that runs have made in the data directory."""
+    """Returns a recipe's data sets in the data directory, which runs have made."""
     found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
     manifests = [Manifest.read(directory) for directory in found]
     return [each for each in manifests if each and each.made_of.get("name") == recipe.name]

@@ -1,8 +1,8 @@
-"""Synthetic data sets: made from a recipe and a seed, streamed to disk, known by a manifest.
+"""Synthetic data sets: made from a recipe and a seed, and described by a manifest.
 
 A recipe gives the content of each file as blocks of bytes; everything else is here. Files get their
-names only when all are whole, and the manifest ``synthetic.json`` is written last: a directory with
-a manifest that fits its files is complete, and one whose making was stopped holds no file.
+names only when all of them are complete, and the manifest ``synthetic.json`` is written last. So a
+directory with a manifest that matches its files is complete, and an interruption leaves no file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = ("full", "small")
 
 
 def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
-    """Returns the patients of each role by number, counted on from role to role: none is in two."""
+    """Returns the numbers of each role's patients; no number is in two roles."""
     numbered, first = {}, 0
     for role, num in num_patients.items():
         numbered[role] = range(first, first + num)
@@ -43,7 +43,7 @@ class SyntheticFile:
 
     Attributes:
         name: Its name in the data set's directory.
-        num_bytes_estimate: Its size, roughly, for a progress bar.
+        num_bytes_estimate: Its approximate size, for a progress bar.
         blocks: Its content.
     """
 
@@ -57,9 +57,9 @@ class SyntheticRecipe(ABC):
 
     Attributes:
         name: The benchmark's name.
-        version: To be raised when the same seed gives other bytes.
+        version: Must be increased when the same seed gives different bytes.
         sizes: The sizes it can make.
-        roles: The file names, by the role a benchmark knows them by.
+        roles: The files' names, by role.
     """
 
     name: ClassVar[str]
@@ -75,9 +75,9 @@ class SyntheticRecipe(ABC):
 def ensure(
     recipe: SyntheticRecipe, size: str, seed: int, progress: Progress | None = None
 ) -> Manifest:
-    """Returns a data set of the data directory, which is made if it is not there or not whole.
+    """Returns a data set in the data directory; makes it if it is missing or incomplete.
 
-    Two jobs at once are safe: one makes it, the other waits.
+    If two jobs call this at once, one makes the data set and the other waits.
 
     Raises:
         ParameterError: The recipe has no such size.
@@ -95,19 +95,19 @@ def make(
     seed: int,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Makes a data set in a directory; one that is there already, whole, is left as it is.
+    """Makes a data set in a directory, unless the same one is already there and complete.
 
     Raises:
         ParameterError: The recipe has no such size.
-        DataError: The directory holds other files of these names, or cannot be written to.
+        DataError: The directory has other files with these names, or cannot be written to.
     """
     directory = directory.absolute()
     found = _find(recipe, size, seed, directory)
-    strangers = [name for name in recipe.roles.values() if (directory / name).exists()]
-    if strangers and not found:
+    others = [name for name in recipe.roles.values() if (directory / name).exists()]
+    if others and not found:
         raise DataError(
-            f"the directory already holds {', '.join(strangers)}, which this command would not"
-            " make: name another with --out, or remove them",
+            f"the directory already has {', '.join(others)}, which would be replaced: name another"
+            " directory with --out, or remove the files",
             directory,
         )
     return found or _make(recipe, size, seed, directory, progress)
@@ -115,7 +115,7 @@ def make(
 
 def _find(recipe: SyntheticRecipe, size: str, seed: int, directory: Path) -> Manifest | None:
     if size not in recipe.sizes:
-        raise ParameterError(f"size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
+        raise ParameterError(f"unknown size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
     manifest = Manifest.read(directory)
     wanted = _made_of(recipe, size, seed)
     return manifest if manifest and manifest.made_of == wanted and manifest.whole else None
@@ -145,7 +145,7 @@ def _make(
 def _write_all(
     files: Sequence[SyntheticFile], directory: Path, progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
-    """Writes files under other names, then renames them; returns bytes and SHA-256 by name."""
+    """Writes files under other names, then renames them; returns size and SHA-256 by name."""
     partial = {file.name: partial_path(directory, file.name) for file in files}
     try:
         facts = {file.name: _write(file, partial[file.name], progress) for file in files}
@@ -158,7 +158,6 @@ def _write_all(
 
 
 def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:
-    """Writes a file to a path; returns its bytes and SHA-256."""
     digest, num_bytes = hashlib.sha256(), 0
     with path.open("wb") as output:
         for block in file.blocks:

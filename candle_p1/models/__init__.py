@@ -1,1 +1,1 @@
-"""What benchmarks build their networks from, and judge them by."""
+"""What benchmarks build their networks from, and evaluate them with."""

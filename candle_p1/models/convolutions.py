@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 CONV_FIELDS = 3
-"""A convolution is three numbers of --conv: filters, kernel length, stride."""
+"""Each convolution is three numbers in --conv: filters, kernel length, stride."""
 MAX_KERNEL_SIZE = 2**31
-"""Weights of one locally connected layer; more than 8 GiB of them are a mistake."""
+"""The most weights of a locally connected layer; more than 8 GiB must be a mistake."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Convolution:
     """One convolution.
 
     Attributes:
-        filters: Output channels.
-        kernel_size: Inputs that one output sees.
-        strides: Inputs from one output to the next.
-        pool_size: Length of the pooling after it; None is no pooling.
+        filters: The number of output channels.
+        kernel_size: The length of the kernel.
+        strides: The stride.
+        pool_size: The length of the pooling after it; None means no pooling.
     """
 
     filters: int
@@ -34,18 +34,18 @@ class Convolution:
 
 
 def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
-    """Adds convolutions, each with activation and pooling, then a layer that flattens.
+    """Adds convolutions, each with activation and pooling, and then a layer that flattens.
 
-    Adds nothing where ``conv`` is not set.
+    Adds nothing if ``conv`` is not set.
 
     Args:
         model: A ``keras.Sequential`` whose output is (batch, length, 1).
         params: Gives conv, pool, locally_connected, batch_normalization, activation and
             initialization.
-        length: Of the input.
+        length: The length of the input.
 
     Raises:
-        ParameterError: conv and pool do not fit together, or the input does not suffice.
+        ParameterError: conv and pool do not match, or the input is too short for them.
     """
     from keras import layers
 
@@ -76,11 +76,7 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
 
 
 def read_convolutions(params: ParameterSet, length: int) -> list[Convolution]:
-    """Returns the convolutions that the parameters describe.
-
-    Raises:
-        ParameterError: See `add_convolutions`.
-    """
+    """Returns the convolutions that the parameters describe; raises as `add_convolutions` does."""
     conv, pool = params["conv"] or [], params["pool"] or []
     num_layers = len(conv) // CONV_FIELDS
     if len(conv) % CONV_FIELDS:
@@ -104,7 +100,7 @@ def read_convolutions(params: ParameterSet, length: int) -> list[Convolution]:
         if length < 1:
             raise ParameterError(
                 f"conv {conv} and pool {pool} leave nothing of the input after convolution"
-                f" {i + 1}: use shorter kernels or pools"
+                f" {i + 1}; use shorter kernels or pools"
             )
         num_weights = positions * kernel_size * channels * filters
         if params["locally_connected"] and num_weights > MAX_KERNEL_SIZE:

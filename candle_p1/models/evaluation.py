@@ -1,7 +1,7 @@
-"""What a benchmark judges its trained model by: metrics, scores and predictions over all ranks.
+"""Evaluating a trained model: metrics, scores and predictions over all ranks.
 
-All ranks share the samples, each taking a contiguous range; what comes out is what one process
-would have computed.
+The ranks share the samples, each taking a contiguous range; the results are those that one process
+would compute.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 Quality = dict[str, dict[str, "float | None"]]
-"""Figures by name: their value, and the naive predictor's where there is one."""
+"""Figures by name: the value, and the naive predictor's if there is one."""
 
 AnyScore = TypeVar("AnyScore", bound=Score)
 
 
 def quality(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
-    """Returns figures beside those of the naive predictor; None stands for "not a number"."""
+    """Returns figures together with the naive predictor's; None stands for NaN."""
     return {
         name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})
         for name, value in values.items()
@@ -40,14 +40,14 @@ def quality(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with what is needed to judge it. Its methods are collective.
+    """A trained model with what is needed to evaluate it. Its methods are collective.
 
     Attributes:
         model: The compiled ``keras.Model``; the same weights on every rank.
         data: The samples.
         params: The parameters of the run.
         comm: The ranks.
-        directory: Where pictures and tables go; rank 0 writes.
+        directory: Where rank 0 writes pictures and tables.
         synthetic: Whether the samples were generated.
     """
 
@@ -64,15 +64,15 @@ class Trained:
         return self.comm.rank == 0
 
     def title(self, text: str) -> str:
-        """Returns the title of a picture, which says where data are synthetic."""
+        """Returns the title of a picture, which says so if the data are synthetic."""
         return f"{text} (synthetic data)" if self.synthetic else text
 
     def metrics(self, samples: Samples, max_steps: int = 0) -> dict[str, float]:
-        """Returns loss and metrics, as compiled, over the samples; the same on every rank.
+        """Returns the compiled loss and metrics over the samples; the same on every rank.
 
         Args:
             samples: The samples that all ranks share.
-            max_steps: An upper limit to the steps over all ranks together; 0 is none.
+            max_steps: The largest number of steps, of all ranks together; 0 means no limit.
         """
         from candle_p1.distributed.callbacks import evaluate_shared
 
@@ -81,13 +81,13 @@ class Trained:
     def score(
         self, samples: Samples, score: AnyScore, max_steps: int = 0, model: Any = None
     ) -> AnyScore:
-        """Updates a score with the predictions for the samples; returns that of all ranks.
+        """Returns a score of the predictions for the samples, on all ranks.
 
         Args:
             samples: The samples that all ranks share.
-            score: A new score, on every rank.
+            score: A new score.
             max_steps: As for `metrics`.
-            model: What predicts; None is the trained model.
+            model: The model that predicts; None means the trained model.
         """
         for y, predicted in self._predictions(samples, max_steps, model):
             score.update(y, predicted)
@@ -97,9 +97,9 @@ class Trained:
     def predict(
         self, samples: Samples, max_steps: int = 0, model: Any = None
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns targets and predictions of all samples, in order, on rank 0; else None.
+        """Returns targets and predictions of all samples, in order, on rank 0; None elsewhere.
 
-        For predictions that are small: all of them go to rank 0.
+        For small predictions only, because rank 0 gathers all of them.
         """
         mine = list(self._predictions(samples, max_steps, model))
         everyone = self.comm.gather(mine)

@@ -1,4 +1,4 @@
-"""Keras layers that the benchmarks share and Keras 3 does not have."""
+"""Layers that the benchmarks share and that Keras 3 does not have."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("candle_p1")
 class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
-    """A 1D convolution whose kernel is not shared: each output position has one of its own.
+    """A 1D convolution whose kernel is not shared: each output position has its own.
 
-    Keras 2 had this layer and Keras 3 dropped it. Input shape (batch, length, channels), output
-    shape (batch, positions, filters); parameters: positions x (kernel_size x channels + 1) x
-    filters, so it suits short inputs, or large strides.
+    Keras 2 had this layer, and Keras 3 has dropped it. Input shape (batch, length, channels),
+    output shape (batch, positions, filters). There are positions x (kernel_size x channels + 1) x
+    filters parameters, so it suits short inputs or large strides.
 
     Args:
-        filters: Output channels.
-        kernel_size: Inputs that one output sees.
-        strides: Inputs from one output to the next.
-        activation: Of the outputs; None is none.
-        kernel_initializer: Initial weights.
+        filters: The number of output channels.
+        kernel_size: The length of the kernels.
+        strides: The stride.
+        activation: The activation of the outputs; None means none.
+        kernel_initializer: The initializer of the kernels.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes kernel (positions, kernel_size x channels, filters) and bias."""
+        """Creates the kernel (positions, kernel_size x channels, filters) and the bias."""
         positions = self.compute_output_shape(input_shape)[1]
         _, _, channels = input_shape
         assert channels is not None
@@ -53,7 +53,7 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def call(self, inputs: Any) -> Any:
-        """Multiplies each window by its own kernel."""
+        """Multiplies each window by its kernel."""
         positions = self.kernel.shape[0]
         last = (positions - 1) * self.strides + 1
         windows = ops.concatenate(
@@ -84,15 +84,15 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
 class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
     """The latent sample of a variational autoencoder, by the reparametrisation trick.
 
-    Takes mean and logarithm of the variance, each of shape (batch, latent), and returns mean +
-    exp(log variance / 2) x noise in training, else the mean, so that an evaluation repeats. Adds
-    the Kullback-Leibler divergence from the unit normal, summed over latent dimensions, averaged
-    over the batch and times `kl_weight`, to the loss: Kingma and Welling, "Auto-Encoding
-    Variational Bayes" (arXiv:1312.6114), appendix B.
+    Takes the mean and the logarithm of the variance, each of shape (batch, latent). Returns mean +
+    exp(log variance / 2) x noise in training, and otherwise the mean, so that evaluations are
+    reproducible. Adds the Kullback-Leibler divergence from the unit normal, summed over latent
+    dimensions, averaged over the batch and times `kl_weight`, to the loss: Kingma and Welling,
+    "Auto-Encoding Variational Bayes" (arXiv:1312.6114), appendix B.
 
     Args:
-        stddev: Of the noise.
-        kl_weight: Of the divergence in the loss.
+        stddev: The standard deviation of the noise.
+        kl_weight: The weight of the divergence in the loss.
     """
 
     def __init__(self, stddev: float = 1.0, kl_weight: float = 1.0, **options: Any) -> None:
@@ -125,10 +125,10 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
-    """Adds normal noise to some columns of the input while training. Shape (batch, columns).
+    """Adds normal noise to some columns of the input in training. Shape (batch, columns).
 
     Args:
-        stddev: Of the noise.
+        stddev: The standard deviation of the noise.
         first: The first column.
         stop: The column after the last.
     """
@@ -139,7 +139,7 @@ class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
         self.seed_generator = keras.random.SeedGenerator()
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Adds it."""
+        """Adds the noise."""
         if not training:
             return inputs
         columns = inputs[:, self.first : self.stop]

@@ -1,4 +1,4 @@
-"""Keras metrics that the benchmarks share. Their states are sums, which ranks can add up."""
+"""Metrics that the benchmarks share. Their states are sums, which can be added up over ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable("candle_p1")
 class Correlation(keras.metrics.Metric):  # type: ignore[misc]
-    """Pearson's correlation of true and predicted values, over all values of all samples."""
+    """Pearson's correlation of the true and predicted values of all samples."""
 
     def __init__(self, name: str = "correlation", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -27,7 +27,7 @@ class Correlation(keras.metrics.Metric):  # type: ignore[misc]
         self.sums.assign_add(ops.stack([ops.sum(ops.mean(each, axis=1)) for each in products]))
 
     def result(self) -> Any:
-        """Returns it; 0 where one of the two does not vary."""
+        """Returns the correlation; 0 if the true or the predicted values do not vary."""
         n, t, p, t2, p2, tp = ops.unstack(self.sums / ops.maximum(self.sums[0], 1))
         variances = ops.maximum((t2 - t * t) * (p2 - p * p), 0)
         return n * (tp - t * p) / (ops.sqrt(variances) + keras.config.epsilon())
@@ -35,11 +35,11 @@ class Correlation(keras.metrics.Metric):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class CutoffAccuracy(keras.metrics.Mean):  # type: ignore[misc]
-    """The share of values that are predicted on the right side of all cut-offs.
+    """The share of values that are predicted on the right side of all cutoffs.
 
     Args:
-        cutoffs: In growing order.
-        name: Of the metric.
+        cutoffs: In increasing order.
+        name: The name of the metric.
     """
 
     def __init__(self, cutoffs: Sequence[float], name: str = "accuracy", dtype: Any = None) -> None:

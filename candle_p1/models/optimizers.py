@@ -15,7 +15,7 @@ DTYPE_POLICIES = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
 
 
 def default_learning_rate(name: str) -> float:
-    """Returns the learning rate an optimizer has in Keras when none is given.
+    """Returns Keras's default learning rate for an optimizer.
 
     Raises:
         ParameterError: There is no such optimizer.
@@ -24,15 +24,15 @@ def default_learning_rate(name: str) -> float:
 
 
 def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
-    """Returns a ``keras.optimizers.Optimizer``; with loss scaling where data_type is f16.
+    """Returns a ``keras.optimizers.Optimizer``, with loss scaling if data_type is f16.
 
     Args:
         params: Gives optimizer, momentum, backward_passes_per_step and data_type.
-        learning_rate: The learning rate, scaled already.
+        learning_rate: The learning rate, already scaled.
 
     Raises:
-        ParameterError: There is no such optimizer, or momentum is given to one that has none, or
-            several passes are asked for in mixed precision.
+        ParameterError: There is no such optimizer, or it has no momentum and momentum is set, or
+            several passes are combined with mixed precision.
     """
     import keras
 
@@ -41,15 +41,15 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
     if params["momentum"] is not None:
         if "momentum" not in inspect.signature(optimizer_class).parameters:
             raise ParameterError(
-                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} has"
-                " none; leave it out"
+                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} does"
+                " not have it; leave it out"
             )
         settings["momentum"] = params["momentum"]
     if params["backward_passes_per_step"] > 1:
         if params["data_type"] == "f16":
             raise ParameterError(
                 f"backward_passes_per_step ({params.origin('backward_passes_per_step')}): gradients"
-                " of several passes are not added up under loss scaling; use data_type f32"
+                " of several passes cannot be accumulated with loss scaling; use data_type f32"
             )
         settings["gradient_accumulation_steps"] = params["backward_passes_per_step"]
     optimizer = optimizer_class(**settings)
@@ -59,10 +59,10 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
 
 
 def check_names(params: ParameterSet) -> None:
-    """Refuses activations, a loss or a metric that Keras does not have.
+    """Checks that Keras has the activations, the loss and the metric.
 
     Raises:
-        ParameterError: The first of them.
+        ParameterError: It does not have one of them.
     """
     import keras
 
@@ -77,7 +77,7 @@ def check_names(params: ParameterSet) -> None:
         except ValueError:
             known = [each for each in vars(kind) if not each.startswith("_")]
             raise ParameterError(
-                f"{name} = {params[name]!r} ({params.origin(name)}) is none of Keras's"
+                f"{name} = {params[name]!r} ({params.origin(name)}) does not exist in Keras"
                 f"{did_you_mean(params[name], known)}"
             ) from None
 
@@ -96,7 +96,7 @@ def _optimizer_class(name: str) -> Any:
         found = known[name.lower()]
     except KeyError:
         raise ParameterError(
-            f"optimizer {name!r} is none of Keras's{did_you_mean(name.lower(), known)}"
+            f"optimizer {name!r} does not exist in Keras{did_you_mean(name.lower(), known)}"
         ) from None
     from candle_p1.models.fast.optimizers import FORMS
 

@@ -1,7 +1,7 @@
-"""Scores of predictions, kept as sums over samples, which ranks add up.
+"""Scores of predictions, kept as sums over samples, which can be added up over ranks.
 
-Each rank updates a score with its share of the predictions, in batches; with the sums of all ranks
-added, the result is what one process would have computed over all samples.
+Each rank updates a score with its share of the predictions, in batches. With the sums of all ranks
+added, the result is what one process would compute from all samples.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 
 class Score(Protocol):
-    """Something that follows from sums over samples.
+    """Something that can be computed from sums over samples.
 
     Attributes:
-        sums: Everything it knows, to be added over ranks; of the same shape on all of them.
+        sums: Its whole state, to be added up over ranks; the same shape on all of them.
     """
 
     sums: NDArray[Any]
@@ -30,7 +28,7 @@ class Score(Protocol):
         ...
 
     def result(self) -> dict[str, float]:
-        """Returns the figures, by name; NaN where they are not defined."""
+        """Returns the figures, by name; NaN if undefined."""
         ...
 
 
@@ -38,17 +36,17 @@ class RegressionScore:
     """Mean squared error, coefficient of determination and correlation of predicted values.
 
     - mse: over all values;
-    - r2: of each output, averaged over outputs, as ``sklearn.metrics.r2_score`` does (a constant
-      output counts 1 where it is met exactly, else 0);
+    - r2: of each output, averaged over outputs, as in ``sklearn.metrics.r2_score`` (a constant
+      output counts 1 if it is predicted exactly, else 0);
     - correlation: Pearson's, over all values.
 
     Args:
-        num_outputs: Values of one sample.
+        num_outputs: The number of values of one sample.
     """
 
     def __init__(self, num_outputs: int) -> None:
-        # By output: samples, sums of true and predicted values, of their squares, their product
-        # and the squared error.
+        # For each output: samples; sums of true and predicted values, of their squares, of their
+        # product and of the squared error.
         self.sums = np.zeros((7, num_outputs))
 
     def update(self, y_true: Any, y_pred: Any) -> None:
@@ -84,7 +82,7 @@ class ConfusionScore:
     """Accuracy, and precision and recall of each class, from predicted class probabilities.
 
     Args:
-        num_classes: The classes.
+        num_classes: The number of classes.
 
     Attributes:
         sums: int64, shape (classes, classes): samples by true and predicted class.
@@ -94,7 +92,7 @@ class ConfusionScore:
         self.sums = np.zeros((num_classes, num_classes), np.int64)
 
     def update(self, y_true: Any, y_pred: Any) -> None:
-        """Adds a batch; both shapes (samples, classes), the larger entry wins."""
+        """Adds a batch; both shapes (samples, classes); the largest entry is the class."""
         np.add.at(self.sums, (np.argmax(y_true, axis=1), np.argmax(y_pred, axis=1)), 1)
 
     def result(self) -> dict[str, float]:
@@ -114,28 +112,6 @@ class ConfusionScore:
             "f1": _ratio(2 * hits, predicted + actual),
             "num_samples": actual,
         }
-
-
-class CutoffScore:
-    """The share of values that are predicted on the right side of all cut-offs.
-
-    Args:
-        cutoffs: In growing order.
-    """
-
-    def __init__(self, cutoffs: Sequence[float]) -> None:
-        self._cutoffs = list(cutoffs)
-        self.sums = np.zeros(2, np.int64)  # values on the right side, values
-
-    def update(self, y_true: Any, y_pred: Any) -> None:
-        """Adds a batch; both shapes (samples, …)."""
-        sides = [np.digitize(np.ravel(values), self._cutoffs) for values in (y_true, y_pred)]
-        self.sums += np.array([np.count_nonzero(sides[0] == sides[1]), len(sides[0])])
-
-    def result(self) -> dict[str, float]:
-        """Returns accuracy."""
-        num_right, num_values = self.sums
-        return {"accuracy": float(num_right / num_values) if num_values else np.nan}
 
 
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> NDArray[np.float64]:

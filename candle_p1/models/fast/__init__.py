@@ -1,8 +1,8 @@
-"""Layers, optimizers and penalties of Keras in a faster form: the same values and gradients.
+"""Faster implementations of Keras layers, optimizers and penalties: same values and gradients.
 
-The classes here take the arguments of Keras's own, hold the same weights and state, and compute as
-these do until `choose` has asked for the fast form. There is one for TensorFlow on CPUs; elsewhere
-Keras's own is taken. candle_p1.models.fast.operations holds the operations themselves.
+The classes here take the arguments of Keras's own and have the same weights and state. They compute
+as Keras does unless `choose` has selected the fast implementation, which exists for TensorFlow on
+CPUs (candle_p1.models.fast.operations).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ _fast = False
 
 
 def choose(kind: str, *, on_cpu: bool) -> None:
-    """Chooses the form for all models built from now on in this process.
+    """Chooses the implementation for all models that this process builds from now on.
 
     Args:
-        kind: One of KERNELS.
-        on_cpu: Whether the model is to run on a CPU.
-
+        kind: One of KERNELS; "plain" is Keras's own.
+        on_cpu: Whether the models run on a CPU.
     """
     import keras
 
@@ -27,5 +26,5 @@ def choose(kind: str, *, on_cpu: bool) -> None:
 
 
 def are_fast() -> bool:
-    """Returns whether the fast form is taken."""
+    """Returns whether the fast implementation is used."""
     return _fast

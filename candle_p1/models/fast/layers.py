@@ -1,4 +1,4 @@
-"""Keras's layers, in the form that candle_p1.models.fast has chosen."""
+"""Keras layers, in the implementation chosen in candle_p1.models.fast."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from candle_p1.models.fast.regularizers import L2
 class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     """A 1D convolution.
 
-    Its fast form covers inputs of known length, with a bias, strides of one, and no padding,
-    dilation or groups.
+    The fast implementation is for inputs of known length, with a bias, a stride of one, and no
+    padding, dilation or groups.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -43,14 +43,14 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
 class Dense(keras.layers.Dense):  # type: ignore[misc]
     """A dense layer.
 
-    Its fast form covers inputs of two dimensions, and adds the gradient of an `L2` penalty on its
-    kernel to that of the loss in place.
+    The fast implementation is for inputs with two dimensions, and adds the gradient of an `L2`
+    penalty on the kernel to that of the loss in place.
     """
 
     _penalty: Any = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes kernel (features, units) and bias (units,)."""
+        """Creates the kernel (features, units) and the bias (units,)."""
         super().build(input_shape)
         self._adds_penalty = (
             fast.are_fast()
@@ -72,9 +72,9 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
         return self.activation(multiply(inputs, kernel, bias))
 
     def _penalized_kernel(self) -> Any:
-        """Returns the kernel, after its penalty is added to the losses of this pass."""
+        """Returns the kernel, after adding its penalty to the losses of this pass."""
         kernel = keras.ops.convert_to_tensor(self.kernel)
-        added = any(loss is self._penalty for loss in self._losses)  # by another call of this layer
+        added = any(loss is self._penalty for loss in self._losses)  # by another call
         if not self._adds_penalty or not self._kernel.trainable or added:
             return kernel
         from candle_p1.models.fast.operations import penalize
@@ -86,7 +86,7 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class MaxPooling1D(keras.layers.MaxPooling1D):  # type: ignore[misc]
-    """Maxima of neighbouring positions. In the fast form a pool of one passes its input on."""
+    """Maxima of neighbouring positions. The fast implementation skips a pool of one."""
 
     def call(self, inputs: Any) -> Any:
         """Returns the maxima, shape (batch, pools, channels)."""

@@ -1,15 +1,15 @@
-"""The fast forms, in TensorFlow.
+"""The fast implementations, in TensorFlow.
 
-What is slow on CPUs, and what is done in its place:
+What is slow on CPUs, and what is done instead:
 
-- oneDNN's gradient of a convolution's kernel over a long sequence reaches a small part of what
-  matrix products do, and over many short sequences nearly all of it. Long ones are cut.
-- The gradient of a dense layer's inputs, as a product with a large transposed kernel, reaches half
-  of what the transposed product does.
-- The gradient of a penalty, made as a matrix of its own and added to the gradient of the loss,
-  takes five passes over memory where three do.
-- An optimizer written as elementwise operations reads and writes every weight many times, and
-  TensorFlow's RMSprop three.
+- oneDNN computes the gradient of a convolution's kernel at a small fraction of the speed of matrix
+  products for a long sequence, but nearly at full speed for many short ones. Long ones are cut.
+- The gradient of a dense layer's inputs, as a product with a large transposed kernel, is half as
+  fast as the transposed product.
+- The gradient of a penalty, computed as a separate matrix and added to the gradient of the loss,
+  takes five passes over memory instead of three.
+- An optimizer made of elementwise operations reads and writes every weight many times, and
+  TensorFlow's RMSprop three times.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from candle_p1.ops import add_scaled, apply_rmsprop
+from candle_p1 import ops
 
 STRETCH = 64
-"""Positions of a short sequence."""
+"""The positions of a short sequence."""
 
 
 def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
@@ -31,13 +31,13 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
         inputs: Shape (batch, length, channels).
         kernel: Shape (size, channels, filters).
         bias: Shape (filters,).
-        rectify: Whether to put zeros in place of what is negative.
+        rectify: Whether to replace negative values by zeros.
 
     Returns:
         Shape (batch, length - size + 1, filters).
     """
 
-    # One function of all three: TensorFlow fuses them, but not across the end of one.
+    # TensorFlow fuses the three operations only within one function.
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def compute(inputs: Any, kernel: Any, bias: Any) -> Any:
         image = tf.nn.conv2d(inputs[:, tf.newaxis], kernel[tf.newaxis], 1, "VALID")
@@ -85,8 +85,8 @@ def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
 def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
     """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters).
 
-    It is a sum over positions: each stretch of them becomes a sample of its own. The last one of a
-    sequence is filled up with zeros.
+    It is a sum over positions, so each stretch of positions can become a sample of its own. The
+    last stretch of a sequence is padded with zeros.
     """
     size, channels, filters = shape
     positions = upstream.shape[1]
@@ -109,11 +109,11 @@ def descend(variable: Any, gradient: Any, rate: Any, momentum: Any, decay: float
     """Moves a variable by gradient descent.
 
     Args:
-        variable: A ``tf.Variable``; so is what follows as state, or a ``keras.Variable``.
-        gradient: Of the same shape and dtype.
+        variable: A ``tf.Variable``.
+        gradient: The gradient, with the same shape and dtype.
         rate: The learning rate.
-        momentum: The state of the momentum; None is none.
-        decay: Of the momentum.
+        momentum: The state, a ``tf.Variable`` or ``keras.Variable``; None means no momentum.
+        decay: The decay of the momentum.
     """
     if momentum is None:
         tf.raw_ops.ResourceApplyGradientDescent(
@@ -142,12 +142,12 @@ def adam(
     """Moves a variable as Adam does.
 
     Args:
-        variable: See `descend`, as for the following.
-        gradient: Of the same shape and dtype.
+        variable: As for `descend`, and so are the gradient and the states.
+        gradient: The gradient.
         rate: The learning rate.
         moments: The states of the first and the second moment.
-        decays: Of the first and the second moment.
-        epsilon: Is added to the root of the second.
+        decays: The decays of the first and the second moment.
+        epsilon: Added to the root of the second moment.
         step: The number of this update, from 1.
     """
     step = _like(step, variable)
@@ -167,48 +167,44 @@ def adam(
 
 
 def rmsprop(
-    variable: Any,
-    gradient: Any,
-    rate: Any,
-    *,
-    mean_square: Any,
-    decay: float,
-    epsilon: float,
+    variable: Any, gradient: Any, rate: Any, *, mean_square: Any, decay: float, epsilon: float
 ) -> None:
-    """Moves a variable of float32 as RMSprop without momentum does.
+    """Moves a float32 variable as RMSprop without momentum does.
 
     Args:
-        variable: See `descend`, as for the following.
-        gradient: Of the same shape and dtype.
+        variable: As for `descend`, and so are the gradient and the state.
+        gradient: The gradient.
         rate: The learning rate.
         mean_square: The state of the mean square.
-        decay: Of the mean square.
-        epsilon: Is added to the mean square.
+        decay: The decay of the mean square.
+        epsilon: Added to the mean square.
     """
-    apply_rmsprop(
+    ops.load().candle_p1_rmsprop(
         variable.handle,
         _handle(mean_square),
         gradient,
-        rate=_like(rate, variable),
+        _like(rate, variable),
         decay=decay,
         epsilon=epsilon,
+        threads=ops.num_threads(),
     )
 
 
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
     """Returns weights, and the penalty on the sum of their squares.
 
-    Use the weights returned for all else: their gradient is where the penalty's is added.
+    Only the returned weights may be used from here on: the penalty's gradient is added to theirs.
 
     Args:
-        weights: Float32.
-        weight: Of the sum in the penalty.
+        weights: The weights, float32.
+        weight: The factor of the sum of squares in the penalty.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def compute(weights: Any) -> Any:
         def gradient(of_weights: Any, of_penalty: Any) -> Any:
-            return add_scaled(of_weights, weights, 2 * weight * of_penalty)
+            factor, threads = 2 * weight * of_penalty, ops.num_threads()
+            return ops.load().candle_p1_add_scaled(of_weights, weights, factor, threads=threads)
 
         return (tf.identity(weights), weight * square_sum(weights)), gradient
 
@@ -217,7 +213,7 @@ def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
 
 
 def square_sum(values: Any) -> Any:
-    """Returns the sum of squares, in one pass."""
+    """Returns the sum of squares, computed in one pass."""
     return 2 * tf.nn.l2_loss(values)
 
 
@@ -227,5 +223,5 @@ def _handle(state: Any) -> Any:
 
 def _like(value: Any, variable: Any) -> Any:
     """Returns a number as a tensor of the variable's dtype."""
-    # Not tf.cast alone, which takes a Python float as float32.
+    # tf.cast alone would convert a Python float to float32 first.
     return tf.cast(tf.convert_to_tensor(value, dtype_hint=variable.dtype), variable.dtype)

@@ -1,8 +1,8 @@
-"""Keras's optimizers, in the form that candle_p1.models.fast has chosen.
+"""Keras optimizers, in the implementation chosen in candle_p1.models.fast.
 
-Keras writes an update as a dozen operations, each of which goes through all weights; TensorFlow has
-operations that do the whole in one or few passes. Settings and state are Keras's own. What is
-seldom used (sparse gradients, Nesterov momentum, the centered and the amsgrad variants) is left to
+Keras expresses an update as a dozen operations, each of which goes through all weights; TensorFlow
+has operations that do the same in one or a few passes. Settings and state are Keras's own. Rarely
+used features (sparse gradients, Nesterov momentum, the centered and amsgrad variants) are left to
 Keras.
 """
 
@@ -55,7 +55,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
-    """RMSprop. Its fast form has no momentum, and float32."""
+    """RMSprop. The fast implementation is for float32 and no momentum."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its mean square."""
@@ -81,10 +81,10 @@ FORMS = {
     keras.optimizers.Adam: Adam,
     keras.optimizers.RMSprop: RMSprop,
 }
-"""The classes here, by Keras's own."""
+"""The classes here, by the Keras class they replace."""
 
 
 def _suits(gradient: Any, variable: Any) -> bool:
-    """Returns whether there is a fast form for this gradient."""
+    """Returns whether the fast implementation can take this gradient."""
     is_sparse = hasattr(gradient, "indices")
     return fast.are_fast() and not is_sparse and gradient.dtype == variable.dtype

@@ -1,4 +1,4 @@
-"""Keras's penalties, in the form that candle_p1.models.fast has chosen."""
+"""Keras penalties, in the implementation chosen in candle_p1.models.fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from candle_p1.models import fast
 
 @keras.saving.register_keras_serializable("candle_p1")
 class L2(keras.regularizers.L2):  # type: ignore[misc]
-    """A penalty on the sum of squares. Its fast form makes no matrix of the squares."""
+    """A penalty on the sum of squares. The fast implementation makes no matrix of the squares."""
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty."""

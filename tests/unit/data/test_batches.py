@@ -35,7 +35,7 @@ def test_shards_are_disjoint_and_all_ranks_take_equal_steps(num_ranks, samples, 
     assert {len(order) for order in orders} == {plan.samples_per_epoch}
 
 
-def test_at_the_epoch_level_each_rank_sees_all_samples_in_an_order_of_its_own():
+def test_at_the_epoch_level_each_rank_takes_all_samples_in_its_own_order():
     plan = plan_for(2, 100, 10, "epoch")
 
     def order(seed=1, epoch=0, rank=0, **options):
@@ -75,7 +75,7 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
 
 
-def test_what_fit_takes_has_the_batches_of_each_epoch():
+def test_fit_gets_the_batches_of_each_epoch():
     for_fit = pytest.importorskip("candle_p1.models.fast.batches").for_fit
     samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
     plan = plan_for(1, 10, 4, "epoch")

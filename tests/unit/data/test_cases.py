@@ -1,4 +1,4 @@
-"""Tables of cases, and how P1B1 and P1B2 divide them."""
+"""Tables of cases, and how P1B1 and P1B2 split them."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def test_p1b1_can_be_conditioned_on_the_type(prepared, frames):
     assert [TYPES[i] for i in condition.argmax(axis=1)] == frames["test"]["cancer_type"].tolist()
 
 
-def test_p1b1_uses_landmark_genes_alone_in_the_order_of_the_table(prepared, frames, tmp_path):
+def test_p1b1_can_use_only_landmark_genes_in_table_order(prepared, frames, tmp_path):
     path = tmp_path / "landmarks.tsv"
     path.write_text("pr_id\tgdc\n1\tgene4\n2\tgene1\n3\tother\n")
     data = prepared("p1b1", "--use_landmark_genes", "True")
     train, _ = scaled(frames, frames["train"], frames["test"])
     np.testing.assert_allclose(data.train[:][0], train[:36, [1, 4]], atol=1e-6)
     path.write_text("pr_id\tgdc\n1\tother\n")
-    with pytest.raises(DataError, match="none of the landmark genes is a column"):
+    with pytest.raises(DataError, match=r"landmarks\.tsv"):
         prepared("p1b1", "--use_landmark_genes", "True")
 
 
-def test_p1b2_divides_as_candles_shuffled_frame(prepared, frames):
+def test_p1b2_is_split_as_candle_splits_its_shuffled_frame(prepared, frames):
     data = prepared("p1b2", "--val_split", "0.2")
     train, _ = scaled(frames, frames["train"], frames["test"])
     order = frames["train"].sample(frac=1, random_state=2017).index.to_numpy()
@@ -107,26 +107,26 @@ def test_scaling_can_be_fit_to_what_is_trained_on(prepared, frames):
 
 
 @pytest.mark.parametrize("name", ["p1b1", "p1b2"])
-def test_the_first_features_can_be_used_alone(prepared, name):
+def test_only_the_first_features_can_be_used(prepared, name):
     full, some = prepared(name), prepared(name, "--feature_subsample", "4")
     assert some.train.x_shape == (4,)
     np.testing.assert_array_equal(some.test[:][0], full.test[:][0][:, :4])
 
 
 @pytest.mark.parametrize("fraction", ["0", "1", "0.01"])
-def test_a_split_that_leaves_nothing_is_refused(prepared, fraction):
-    with pytest.raises(ParameterError, match=f"val_split {float(fraction)}: leaves"):
+def test_a_split_that_leaves_no_cases_is_an_error(prepared, fraction):
+    with pytest.raises(ParameterError, match=f"val_split {float(fraction)} "):
         prepared("p1b2", "--val_split", fraction)
 
 
-def test_files_of_other_features_are_refused(frames, tmp_path):
+def test_files_with_different_features_are_an_error(frames, tmp_path):
     frames["test"].rename(columns={"gene3": "other"}).to_csv(tmp_path / "test.csv", index=False)
     paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
-    with pytest.raises(DataError, match=r"test.csv, line 1: the features \(6\) are not those"):
+    with pytest.raises(DataError, match=r"test\.csv, line 1: .*train\.csv"):
         Cases.read(Reader(FileSet.of(paths)))
 
 
-def test_a_type_of_the_test_file_alone_is_a_class_too(frames, tmp_path):
+def test_a_type_only_in_the_test_file_is_a_class_too(frames, tmp_path):
     frames["test"].assign(cancer_type="ACC").to_csv(tmp_path / "test.csv", index=False)
     paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
     cases = Cases.read(Reader(FileSet.of(paths)))

@@ -35,7 +35,7 @@ LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
     newline=st.sampled_from(["\n", "\r\n"]),
     ends=st.booleans(),
 )
-def test_any_blocks_give_the_same_table(
+def test_every_block_size_gives_the_same_table(
     tmp_path_factory, rows, blank, block_bytes, num_threads, newline, ends
 ):
     lines = [f"{name},{a},{kind},{b}" for name, a, kind, b in rows]
@@ -54,7 +54,7 @@ def test_any_blocks_give_the_same_table(
 
 
 @pytest.mark.parametrize("block_bytes", [3, 1000])
-def test_the_line_of_a_problem_is_found_in_any_block(tmp_path, block_bytes):
+def test_the_line_of_a_problem_is_found_in_every_block(tmp_path, block_bytes):
     path = tmp_path / "table.csv"
     path.write_text("1,2\n\n3,4\n5,6\n7,8\n9,x\n1,y\n")
     with pytest.raises(DataError) as caught:
@@ -65,7 +65,7 @@ def test_the_line_of_a_problem_is_found_in_any_block(tmp_path, block_bytes):
     )
 
 
-def test_the_first_problem_may_be_in_a_broken_line(tmp_path):
+def test_the_first_problem_may_be_in_a_line_across_blocks(tmp_path):
     """The second block ends line 2 and holds line 3, which is parsed before it."""
     path = tmp_path / "table.csv"
     path.write_text("1,2\n1,x\n1,y\n")
@@ -73,13 +73,13 @@ def test_the_first_problem_may_be_in_a_broken_line(tmp_path):
         read_together(path, CsvLayout(), block_bytes=6)
 
 
-def test_a_mark_of_byte_order_is_passed_over(tmp_path):
+def test_a_byte_order_mark_is_skipped(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes("\ufeffname,kind,a\nn,k,1\n".encode())
     assert read_together(path, LAYOUT).values.tolist() == [[1]]
 
 
-def test_short_rows_have_room(tmp_path):
+def test_the_shortest_possible_rows_fit(tmp_path):
     """A row has a byte for each field at least, and the last one may lack its end."""
     path = tmp_path / "table.csv"
     path.write_text("name,kind,a,b\n" + "n,k,1,\n" * 500 + "n,k,1,")
@@ -91,14 +91,14 @@ def test_short_rows_have_room(tmp_path):
 
 
 @pytest.mark.parametrize("block_bytes", [10, 10_000])
-def test_more_lines_than_a_file_of_whole_rows_can_have(tmp_path, block_bytes):
+def test_too_many_short_lines_are_an_error(tmp_path, block_bytes):
     path = tmp_path / "table.csv"
     path.write_text("1,2,3,4,5,6\n" * 3 + "1\n" * 500)
-    with pytest.raises(DataError, match="line 4: 1 fields where 6 are expected"):
+    with pytest.raises(DataError, match="line 4: the line has 1 field instead of 6"):
         read_together(path, CsvLayout(), block_bytes=block_bytes, num_threads=3)
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_text("1,2\n" * 100)
     before = NodeArray.__init__
@@ -113,16 +113,16 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
         read_together(path, CsvLayout())
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path):
+def test_text_that_is_not_utf8_is_an_error(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(b"name,kind,a\n\xff,k,1\n")
     with pytest.raises(DataError, match="not UTF-8"):
         read_together(path, LAYOUT)
 
 
-def test_an_array_that_has_no_room_in_memory_and_on_disk_is_one_message(tmp_path):
+def test_no_space_in_memory_and_on_disk_is_an_error(tmp_path):
     def refuse(directory):
         raise NoRoomError("no room", directory)
 
-    with pytest.raises(DataError, match=r"no room, and neither in /dev/shm: .*TMPDIR"):
+    with pytest.raises(DataError, match=r"/dev/shm.*TMPDIR"):
         try_directories(refuse, SerialCommunicator(), None)

@@ -62,7 +62,7 @@ def same_bits(values, expected):
 @pytest.mark.extended
 @given(seed=st.integers(0, 2**32), separator=st.sampled_from(",\t;"), crlf=st.booleans())
 @settings(max_examples=80)
-def test_a_million_fields_are_what_python_makes_of_them(seed, separator, crlf):
+def test_a_million_fields_are_parsed_as_python_does(seed, separator, crlf):
     random = np.random.default_rng(seed)
     num_columns = int(random.integers(1, 60))
     num_rows = FIELDS_PER_EXAMPLE // num_columns
@@ -84,7 +84,7 @@ def test_a_million_fields_are_what_python_makes_of_them(seed, separator, crlf):
 @pytest.mark.extended
 @given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
 @settings(max_examples=3000)
-def test_what_is_a_number_and_what_is_not(field):
+def test_any_field_is_a_number_if_python_takes_it(field):
     """Python's float() decides, but for underscores and quotes."""
     content = field[:-1] if field.endswith("\r") else field
     quoted = len(content) > 1 and content[0] == content[-1] == '"' and '"' not in content[1:-1]
@@ -112,14 +112,14 @@ def test_what_is_a_number_and_what_is_not(field):
         (b"", np.empty((0, 2))),
     ],
 )
-def test_odd_forms(text, expected):
+def test_unusual_text_is_parsed(text, expected):
     values, problem = parse(text, 2, missing=["na", "", "-"])
     assert problem is None
     np.testing.assert_array_equal(values, expected)
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 16, 17, 33])
-def test_runs_of_single_digits(num_columns):
+def test_runs_of_single_digits_are_parsed(num_columns):
     """Eight of them are read at once, where they do not end the row."""
     expected = np.arange(3 * num_columns).reshape(3, num_columns) % 10
     expected[1, num_columns // 2] = -5
@@ -145,14 +145,14 @@ def test_runs_of_single_digits(num_columns):
         (b'1,2\n3,"4"4\n', (4, 2, 1, b'"4"4\n')),
     ],
 )
-def test_the_first_line_that_does_not_fit(text, problem):
+def test_the_first_wrong_line_is_reported(text, problem):
     found = parse(text, 2)[1]
     assert (found[0], found[1]) == problem[:2]
     if found[1] == 2:
         assert found == problem
 
 
-def test_text_is_coded_in_the_order_of_its_appearance():
+def test_text_is_coded_in_order_of_appearance():
     text = b'b,1,"x, ""y"""\na,2,z\nb,3,z\n'
     layout = kernel.Layout([True, False, True])
     values, codes = np.empty((3, 1), np.float32), np.full((2, 3), -1, np.int32)
@@ -164,7 +164,7 @@ def test_text_is_coded_in_the_order_of_its_appearance():
     np.testing.assert_array_equal(values[:, 0], [1, 2, 3])
 
 
-def test_rows_go_where_they_are_told_and_nowhere_else():
+def test_only_the_given_rows_are_written():
     raw = np.frombuffer(b"junk1,2\n3,4\njunk", np.uint8)
     values, codes = np.full((5, 2), 9, np.float32), np.empty((0, 5), np.int32)
     layout = kernel.Layout([False, False])
@@ -172,7 +172,7 @@ def test_rows_go_where_they_are_told_and_nowhere_else():
     np.testing.assert_array_equal(values, [[9, 9], [9, 9], [1, 2], [3, 4], [9, 9]])
 
 
-def test_arrays_and_ranges_that_do_not_fit_are_refused():
+def test_wrong_arrays_and_ranges_are_refused():
     raw = np.frombuffer(b"1,2\n3,4\n", np.uint8)
     layout = kernel.Layout([False, False])
     values, codes = np.empty((1, 2), np.float32), np.empty((0, 1), np.int32)

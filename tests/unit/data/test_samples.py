@@ -8,7 +8,7 @@ X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
 
 
-def test_a_batch_is_cut_by_indices_or_by_a_slice():
+def test_a_batch_is_taken_by_indices_or_by_a_slice():
     samples = Samples(X, Y)
     for which in (np.array([1, 2]), slice(1, 3)):
         x, y = samples[which]
@@ -16,21 +16,21 @@ def test_a_batch_is_cut_by_indices_or_by_a_slice():
         assert y.tolist() == [1, 2]
 
 
-def test_selected_rows_have_an_order_of_their_own():
+def test_selected_rows_have_their_own_order():
     rows = Selected(X, np.array([5, 0, 3]))
     assert len(rows) == 3
     np.testing.assert_array_equal(rows[1:], X[[0, 3]])
     np.testing.assert_array_equal(rows[np.array([2, 0])], X[[3, 5]])
 
 
-def test_several_inputs_come_as_a_tuple():
+def test_several_inputs_give_a_tuple():
     samples = Samples(Several((X, Y)), Y)
     (x, condition), _ = samples[np.array([4])]
     assert x.tolist() == [[8, 9]]
     assert condition.tolist() == [4]
 
 
-def test_the_first_samples_are_those_and_no_more():
+def test_only_the_first_samples_are_taken():
     samples = Samples(X, Y)
     assert len(samples.first(4)) == 4
     assert samples.first(0) is samples.first(99) is samples

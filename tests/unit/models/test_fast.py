@@ -71,20 +71,22 @@ def operations_of(layer, shape):
     channels=st.integers(1, 3),
     activation=st.sampled_from([None, "relu", "tanh"]),
 )
-def test_a_convolution_and_its_gradients(batch, length, size, channels, activation):
+def test_a_convolution_gives_the_values_and_gradients_of_keras(
+    batch, length, size, channels, activation
+):
     x = rng.normal(size=(batch, length + size - 1, channels)).astype("float32")
     make = lambda: Conv1D(4, size, activation=activation)  # noqa: E731
     assert_as_plain(make, x, (size, channels, 4), (4,))
 
 
-def test_other_convolutions_are_keras_s():
+def test_other_convolutions_are_left_to_keras():
     x = rng.normal(size=(2, 40, 3)).astype("float32")
     for options in ({"strides": 2}, {"padding": "same"}, {"dilation_rate": 2}):
         assert_as_plain(lambda options=options: Conv1D(4, 5, **options), x, (5, 3, 4), (4,))
     assert_as_plain(lambda: Conv1D(4, 5, use_bias=False), x, (5, 3, 4))
 
 
-def test_a_convolution_of_inputs_of_any_length():
+def test_a_convolution_takes_inputs_of_any_length():
     model = keras.Sequential([keras.layers.Input((None, 3)), Conv1D(4, 5)])
     for length in (9, 300):
         x = rng.normal(size=(2, length, 3)).astype("float32")
@@ -95,14 +97,14 @@ def test_a_convolution_of_inputs_of_any_length():
 
 
 @pytest.mark.parametrize("activation", [None, "sigmoid"])
-def test_a_dense_layer_and_its_gradients(activation):
+def test_a_dense_layer_gives_the_values_and_gradients_of_keras(activation):
     x = rng.normal(size=(7, 11)).astype("float32")
     assert_as_plain(lambda: Dense(5, activation), x, (11, 5), (5,))
     assert_as_plain(lambda: Dense(5, activation, use_bias=False), x, (11, 5))
     assert_as_plain(lambda: Dense(5, activation), x[:, None], (11, 5), (5,))
 
 
-def test_a_pool_of_one_does_nothing():
+def test_a_pool_of_one_returns_its_input():
     x = rng.normal(size=(2, 9, 3)).astype("float32")
     for size in (1, 2):
         assert_as_plain(lambda size=size: MaxPooling1D(size), x)
@@ -110,7 +112,7 @@ def test_a_pool_of_one_does_nothing():
     assert "MaxPool" in operations_of(MaxPooling1D(2), x.shape)
 
 
-def test_the_penalty():
+def test_a_penalty_and_its_gradient():
     values = rng.normal(size=(30, 4)).astype("float32")
     expected = 0.01 * np.sum(values.astype(float) ** 2)
     for kind in ("fast", "plain"):
@@ -161,7 +163,7 @@ def penalised(calls=1, trainable=True, **options):
     ],
     ids=str,
 )
-def test_a_penalised_dense_layer(options):
+def test_a_dense_layer_adds_its_penalty_in_place(options):
     found, operations = penalised(**options)
     fast.choose("plain", on_cpu=True)
     expected, plain_operations = penalised(**options)
@@ -194,7 +196,7 @@ def apply_to(optimizer, variables, *gradients):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_optimizer(name, dtype):
+def test_an_optimizer_moves_variables_as_keras_does(name, dtype):
     plain, options, operation = OPTIMIZERS[name]
     start = [rng.normal(size=shape).astype(dtype) for shape in [(5, 3), (4,)]]
     gradients = [[rng.normal(size=v.shape).astype(dtype) for v in start] for _ in range(6)]
@@ -219,7 +221,7 @@ def test_an_optimizer(name, dtype):
         assert operation is None or operation in types
 
 
-def test_a_sparse_gradient_is_keras_s():
+def test_sparse_gradients_are_left_to_keras():
     ends = []
     for optimizer in (FORMS[keras.optimizers.Adam](0.1), keras.optimizers.Adam(0.1)):
         variable = keras.Variable(np.ones((5, 2), "float32"))
@@ -230,13 +232,13 @@ def test_a_sparse_gradient_is_keras_s():
 
 
 @pytest.mark.parametrize(("kind", "on_cpu"), [("plain", True), ("fast", False)])
-def test_keras_s_own_are_taken_where_asked_for_and_on_gpus(kind, on_cpu):
+def test_plain_keras_is_used_if_chosen_and_on_gpus(kind, on_cpu):
     fast.choose(kind, on_cpu=on_cpu)
     assert not fast.are_fast()
     assert "MaxPool" in operations_of(MaxPooling1D(1), (2, 9, 3))
 
 
-def test_a_model_of_them_is_saved_and_loaded(tmp_path):
+def test_a_model_of_fast_layers_can_be_saved_and_loaded(tmp_path):
     model = keras.Sequential(
         [
             keras.layers.Input((30, 1)),

@@ -12,7 +12,7 @@ rng = np.random.default_rng(1)
 
 
 @pytest.mark.parametrize("strides", [1, 3])
-def test_each_position_has_a_kernel_of_its_own(strides):
+def test_each_position_has_its_own_kernel(strides):
     x = rng.normal(size=(4, 11, 2)).astype("float32")
     layer = LocallyConnected1D(3, 5, strides)
     y = np.asarray(layer(x))
@@ -25,7 +25,7 @@ def test_each_position_has_a_kernel_of_its_own(strides):
         np.testing.assert_allclose(y[:, p], window @ kernel[p] + bias[p], rtol=1e-4, atol=1e-5)
 
 
-def test_with_equal_kernels_it_is_a_convolution():
+def test_a_locally_connected_layer_with_equal_kernels_is_a_convolution():
     x = rng.normal(size=(2, 20, 1)).astype("float32")
     convolution, layer = keras.layers.Conv1D(4, 6, 2), LocallyConnected1D(4, 6, 2)
     expected = np.asarray(convolution(x))
@@ -46,7 +46,7 @@ def test_the_latent_sample_and_its_divergence():
     assert np.std(np.asarray(layer(many, training=True))) == pytest.approx(1.0, rel=0.05)
 
 
-def test_noise_falls_on_the_columns_alone_and_in_training_alone():
+def test_noise_is_added_only_to_its_columns_and_only_in_training():
     x = np.zeros((500, 6), "float32")
     layer = NoiseOnColumns(0.3, 1, 4)
     np.testing.assert_array_equal(layer(x), x)
@@ -55,7 +55,7 @@ def test_noise_falls_on_the_columns_alone_and_in_training_alone():
     assert y[:, 1:4].std() == pytest.approx(0.3, rel=0.1)
 
 
-def test_correlation_over_batches_is_that_of_all_values():
+def test_correlation_over_batches_equals_that_of_all_values():
     y_true = rng.random((90, 7)).astype("float32")
     y_pred = (y_true + rng.normal(scale=0.3, size=y_true.shape)).astype("float32")
     metric = Correlation()

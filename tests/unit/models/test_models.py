@@ -1,4 +1,4 @@
-"""The models, built at full width, against what CANDLE's code gives."""
+"""The models, built at full width, compared with what CANDLE's code builds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from candle_p1.errors import ParameterError
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 NUM_TYPES = 33
-"""Cancer types of P1B1; any number does, but for the conditioned model."""
+"""Cancer types of P1B1; only the conditional model depends on their number."""
 
 
 def rows(*shape):
-    """Samples of a shape that take no memory."""
+    """Samples with a shape, which take no memory."""
     return np.broadcast_to(np.float32(0), (2, *shape))
 
 
@@ -47,12 +47,8 @@ def build(name, *flags, data=None):
 @pytest.fixture(autouse=True)
 def without_weights(monkeypatch):
     """Weights of zeros: drawing hundreds of millions of random numbers takes a while."""
-    monkeypatch.setattr(
-        keras.initializers.GlorotUniform, "__call__", keras.initializers.Zeros.__call__
-    )
-    monkeypatch.setattr(
-        keras.initializers.RandomNormal, "__call__", keras.initializers.Zeros.__call__
-    )
+    for initializer in (keras.initializers.GlorotUniform, keras.initializers.RandomNormal):
+        monkeypatch.setattr(initializer, "__call__", keras.initializers.Zeros.__call__)
     yield
     keras.backend.clear_session()
 
@@ -61,7 +57,7 @@ def without_weights(monkeypatch):
     ("name", "num_parameters"),
     [("nt3", 154_922_918), ("p1b1", 244_400_085), ("p1b2", 29_540_618), ("p1b3", 30_088_701)],
 )
-def test_parameters_of_the_published_networks(name, num_parameters):
+def test_the_published_networks_have_their_numbers_of_parameters(name, num_parameters):
     assert build(name).count_params() == num_parameters
 
 
@@ -74,7 +70,7 @@ def test_variational_autoencoders_have_two_latent_layers_and_the_condition(model
     assert build("p1b1", *flags).count_params() == encoder + decoder
 
 
-def test_p1b3s_convolutions_stand_before_a_linear_unit():
+def test_p1b3_has_convolutions_before_a_linear_unit():
     model = build("p1b3", "--config_file", "p1b3_conv_model.txt")
     length = ((29_532 - 10) // 5 + 1) // 10
     length = ((length - 10) // 5 + 1) // 10
@@ -84,7 +80,7 @@ def test_p1b3s_convolutions_stand_before_a_linear_unit():
     assert [layer.__class__.__name__ for layer in both.layers].count("Dense") == 2
 
 
-def test_locally_connected_where_it_fits_and_the_reason_where_it_does_not():
+def test_locally_connected_layers_are_built_unless_they_are_too_large():
     flags = ["--locally_connected", "True", "--conv", "4", "20", "1000", "--pool", "10"]
     model = build("nt3", *flags, "--dense", "2")
     positions = (60_483 - 20) // 1000 + 1
@@ -95,13 +91,13 @@ def test_locally_connected_where_it_fits_and_the_reason_where_it_does_not():
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "values"),
     [
-        (["--conv", "4", "20"], "three numbers for each convolution"),
-        (["--pool", "1", "2", "3"], "one for each of the 2"),
-        (["--conv", "4", "60484", "1", "--pool", "1"], "leave nothing of the input"),
+        (["--conv", "4", "20"], r"conv \[4, 20\] .*flag"),
+        (["--pool", "1", "2", "3"], r"pool \[1, 2, 3\] .*flag"),
+        (["--conv", "4", "60484", "1", "--pool", "1"], r"conv \[4, 60484, 1\] and pool \[1\]"),
     ],
 )
-def test_convolutions_that_do_not_fit(flags, message):
-    with pytest.raises(ParameterError, match=message):
+def test_convolutions_that_do_not_match_are_an_error(flags, values):
+    with pytest.raises(ParameterError, match=values):
         build("nt3", *flags)

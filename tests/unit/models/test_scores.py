@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn import metrics
 
-from candle_p1.models.scores import ConfusionScore, CutoffScore, RegressionScore
+from candle_p1.models.scores import ConfusionScore, RegressionScore
 
 values = st.floats(-10, 10, width=32)
 tables = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(
@@ -16,7 +16,7 @@ tables = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(
 
 
 def in_two_parts(make, y_true, y_pred, cut):
-    """The score of two ranks, the second with two batches, their sums added."""
+    """The score of two ranks, of which the second has two batches, with their sums added."""
     first, second = make(), make()
     first.update(y_true[:cut], y_pred[:cut])
     second.update(y_true[cut : cut + 1], y_pred[cut : cut + 1])
@@ -26,7 +26,7 @@ def in_two_parts(make, y_true, y_pred, cut):
 
 
 @given(tables, st.integers(0, 12))
-def test_regression_as_scikit_learn(table, cut):
+def test_regression_scores_equal_those_of_scikit_learn(table, cut):
     y_true, y_pred = (values.astype(np.float64) for values in table)
     score = in_two_parts(lambda: RegressionScore(y_true.shape[1]), y_true, y_pred, cut).result()
     assert score["mse"] == pytest.approx(metrics.mean_squared_error(y_true, y_pred), abs=1e-6)
@@ -38,7 +38,7 @@ def test_regression_as_scikit_learn(table, cut):
         assert score["correlation"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_r2_of_constant_outputs_as_scikit_learn():
+def test_r2_of_constant_outputs_equals_that_of_scikit_learn():
     y_true = np.array([[1.0, 2, 3], [1, 2, 4]])
     y_pred = np.array([[1.0, 5, 3], [1, 2, 4]])
     score = RegressionScore(3)
@@ -47,7 +47,7 @@ def test_r2_of_constant_outputs_as_scikit_learn():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1), st.integers(0, 9))
-def test_confusion_as_scikit_learn(pairs, cut):
+def test_classification_scores_equal_those_of_scikit_learn(pairs, cut):
     true, predicted = (np.array(labels) for labels in zip(*pairs, strict=True))
     one_hot = np.eye(4)
     score = in_two_parts(lambda: ConfusionScore(4), one_hot[true], one_hot[predicted], cut)
@@ -59,14 +59,6 @@ def test_confusion_as_scikit_learn(pairs, cut):
         np.testing.assert_allclose(ours, theirs)
 
 
-def test_cutoffs_divide_values_into_classes():
-    y_true, y_pred = np.array([-0.5, 0.1, 0.6, 0.7]), np.array([[-0.1], [0.4], [0.2], [0.9]])
-    assert in_two_parts(lambda: CutoffScore([0.0]), y_true, y_pred, 2).result()["accuracy"] == 1
-    assert in_two_parts(lambda: CutoffScore([0, 0.5]), y_true, y_pred, 1).result() == {
-        "accuracy": 0.75
-    }
-
-
-def test_nothing_predicted_is_not_a_number():
-    for score in (RegressionScore(2), ConfusionScore(2), CutoffScore([0])):
+def test_scores_without_predictions_are_nan():
+    for score in (RegressionScore(2), ConfusionScore(2)):
         assert np.isnan(next(iter(score.result().values())))
