@@ -1,1 +1,1 @@
-"""Measuring a run: phases, epochs, what the screen and the logs show."""
+"""Measuring a run: phases, epochs, communication, energy, and logs for other tools."""

@@ -1,4 +1,4 @@
-"""The time of day beside time.perf_counter, by which other programs' clocks are related to ours."""
+"""Relates time.perf_counter to the time of day, and thereby to the clocks of other programs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ClockAnchor:
 
     Attributes:
         epoch_us: The time of day, in µs since 1970.
-        perf_counter_s: What time.perf_counter showed.
-        uncertainty_us: How far apart the readings can be.
+        perf_counter_s: The value of time.perf_counter.
+        uncertainty_us: How far apart the two readings may be.
     """
 
     epoch_us: int
@@ -23,12 +23,12 @@ class ClockAnchor:
     uncertainty_us: float
 
     def to_perf_counter_s(self, epoch_us: int) -> float:
-        """Returns what time.perf_counter showed, or will show, at a time of day."""
+        """Returns the value of time.perf_counter at a time of day."""
         return self.perf_counter_s + (epoch_us - self.epoch_us) / 1e6
 
 
 def read_anchor() -> ClockAnchor:
-    """Reads both clocks; of several attempts it takes the one least disturbed."""
+    """Reads both clocks several times, and returns the readings that are closest together."""
     anchors = []
     for _ in range(NUM_READINGS):
         before_ns = time.perf_counter_ns()

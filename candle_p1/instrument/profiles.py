@@ -1,4 +1,4 @@
-"""Where Python spends its time: a profile of every rank, and a table of all together."""
+"""Profiles of the Python calls: one per rank, and a table over all ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TABLE = "top.txt"
 
 
 class CallProfile:
-    """Profiles the calls of this rank's main thread.
+    """Profiles the Python calls of this rank's main thread.
 
     Args:
-        wanted: Whether to; if not, nothing here does anything.
+        wanted: Whether to profile; if not, no method does anything.
     """
 
     def __init__(self, wanted: bool) -> None:
@@ -41,7 +41,7 @@ class CallProfile:
             self._profile.disable()
 
     def statistics(self) -> bytes | None:
-        """Returns the statistics so far, as a profile file holds them; None if there are none."""
+        """Returns the content of a profile file; None if this rank is not profiled."""
         if self._profile is None:
             return None
         self._profile.create_stats()
@@ -49,19 +49,18 @@ class CallProfile:
         return marshal.dumps(stats.stats)
 
 
-def write_profiles(directory: Path, of_ranks: Sequence[bytes | None]) -> Path | None:
-    """Writes a file for each rank, which pstats and its viewers open, and the merged table.
+def write_profiles(directory: Path, of_ranks: Sequence[bytes | None]) -> None:
+    """Writes a profile for each rank, which pstats and its viewers open, and a merged table.
+
+    The table lists the functions that took the longest by themselves, over all ranks.
 
     Args:
-        directory: Of the run.
+        directory: The run's directory.
         of_ranks: `CallProfile.statistics` of every rank.
-
-    Returns:
-        The table: the functions with the largest time of their own, over all ranks.
     """
     contents = [content for content in of_ranks if content is not None]
     if not contents:
-        return None
+        return
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
     files = [folder / f"rank-{rank:04d}.prof" for rank in range(len(contents))]
@@ -70,6 +69,4 @@ def write_profiles(directory: Path, of_ranks: Sequence[bytes | None]) -> Path | 
     text = io.StringIO()
     merged = pstats.Stats(*map(str, files), stream=text)
     merged.sort_stats("tottime").print_stats(NUM_ROWS)
-    table = folder / TABLE
-    table.write_text(text.getvalue(), encoding="utf-8")
-    return table
+    (folder / TABLE).write_text(text.getvalue(), encoding="utf-8")

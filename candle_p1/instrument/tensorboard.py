@@ -1,4 +1,4 @@
-"""Loss and metrics of every epoch for TensorBoard, which Keras writes by TensorFlow."""
+"""Loss and metrics of every epoch for TensorBoard; Keras writes these logs with TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ NEEDED = ("tensorflow", "tensorboard")
 
 
 def check_tensorboard(params: ParameterSet) -> None:
-    """Raises ParameterError where logs for TensorBoard are asked for and cannot be written."""
+    """Raises ParameterError if logs for TensorBoard are requested and cannot be written."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if params["tensorboard"] and missing:
         raise ParameterError(
-            f"tensorboard True ({params.origin('tensorboard')}): Keras writes these logs by"
-            f" TensorFlow, and {' and '.join(missing)} cannot be imported: install"
-            " candle-p1[tensorflow-cpu], also where Keras runs on JAX, or leave --tensorboard out"
+            f"tensorboard True ({params.origin('tensorboard')}): Keras writes these logs with"
+            f" TensorFlow, but {' and '.join(missing)} cannot be imported: install"
+            " candle-p1[tensorflow-cpu], which is needed with JAX, too, or omit --tensorboard"
         )
 
 
 def epoch_logs(directory: Path) -> Any:
-    """Returns the Keras callback; it must come after those that write metrics into the logs.
+    """Returns a Keras callback that must come after those that write metrics into the logs.
 
     Args:
-        directory: Where ``train/`` and ``validation/`` go.
+        directory: The parent of ``train/`` and ``validation/``.
     """
     import keras
 
     class EpochLogs(keras.callbacks.TensorBoard):  # type: ignore[misc]
-        """Keras's callback without its work at every step, which is for other uses of it."""
+        """Keras's callback, without what it does in every step, which is not needed here."""
 
-        async_safe = True  # it reads no logs of a step, so Keras need not wait for the step
+        async_safe = True  # it does not read the logs of a step, so Keras need not wait for them
 
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
             """Does nothing."""

@@ -1,4 +1,4 @@
-"""What this process has used of the machine so far, as Linux keeps account of it."""
+"""What this process has used of the machine so far, as counted by Linux."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc/self")
-RESET_PEAK = "5"  # proc(5), clear_refs: sets the peak to what is resident now
+RESET_PEAK = "5"  # in clear_refs, see proc(5): resets the peak to the current value
 
 
 class Usage(NamedTuple):
-    """Counts since the process began, all threads together; or between two times.
+    """Counts over all threads, since the process began or between two times.
 
     Attributes:
-        cpu_s: Time on a core, in user and system mode.
-        num_voluntary_switches: Context switches to wait for something.
-        num_involuntary_switches: Context switches because others wanted the core.
+        cpu_s: CPU time, in user and system mode.
+        num_voluntary_switches: Context switches because the process waited for something.
+        num_involuntary_switches: Context switches because others needed the core.
         num_minor_faults: Page faults that needed no input.
-        num_major_faults: Page faults that did.
-        read_bytes: Bytes read through system calls, wherever they came from, also from the
-            kernel's page cache; -1 where the kernel does not tell.
+        num_major_faults: Page faults that needed input.
+        read_bytes: Bytes read through system calls, including those from the kernel's page cache;
+            -1 if the kernel does not count them.
     """
 
     cpu_s: float
@@ -46,11 +46,11 @@ class Usage(NamedTuple):
         )
 
     def since(self, earlier: Usage) -> Usage:
-        """Returns what was used after an earlier time."""
+        """Returns what was used since an earlier time."""
         return self._combine(earlier, -1)
 
     def plus(self, other: Usage) -> Usage:
-        """Returns the sum of two stretches."""
+        """Returns the sum of two usages."""
         return self._combine(other, 1)
 
     def _combine(self, other: Usage, sign: int) -> Usage:
@@ -61,13 +61,13 @@ class Usage(NamedTuple):
 
 
 def reset_peak_rss() -> None:
-    """Lets `peak_rss_bytes` begin anew, where the kernel allows it."""
+    """Resets `peak_rss_bytes`, if the kernel allows it."""
     with suppress(OSError):
         (PROC / "clear_refs").write_text(RESET_PEAK)
 
 
 def peak_rss_bytes() -> int:
-    """Returns the largest resident memory since `reset_peak_rss`."""
+    """Returns the peak resident memory since `reset_peak_rss`."""
     with suppress(OSError):
         for line in (PROC / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -76,16 +76,16 @@ def peak_rss_bytes() -> int:
 
 
 def pss_bytes() -> int | None:
-    """Returns the resident memory now, of pages that processes share a fair part; None: unknown."""
+    """Returns the proportional set size: memory now, shared pages in part; None if unknown."""
     with suppress(OSError):
         return memory_bytes((PROC / "smaps_rollup").read_text())
     return None
 
 
 def memory_bytes(smaps_rollup: str) -> int:
-    """Returns the proportional set size, in bytes, that the content of a smaps_rollup file tells.
+    """Returns the proportional set size in the content of a smaps_rollup file.
 
-    Without the pages of files that are merely read, where the kernel tells them apart.
+    Mapped files are left out, if the kernel lists them separately.
     """
     lines = (line.split() for line in smaps_rollup.splitlines()[1:])
     kib = {name.rstrip(":"): int(value) for name, value, _ in lines}

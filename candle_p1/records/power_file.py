@@ -1,4 +1,4 @@
-"""Traces as files: CSV, one line per reading."""
+"""Files of power readings: CSV, one line per reading."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ COLUMNS = (
     "resolution_s",
     "value",
 )
-"""The value is J of a counter, since its own beginning, or W of power."""
+"""The value is in J, from an arbitrary origin, for an energy counter, and in W for power."""
 
 
 def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
-    """Writes the traces of a node, each ascending in time.
+    """Writes the traces of a node.
 
     Args:
         path: The file.
-        traces: The traces; those without samples leave no line.
+        traces: The traces; those without samples do not appear in the file.
         node: The node's number.
-        start_s: The time that is 0 s in the file.
+        start_s: The time that becomes 0 s in the file.
 
     Raises:
         OSError: The file cannot be written.
@@ -69,20 +69,21 @@ def read_traces(path: Path) -> list[Trace]:
     """Reads the traces of one node.
 
     Raises:
-        DataError: The file is missing, is no file of traces, or has those of several nodes.
+        DataError: The file is missing or is not such a file, or it has the traces of several nodes.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise DataError(f"no file of power: its columns must be {','.join(COLUMNS)}", path)
+                raise DataError(
+                    f"is not a file of power readings: the columns must be {','.join(COLUMNS)}",
+                    path,
+                )
             rows = [(line, row) for line, row in enumerate(reader, start=2)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot be read: {error}", path) from error
     if len({row["node"] for _, row in rows}) > 1:
-        raise DataError(
-            "has the power of several nodes: give one with the lines of one of them", path
-        )
+        raise DataError("has readings of several nodes: split it into one file per node", path)
     samples: dict[Channel, tuple[list[float], list[float]]] = {}
     for line, row in rows:
         try:
@@ -94,7 +95,7 @@ def read_traces(path: Path) -> list[Trace]:
             raise DataError(str(error), path, line) from error
         times_s, values = samples.setdefault(channel, ([], []))
         if times_s and time_s <= times_s[-1]:
-            raise DataError(f"{channel.device}: the times do not ascend", path, line)
+            raise DataError(f"{channel.device}: the times are not ascending", path, line)
         times_s.append(time_s)
         values.append(value)
     if not samples:
@@ -108,7 +109,7 @@ def read_traces(path: Path) -> list[Trace]:
 def _channel(row: dict[str, str]) -> Channel:
     domain, reading = row["domain"], row["reading"]
     if domain not in ("node", "cpu", "memory", "gpu"):
-        raise ValueError(f"domain {domain!r} is none of node, cpu, memory, gpu")
+        raise ValueError(f"domain {domain!r} is not one of node, cpu, memory, gpu")
     if reading not in ("energy", "power"):
         raise ValueError(f"reading {reading!r} is neither energy nor power")
     resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
@@ -123,5 +124,5 @@ def _channel(row: dict[str, str]) -> Channel:
 
 
 def _interval_s(times_s: list[float]) -> float:
-    """Returns the usual time between two samples."""
+    """Returns the median time between two samples."""
     return float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0

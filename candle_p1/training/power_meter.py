@@ -1,4 +1,4 @@
-"""The power of a job's nodes over a run: on each node one rank samples, rank 0 adds up."""
+"""The power of a job's nodes during a run: one rank per node samples, and rank 0 adds up."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class PowerMeter:
-    """Samples while the body of ``with`` runs; making one is collective.
+    """Samples while the body of ``with`` runs; the constructor is collective.
 
     Args:
         comm: The ranks.
         names: The sources; see candle_p1.instrument.power.choose.
         hz: Samples per second.
-        gpus: The GPUs of each node to use, by index; None is all.
+        gpus: The GPUs of each node to use, by index; None: all.
 
     Raises:
-        ParameterError: A source asked for by its name is not there; the same on every rank.
+        ParameterError: A source requested by name is not available; the same on every rank.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class PowerMeter:
     def measure(
         self, intervals: Sequence[Interval], directory: Path, start_s: float
     ) -> dict[str, Any] | None:
-        """Ends sampling and returns the record's section of energy, on rank 0; collective.
+        """Ends sampling; returns the record's section "energy" on rank 0, else None; collective.
 
-        Each node's readings go to a file of the run's directory.
+        Each node's readings are written to a file in the run's directory.
 
         Args:
             intervals: This rank's phases, by time.perf_counter.
-            directory: Of the run.
+            directory: The run's directory.
             start_s: When the run began, by the same clock.
         """
         mine = self._measure_node(intervals, directory, start_s) if self._sampler else None

@@ -1,4 +1,4 @@
-"""What rank 0 shows, and where the other ranks' output goes."""
+"""What rank 0 prints, and where the output of the other ranks goes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 QUIET_S = 30.0
-"""How long a log may be without a line of training."""
+"""After this long without a line, a log gets one that shows the progress of training."""
 
 
 class Screen:
-    """The terminal, or a log, as rank 0 writes to it; silent on every other rank.
+    """The terminal or log to which rank 0 prints; silent on all other ranks.
 
-    Epochs show as lines; on a terminal with a bar below them.
+    Each epoch gets a line; on a terminal there is also a progress bar.
 
     Args:
-        rank: Of this process.
-        logfile: A file to which all lines are appended too.
+        rank: The rank of this process.
+        logfile: A file to which all lines are appended, too.
 
     Raises:
         ParameterError: The log file cannot be written.
@@ -52,7 +52,7 @@ class Screen:
         self._progress: Progress | None = None
 
     def close(self) -> None:
-        """Closes the terminal, where this opened it, and the log."""
+        """Closes the terminal, if this object opened it, and the log."""
         for file in (self._terminal, self._log):
             if file:
                 file.close()
@@ -75,10 +75,10 @@ class Screen:
 
     @contextmanager
     def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
-        """Gives a function (file name, bytes so far, bytes expected) that shows a bar.
+        """Gives a function (file name, bytes so far, bytes expected or 0) that shows a bar.
 
         Args:
-            doing: What is done to the files, for their lines; expecting 0 bytes is not knowing.
+            doing: What is done to the files, for the lines that are printed.
         """
         progress = Progress(
             TextColumn("{task.description}"),
@@ -102,7 +102,7 @@ class Screen:
             yield show
 
     def begin_training(self, num_epochs: int, num_steps: int) -> None:
-        """Shows an empty bar of all steps of all epochs."""
+        """Shows an empty bar for all steps of all epochs."""
         self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, 0
         self._last_line = time.monotonic()
         self._progress = Progress(
@@ -121,7 +121,7 @@ class Screen:
         self._progress.start()
 
     def show_step(self, step: int) -> None:
-        """Advances the bar, in a log by a line now and then; `step` counts from 0 in the epoch."""
+        """Advances the bar, or prints a line now and then; `step` counts from 0 in each epoch."""
         if self._progress is not None and self._console.is_terminal:
             self._progress.update(self._task, completed=self._epoch * self._num_steps + step)
         elif time.monotonic() - self._last_line > QUIET_S:
@@ -138,13 +138,13 @@ class Screen:
         self.say(f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  {shown}")
 
     def end_training(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def show_result(self, record: Mapping[str, Any], path: Path) -> None:
-        """Prints what a run has given, and where its record is."""
+        """Prints the results of a run, and where its record is."""
         for part in summary(record):
             self._print(part)
         self.say(f"record: {path}")
@@ -166,7 +166,7 @@ def _console(rank: int, terminal: TextIO | None) -> Console:
     if terminal:
         width = os.get_terminal_size(terminal.fileno()).columns
         return Console(file=terminal, force_terminal=True, width=width, highlight=False)
-    # Open MPI gives rank 0 a pseudo-terminal whether or not its own output goes to a terminal.
+    # Open MPI gives rank 0 a pseudo-terminal even if its own output does not go to a terminal.
     is_terminal = launcher_variable() is None and sys.stdout.isatty()
     return Console(
         quiet=rank != 0, force_terminal=is_terminal, soft_wrap=not is_terminal, highlight=False
@@ -175,7 +175,7 @@ def _console(rank: int, terminal: TextIO | None) -> Console:
 
 @contextmanager
 def output_to_file(path: Path | None) -> Iterator[None]:
-    """Sends this process's standard output and error, also C++'s, to a file; None: nowhere else."""
+    """Redirects the process's standard output and error, also those of C++, unless path is None."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""NT3's script, where SLOW_RANKS take SLOW_S seconds more before every exchange."""
+"""NT3's script, in which SLOW_RANKS sleep for SLOW_S seconds before they communicate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def broadcast_slowly(*arguments):
 def slow_callbacks(self, params):
     import keras
 
-    # Longer at the begin of an epoch: how long the ranks take to validate differs too.
+    # Longer at the begin of an epoch, since validation also takes the ranks different times.
     return [
         keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: time.sleep(10 * delay_s),

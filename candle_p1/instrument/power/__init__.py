@@ -1,1 +1,1 @@
-"""Power and energy: sources of readings, the thread that samples them, and what they add up to."""
+"""Power and energy: sources of readings, the thread that samples them, and energy totals."""

@@ -1,7 +1,7 @@
-"""AMD's GPUs, through the Python interface of AMD SMI, which ROCm brings.
+"""AMD's GPUs, through the Python interface of AMD SMI, which is part of ROCm.
 
 Sources: AMD SMI's Python reference, amdsmi_get_energy_count and amdsmi_get_power_info. On some
-cards the energy counter is wrong (ROCm/amdsmi issue 22), so it is compared with the power first.
+cards the energy counter is wrong (ROCm/amdsmi issue 22), so it is first compared with the power.
 """
 
 from __future__ import annotations
@@ -9,105 +9,81 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.instrument.power import gpus
-from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.instrument.power.gpus import AMD, Gpu, GpuSource
+from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.power_trace import Channel
 
 if TYPE_CHECKING:
-    from candle_p1.records.power_trace import Reading
+    from collections.abc import Iterator
 
 MICROJOULE = 1e-6
 LIMIT_W = 20_000.0
-"""Mean power that no card reaches."""
+"""A mean power that no card reaches."""
 TRIAL_S = 0.25
 """How long a counter is compared with the power."""
 TRIAL_FACTOR = 2.0
-"""By which the counter may differ from the power then, whose changes it follows otherwise."""
+"""The factor by which counter and power may differ in this time."""
 POWER_NAMES = ("socket_power", "current_socket_power", "average_socket_power")
-"""Of the power, in W, in one version of AMD SMI or another."""
+"""The names of the power, in W, in different versions of AMD SMI."""
 
 
-class AmdSource(PowerSource):
-    """Reads the GPUs of this job: the energy counter, or the power where that cannot be trusted.
-
-    Args:
-        job: The GPUs of this job.
-
-    Raises:
-        SensorError: AMD SMI is missing, or this job uses no GPU.
-    """
+class AmdSource(GpuSource):
+    """Reads the energy counters of AMD's GPUs, or the power where a counter cannot be trusted."""
 
     name = "amd"
-
-    def __init__(self, job: gpus.JobGpus) -> None:
-        try:
-            import amdsmi
-        except ImportError as error:
-            raise SensorError(
-                "the Python package amdsmi is not installed, which reads AMD's GPUs and comes with"
-                " ROCm, in share/amd_smi"
-            ) from error
-        except (
-            Exception
-        ) as error:  # its library or driver is missing, as one version or another says
-            raise SensorError(f"AMD SMI cannot be used: {error}") from error
-        self._smi = amdsmi
-        try:
-            amdsmi.amdsmi_init()
-        except Exception as error:
-            raise SensorError(f"AMD SMI cannot be used, so there is no AMD GPU: {error}") from error
-        try:
-            self._open(job)
-        except Exception as error:
-            amdsmi.amdsmi_shut_down()
-            if isinstance(error, SensorError):
-                raise
-            raise SensorError(f"AMD SMI: {error}") from error
+    vendor = "AMD"
+    variables = AMD
 
     def read(self, channel: Channel) -> float:
-        """Returns counts of energy or W."""
+        """Returns counts of energy, or W."""
         handle = self._handles[channel]
-        try:
-            return self._count(handle)[0] if channel.reading == "energy" else self._watts(handle)
-        except self._smi.AmdSmiException as error:
-            raise SensorError(f"AMD SMI: {error}") from error
+        return self._count(handle)[0] if channel.reading == "energy" else self._watts(handle)
 
     def stop(self) -> None:
         """Closes AMD SMI."""
         self._smi.amdsmi_shut_down()
 
-    def _open(self, job: gpus.JobGpus) -> None:
-        smi = self._smi
-        handles = smi.amdsmi_get_processor_handles()
-        uuids = [str(smi.amdsmi_get_gpu_device_uuid(handle)) for handle in handles]
-        models = [str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]) for handle in handles]
-        chosen = job.choose(uuids, models, gpus.AMD)
-        if not chosen:
-            raise SensorError("this job uses none of this node's AMD GPUs")
-        self._handles: dict[Channel, Any] = {}
-        self.absent = absent = dict[Channel, str]()
-        for k in chosen:
-            trusted = self._trusted(handles[k])
-            reading: Reading = "energy" if trusted else "power"
-            channel = Channel(
-                f"gpu:{uuids[k]}",
-                models[k],
-                "gpu",
-                self.name,
-                reading,
-                unit=trusted * MICROJOULE if trusted else 1.0,
-                limit_w=LIMIT_W,
-            )
-            self._handles[channel] = handles[k]
-            try:
-                self.read(channel)
-            except SensorError as error:
-                absent[channel] = str(error)
-                del self._handles[channel]
-        self.channels = list(self._handles)
+    def _open_library(self) -> None:
+        try:
+            import amdsmi
+        except ImportError as error:
+            raise SensorError(
+                "the Python package amdsmi, which reads AMD's GPUs, is not installed: it is in"
+                " share/amd_smi of ROCm"
+            ) from error
+        except Exception as error:  # which type depends on the version
+            raise SensorError(f"AMD SMI lacks its library or driver: {error}") from error
+        try:
+            amdsmi.amdsmi_init()
+        except Exception as error:
+            raise SensorError(f"AMD SMI cannot be used, so there is no AMD GPU: {error}") from error
+        self._smi = amdsmi
 
-    def _trusted(self, handle: Any) -> float | None:
-        """Returns microjoules per count; None of a counter that does not follow the power."""
+    def _list_gpus(self) -> list[Gpu]:
+        smi = self._smi
+        return [
+            Gpu(
+                handle,
+                str(smi.amdsmi_get_gpu_device_uuid(handle)),
+                str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
+            )
+            for handle in smi.amdsmi_get_processor_handles()
+        ]
+
+    def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
+        resolution_uj = self._trusted_resolution_uj(gpu.handle)
+        yield Channel(
+            f"gpu:{gpu.uuid}",
+            gpu.model,
+            "gpu",
+            self.name,
+            "energy" if resolution_uj else "power",
+            unit=resolution_uj * MICROJOULE if resolution_uj else 1.0,
+            limit_w=LIMIT_W,
+        )
+
+    def _trusted_resolution_uj(self, handle: Any) -> float | None:
+        """Returns microjoules per count; None if the counter does not follow the power."""
         try:
             begin_s, (begin, resolution_uj) = time.perf_counter(), self._count(handle)
             before_w = self._watts(handle)
@@ -122,9 +98,9 @@ class AmdSource(PowerSource):
         return resolution_uj if follows else None
 
     def _count(self, handle: Any) -> tuple[int, float]:
-        """Returns the counter and how many microjoules a count is."""
+        """Returns the counter's value, and the number of microjoules per count."""
         found = self._smi.amdsmi_get_energy_count(handle)
-        count = found.get("energy_accumulator", found.get("power"))  # before and since AMD SMI 6.2
+        count = found.get("energy_accumulator", found.get("power"))  # from and before AMD SMI 6.2
         return int(count), float(found["counter_resolution"])
 
     def _watts(self, handle: Any) -> float:
@@ -133,4 +109,4 @@ class AmdSource(PowerSource):
             value = found.get(name)
             if isinstance(value, (int, float)) and 0 < value < LIMIT_W:
                 return float(value)
-        raise SensorError("the card tells no power, as the second half of a card of two does")
+        raise SensorError("the card reports no power, like the second half of a dual card")

@@ -1,4 +1,4 @@
-"""Sources by name, as ``--power`` gives them."""
+"""Sources of power readings by name, as given by ``--power``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.cray import CraySource
 from candle_p1.instrument.power.gpus import JobGpus
-from candle_p1.instrument.power.null import NullSource
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.rapl import RaplSource
 from candle_p1.instrument.power.replay import ReplaySource
@@ -31,12 +30,12 @@ SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What was asked for.
+class OpenedSources:
+    """The sources of a node.
 
     Attributes:
-        sources: What is there.
-        absent: What is not there, by its name, and why.
+        sources: Those that are available.
+        absent: The names of those that are not, and why.
     """
 
     sources: list[PowerSource]
@@ -44,14 +43,14 @@ class Opened:
 
 
 def check_names(names: str) -> list[str]:
-    """Returns the sources that a value of ``--power`` names.
+    """Returns the names in a value of ``--power``.
 
     Args:
-        names: "auto": all sensors that are there; "none"; names of sensors and recordings,
-            "replay:FILE", with commas between them.
+        names: "auto" for all sensors that are available, "none", or a comma-separated list of
+            sensors and of recordings, "replay:FILE".
 
     Raises:
-        ParameterError: A name is unknown, or goes with no other.
+        ParameterError: A name is unknown, or cannot be combined with others.
     """
     found = [name.strip() for name in names.split(",")]
     for name in found:
@@ -63,36 +62,36 @@ def check_names(names: str) -> list[str]:
                 f"power: {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}"
             )
         if name in (AUTO, NONE) and len(found) > 1:
-            raise ParameterError(f"power: {name!r} goes with no other source")
+            raise ParameterError(f"power: {name!r} cannot be combined with other sources")
     if len(set(found)) < len(found):
         raise ParameterError(f"power: {names!r} names a source twice")
     return found
 
 
-def open_sources(names: str, job: JobGpus | None = None) -> Opened:
+def open_sources(names: str, job: JobGpus) -> OpenedSources:
     """Opens the sources of this node.
 
     Args:
         names: See `check_names`.
-        job: The GPUs of this job's ranks.
+        job: The GPUs of this job's ranks on the node.
 
     Raises:
-        ParameterError: A name is wrong, or a source asked for by its name is not there.
+        ParameterError: A name is wrong, or a source requested by name is not available.
     """
-    job, asked = job or JobGpus(), check_names(names)
-    if asked == [NONE]:
-        return Opened([NullSource()], {NONE: "--power none: it was not asked for"})
-    opened = Opened([])
-    for name in SENSORS if asked == [AUTO] else asked:
+    requested = check_names(names)
+    if requested == [NONE]:
+        return OpenedSources([], {NONE: "--power none was given"})
+    opened = OpenedSources([])
+    for name in SENSORS if requested == [AUTO] else requested:
         try:
             opened.sources.append(_open(name, job))
         except SensorError as error:
-            if asked != [AUTO]:
+            if requested != [AUTO]:
                 for source in opened.sources:
                     source.stop()
                 raise ParameterError(f"power {name}: {error}") from error
             opened.absent[name] = str(error)
-    return Opened(opened.sources or [NullSource()], opened.absent)
+    return opened
 
 
 def _open(name: str, job: JobGpus) -> PowerSource:

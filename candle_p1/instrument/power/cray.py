@@ -1,8 +1,8 @@
-"""Cray's pm_counters: what the node's controller measures, of the whole node and of its parts.
+"""Cray's pm_counters: the node controller's measurements of the whole node and of its parts.
 
-Every file is one line, "123 J 1700000000000000 us", renewed about ten times a second. The paper
-read them through PoLiMEr. The node's energy contains that of its processors, memory and
-accelerators, and more.
+Every file has one line such as "123 J 1700000000000000 us", updated about ten times a second. The
+paper read them through PoLiMEr. The node's energy includes that of its processors, memory and
+accelerators.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ if TYPE_CHECKING:
 
 ROOT = Path("/sys/cray/pm_counters")
 LIMIT_W = 50_000.0
-"""Mean power that no node reaches."""
+"""A mean power that no node reaches."""
 USUAL_SCAN_HZ = 10.0
 STALE_S = 2.0
-"""How long the controller may count no scan."""
+"""How old the controller's last scan may be."""
 
 
 class CraySource(PowerSource):
-    """Reads the node, its processors, its memory and its accelerators.
-
-    A part is read by its energy counter, or by its power where it has none.
+    """Reads the energy counters of the node and its parts, or the power of parts without one.
 
     Args:
         root: The directory of the counters.
         clock: Returns seconds.
 
     Raises:
-        SensorError: There are none, or they are not for this user.
+        SensorError: There are no counters, or this user may not read them.
     """
 
     name = "cray"
 
     def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.perf_counter) -> None:
         if not root.is_dir():
-            raise SensorError(f"{root} is missing: this is no node of a Cray")
+            raise SensorError(f"{root} does not exist: this is not a node of a Cray")
         self._freshness_file, self._clock = str(root / "freshness"), clock
         self._scan, self._scan_s = self._freshness(), clock()
         try:
@@ -79,13 +77,13 @@ class CraySource(PowerSource):
             )
             self._files[channel] = str(root / f"{prefix}{reading}")
         if not self._files:
-            raise SensorError(f"{root} has no counters of energy or power")
+            raise SensorError(f"{root} has no energy or power counters")
         for channel in self._files:
             self.read(channel)
         self.channels = list(self._files)
 
     def sample(self) -> Iterator[float | SensorError]:
-        """Reads all channels, unless the controller no longer renews them."""
+        """Reads all channels, unless the controller no longer updates them."""
         stale = self._why_stale()
         return super().sample() if stale is None else repeat(stale, len(self.channels))
 
@@ -93,18 +91,18 @@ class CraySource(PowerSource):
         """Returns J or W."""
         file = self._files[channel]
         text = read_line(file)
-        words = text.split()
+        fields = text.split()
         unit = "J" if channel.reading == "energy" else "W"
         try:
-            value, found_unit = float(words[0]), words[1]
+            value, found_unit = float(fields[0]), fields[1]
         except (IndexError, ValueError):
             value, found_unit = nan, ""
         if found_unit != unit:
-            raise SensorError(f"{file}: {text!r} is no number of {unit}")
+            raise SensorError(f"{file}: {text!r} is not a number of {unit}")
         return value
 
     def _freshness(self) -> str | None:
-        """Returns the number of the controller's last scan; None where it is not told."""
+        """Returns the number of the controller's last scan; None if it cannot be read."""
         try:
             return read_line(self._freshness_file)
         except SensorError:
@@ -114,10 +112,10 @@ class CraySource(PowerSource):
         scan, now_s = self._freshness(), self._clock()
         if scan is None or scan != self._scan:
             self._scan, self._scan_s = scan, now_s
-        stood_s = now_s - self._scan_s
-        if stood_s <= STALE_S:
+        age_s = now_s - self._scan_s
+        if age_s <= STALE_S:
             return None
         return SensorError(
-            f"{self._freshness_file} has stood at {scan} for {stood_s:.1f} s: the node's controller"
-            " does not renew the counters"
+            f"{self._freshness_file} has been {scan} for {age_s:.1f} s: the node controller no"
+            " longer updates the counters"
         )

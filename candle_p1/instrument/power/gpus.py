@@ -1,44 +1,45 @@
-"""Which of a node's GPUs belong to the job: those its ranks compute on.
+"""The GPUs of a job, which are those that its ranks compute on, as sources of power readings.
 
-A rank computes on one GPU of those it sees, as candle_p1.distributed.devices chooses it. What it
-sees is in the environment, as CUDA and HIP read it: numbers, or beginnings of UUIDs, up to the
-first that names no GPU.
+Of the GPUs that a rank sees, it computes on one, which candle_p1.distributed.devices chooses. What
+it sees is in its environment, as CUDA and HIP read it: numbers, or beginnings of UUIDs, up to the
+first that matches no GPU.
 """
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_trace import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 Variables = tuple[tuple[str, ...], ...]
-"""One after the other chooses among what the one before it has left; of several names for the same,
-the first that is set."""
+"""Each entry selects among the GPUs that the previous one has left; of several names in an entry,
+the first that is set counts."""
 NVIDIA: Variables = ((CUDA,),)
 AMD: Variables = (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", CUDA))
 VARIABLES = (ORDER, *dict.fromkeys(name for names in NVIDIA + AMD for name in names))
 
 
 def visible_here() -> dict[str, str]:
-    """Returns what the environment of this rank says of GPUs, for `JobGpus`."""
+    """Returns what this rank's environment says about GPUs, for `JobGpus`."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 @dataclass(frozen=True)
 class JobGpus:
-    """What is known of the GPUs of a job's ranks on one node.
+    """What is known about the GPUs of a job's ranks on one node.
 
     Attributes:
         ranks: `visible_here` of each rank of the node, by local rank.
-        positions: The GPUs to use among those that a rank sees, as ``--gpus`` gives them; None is
-            all.
+        positions: The GPUs to use among those that a rank sees, as given by ``--gpus``; None: all.
     """
 
     ranks: Sequence[Mapping[str, str]] = ({},)
@@ -47,15 +48,15 @@ class JobGpus:
     def choose(
         self, uuids: Sequence[str], models: Sequence[str], variables: Variables
     ) -> list[int]:
-        """Returns the GPUs that the ranks compute on, by their place in `uuids`, each once.
+        """Returns the indices in `uuids` of the GPUs that the ranks compute on.
 
         Args:
-            uuids: Of all GPUs of the node that this user may use, in the order of their buses.
-            models: Their names.
-            variables: NVIDIA or AMD: that say which of them a rank sees.
+            uuids: All GPUs of the node that this user may use, in the order of their buses.
+            models: The names of their models.
+            variables: Which variables say what a rank sees: NVIDIA or AMD.
 
         Raises:
-            SensorError: The environment names an instance of MIG, or numbers whose order is open.
+            SensorError: The environment names a MIG instance, or numbers whose order is unknown.
         """
         found: list[int] = []
         for local_rank, settings in enumerate(self.ranks):
@@ -73,32 +74,102 @@ class JobGpus:
         return sorted(set(found))
 
 
-def select(names: str, uuids: Sequence[str]) -> list[int]:
-    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, by their place in `uuids`.
+class Gpu(NamedTuple):
+    """A GPU as its vendor's library knows it."""
+
+    handle: Any
+    uuid: str
+    model: str
+
+
+class GpuSource(PowerSource):
+    """Reads the GPUs of this job through their vendor's library.
+
+    Args:
+        job: The GPUs of this job.
 
     Raises:
-        SensorError: It names an instance of MIG.
+        SensorError: The library is not available, or this job uses none of the vendor's GPUs.
+    """
+
+    vendor: str
+    variables: Variables
+
+    def __init__(self, job: JobGpus) -> None:
+        self._open_library()
+        try:
+            self._find_channels(job)
+        except Exception as error:
+            self.stop()
+            if isinstance(error, SensorError):
+                raise
+            raise SensorError(f"{self.name}: {error}") from error
+
+    @abstractmethod
+    def _open_library(self) -> None:
+        """Imports and initializes the library; raises SensorError if that fails."""
+
+    @abstractmethod
+    def _list_gpus(self) -> list[Gpu]:
+        """Returns all GPUs that this user may use."""
+
+    @abstractmethod
+    def _candidates(self, gpu: Gpu) -> Iterable[Channel]:
+        """Returns the channels of a GPU, of which the first that can be read is used."""
+
+    def _check(self, channel: Channel) -> None:
+        """Raises an exception if a channel cannot be read, or does not show this job alone."""
+        self.read(channel)
+
+    def _find_channels(self, job: JobGpus) -> None:
+        found = self._list_gpus()
+        models = [gpu.model for gpu in found]
+        chosen = job.choose([gpu.uuid for gpu in found], models, self.variables)
+        if not chosen:
+            raise SensorError(f"this job uses none of this node's {self.vendor} GPUs")
+        self._handles: dict[Channel, Any] = {}
+        self.channels = channels = list[Channel]()
+        self.absent = absent = dict[Channel, str]()
+        for gpu in (found[k] for k in chosen):
+            for channel in self._candidates(gpu):
+                self._handles[channel] = gpu.handle
+                try:
+                    self._check(channel)
+                except Exception as error:
+                    reason = str(error)
+                else:
+                    channels.append(channel)
+                    break
+            else:
+                absent[channel] = reason
+
+
+def select(names: str, uuids: Sequence[str]) -> list[int]:
+    """Returns the indices in `uuids` of the GPUs that a value of CUDA_VISIBLE_DEVICES names.
+
+    Raises:
+        SensorError: It names a MIG instance.
     """
     found: list[int] = []
     for name in (name.strip() for name in names.split(",")):
         if name.startswith("MIG-"):
             raise SensorError(
-                f"this job computes on {name}, an instance of MIG: the card's sensors do not tell"
-                " its instances apart, and others may use them"
+                f"this job computes on {name}, a MIG instance, and a card's sensors show all of its"
+                " instances together, which others may use"
             )
         if name.isdigit():
-            places = [int(name)] if int(name) < len(uuids) else []
+            indices = [int(name)] if int(name) < len(uuids) else []
         else:
-            places = [place for place, uuid in enumerate(uuids) if name and uuid.startswith(name)]
-        if len(places) != 1:
+            indices = [k for k, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(indices) != 1:
             break
-        found.append(places[0])
+        found.append(indices[0])
     return found
 
 
 def _check_order(models: Sequence[str], settings: Mapping[str, str]) -> None:
     if len(set(models)) > 1 and settings.get(ORDER) != "PCI_BUS_ID":
         raise SensorError(
-            "this node has GPUs of different models, which CUDA numbers by their speed: set"
+            "this node has GPUs of different models, which CUDA numbers by speed: set"
             f" {ORDER}=PCI_BUS_ID, or name the GPUs by UUID in {CUDA}"
         )

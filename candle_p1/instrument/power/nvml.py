@@ -2,128 +2,91 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from candle_p1.instrument.power import gpus
-from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.instrument.power.gpus import NVIDIA, Gpu, GpuSource
+from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.power_trace import Channel, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-BETTER_FIRST: tuple[Reading, ...] = ("energy", "power")
 MILLI = 1e-3
 LIMIT_W = 20_000.0
-"""Mean power that no card reaches."""
-COUNTER_RESOLUTION_S = 0.1
-"""The counter is renewed every 20 to 100 ms."""
-POWER_RESOLUTION_S = 1.0
-"""From Ampere on, but for the A100, the power is the mean of the last second (NVML's reference,
-nvmlDeviceGetPowerUsage)."""
+"""A mean power that no card reaches."""
+RESOLUTION_S: dict[Reading, float] = {"energy": 0.1, "power": 1.0}
+"""The counter is renewed every 20 to 100 ms. From Ampere on, except on the A100, the power is the
+mean of the last second (NVML's reference, nvmlDeviceGetPowerUsage)."""
 
 
-class NvmlSource(PowerSource):
-    """Reads the GPUs of this job: the energy counter, or the power of cards that have none.
+class NvmlSource(GpuSource):
+    """Reads the energy counters of NVIDIA's GPUs, or the power of cards that have no counter.
 
-    A card divided by MIG is absent: its sensors are the whole card's, which others share.
-
-    Args:
-        job: The GPUs of this job.
-        readings: What to read of each GPU; None is the better of what it has.
-
-    Raises:
-        SensorError: NVML or its Python package is missing, or this job uses no GPU.
+    A card divided by MIG counts as absent, because its sensors show the whole card.
     """
 
     name = "nvml"
-
-    def __init__(self, job: gpus.JobGpus, readings: Sequence[Reading] | None = None) -> None:
-        try:
-            import pynvml
-        except ImportError as error:
-            raise SensorError(
-                "the Python package nvidia-ml-py is not installed, which reads NVIDIA's GPUs:"
-                " install candle-p1[gpu], or nvidia-ml-py"
-            ) from error
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise SensorError(f"NVML cannot be used, so there is no NVIDIA GPU: {error}") from error
-        try:
-            self._open(job, readings)
-        except pynvml.NVMLError as error:
-            pynvml.nvmlShutdown()
-            raise SensorError(f"NVML: {error}") from error
-        except SensorError:
-            pynvml.nvmlShutdown()
-            raise
+    vendor = "NVIDIA"
+    variables = NVIDIA
 
     def read(self, channel: Channel) -> float:
         """Returns millijoules or milliwatts."""
         handle = self._handles[channel]
-        try:
-            if channel.reading == "energy":
-                return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-            return int(self._nvml.nvmlDeviceGetPowerUsage(handle))
-        except self._nvml.NVMLError as error:
-            raise SensorError(f"NVML: {error}") from error
+        if channel.reading == "energy":
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return int(self._nvml.nvmlDeviceGetPowerUsage(handle))
 
     def stop(self) -> None:
         """Closes NVML."""
         self._nvml.nvmlShutdown()
 
-    def _open(self, job: gpus.JobGpus, readings: Sequence[Reading] | None) -> None:
-        nvml = self._nvml
-        handles = []
+    def _open_library(self) -> None:
+        try:
+            import pynvml
+        except ImportError as error:
+            raise SensorError(
+                "the Python package nvidia-ml-py, which reads NVIDIA's GPUs, is not installed:"
+                " install candle-p1[gpu], or nvidia-ml-py"
+            ) from error
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise SensorError(f"NVML cannot be used, so there is no NVIDIA GPU: {error}") from error
+        self._nvml = pynvml
+
+    def _list_gpus(self) -> list[Gpu]:
+        nvml, found = self._nvml, []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
             except nvml.NVMLError_NoPermission:  # a card of another job, which CUDA does not see
                 continue
-        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        models = [nvml.nvmlDeviceGetName(handle) for handle in handles]
-        chosen = job.choose(uuids, models, gpus.NVIDIA)
-        if not chosen:
-            raise SensorError("this job uses none of this node's NVIDIA GPUs")
-        self._handles: dict[Channel, Any] = {}
-        self.absent = absent = dict[Channel, str]()
-        self.channels = channels = list[Channel]()
-        for k in chosen:
-            shared = self._why_shared(handles[k])
-            tried: dict[Channel, str | None] = {}
-            for reading in readings or BETTER_FIRST:
-                channel = _channel(uuids[k], models[k], reading)
-                self._handles[channel] = handles[k]
-                tried[channel] = shared or self._why_unreadable(channel)
-            readable = [channel for channel, reason in tried.items() if reason is None]
-            channels += readable if readings else readable[:1]
-            if not readable:
-                channel, reason = tried.popitem()
-                absent[channel] = str(reason)
+            found.append(
+                Gpu(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
+            )
+        return found
 
-    def _why_unreadable(self, channel: Channel) -> str | None:
-        try:
-            self.read(channel)
-        except SensorError as error:
-            return str(error)
-        return None
+    def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
+        for reading, resolution_s in RESOLUTION_S.items():
+            yield Channel(
+                f"gpu:{gpu.uuid}",
+                gpu.model,
+                "gpu",
+                self.name,
+                reading,
+                unit=MILLI,
+                limit_w=LIMIT_W,
+                resolution_s=resolution_s,
+            )
 
-    def _why_shared(self, handle: Any) -> str | None:
+    def _check(self, channel: Channel) -> None:
         try:
-            mode, _ = self._nvml.nvmlDeviceGetMigMode(handle)
+            mode, _ = self._nvml.nvmlDeviceGetMigMode(self._handles[channel])
         except self._nvml.NVMLError:  # a card without MIG
-            return None
-        if mode == self._nvml.NVML_DEVICE_MIG_DISABLE:
-            return None
-        return (
-            "the card is divided by MIG: its sensors do not tell its instances apart, and others"
-            " may use them"
-        )
-
-
-def _channel(uuid: str, model: str, reading: Reading) -> Channel:
-    resolution_s = COUNTER_RESOLUTION_S if reading == "energy" else POWER_RESOLUTION_S
-    return Channel(
-        f"gpu:{uuid}", model, "gpu", NvmlSource.name, reading, MILLI, None, LIMIT_W, resolution_s
-    )
+            mode = self._nvml.NVML_DEVICE_MIG_DISABLE
+        if mode != self._nvml.NVML_DEVICE_MIG_DISABLE:
+            raise SensorError(
+                "the card is divided by MIG, and its sensors show all of its instances together,"
+                " which others may use"
+            )
+        super()._check(channel)

@@ -1,8 +1,8 @@
-"""RAPL, the energy counters of x86 processors, Intel's and AMD's, as Linux's powercap shows them.
+"""RAPL, the energy counters of Intel's and AMD's processors, as shown by Linux's powercap.
 
-A package contains its cores and what lies around them ("core", "uncore"), so these are not read;
-its memory ("dram") is apart from it. "psys" would contain all of them, and is not read either. See
-the kernel's Documentation/power/powercap/powercap.rst.
+A package includes its "core" and "uncore", so these are not read; it does not include its memory,
+"dram". Neither is "psys" read, which includes all of them. See the kernel's
+Documentation/power/powercap/powercap.rst.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 ROOT = Path("/sys/class/powercap")
 ZONE = re.compile(r"intel-rapl:(\d+)(?::\d+)?")
-"""A zone, and its parent's number. The zones "intel-rapl-mmio" show the same packages again."""
+"""The names of zones. The zones "intel-rapl-mmio" show the same packages again."""
 MICROJOULE = 1e-6
 LIMIT_W = 2000.0
-"""Mean power that no package and no package's memory reaches."""
+"""A mean power that no package, and no memory of a package, reaches."""
 RESOLUTION_S = 1e-3
 
 
@@ -31,10 +31,10 @@ class RaplSource(PowerSource):
     """Reads packages and their memory.
 
     Args:
-        root: The tree of powercap.
+        root: The directory of powercap.
 
     Raises:
-        SensorError: There are none, or they are not for this user.
+        SensorError: There are no packages, or this user may not read them.
     """
 
     name = "rapl"
@@ -57,7 +57,7 @@ class RaplSource(PowerSource):
         if not self._files:
             raise SensorError(
                 f"{root} has no packages: the kernel lacks intel_rapl_common, or this is a virtual"
-                " machine or another processor"
+                " machine, or a processor without RAPL"
             )
         self.channels = list(self._files)
         for channel, file in self._files.items():
@@ -67,9 +67,8 @@ class RaplSource(PowerSource):
                 if not isinstance(error.__cause__, PermissionError):
                     raise
                 raise SensorError(
-                    f"{file} may not be read by this user, as Linux has it since 5.10. An"
-                    f" administrator can allow it until the next boot: chmod a+r {root}/intel-rapl:"
-                    "*/energy_uj"
+                    f"this user may not read {file}: since Linux 5.10, only root may. To allow it"
+                    f" until the next boot, as root: chmod a+r {root}/intel-rapl:*/energy_uj"
                 ) from error
 
     def read(self, channel: Channel) -> float:
@@ -93,10 +92,10 @@ class RaplSource(PowerSource):
 
 
 def modulus_uj(highest_uj: int) -> int:
-    """Returns where a counter of powercap starts from 0 again, from the highest value it shows.
+    """Returns the value at which a powercap counter wraps around, from the highest that it shows.
 
-    The registers have 32 bits, and one count of them is some 60 microjoules, so 0 comes one count
-    after the highest value.
+    The registers have 32 bits, and one count of them is some 60 microjoules, so that the counter
+    wraps around one count after the highest value.
     """
     return highest_uj + max(1, round(highest_uj / (2**32 - 1)))
 
@@ -106,7 +105,7 @@ def _zones(root: Path) -> list[Path]:
         found = [path for path in root.iterdir() if ZONE.fullmatch(path.name)]
     except OSError as error:
         raise SensorError(
-            f"{root} cannot be read ({error.strerror}): the kernel has no powercap, as in virtual"
-            " machines and containers"
+            f"{root} cannot be read ({error.strerror}): the kernel has no powercap, as is common in"
+            " virtual machines and containers"
         ) from error
     return sorted(found, key=lambda path: [int(number) for number in path.name.split(":")[1:]])

@@ -1,4 +1,4 @@
-"""Power from a file that a run has written, as if its devices were here."""
+"""Power readings replayed from a file that a run has written."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class ReplaySource(PowerSource):
-    """Reads a recording, from its beginning on, as it was and at the speed at which it was.
+    """Replays a recording at its original speed.
 
-    Between two readings of the recording it goes along a line; after the last one there is nothing.
+    Readings are interpolated linearly between those of the recording; after its end they fail.
 
     Args:
         file: The recording.
         clock: Returns seconds.
 
     Raises:
-        SensorError: The file is not there or is no recording.
+        SensorError: The file does not exist or is not a recording.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -48,9 +48,10 @@ class ReplaySource(PowerSource):
             for trace in traces
         }
         self.channels = list(self._traces)
+        self._first_s = float(min(trace.times_s[0] for trace in traces))
 
     def start(self) -> None:
-        """Begins the recording."""
+        """Starts at the beginning of the recording."""
         self._start_s = self._clock()
 
     def read(self, channel: Channel) -> float:
@@ -60,8 +61,3 @@ class ReplaySource(PowerSource):
         if time_s > trace.times_s[-1]:
             raise SensorError(f"the recording ends at {trace.times_s[-1]:.3f} s")
         return float(np.interp(time_s, trace.times_s, trace.values))
-
-    @property
-    def _first_s(self) -> float:
-        """The time of the recording at which it begins."""
-        return float(min(trace.times_s[0] for trace in self._traces.values()))

@@ -1,4 +1,4 @@
-"""The thread that samples the power of a node while a run goes on."""
+"""The thread that samples the power of a node during a run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,28 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from candle_p1.instrument.power.source import PowerSource
-    from candle_p1.records.power_trace import Energy
 
 MAX_FAILURES = 3
-"""Readings that may fail one after the other before a sensor is given up."""
+"""After this many failed readings in a row, a sensor is no longer read."""
 END_S = 5.0
 """How long a sensor may take to answer at the end of a run."""
 
 
 class Sampler:
-    """Samples all channels of some sources, in a thread of its own, at a steady rate.
+    """Samples all channels of some sources at a steady rate, in a thread of its own.
 
-    The first sample is taken in `start` and the last one in `stop`. Whatever a sensor does, nothing
-    is raised: a sensor that fails ends its trace, with the reason.
+    The first sample is taken by `start` and the last by `stop`. Errors of sensors are not raised: a
+    sensor that fails ends its trace, which says why.
 
     Args:
-        sources: What to read; None of them may be read by anyone else at the time.
+        sources: What to read; nobody else may read them at the same time.
         hz: Samples per second.
-        clock: Returns seconds; the run's phases must be timed by the same.
+        clock: Returns seconds; the clock that also times the phases of the run.
 
     Attributes:
         hz: The rate.
         start_s: When the first sample was taken, by the clock.
-        stop_s: When the last one was.
-        notes: What a reader of the samples has to know.
+        stop_s: When the last sample was taken.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Sampler:
         self.start_s = self.stop_s = clock()
         self._sources, self._clock = list(sources), clock
         self._records = [
-            (source, [_Record(channel, self.start_s) for channel in source.channels])
+            (source, [_ChannelReadings(channel, self.start_s) for channel in source.channels])
             for source in self._sources
         ]
         self._lock = threading.Lock()
@@ -74,14 +72,14 @@ class Sampler:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the samples has to know."""
+        """Remarks for whoever reads the energies."""
         if not self._num_early:
             return []
-        return [f"{self._num_early} readings were dropped: the clock had gone back"]
+        return [f"{self._num_early} readings were dropped, because the clock had gone back"]
 
     @property
     def overhead(self) -> float | None:
-        """The share of one core that the thread has taken; None before `stop`."""
+        """The share of a core that the thread took; None before `stop`."""
         wall_s = self.stop_s - self.start_s
         return self._cpu_s / wall_s if wall_s > 0 else None
 
@@ -92,15 +90,15 @@ class Sampler:
                 source.start()
             except Exception as error:
                 for record in records:
-                    record.end(f"it could not be started: {error}")
+                    record.end(f"it cannot be started: {error}")
         self.start_s = self._clock()
         self.sample()
-        # A daemon does not keep alive a process whose run has failed.
+        # A daemon thread does not keep a process alive whose run has failed.
         self._thread = threading.Thread(target=self._run, name="power sampler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread and takes the last sample; later calls do nothing."""
+        """Ends the thread and takes the last sample; does nothing when called again."""
         if self._ending.is_set():
             return
         self._ending.set()
@@ -117,7 +115,7 @@ class Sampler:
         for source in self._sources:
             try:
                 source.stop()
-            except Exception:  # all has been read
+            except Exception:  # nothing depends on it any more
                 continue
 
     def sample(self) -> None:
@@ -128,14 +126,14 @@ class Sampler:
                 for record in records:
                     before_s = self._clock()
                     value = next(values)
-                    # Some drivers take milliseconds: the value is of some time in between.
+                    # Some drivers take milliseconds; the value is from some time in between.
                     time_s = (before_s + self._clock()) / 2
                     self._num_early += not record.add(time_s, value)
 
     def traces(self) -> list[Trace]:
-        """Returns what all channels have read; without samples those that could not be read.
+        """Returns the traces of all channels, empty ones for those that could not be opened.
 
-        Not to be called before `stop`.
+        To be called after `stop`.
         """
         interval_s = 1 / self.hz
         nothing = np.empty(0)
@@ -151,10 +149,6 @@ class Sampler:
             )
         ]
 
-    def energy(self, begin_s: float, end_s: float) -> dict[Channel, Energy]:
-        """Returns the energy of every channel between two times of the clock."""
-        return {trace.channel: trace.energy(begin_s, end_s) for trace in self.traces()}
-
     def _run(self) -> None:
         interval_s = 1 / self.hz
         tick = 1
@@ -164,12 +158,12 @@ class Sampler:
                 return
             self.sample()
             self._cpu_s = time.thread_time()
-            # Ticks that were missed are not made up for: samples at once would tell nothing.
+            # Missed ticks are skipped: samples in quick succession would add no information.
             tick = max(tick, math.floor((self._clock() - self.start_s) / interval_s)) + 1
 
 
-class _Record:
-    """What one channel has read so far."""
+class _ChannelReadings:
+    """The readings of one channel so far."""
 
     def __init__(self, channel: Channel, start_s: float) -> None:
         self._channel, self._start_s = channel, start_s
@@ -180,7 +174,7 @@ class _Record:
         self._ended = False
 
     def add(self, time_s: float, value: float | SensorError) -> bool:
-        """Adds a reading; returns whether it came after the last one."""
+        """Adds a reading; returns False if it is not later than the previous one."""
         if self._ended:
             return True
         if self._times_s and time_s <= self._times_s[-1]:
@@ -204,11 +198,11 @@ class _Record:
         return True
 
     def end(self, reason: str) -> None:
-        """Takes no further readings."""
+        """Accepts no further readings."""
         self._failure, self._ended = reason, True
 
     def trace(self, interval_s: float) -> Trace:
-        """Returns the readings."""
+        """Returns the readings as a trace."""
         times_s, values = np.array(self._times_s), np.array(self._values)
         return Trace(self._channel, times_s, values, interval_s, self._failure)
 

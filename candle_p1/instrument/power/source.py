@@ -1,4 +1,4 @@
-"""What a source of power readings is: its channels, and how they are read."""
+"""What a source of power readings is."""
 
 from __future__ import annotations
 
@@ -12,48 +12,44 @@ if TYPE_CHECKING:
 
 
 class SensorError(Exception):
-    """A sensor that cannot be read: why, and what would mend it."""
+    """A sensor cannot be read; the message says why, and what to do about it."""
 
 
 class PowerSource(ABC):
-    """Sensors that are read together. Making one opens them.
-
-    What they read over time is kept by a Sampler, as a Trace each, which gives the energy between
-    two times.
+    """Sensors that are read together, opened by the constructor.
 
     Attributes:
-        channels: What `sample` reads, in its order.
-        absent: Devices of this job that are there and cannot be read, and why.
+        name: The name of the source in ``--power`` and in records.
+        channels: What `sample` reads, in this order.
+        absent: Devices of this job that exist but cannot be read, and why.
 
     Raises:
-        SensorError: There is nothing to read: why, and what would mend it.
+        SensorError: There is nothing to read.
     """
+
+    name: str
 
     channels: Sequence[Channel] = ()
     absent: Mapping[Channel, str] = {}
 
     def start(self) -> None:
-        """Is called once, before the first sample."""
+        """Called once, before the first sample."""
         return
 
     @abstractmethod
     def read(self, channel: Channel) -> float:
-        """Returns what a channel reads, in its unit.
-
-        Raises:
-            SensorError: It cannot be read.
-        """
+        """Returns the value of a channel, in its unit; raises any exception if that fails."""
 
     def sample(self) -> Iterator[float | SensorError]:
-        """Reads one channel after the other, when it is asked for; yields values, or why not."""
+        """Yields the value of one channel after the other, or an error, reading it on demand."""
         for channel in self.channels:
             try:
                 yield self.read(channel)
             except SensorError as error:
                 yield error
-            except Exception as error:  # a sensor never ends a run
+            except Exception as error:  # a sensor must never end a run
                 yield SensorError(f"{type(error).__name__}: {error}")
 
     def stop(self) -> None:
-        """Is called once, after the last sample."""
+        """Called once, after the last sample."""
         return

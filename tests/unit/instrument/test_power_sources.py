@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +49,7 @@ def powercap(tmp_path):
     return tmp_path
 
 
-def test_rapl_reads_packages_and_their_memory_and_nothing_twice(powercap):
+def test_rapl_reads_packages_and_their_memory_once(powercap):
     source = RaplSource(powercap)
     assert values(source) == {
         "package-0": 1e6,
@@ -60,13 +60,13 @@ def test_rapl_reads_packages_and_their_memory_and_nothing_twice(powercap):
     assert [channel.domain for channel in source.channels] == ["cpu", "memory", "cpu", "memory"]
 
 
-def test_rapl_starts_from_0_one_count_after_its_highest_value(powercap):
+def test_rapl_wraps_around_one_count_after_its_highest_value(powercap):
     count_uj = HIGHEST_UJ / (2**32 - 1)
     channel = RaplSource(powercap).channels[0]
     assert channel.modulus == modulus_uj(HIGHEST_UJ) == round(2**32 * count_uj)
 
 
-def test_rapl_that_may_not_be_read_says_how_it_could_be(powercap, monkeypatch):
+def test_rapl_without_permission_says_how_to_allow_it(powercap, monkeypatch):
     opened = os.open
 
     def denied(path, flags):
@@ -75,23 +75,19 @@ def test_rapl_that_may_not_be_read_says_how_it_could_be(powercap, monkeypatch):
         return opened(path, flags)
 
     monkeypatch.setattr(sysfs.os, "open", denied)
-    with pytest.raises(SensorError, match=r"may not be read by this user.*chmod a\+r") as raised:
+    with pytest.raises(SensorError, match=rf"chmod a\+r {powercap}/intel-rapl"):
         RaplSource(powercap)
-    assert str(raised.value).count("energy_uj") == 2  # once said: one file, one remedy
 
 
-@pytest.mark.parametrize("tree", [{}, {"intel-rapl:0": "psys"}])
-def test_rapl_without_packages_is_absent(tmp_path, tree):
-    for zone, name in tree.items():
-        (tmp_path / zone).mkdir()
-        (tmp_path / zone / "name").write_text(name)
-    with pytest.raises(SensorError, match="has no packages"):
-        RaplSource(tmp_path)
-    with pytest.raises(SensorError, match="the kernel has no powercap"):
-        RaplSource(tmp_path / "nowhere")
+@pytest.mark.parametrize("root", [".", "psys", "nowhere"])
+def test_rapl_without_packages_is_absent(tmp_path, root):
+    (tmp_path / "psys/intel-rapl:0").mkdir(parents=True)
+    (tmp_path / "psys/intel-rapl:0/name").write_text("psys")
+    with pytest.raises(SensorError):
+        RaplSource(tmp_path / root)
 
 
-def test_a_zone_that_disappears_fails_by_itself(powercap):
+def test_a_zone_that_disappears_fails_alone(powercap):
     source = RaplSource(powercap)
     (powercap / "intel-rapl:0:2/energy_uj").unlink()
     found = values(source)
@@ -141,29 +137,28 @@ def test_cray_reads_the_node_and_its_parts(pm_counters):
     }
 
 
-def test_cray_counters_that_are_no_longer_renewed_are_not_believed(pm_counters):
+def test_cray_counters_that_are_no_longer_updated_fail(pm_counters):
     now_s = 0.0
     source = CraySource(pm_counters, clock=lambda: now_s)
     now_s = 1.9
     assert values(source)["node"] == 81234567
     now_s = 2.1
-    assert all("has stood at 4711" in str(value) for value in values(source).values())
+    assert all(isinstance(value, SensorError) for value in values(source).values())
     (pm_counters / "freshness").write_text("4712\n")
     assert values(source)["node"] == 81234567
 
 
 @pytest.mark.parametrize("text", ["", "12", "abc J 1 us", "81234567 W 1 us"])
-def test_cray_counters_of_another_form_are_refused(pm_counters, text):
+def test_malformed_cray_counters_fail(pm_counters, text):
     source = CraySource(pm_counters)
     (pm_counters / "energy").write_text(text)
     assert isinstance(values(source)["node"], SensorError)
 
 
-def test_a_machine_of_another_make_has_no_cray_counters(tmp_path):
-    with pytest.raises(SensorError, match="no node of a Cray"):
-        CraySource(tmp_path / "pm_counters")
-    with pytest.raises(SensorError, match="no counters"):
-        CraySource(tmp_path)
+@pytest.mark.parametrize("root", [".", "nowhere"])
+def test_other_machines_have_no_cray_counters(tmp_path, root):
+    with pytest.raises(SensorError, match=str(tmp_path)):
+        CraySource(tmp_path / root)
 
 
 # --- Which GPUs -----------------------------------------------------------------------------------
@@ -173,7 +168,7 @@ H100 = ["H100"] * 4
 
 
 @pytest.mark.parametrize(
-    ("value", "places"),
+    ("value", "indices"),
     [
         ("0,2", [0, 2]),
         ("3, 1", [3, 1]),
@@ -181,17 +176,17 @@ H100 = ["H100"] * 4
         ("GPU-dd44,0", [3, 0]),
         ("", []),
         ("-1", []),
-        ("0,-1,2", [0]),  # up to the first that names none
+        ("0,-1,2", [0]),  # up to the first that matches none
         ("0,7,2", [0]),
-        ("1,GPU-a,2", [1]),  # two begin like this
+        ("1,GPU-a,2", [1]),  # two UUIDs begin like this
     ],
 )
-def test_visible_gpus_are_read_as_cuda_reads_them(value, places):
-    assert select(value, UUIDS) == places
+def test_visible_gpus_are_read_as_cuda_reads_them(value, indices):
+    assert select(value, UUIDS) == indices
 
 
 @pytest.mark.parametrize(
-    ("ranks", "positions", "places"),
+    ("ranks", "positions", "indices"),
     [
         ([{}], None, [0]),
         ([{}, {}, {}], None, [0, 1, 2]),
@@ -203,13 +198,13 @@ def test_visible_gpus_are_read_as_cuda_reads_them(value, places):
         ([{}], [], []),
     ],
 )
-def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, places):
+def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indices):
     job = JobGpus(ranks, positions)
-    assert job.choose(UUIDS, H100, gpus.NVIDIA) == places
+    assert job.choose(UUIDS, H100, gpus.NVIDIA) == indices
 
 
 @pytest.mark.parametrize(
-    ("settings", "place"),
+    ("settings", "index"),
     [
         ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, 3),
         ({"ROCR_VISIBLE_DEVICES": "2,3"}, 2),
@@ -217,23 +212,23 @@ def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, plac
         ({"CUDA_VISIBLE_DEVICES": "3"}, 3),  # HIP reads it too
     ],
 )
-def test_hip_chooses_among_what_rocr_has_left(settings, place):
-    assert JobGpus([settings]).choose(UUIDS, ["MI300X", "MI210"] * 2, gpus.AMD) == [place]
+def test_hip_selects_among_what_rocr_has_left(settings, index):
+    assert JobGpus([settings]).choose(UUIDS, ["MI300X", "MI210"] * 2, gpus.AMD) == [index]
 
 
-def test_numbers_of_unlike_gpus_are_ambiguous():
-    unlike = ["H100", "T4", "T4", "T4"]
+def test_numbers_of_different_gpus_are_ambiguous():
+    models = ["H100", "T4", "T4", "T4"]
     for settings in ({"CUDA_VISIBLE_DEVICES": "1"}, {}):
         with pytest.raises(SensorError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-            JobGpus([settings]).choose(UUIDS, unlike, gpus.NVIDIA)
+            JobGpus([settings]).choose(UUIDS, models, gpus.NVIDIA)
     for settings in (
         {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         {"CUDA_VISIBLE_DEVICES": "GPU-ab22"},
     ):
-        assert JobGpus([settings]).choose(UUIDS, unlike, gpus.NVIDIA) == [1]
+        assert JobGpus([settings]).choose(UUIDS, models, gpus.NVIDIA) == [1]
 
 
-def test_a_rank_tells_what_its_environment_says(monkeypatch):
+def test_a_rank_reports_its_environment(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert visible_here()["CUDA_VISIBLE_DEVICES"] == "1"
 
@@ -241,68 +236,57 @@ def test_a_rank_tells_what_its_environment_says(monkeypatch):
 # --- NVML -----------------------------------------------------------------------------------------
 
 
-class FakeNvml(ModuleType):
-    """NVML's Python package with some cards: a dictionary of what each has, by UUID.
+class NVMLError(Exception):
+    pass
 
-    The function of a value that a card lacks raises "Not Supported"; an error is raised.
-    """
 
-    NVML_DEVICE_MIG_DISABLE = 0
-
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
-        pass
-
-    def __init__(self, cards):
-        super().__init__("pynvml")
-        self.cards, self.num_open = cards, 0
-
-    def nvmlInit(self):  # noqa: N802
-        self.num_open += 1
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.num_open -= 1
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        card = list(self.cards)[index]
-        self._get(card, "handle")
-        return card
-
-    def nvmlDeviceGetUUID(self, card):  # noqa: N802
-        return card
-
-    def nvmlDeviceGetName(self, card):  # noqa: N802
-        return "NVIDIA H100"
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, card):  # noqa: N802
-        return self._get(card, "energy")
-
-    def nvmlDeviceGetPowerUsage(self, card):  # noqa: N802
-        return self._get(card, "power")
-
-    def nvmlDeviceGetMigMode(self, card):  # noqa: N802
-        return self._get(card, "mig")
-
-    def _get(self, card, name):
-        value = self.cards[card].get(name, self.NVMLError("Not Supported"))
-        if name == "handle" and name not in self.cards[card]:
-            return None
-        if isinstance(value, Exception):
-            raise value
-        return value
+class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
+    pass
 
 
 @pytest.fixture
 def install_nvml(monkeypatch):
-    """Installs an NVML with cards, numbered by their UUIDs."""
+    """Installs an NVML with cards: dictionaries of what each supports."""
 
     def install(*cards):
-        nvml = FakeNvml(dict(zip(UUIDS, cards, strict=False)))
+        cards = dict(zip(UUIDS, cards, strict=False))
+
+        def get(name, *default):
+            def function(card):
+                value = cards[card].get(name, *default)
+                if value is None or isinstance(value, Exception):
+                    raise value or NVMLError("Not Supported")
+                return value
+
+            return function
+
+        def init():
+            nvml.num_open += 1
+
+        def shut_down():
+            nvml.num_open -= 1
+
+        def handle(index):
+            card = list(cards)[index]
+            get("handle", "")(card)
+            return card
+
+        nvml = SimpleNamespace(
+            cards=cards,
+            num_open=0,
+            NVML_DEVICE_MIG_DISABLE=0,
+            NVMLError=NVMLError,
+            NVMLError_NoPermission=NVMLError_NoPermission,
+            nvmlInit=init,
+            nvmlShutdown=shut_down,
+            nvmlDeviceGetCount=lambda: len(cards),
+            nvmlDeviceGetHandleByIndex=handle,
+            nvmlDeviceGetUUID=str,
+            nvmlDeviceGetName=lambda card: "NVIDIA H100",
+            nvmlDeviceGetTotalEnergyConsumption=get("energy"),
+            nvmlDeviceGetPowerUsage=get("power"),
+            nvmlDeviceGetMigMode=get("mig"),
+        )
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         return nvml
 
@@ -325,21 +309,15 @@ def test_nvml_reads_the_energy_counter_or_else_the_power(install_nvml):
     assert nvml.num_open == 0
 
 
-def test_nvml_reads_both_where_both_are_asked_for(install_nvml):
-    install_nvml(H100_CARD)
-    source = NvmlSource(JobGpus(), ("energy", "power"))
-    assert [channel.reading for channel in source.channels] == ["energy", "power"]
-
-
 def test_nvml_reads_the_gpus_of_this_job_only(install_nvml):
     install_nvml(H100_CARD, H100_CARD, H100_CARD)
     source = NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": "2"}]))
     assert [channel.device for channel in source.channels] == ["gpu:GPU-cc33"]
 
 
-def test_nvml_passes_over_cards_it_may_not_open_as_cuda_does(install_nvml):
+def test_nvml_skips_cards_without_permission_as_cuda_does(install_nvml):
     nvml = install_nvml({}, H100_CARD)
-    nvml.cards["GPU-aa11"]["handle"] = nvml.NVMLError_NoPermission("Insufficient Permissions")
+    nvml.cards["GPU-aa11"]["handle"] = NVMLError_NoPermission("Insufficient Permissions")
     source = NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": "0"}]))
     assert [channel.device for channel in source.channels] == ["gpu:GPU-ab22"]
 
@@ -347,12 +325,12 @@ def test_nvml_passes_over_cards_it_may_not_open_as_cuda_does(install_nvml):
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        (H100_CARD | {"mig": (1, 1)}, "divided by MIG"),
-        ({"energy": FakeNvml.NVMLError_NoPermission("Insufficient Permissions")}, "Not Supported"),
+        (H100_CARD | {"mig": (1, 1)}, "MIG"),
+        ({"energy": NVMLError_NoPermission("Insufficient Permissions")}, "Not Supported"),
         ({"mig": (0, 0)}, "Not Supported"),
     ],
 )
-def test_a_card_that_tells_nothing_of_this_job_is_absent(install_nvml, card, reason):
+def test_a_card_that_shows_nothing_of_this_job_is_absent(install_nvml, card, reason):
     install_nvml(card)
     source = NvmlSource(JobGpus())
     assert not source.channels
@@ -361,88 +339,62 @@ def test_a_card_that_tells_nothing_of_this_job_is_absent(install_nvml, card, rea
     assert reason in told
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "MIG-6f1a"}, "an instance of MIG"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "uses none of this node's NVIDIA GPUs"),
-    ],
-)
-def test_nvml_is_closed_where_there_is_nothing_to_read(install_nvml, settings, reason):
+@pytest.mark.parametrize("visible", ["MIG-6f1a", ""])
+def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible):
     nvml = install_nvml(H100_CARD)
-    with pytest.raises(SensorError, match=reason):
-        NvmlSource(JobGpus([settings]))
+    with pytest.raises(SensorError, match=f"{visible}|NVIDIA"):
+        NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": visible}]))
     assert nvml.num_open == 0
 
 
-def test_nvml_that_is_missing_is_absent(monkeypatch, install_nvml):
+def test_nvml_that_cannot_be_used_is_absent(monkeypatch, install_nvml):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(SensorError, match="nvidia-ml-py is not installed"):
+    with pytest.raises(SensorError, match="nvidia-ml-py"):
         NvmlSource(JobGpus())
-    nvml = install_nvml()
-    monkeypatch.setattr(nvml, "nvmlInit", lambda: nvml._get("", ""), raising=False)
-    nvml.cards = {"": {}}
-    with pytest.raises(SensorError, match="there is no NVIDIA GPU: Not Supported"):
-        NvmlSource(JobGpus())
+    nvml = install_nvml({})
+    for name in ("nvmlDeviceGetUUID", "nvmlInit"):
+        setattr(nvml, name, lambda *card: nvml.nvmlDeviceGetPowerUsage(UUIDS[0]))
+        with pytest.raises(SensorError, match="Not Supported"):
+            NvmlSource(JobGpus())
+        assert nvml.num_open == 0
 
 
-def test_a_card_that_is_lost_while_it_is_read_fails(install_nvml):
+def test_a_card_that_is_lost_fails(install_nvml):
     nvml = install_nvml(dict(H100_CARD))
     source = NvmlSource(JobGpus())
-    nvml.cards["GPU-aa11"]["energy"] = nvml.NVMLError("GPU is lost")
+    nvml.cards["GPU-aa11"]["energy"] = NVMLError("GPU is lost")
     assert "GPU is lost" in str(values(source)["gpu:GPU-aa11"])
 
 
 # --- AMD ------------------------------------------------------------------------------------------
 
 
-class FakeAmdSmi(ModuleType):
-    """AMD SMI's Python package with cards of one kind."""
-
-    class AmdSmiException(Exception):  # noqa: N818
-        pass
-
-    def __init__(self, num_cards, power, counts_of_a_joule, key="energy_accumulator"):
-        super().__init__("amdsmi")
-        self.num_cards, self.power, self.num_open = num_cards, power, 0
-        self.counts_of_a_joule, self.key = counts_of_a_joule, key
-        self.now_s = 0.0
-
-    def amdsmi_init(self):
-        self.num_open += 1
-
-    def amdsmi_shut_down(self):
-        self.num_open -= 1
-
-    def amdsmi_get_processor_handles(self):
-        return list(range(self.num_cards))
-
-    def amdsmi_get_gpu_device_uuid(self, handle):
-        return f"uuid-{handle}"
-
-    def amdsmi_get_gpu_asic_info(self, handle):
-        return {"market_name": "MI300X"}
-
-    def amdsmi_get_power_info(self, handle):
-        if isinstance(self.power, Exception):
-            raise self.power
-        return self.power
-
-    def amdsmi_get_energy_count(self, handle):
-        count = int(self.now_s * 300 * self.counts_of_a_joule)  # at 300 W
-        return {self.key: count, "counter_resolution": 15.259, "timestamp": 0}
-
-
 @pytest.fixture
 def install_amd(monkeypatch):
-    """Installs an AMD SMI whose cards take 300 W."""
+    """Installs an AMD SMI with cards that use 300 W."""
 
-    def install(*arguments, **options):
-        smi = FakeAmdSmi(*arguments, **options)
+    def install(num_cards, power, counts_per_joule, key="energy_accumulator"):
+        def count_open(change):
+            smi.num_open += change
 
         def sleep(seconds):
             smi.now_s += seconds
 
+        smi = SimpleNamespace(
+            num_open=0,
+            now_s=0.0,
+            AmdSmiException=RuntimeError,
+            amdsmi_init=lambda: count_open(1),
+            amdsmi_shut_down=lambda: count_open(-1),
+            amdsmi_get_processor_handles=lambda: list(range(num_cards)),
+            amdsmi_get_gpu_device_uuid=lambda handle: f"uuid-{handle}",
+            amdsmi_get_gpu_asic_info=lambda handle: {"market_name": "MI300X"},
+            amdsmi_get_power_info=lambda handle: power,
+            amdsmi_get_energy_count=lambda handle: {
+                key: int(smi.now_s * 300 * counts_per_joule),
+                "counter_resolution": 15.259,
+            },
+        )
         monkeypatch.setitem(sys.modules, "amdsmi", smi)
         monkeypatch.setattr(amd.time, "sleep", sleep)
         monkeypatch.setattr(amd.time, "perf_counter", lambda: smi.now_s)
@@ -464,7 +416,7 @@ def test_amd_reads_the_counter_in_its_own_unit(install_amd, key):
 
 
 @pytest.mark.parametrize("wrong_by", [0.0, 0.1, 16])
-def test_amd_does_not_believe_a_counter_that_is_not_the_power(install_amd, wrong_by):
+def test_amd_does_not_trust_a_counter_that_contradicts_the_power(install_amd, wrong_by):
     install_amd(1, {"current_socket_power": "N/A", "average_socket_power": 290}, wrong_by * 65536)
     source = AmdSource(JobGpus())
     (channel,) = source.channels
@@ -472,19 +424,19 @@ def test_amd_does_not_believe_a_counter_that_is_not_the_power(install_amd, wrong
     assert list(source.sample()) == [290]
 
 
-def test_amd_cards_that_tell_no_power_are_absent(install_amd):
+def test_amd_cards_without_power_are_absent(install_amd):
     install_amd(1, {"current_socket_power": "N/A", "average_socket_power": 0}, 0)
     source = AmdSource(JobGpus())
     assert not source.channels
-    assert "tells no power" in next(iter(source.absent.values()))
+    assert [channel.device for channel in source.absent] == ["gpu:uuid-0"]
 
 
 def test_amd_smi_that_is_missing_or_finds_no_card_is_absent(monkeypatch, install_amd):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    with pytest.raises(SensorError, match="amdsmi is not installed"):
+    with pytest.raises(SensorError, match="amdsmi"):
         AmdSource(JobGpus())
     smi = install_amd(0, {}, 0)
-    with pytest.raises(SensorError, match="uses none of this node's AMD GPUs"):
+    with pytest.raises(SensorError, match="AMD"):
         AmdSource(JobGpus())
     assert smi.num_open == 0
 
@@ -492,43 +444,33 @@ def test_amd_smi_that_is_missing_or_finds_no_card_is_absent(monkeypatch, install
 # --- Names ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("nvlm", r"'nvlm' is none of auto, none, nvml, rapl, .*did you mean 'nvml'"),
-        ("rapl,auto", "'auto' goes with no other source"),
-        ("rapl,rapl", "twice"),
-        ("replay:", "is none of"),
-        ("", "is none of"),
-    ],
-)
-def test_names_that_are_wrong_are_refused(names, message):
-    with pytest.raises(ParameterError, match=message):
+@pytest.mark.parametrize("names", ["nvlm", "rapl,auto", "rapl,rapl", "replay:", ""])
+def test_wrong_names_are_refused(names):
+    with pytest.raises(ParameterError, match="power: "):
         check_names(names)
 
 
-def test_auto_takes_what_is_there_and_tells_why_the_rest_is_not(powercap, monkeypatch):
+def test_auto_opens_what_is_available(powercap, monkeypatch):
     monkeypatch.setitem(choose.SENSORS, "rapl", lambda job: RaplSource(powercap))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    opened = open_sources("auto")
+    opened = open_sources("auto", JobGpus())
     assert [type(source) for source in opened.sources] == [RaplSource]
     assert list(opened.absent) == ["nvml", "cray", "amd"]
 
 
-def test_a_source_asked_for_by_name_must_be_there(powercap, monkeypatch, tmp_path):
+def test_a_source_requested_by_name_must_be_available(powercap, monkeypatch, tmp_path):
     stopped = []
     monkeypatch.setitem(choose.SENSORS, "rapl", lambda job: RaplSource(powercap))
     monkeypatch.setattr(RaplSource, "stop", lambda source: stopped.append(source))
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ParameterError, match=r"power nvml: .*nvidia-ml-py is not installed"):
-        open_sources("rapl,nvml")
+    with pytest.raises(ParameterError, match=r"power nvml: "):
+        open_sources("rapl,nvml", JobGpus())
     assert len(stopped) == 1
-    with pytest.raises(ParameterError, match=r"power replay:.*nowhere\.csv: cannot be read"):
-        open_sources(f"replay:{tmp_path}/nowhere.csv")
+    with pytest.raises(ParameterError, match=r"power replay:.*nowhere\.csv"):
+        open_sources(f"replay:{tmp_path}/nowhere.csv", JobGpus())
 
 
-def test_none_reads_nothing_and_says_that_it_was_not_asked_for():
-    opened = open_sources("none")
-    assert [list(source.sample()) for source in opened.sources] == [[]]
-    assert opened.absent == {"none": "--power none: it was not asked for"}
+def test_none_opens_nothing():
+    opened = open_sources("none", JobGpus())
+    assert (opened.sources, list(opened.absent)) == ([], ["none"])

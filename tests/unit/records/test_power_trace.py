@@ -97,7 +97,7 @@ def test_a_phase_shorter_than_three_samples_is_marked():
     assert not trace.energy(1.05, 1.35).few_samples
 
 
-def test_a_phase_shorter_than_three_renewals_of_the_sensor_is_marked():
+def test_a_phase_shorter_than_three_updates_of_the_sensor_is_marked():
     slow = Channel("node", "node", "node", "cray", "energy", resolution_s=0.1)
     trace = sampled(slow, lambda t: 100 * t, 10, hz=100)
     assert trace.energy(1, 1.2).few_samples
@@ -111,11 +111,11 @@ def test_beyond_the_samples_an_energy_is_an_estimate_and_then_absent():
         assert beyond.energy_j == pytest.approx(50 * 10.18)
         late, early = trace.energy(-0.11, 5), trace.energy(5, 10.11)
         assert (late.kind, late.energy_j, late.mean_w) == ("absent", None, None)
-        assert "the first sample came 0.11 s after its begin" in late.reason
-        assert "the last sample came 0.11 s before its end" in early.reason
+        assert "0.11 s" in late.reason
+        assert "0.11 s" in early.reason
 
 
-def test_a_gap_makes_an_energy_from_power_an_estimate_and_leaves_a_counter_right():
+def test_a_gap_makes_an_energy_an_estimate_for_power_but_not_for_a_counter():
     gauge = without(sampled(GAUGE, lambda t: 50, 10), 4.01, 5.99)
     assert gauge.energy(0, 10).kind == "estimated"
     assert gauge.energy(0, 3.9).kind == gauge.energy(6.1, 9).kind == "measured"
@@ -129,7 +129,6 @@ def test_a_phase_that_lies_mostly_in_a_gap_is_absent():
     for trace in (sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)):
         missed = without(trace, 4.01, 7.99).energy(3.5, 6)
         assert (missed.kind, missed.energy_j) == ("absent", None)
-        assert "not read" in missed.reason
 
 
 def test_a_phase_in_a_short_gap_is_an_estimate():
@@ -140,22 +139,21 @@ def test_a_phase_in_a_short_gap_is_an_estimate():
         assert missed.energy_j == pytest.approx(25)
 
 
-def test_a_counter_that_stands_still_is_absent_and_never_0():
+def test_a_counter_that_does_not_change_is_absent_and_never_0():
     stuck = sampled(COUNTER, lambda t: 50 * min(t, 4), 20)
     assert stuck.energy(0, 3.9).energy_j == pytest.approx(195)
     for phase in ((0, 10), (10, 12), (10, 20), (0, 20)):
         found = stuck.energy(*phase)
         assert (found.kind, found.energy_j) == ("absent", None)
-        assert "stood still for 16 s" in found.reason
+        assert "16 s" in found.reason
 
 
-def test_a_counter_renewed_less_often_than_it_is_read_does_not_stand_still():
+def test_a_counter_may_be_updated_less_often_than_it_is_read():
     node = Channel("node", "node", "node", "cray", "energy", resolution_s=0.1)
     trace = sampled(node, lambda t: 200 * np.floor(t * 10) / 10, 20, hz=50)
     assert trace.energy(2, 18).energy_j == pytest.approx(200 * 16, rel=1e-2)
     between = trace.energy(3.02, 3.08)
     assert (between.kind, between.energy_j) == ("absent", None)
-    assert "too short" in between.reason
 
 
 def test_a_sensor_that_shows_no_power_is_absent():
@@ -163,13 +161,13 @@ def test_a_sensor_that_shows_no_power_is_absent():
     assert (found.kind, found.energy_j) == ("absent", None)
 
 
-def test_nothing_follows_from_one_sample_or_in_no_time():
+def test_one_sample_or_no_time_gives_no_energy():
     one = Trace(GAUGE, np.array([1.0]), np.array([50.0]), 0.1, "from 1.1 s on: gone")
     assert one.energy(1, 1.05).reason == "from 1.1 s on: gone"
     assert sampled(GAUGE, lambda t: 50, 10).energy(3, 3).kind == "absent"
 
 
-def test_what_ended_a_trace_is_the_reason_of_what_is_absent_after_it():
+def test_energy_after_the_end_of_a_trace_is_absent_for_the_same_reason():
     whole = sampled(GAUGE, lambda t: 50, 10)
     ended = Trace(GAUGE, whole.times_s, whole.values, 0.1, "from 10.1 s on: gone")
     assert ended.energy(0, 10).kind == "measured"
@@ -210,15 +208,15 @@ def test_a_counter_wraps_many_times():
 @pytest.mark.parametrize(
     ("channel", "before", "after"),
     [
-        (COUNTER, 5000, 3),  # a GPU's: it never starts from 0 by itself
-        (PACKAGE, 200_000_000_000, 1000),  # 62 kJ to the end, in 0.1 s
+        (COUNTER, 5000, 3),  # a GPU's, which never wraps around
+        (PACKAGE, 200_000_000_000, 1000),  # 62 kJ up to the wrap-around, in 0.1 s
         (COUNTER, 5000, 5500),  # 500 J in 0.1 s
     ],
 )
-def test_a_reset_or_a_jump_is_no_energy(channel, before, after):
+def test_a_reset_or_a_jump_is_an_error(channel, before, after):
     counter = Counter(channel)
     counter.joules(0.0, before)
-    with pytest.raises(SensorError, match="it was reset"):
+    with pytest.raises(SensorError, match=f"{before * channel.unit:.6g} J"):
         counter.joules(0.1, after)
 
 
@@ -226,5 +224,5 @@ def test_a_counter_read_too_late_may_have_wrapped_more_than_once():
     counter = Counter(PACKAGE)
     counter.joules(0.0, MODULUS - 10)
     assert counter.joules(130.0, 5) == (MODULUS + 5) * 1e-6
-    with pytest.raises(SensorError, match="more than once: raise --power_hz"):
+    with pytest.raises(SensorError, match="--power_hz"):
         counter.joules(130.0 + 132.0, 20)
