@@ -1,4 +1,4 @@
-"""candle-p1 data: the published files, and synthetic ones in their place."""
+"""candle-p1 data: get the published files, or make synthetic ones instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,12 +18,10 @@ from candle_p1.errors import ParameterError
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 MIB = 2**20
 SHOWN_DIGITS = 12
-"""Of a SHA-256 in a table."""
+"""The digits of a SHA-256 that the table shows."""
+PATH = click.Path(path_type=Path)
 
 
 @click.group("data")
@@ -40,13 +38,7 @@ def command() -> None:
     type=click.Choice(["full", "small"]),
     help="The published shape, or one with fewer features.",
 )
-@click.option(
-    "--out",
-    "directory",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The directory to write to.",
-)
+@click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
 @click.option(
     "--seed",
     default=2019,
@@ -55,7 +47,7 @@ def command() -> None:
     help="The same seed gives the same bytes.",
 )
 def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
-    """Write synthetic files of BENCHMARK's published layout, for runs without the real ones."""
+    """Write synthetic files with BENCHMARK's published layout, for runs without the real ones."""
     recipe = find_benchmark(benchmark).recipe
     if recipe is None:
         raise ParameterError(f"{benchmark} has no synthetic data")
@@ -72,14 +64,13 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
 @click.option(
     "--out",
     "directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The directory to write to; by default the benchmark's own in the data directory"
     " ($CANDLE_DATA_DIR).",
 )
 @click.option(
     "--data_url",
-    help="Where the files are, if not at CANDLE's: https://…, http://… or file:///…, up to the"
-    " directory that holds them.",
+    help="The directory to download from instead of CANDLE's: https://…, http://… or file:///….",
 )
 @click.option(
     "--retries",
@@ -87,15 +78,15 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     default=4,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Attempts after the first that may fail in a row; one that brought new bytes did not.",
+    help="How many attempts in a row, after the first, may fail without downloading anything.",
 )
 def fetch_command(
     benchmark: str, directory: Path | None, data_url: str | None, num_retries: int
 ) -> None:
-    """Download BENCHMARK's published files, or finish a download that was interrupted.
+    """Download BENCHMARK's published files, or resume an interrupted download.
 
-    Files that are there are checked by their SHA-256 and not downloaded again. Where CANDLE has
-    published no sum, the first download is recorded, and later ones are held to it.
+    Files that are already there are checked by their SHA-256 and not downloaded again. If CANDLE
+    has not published a file's sum, its first download is recorded, and later ones must match it.
     """
     from candle_p1.datasets.download import RetryPolicy
     from candle_p1.datasets.fetch import fetch
@@ -105,7 +96,7 @@ def fetch_command(
     url = data_url or published.url
     if not url:
         raise ParameterError(
-            f"{found.model_file} names no data_url: say where the files are with --data_url"
+            f"{found.model_file} has no data_url: say where the files are with --data_url"
         )
     screen = Screen()
     with screen.making_data("downloading") as progress:
@@ -132,52 +123,52 @@ def fetch_command(
 @click.option(
     "--data_dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The directory to look in; by default each benchmark's own in the data directory"
     " ($CANDLE_DATA_DIR).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole sums and paths.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with complete sums and paths.")
 def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -> None:
-    """Show which files BENCHMARK (by default, every one) has, and how to get those it lacks."""
+    """Show which files BENCHMARK (by default, each one) has, and how to get the missing ones."""
     names = [benchmark] if benchmark else list_benchmarks()
     found = [_info(find_benchmark(name), directory) for name in names]
     if as_json:
         click.echo(json.dumps({"benchmarks": found}, indent=2))
-        return
-    for info in found:
-        _show(info)
+    else:
+        for info in found:
+            _show(info)
 
 
 @command.command("cache")
 @click.option(
     "--cache_dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The directory; by default cache/ in the data directory ($CANDLE_DATA_DIR).",
 )
-@click.option("--clear", is_flag=True, help="Remove them all.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole paths.")
+@click.option("--clear", is_flag=True, help="Remove all of them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with complete paths.")
 def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
-    """Show the tables that the loader `cached` has kept, or remove them."""
-    caches = list(list_caches(CacheSettings(directory).path))
+    """Show the tables that the loader `cached` has stored, or remove them."""
+    path = CacheSettings(directory).path
+    caches = list(list_caches(path))
     if clear:
-        clear_caches(CacheSettings(directory).path)
+        clear_caches(path)
     if as_json:
         shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
         click.echo(json.dumps({"caches": shown, "cleared": clear}, indent=2))
         return
-    total = sum(cache.num_bytes for cache in caches)
     for cache in caches:
-        source = cache.source["path"] if cache.source else "unknown"
-        fit = f"; to be made anew: {cache.problem}" if cache.problem else ""
-        click.echo(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, of {source}{fit}")
+        source = cache.source["path"] if cache.source else "an unknown file"
+        problem = f"; will be rebuilt: {cache.problem}" if cache.problem else ""
+        click.echo(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, from {source}{problem}")
+    total_mib = sum(cache.num_bytes for cache in caches) / MIB
     where = "removed from" if clear else "in"
-    path = CacheSettings(directory).path
-    click.echo(f"{count(len(caches), 'cached table')}, {total / MIB:.1f} MiB, {where} {path}")
+    click.echo(f"{count(len(caches), 'cached table')}, {total_mib:.1f} MiB, {where} {path}")
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
-    """Returns what there is of a benchmark's files, and the commands that get them."""
+    """Returns the status of a benchmark's files, and the commands that get them."""
     published = benchmark.published
     where = (directory or published.directory).absolute()
     out = f" --out {shlex.quote(str(where))}" if directory else ""
@@ -209,29 +200,28 @@ def _show(info: dict[str, Any]) -> None:
     for column in ("file", "state", "MiB", "sha256"):
         table.add_column(column, justify="right" if column == "MiB" else "left", overflow="fold")
     for file in info["files"]:
-        table.add_row(*_row(file))
+        downloaded = f", {file['partial_bytes'] / MIB:.1f} MiB downloaded"
+        table.add_row(
+            file["name"],
+            file["state"] + downloaded * bool(file["partial_bytes"]),
+            "" if file["file_bytes"] is None else f"{file['file_bytes'] / MIB:.1f}",
+            f"{file['sha256'][:SHOWN_DIGITS]}… {file['sha256_source']}" if file["sha256"] else "",
+        )
     console = Console(highlight=False, markup=False)
     console.print(info["title"], soft_wrap=True)
     console.print(table)
-    for line in _lines(info):
-        console.print(line, soft_wrap=True)
-    console.print()
-
-
-def _row(file: dict[str, Any]) -> Iterator[str]:
-    yield file["name"]
-    partial = f", {file['partial_bytes'] / MIB:.1f} MiB downloaded" * bool(file["partial_bytes"])
-    yield file["state"] + partial
-    yield "" if file["file_bytes"] is None else f"{file['file_bytes'] / MIB:.1f}"
-    yield f"{file['sha256'][:SHOWN_DIGITS]}… {file['sha256_source']}" if file["sha256"] else ""
-
-
-def _lines(info: dict[str, Any]) -> Iterator[str]:
-    yield f"in {info['directory']}"
-    yield f"published at {info['data_url'] or 'no known place'}"
-    for each in info["synthetic_sets"]:
-        state = "" if each["whole"] else ", not whole"
-        yield f"synthetic, {each['size']}, seed {each['seed']}{state}: {each['directory']}"
-    yield f"to download: {info['fetch']}"
-    if info["make"]:
-        yield f"to make synthetic ones: {info['make']}"
+    sets = [
+        f"synthetic, {each['size']}, seed {each['seed']}"
+        f"{'' if each['whole'] else ', incomplete'}: {each['directory']}"
+        for each in info["synthetic_sets"]
+    ]
+    console.print(
+        f"in {info['directory']}",
+        f"published at {info['data_url'] or 'no known URL'}",
+        *sets,
+        f"to download: {info['fetch']}",
+        *([f"to make synthetic files: {info['make']}"] if info["make"] else []),
+        "",
+        sep="\n",
+        soft_wrap=True,
+    )
