@@ -1,8 +1,8 @@
-"""What a benchmark is: parameters, data, model. And how one is found by name, path or module.
+"""What a benchmark is (parameters, data, model), and finding one by name, path or module.
 
-A benchmark is a folder ``<name>/`` with a module ``<name>.py`` that holds a Benchmark object called
-BENCHMARK, a parameter file ``<name>_default_model.txt`` and a script
-``<name>_baseline_keras2.py``. It may lie anywhere.
+A benchmark is a folder ``<name>/`` anywhere, with a module ``<name>.py`` that defines a Benchmark
+object called BENCHMARK, a parameter file ``<name>_default_model.txt`` and a script
+``<name>_baseline_keras2.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +39,7 @@ from candle_p1.scaling import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.data.reader import Reader
     from candle_p1.datasets.synthetic import SyntheticRecipe
@@ -78,14 +77,13 @@ CHOICES = {
 """The choices of shared parameters, from the code that implements them."""
 
 
-@dataclass(frozen=True)
-class PublishedFiles:
-    """A benchmark's data files as its own parameter file names them.
+class PublishedFiles(NamedTuple):
+    """A benchmark's data files, as its own parameter file names them.
 
     Attributes:
-        files: The name of each, by role.
-        url: The directory they can be downloaded from; None if the file does not say.
-        directory: Where they are kept by default.
+        files: Their names, by role.
+        url: The address of their directory; None if the parameter file does not set it.
+        directory: Where they are stored by default.
     """
 
     files: dict[str, str]
@@ -94,7 +92,7 @@ class PublishedFiles:
 
 
 class JobSize(NamedTuple):
-    """The size of a ready job script: its nodes and its time limit in minutes."""
+    """The nodes and the time limit, in minutes, of a ready job script."""
 
     num_nodes: int
     minutes: int
@@ -116,15 +114,15 @@ class PaperRuns:
 
 
 class Benchmark(ABC):
-    """One benchmark.
+    """A benchmark.
 
     Attributes:
-        name: Its folder's and module's name.
-        title: What it is, in a few words.
-        parameters: Parameters of its own, and CANDLE's with other defaults.
+        name: The name of its folder and module.
+        title: What it does, in a few words.
+        parameters: Its own parameters, and shared ones with other defaults.
         files: The parameter that names each file, by role: {"train": "train_data", …}.
-        recipe: Makes its synthetic data; None if it has none.
-        supports: CANDLE's parameters that need support and that this benchmark reads.
+        recipe: Generates its synthetic data; None if it has none.
+        supports: The shared parameters with `needs_support` that it reads.
         other_sample_names: The names of what `other_samples` returns.
         paper: How the paper ran it.
     """
@@ -140,34 +138,34 @@ class Benchmark(ABC):
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:
-        """Reads the files with `reader`; returns the values as read. Runs on every rank."""
+        """Reads the files with `reader` and returns the values as read; runs on every rank."""
 
     @abstractmethod
     def preprocess(self, raw: Any, params: ParameterSet) -> DataSet:
-        """Makes samples of what `load_data` returned, in place where it can."""
+        """Turns what `load_data` returned into samples, in place if possible."""
 
     @abstractmethod
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns the ``keras.Model``, not compiled."""
+        """Returns the ``keras.Model``, not yet compiled."""
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with what follows from them; raises where they do not fit."""
+        """Returns the parameters with derived values set; raises if they contradict each other."""
         return params
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
-        """Returns the roles, among those of `files`, that a run with these parameters reads."""
+        """Returns the roles of the files that a run with these parameters reads."""
         return list(self.files)
 
     def loss(self, params: ParameterSet) -> Any:
-        """Returns the loss to compile with: a name in Keras, or a function."""
+        """Returns the loss to compile the model with: a name in Keras, or a function."""
         return params["loss"]
 
     def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the metrics to compile with; new ones at each call."""
+        """Returns the metrics to compile the model with; new objects at each call."""
         return [params["metrics"]]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
-        """Returns further Keras callbacks; they see the metrics over all ranks, on every rank."""
+        """Returns additional Keras callbacks; on every rank they see the metrics of all ranks."""
         return []
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
@@ -175,22 +173,22 @@ class Benchmark(ABC):
         return {}
 
     def other_samples(self, data: DataSet) -> Mapping[str, Samples]:
-        """Returns the training samples made in other ways, for ``candle-p1 bench step``."""
+        """Returns the training samples built in other ways, for ``candle-p1 bench step``."""
         return {}
 
     def evaluate(self, trained: Trained) -> Quality:
-        """Returns the test metrics beside the naive predictor's; collective."""
+        """Returns the test metrics, and those of the naive predictor; collective."""
         values = trained.metrics(trained.data.test, trained.params["test_steps"])
         return quality(values, self.naive_quality(trained.params, trained.data))
 
     @property
     def folder(self) -> Path:
-        """Where the benchmark lies."""
+        """The benchmark's folder."""
         return Path(inspect.getfile(type(self))).resolve().parent
 
     @property
     def script(self) -> Path:
-        """What a launcher starts."""
+        """The script that a launcher starts."""
         return self.folder / f"{self.name}_baseline_keras2.py"
 
     @property
@@ -200,10 +198,10 @@ class Benchmark(ABC):
 
     @property
     def published(self) -> PublishedFiles:
-        """The data files of its own parameter file.
+        """The data files that its own parameter file names.
 
         Raises:
-            ParameterError: That names none.
+            ParameterError: It names none.
         """
         own = self._own_parameters
         files = {role: own[name] for role, name in self.files.items() if own[name]}
@@ -213,7 +211,7 @@ class Benchmark(ABC):
 
     @cached_property
     def declaration(self) -> Declaration:
-        """All parameters of the benchmark."""
+        """All parameters of the benchmark, shared and its own."""
         unsupported = [
             replace(parameter, help=f"{parameter.help}; not supported yet")
             for parameter in PARAMETERS
@@ -260,7 +258,7 @@ class Benchmark(ABC):
     def bind(self, parameters: Mapping[str, Any]) -> ParameterSet:
         """Returns the frozen parameters of a run.
 
-        In it the data files that the run reads have absolute paths; the others are None.
+        They name the data files that the run reads by absolute paths; the other files are None.
 
         Raises:
             ParameterError: A parameter is unknown or not supported, or a value is not allowed.
@@ -281,10 +279,10 @@ class Benchmark(ABC):
         return params.with_settings(self._data_files(params))
 
     def mode_flags(self, mode: str) -> dict[str, str]:
-        """Returns the flags of strong or weak scaling, as the paper ran it.
+        """Returns the flags of strong or weak scaling, as in the paper.
 
-        Strong scaling is what the benchmark's own parameter file says. Under weak scaling every
-        rank trains the same epochs and keeps its batch size.
+        Strong scaling follows the benchmark's own parameter file. Under weak scaling, every rank
+        trains the same number of epochs, and its batch size does not grow.
 
         Raises:
             ParameterError: There is no such mode.
@@ -304,9 +302,10 @@ class Benchmark(ABC):
     def _data_files(self, params: ParameterSet) -> Settings:
         """Returns the paths of the files that a run reads, with their origins, by parameter.
 
-        The names in the benchmark's own parameter file, also if a driver repeats them, are CANDLE's
-        and do not refer to this machine: without other names or a directory, data are synthetic. A
-        relative name is looked up in the working directory, then in the data directory.
+        The names in the benchmark's own parameter file are CANDLE's, even if a driver repeats them,
+        and do not refer to this machine: unless others or a directory are given, the data are
+        synthetic. A relative name is looked up in the working directory, then in the data
+        directory.
 
         Raises:
             DataError: A named file does not exist.
@@ -338,10 +337,10 @@ class Benchmark(ABC):
         }
 
     def _is_changed(self, name: str, params: ParameterSet) -> bool:
-        """Returns whether a value differs from that of the benchmark's own file or the default.
+        """Returns whether a value differs from the benchmark's own file, or from the default.
 
-        The origin does not tell: a run's ``final_params.txt``, and a driver's copy of the
-        parameters, repeat every value.
+        Its origin does not tell, because a run's ``final_params.txt`` and a driver's copy of the
+        parameters repeat every value.
         """
         return bool(params[name] != self._own_parameters[name])
 
@@ -356,9 +355,9 @@ class Benchmark(ABC):
                 return path.absolute()
         looked = " nor ".join(str(path.absolute()) for path in candidates)
         raise DataError(
-            f"no such file: neither {looked} exists. To download it: candle-p1 data fetch"
-            f" {self.name}; for synthetic data of the published shape: candle-p1 data make"
-            f" {self.name} --size full --out DIR",
+            f"no such file: neither {looked} exists. Download it with candle-p1 data fetch"
+            f" {self.name}, or generate synthetic data of the published shape with candle-p1 data"
+            f" make {self.name} --size full --out DIR",
             name,
         )
 
@@ -370,12 +369,12 @@ def find_benchmark(name: str) -> Benchmark:
     the working directory, and in ``benchmarks/`` beside this package.
 
     Raises:
-        ParameterError: It is not found, or holds no Benchmark.
+        ParameterError: It is not found, or does not define a Benchmark.
     """
     if os.sep in name or (Path(name) / f"{name}.py").is_file():
         folder = Path(name).resolve()
         if not (folder / f"{folder.name}.py").is_file():
-            raise ParameterError(f"{name} is not a benchmark: it holds no {folder.name}.py")
+            raise ParameterError(f"{name} is not a benchmark: it has no {folder.name}.py")
         return _benchmark_in(folder)
     for base in search_path():
         if (base / name / f"{name}.py").is_file():
@@ -387,8 +386,8 @@ def find_benchmark(name: str) -> Benchmark:
             raise ParameterError(f"benchmark {name}: {error}") from error
     known = list_benchmarks()
     raise ParameterError(
-        f"there is no benchmark {name!r}{did_you_mean(name, known)}; known here:"
-        f" {', '.join(known) or 'none'}. A folder elsewhere is named by its path, or found through"
+        f"there is no benchmark {name!r}{did_you_mean(name, known)}; known benchmarks:"
+        f" {', '.join(known) or 'none'}. Give the path of a folder elsewhere, or add its parent to"
         f" ${SEARCH_PATH_VARIABLE}"
     )
 
@@ -414,22 +413,16 @@ def search_path() -> list[Path]:
 
 
 def _benchmark_in(folder: Path) -> Benchmark:
-    with _importable(folder):
+    # The modules of a folder import each other by name, as they do when its script runs.
+    sys.path.insert(0, str(folder))
+    try:
         return _benchmark_of(importlib.import_module(folder.name), str(folder))
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _benchmark_of(module: object, name: str) -> Benchmark:
     benchmark = getattr(module, "BENCHMARK", None)
     if not isinstance(benchmark, Benchmark):
-        raise ParameterError(f"{name} holds no Benchmark object called BENCHMARK")
+        raise ParameterError(f"{name} defines no Benchmark object called BENCHMARK")
     return benchmark
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Lets the modules of a folder import each other by name, as they do when its script runs."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))

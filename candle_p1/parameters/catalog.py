@@ -46,26 +46,13 @@ _GENERAL = _group(
         "data_type", str, "f32", "floating-point type; f16 is mixed precision", short=("-d",)
     ),
     Parameter(
-        "rng_seed",
-        int,
-        7102,
-        "random seed",
-        role=Role.SEED,
-        short=("-r",),
-        minimum=0,
-        maximum=MAX_SEED,
+        "rng_seed", int, 7102, "seed", role=Role.SEED, short=("-r",), minimum=0, maximum=MAX_SEED
     ),
     Parameter("train_bool", bool, True, "train the model"),
     Parameter("eval_bool", bool, True, "evaluate the model on the test data"),
     Parameter("timeout", int, -1, "limit of the training time, in s; -1 or 0: none", minimum=-1),
     Parameter(
-        "gpus",
-        int,
-        None,
-        "indices of the GPUs to use on each node; None: all",
-        role=Role.SPEED,
-        minimum=0,
-        many=True,
+        "gpus", int, None, "indices of the GPUs; None: all", role=Role.SPEED, minimum=0, many=True
     ),
 )
 
@@ -83,27 +70,15 @@ _INPUTS = _group(
 _RESULTS = _group(
     "input and output",
     Parameter(
-        "save_path",
-        str,
-        None,
-        "directory for the evaluation's figures and tables; None: the run's own",
-        short=("-s",),
+        "save_path", str, None, "directory for the evaluation; None: the run's own", short=("-s",)
     ),
     Parameter(
-        "output_dir",
-        str,
-        None,
-        "directory for results, in its subdirectory EXPERIMENT_ID/RUN_ID unless it is '.'",
+        "output_dir", str, None, "parent of EXPERIMENT_ID/RUN_ID; '.' is the run's directory itself"
     ),
     Parameter("experiment_id", str, "EXP000", "name of the experiment"),
     Parameter("run_id", str, "RUN000", "name of the run within the experiment"),
     Parameter("logfile", str, None, "file for a copy of the screen output", short=("-l",)),
-    Parameter(
-        "timeline",
-        str,
-        None,
-        "file for Horovod's timeline; tracing slows the run down",
-    ),
+    Parameter("timeline", str, None, "file for Horovod's timeline; tracing slows the run down"),
     role=Role.RESULTS,
 )
 
@@ -114,12 +89,7 @@ _PREPROCESSING = _group(
         "shuffle", bool, True, "shuffle the training samples every epoch; False: the file's order"
     ),
     Parameter(
-        "feature_subsample",
-        int,
-        0,
-        "number of features of each kind to use; 0: all",
-        minimum=0,
-        needs_support=True,
+        "feature_subsample", int, 0, "features of each kind; 0: all", minimum=0, needs_support=True
     ),
 )
 
@@ -127,19 +97,10 @@ _MODEL = _group(
     "model",
     Parameter("dense", int, None, "units of each dense layer", minimum=1, many=True),
     Parameter(
-        "conv",
-        int,
-        None,
-        "filters, kernel length and stride of each convolution in turn",
-        minimum=1,
-        many=True,
+        "conv", int, None, "filters, length and stride of each convolution", minimum=1, many=True
     ),
     Parameter(
-        "locally_connected",
-        bool,
-        False,
-        "use locally connected layers, whose positions do not share a kernel, as convolutions",
-        needs_support=True,
+        "locally_connected", bool, False, "locally connected layers for conv", needs_support=True
     ),
     Parameter("activation", str, None, "activation of the inner layers", short=("-a",)),
     Parameter("out_activation", str, None, "activation of the last layer"),
@@ -151,23 +112,20 @@ _MODEL = _group(
     Parameter("initialization", str, None, "initial weights", choices=INITIALIZATIONS),
 )
 
+_REQUIRED = _group(
+    "training",
+    Parameter("loss", str, None, "name of the loss function in Keras"),
+    Parameter("optimizer", str, None, "name of the optimizer in Keras"),
+    Parameter("metrics", str, None, "name of the metric in Keras"),
+    Parameter("epochs", int, None, "epochs, before scaling", short=("-e",), minimum=1),
+    Parameter(
+        "batch_size", int, None, "samples per step and rank, unscaled", short=("-z",), minimum=1
+    ),
+    required=True,
+)
+
 _TRAINING = _group(
     "training",
-    Parameter("loss", str, None, "name of the loss function in Keras", required=True),
-    Parameter("optimizer", str, None, "name of the optimizer in Keras", required=True),
-    Parameter("metrics", str, None, "name of the metric in Keras", required=True),
-    Parameter(
-        "epochs", int, None, "epochs, before scaling", short=("-e",), minimum=1, required=True
-    ),
-    Parameter(
-        "batch_size",
-        int,
-        None,
-        "samples per step and rank, before scaling",
-        short=("-z",),
-        minimum=1,
-        required=True,
-    ),
     Parameter(
         "learning_rate",
         float,
@@ -178,19 +136,10 @@ _TRAINING = _group(
     ),
     Parameter("early_stop", bool, False, "stop when the validation loss no longer falls"),
     Parameter(
-        "patience",
-        int,
-        10,
-        "epochs without a lower validation loss after which early_stop ends the training",
-        minimum=1,
+        "patience", int, 10, "epochs that early_stop waits for a lower validation loss", minimum=1
     ),
     Parameter(
-        "momentum",
-        float,
-        None,
-        "momentum of the optimizer; None: the optimizer's default",
-        minimum=0,
-        maximum=1,
+        "momentum", float, None, "momentum; None: the optimizer's default", minimum=0, maximum=1
     ),
     Parameter(
         "val_split",
@@ -206,13 +155,6 @@ _TRAINING = _group(
     Parameter("test_steps", int, 0, "maximum steps of the test; 0: no limit", minimum=0),
     Parameter("train_samples", int, 0, "training samples to use; 0: all", minimum=0),
     Parameter("val_samples", int, 0, "validation samples to use; 0: all", minimum=0),
-    Parameter(
-        "kernels",
-        str,
-        "fast",
-        "fast implementations of layers and optimizers if available, or Keras's own (plain)",
-        role=Role.SPEED,
-    ),
 )
 
 _CHECKPOINTS = _group(
@@ -232,72 +174,56 @@ _CHECKPOINTS = _group(
     Parameter("ckpt_save_weights_only", bool, False, "leave out the optimizer's state"),
     Parameter("ckpt_save_interval", int, 0, "epochs between checkpoints", minimum=0),
     Parameter(
-        "ckpt_keep_mode",
-        str,
-        "linear",
-        "which old checkpoints to keep",
-        choices=("linear", "exponential"),
+        "ckpt_keep_mode", str, "linear", "checkpoints to keep", choices=("linear", "exponential")
     ),
     Parameter("ckpt_keep_limit", int, 1_000_000, "maximum number of checkpoints", minimum=1),
     needs_support=True,
 )
 
-_LOADING = _group(
-    "loading",
+_SPEED = _group(
+    "loading and speed",
     Parameter(
         "loader",
         str,
         "parallel",
         "how to read data files: all ranks together (parallel); the same once, then from a binary"
         " cache (cached); the paper's original and improved methods; or another library",
-        role=Role.SPEED,
     ),
     Parameter(
         "load_threads",
         int,
         0,
         "threads per rank that read (parallel, cached); 0: as many as compute",
-        role=Role.SPEED,
         minimum=0,
     ),
     Parameter(
-        "cache_dir",
-        str,
-        None,
-        "directory of the caches; None: cache/ in $CANDLE_DATA_DIR",
-        role=Role.PLACE,
+        "kernels", str, "fast", "fast layers and optimizers where available, or Keras's own (plain)"
+    ),
+    Parameter("check_replicas", bool, False, "compare all ranks' models after every step; slow"),
+    role=Role.SPEED,
+)
+
+_PLACES = _group(
+    "data",
+    Parameter("cache_dir", str, None, "directory of the caches; None: cache/ in $CANDLE_DATA_DIR"),
+    Parameter(
+        "cache_limit", float, 0.0, "limit of all caches together, in GiB; 0: no limit", minimum=0
     ),
     Parameter(
-        "cache_limit",
-        float,
-        0.0,
-        "maximum size of all caches in GiB, beyond which the least recently used are deleted; 0:"
-        " no limit",
-        role=Role.PLACE,
-        minimum=0,
+        "stage_dir", str, None, "node-local directory ($TMPDIR, …) that caches are copied to"
     ),
     Parameter(
-        "stage_dir",
-        str,
-        None,
-        "node-local directory (burst buffer, $TMPDIR) to which caches are copied once",
-        role=Role.PLACE,
+        "data_dir", str, None, "directory that holds the benchmark's files under CANDLE's names"
     ),
-    Parameter(
-        "data_dir",
-        str,
-        None,
-        "directory that holds the benchmark's files under CANDLE's names",
-        role=Role.PLACE,
-    ),
+    role=Role.PLACE,
+)
+
+_DATA = _group(
+    "data",
     Parameter("size", str, "small", "size of the synthetic data used if no data file is named"),
     Parameter("data_seed", int, 2019, "seed of the synthetic data", minimum=0, maximum=MAX_SEED),
     Parameter(
-        "scaling_fit",
-        str,
-        "all",
-        "samples that the scaling is fitted to: all, as in CANDLE, or those for training",
-        choices=("all", "train"),
+        "scaling_fit", str, "all", "samples that the scaling is fitted to", choices=("all", "train")
     ),
 )
 
@@ -307,7 +233,7 @@ _DATA_PARALLEL = _group(
         "data_parallel",
         str,
         "epoch",
-        "each rank trains on all samples (epoch) or on its share of them (batch_step)",
+        "each rank trains on all samples, or on its share (batch_step)",
     ),
     Parameter(
         "epochs_scaling",
@@ -318,55 +244,27 @@ _DATA_PARALLEL = _group(
     ),
     Parameter("batch_scaling", str, "none", "growth of each rank's batch size with the ranks"),
     Parameter("lr_scaling", str, "linear", "growth of the learning rate with the ranks"),
+    Parameter("warmup_epochs", int, 0, "each rank's epochs of learning-rate warm-up", minimum=0),
     Parameter(
-        "warmup_epochs",
-        int,
-        0,
-        "epochs of each rank in which the learning rate rises to its scaled value",
-        minimum=0,
-    ),
-    Parameter(
-        "base_lr",
-        float,
-        None,
-        "learning rate at the start of the warm-up; None: learning_rate",
-        above=0,
+        "base_lr", float, None, "initial learning rate of the warm-up; None: learning_rate", above=0
     ),
     Parameter(
         "compression", str, "none", "compression of gradients in the allreduce; fp16 halves them"
     ),
     Parameter(
-        "backward_passes_per_step",
-        int,
-        1,
-        "batches whose gradients are summed before the allreduce and the update of the weights",
-        minimum=1,
+        "backward_passes_per_step", int, 1, "batches whose gradients are summed per step", minimum=1
     ),
     Parameter("deterministic", bool, True, "make runs with equal seed and ranks bit-identical"),
-    Parameter(
-        "check_replicas",
-        bool,
-        False,
-        "compare all ranks' models after every step; slow",
-        role=Role.SPEED,
-    ),
 )
 
 _MONITORING = _group(
     "monitoring",
     Parameter("verbose", bool, False, "print more", short=("-v",)),
     Parameter(
-        "profiling",
-        bool,
-        False,
-        "profile the Python calls of every rank, into profile/ of the run",
-        short=("-p",),
+        "profiling", bool, False, "profile every rank's Python calls, into profile/", short=("-p",)
     ),
     Parameter(
-        "step_trace",
-        bool,
-        False,
-        "trace ten steps of rank 0 with the framework's profiler, into step_trace/ of the run",
+        "step_trace", bool, False, "framework's trace of ten steps of rank 0, into step_trace/"
     ),
     Parameter(
         "stall_shutdown_s",
@@ -376,21 +274,12 @@ _MONITORING = _group(
         minimum=0,
     ),
     Parameter(
-        "power",
-        str,
-        "auto",
-        "sources of power readings: auto, none, or a comma-separated list of nvml, rapl, cray, amd"
-        " and replay:FILE",
+        "power", str, "auto", "power sources: auto, none, or any of nvml,rapl,cray,amd,replay:FILE"
     ),
     Parameter("power_hz", float, 10.0, "power readings per second", minimum=0.1, maximum=1000),
     Parameter("communication_log", bool, True, "record the size and time of every collective"),
-    Parameter(
-        "tensorboard",
-        bool,
-        False,
-        "write each epoch's loss and metrics for TensorBoard, into tensorboard/ of the run",
-    ),
-    Parameter("mllog", bool, False, "write MLPerf log lines, into mllog.txt of the run"),
+    Parameter("tensorboard", bool, False, "write each epoch's loss and metrics into tensorboard/"),
+    Parameter("mllog", bool, False, "write MLPerf log lines into mllog.txt"),
     role=Role.LOGGING,
 )
 
@@ -415,9 +304,12 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_RESULTS,
     *_PREPROCESSING,
     *_MODEL,
+    *_REQUIRED,
     *_TRAINING,
     *_CHECKPOINTS,
-    *_LOADING,
+    *_SPEED,
+    *_PLACES,
+    *_DATA,
     *_DATA_PARALLEL,
     *_MONITORING,
     *_SUPERVISOR,

@@ -127,8 +127,8 @@ class Parameter:
                 raise ValueError(f"{self.name}: {flag!r} cannot be a short flag")
         if self.default is not None:
             object.__setattr__(self, "default", self.check(self.default, Origin("default")))
-        elif not self.required:
-            object.__setattr__(self, "optional", True)
+        else:
+            object.__setattr__(self, "optional", not self.required)
 
     @property
     def allowed(self) -> str:
