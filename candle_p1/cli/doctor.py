@@ -1,4 +1,4 @@
-"""candle-p1 doctor: what is installed, what is wrong with it, and the fix."""
+"""candle-p1 doctor: what is installed, what is wrong with it, and how to fix that."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import sys
 
 import click
 
-from candle_p1.cluster.doctor import examine
+from candle_p1.cluster.doctor import examine, show
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 
 @click.command("doctor")
 def command() -> None:
-    """Examine the installation; ends with code 1 if several ranks could not train."""
+    """Examine the installation; exits with code 1 if several ranks could not train."""
     screen = Screen()
     findings = []
     for finding in examine():
         findings.append(finding)
-        screen.say(f"{finding.name:<15} {finding.value}")
-        if finding.problem:
-            screen.warn(f"{finding.problem}. Fix: {finding.fix}")
+        show(finding, screen)
     num_problems = sum(finding.problem is not None for finding in findings)
     screen.say(f"{count(num_problems, 'problem')} found" if num_problems else "no problems found")
     sys.exit(any(finding.fatal for finding in findings))

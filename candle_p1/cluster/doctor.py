@@ -1,4 +1,4 @@
-"""Examining an installation: what is there, what is wrong, and how to mend it."""
+"""Examining an installation: what is there, what is wrong with it, and how to fix that."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from candle_p1.records import environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from candle_p1.training.screen import Screen
+
 NEEDED_MEMORY_BYTES = 8 * 2**30
 NEEDED_DISK_BYTES = 4 * 2**30
 REINSTALL_HOROVOD = (
@@ -32,11 +34,11 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-        name: What was looked at.
+        name: What was examined.
         value: What was found.
         problem: What is wrong with it; None if nothing is.
         fix: What to do about it.
-        fatal: Whether more than one rank cannot train before it is mended.
+        fatal: Whether several ranks cannot train until it is fixed.
     """
 
     name: str
@@ -46,8 +48,15 @@ class Finding:
     fatal: bool = False
 
 
+def show(finding: Finding, screen: Screen) -> None:
+    """Shows a finding, and its problem as a warning."""
+    screen.say(f"{finding.name:<15} {finding.value}")
+    if finding.problem:
+        screen.warn(f"{finding.problem}. Fix: {finding.fix}")
+
+
 def examine() -> Iterator[Finding]:
-    """Looks at the installation, a finding at a time; some take seconds."""
+    """Yields findings about this installation; some of them take seconds."""
     yield from _packages()
     yield _mpi_library()
     yield _launcher()
@@ -71,8 +80,8 @@ def _packages() -> Iterator[Finding]:
             "Keras backend",
             backend,
             "TensorFlow is not installed",
-            "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax] and KERAS_BACKEND=jax"
-            " for one process",
+            "install candle-p1[cpu] or candle-p1[gpu]; for a single process candle-p1[jax] with"
+            " KERAS_BACKEND=jax also does",
             fatal=True,
         )
 
@@ -102,7 +111,7 @@ def _horovod() -> Finding:
     def find() -> str:
         built = installation.horovod_build()
         if not built["mpi"]:
-            raise SetupError(f"{version} was built without MPI")
+            raise SetupError(f"Horovod {version} was built without MPI")
         return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
 
     return _probe("Horovod", find, REINSTALL_HOROVOD)
@@ -112,7 +121,7 @@ def _gpus() -> Finding:
     try:
         gpus = installation.visible_gpus()
     except ImportError:
-        return Finding("GPUs", "not looked for: TensorFlow is missing")
+        return Finding("GPUs", "not examined: TensorFlow is missing")
     if not gpus:
         driver = shutil.which("nvidia-smi")
         problem = "an NVIDIA driver is installed but TensorFlow sees no GPU" if driver else None
@@ -123,17 +132,20 @@ def _gpus() -> Finding:
 def _without_nccl() -> tuple[str, str] | tuple[()]:
     try:
         with_nccl = installation.horovod_build()["nccl"]
-    except Exception:  # told by the finding on Horovod
+    except Exception:  # reported by the finding about Horovod
         return ()
     if with_nccl:
         return ()
-    return "Horovod was built without NCCL: gradients travel through the host", "make setup GPU=1"
+    return (
+        "Horovod was built without NCCL, so gradients are averaged on the CPU",
+        "make setup GPU=1",
+    )
 
 
 def _machine() -> Iterator[Finding]:
     yield Finding("cores", f"{len(environment.available_cores())} x {environment.cpu_model()}")
     memory_bytes = environment.memory_limit_bytes()
-    problem = "a full-size data set needs more" if memory_bytes < NEEDED_MEMORY_BYTES else None
+    problem = "full-size data sets need more" if memory_bytes < NEEDED_MEMORY_BYTES else None
     yield Finding(
         "memory", f"{memory_bytes / 2**30:.1f} GiB", problem, "use --size small on this machine"
     )
@@ -141,12 +153,12 @@ def _machine() -> Iterator[Finding]:
 
 def _data_directory() -> Finding:
     directory = data_directory()
-    value, fix = str(directory), "set CANDLE_DATA_DIR to a directory with room"
+    value, fix = str(directory), "set CANDLE_DATA_DIR to a directory with enough space"
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):
         return Finding("data directory", value, "it cannot be written to", fix)
     free_bytes = shutil.disk_usage(existing).free
-    problem = "there is little room left on it" if free_bytes < NEEDED_DISK_BYTES else None
+    problem = "there is little space left" if free_bytes < NEEDED_DISK_BYTES else None
     return Finding("data directory", f"{value}, {free_bytes / 2**30:.0f} GiB free", problem, fix)
 
 
@@ -164,5 +176,5 @@ def _benchmarks() -> Finding:
 def _probe(name: str, find: Callable[[], str], fix: str) -> Finding:
     try:
         return Finding(name, find())
-    except Exception as error:  # whatever is wrong with it is the finding
+    except Exception as error:  # any error is a finding
         return Finding(name, "not usable", str(error) or type(error).__name__, fix, fatal=True)

@@ -1,4 +1,4 @@
-"""The preflight of a job whose ranks are counted to two nodes, a and b."""
+"""The preflight of a job whose ranks pretend to be on two nodes, a and b."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def the_launcher_and_mpi_agree_on_ranks(comm):
     layout = launched_rank()
     assert layout.launcher == "mpirun"
     assert (layout.rank, layout.size) == (comm.rank, comm.size)
-    assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)  # one machine
+    assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)  # it is one machine
     assert comm.num_nodes == 2
     check_ranks(layout, comm)
 
 
-def nodes_that_are_alike_pass(comm):
+def identical_nodes_pass(comm):
     findings = examine(comm, Needs(**NOTHING), NODE)
     values = {finding.name: finding.value for finding in findings}
     assert comm.allgather(values) == [values] * comm.size
@@ -48,7 +48,7 @@ def nodes_that_are_alike_pass(comm):
     assert len(facts.loaded_mpi_libraries()) == 1
 
 
-def a_fault_of_one_node_is_everyones_error(comm):
+def a_problem_of_one_node_is_an_error_of_all_ranks(comm):
     file = Path(__file__)
     with only_on_b({"CANDLE_DATA_DIR": str(file / "below")}):
         needs = Needs(**NOTHING)
@@ -60,30 +60,30 @@ def a_fault_of_one_node_is_everyones_error(comm):
     assert message.startswith(f"node b: data: {file} is not a directory. Fix: ")
 
 
-def other_versions_are_found(comm):
+def different_versions_are_an_error(comm):
     versions = environment.package_versions()
     if NODE == "b":
         versions["keras"] = "3.0"
     with (
         patch.object(environment, "package_versions", lambda: versions),
-        pytest.raises(SetupError, match=r"^node b: keras: 3\.0, where the others have "),
+        pytest.raises(SetupError, match=r"^node b: keras: 3\.0, "),
     ):
         examine(comm, Needs(**NOTHING), NODE)
 
 
-def the_command_ends_with_2_and_one_message(comm):
-    said = io.StringIO()
+def the_command_exits_with_2_and_one_message(comm):
+    errors = io.StringIO()
     with (
         only_on_b({"CANDLE_DATA_DIR": "/dev/null/below"}),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
     ):
         command.main(NO_OPTION)
     assert ended.value.code == 2
-    spoken = comm.allgather(said.getvalue())
-    assert spoken[0].startswith("error: node b: data: /dev/null is not a directory. Fix: ")
-    assert spoken[0].count("\n") == 1
-    assert not any(spoken[1:])
+    printed = comm.allgather(errors.getvalue())
+    assert printed[0].startswith("error: node b: data: /dev/null is not a directory. Fix: ")
+    assert printed[0].count("\n") == 1
+    assert not any(printed[1:])
 
 
 if __name__ == "__main__":
@@ -91,9 +91,9 @@ if __name__ == "__main__":
     connect()
     run_checks(
         the_launcher_and_mpi_agree_on_ranks,
-        nodes_that_are_alike_pass,
-        a_fault_of_one_node_is_everyones_error,
-        other_versions_are_found,
-        the_command_ends_with_2_and_one_message,
+        identical_nodes_pass,
+        a_problem_of_one_node_is_an_error_of_all_ranks,
+        different_versions_are_an_error,
+        the_command_exits_with_2_and_one_message,
         horovod=False,
     )

@@ -1,6 +1,6 @@
-"""``python -m candle_p1.cluster.preflight``: the preflight's command line.
+"""``python -m candle_p1.cluster.preflight``: the command line of the preflight.
 
-Started by the launcher as the job will be, with all its ranks or one per node.
+The launcher starts it as it will start the job, with all ranks or with one per node.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from typing import TYPE_CHECKING
 
 import click
 
+from candle_p1.cluster.doctor import Finding, show
 from candle_p1.cluster.preflight.checks import GIB, Needs
-from candle_p1.cluster.preflight.examination import check_ranks, examine, show
+from candle_p1.cluster.preflight.examination import check_ranks, examine
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn, TypeVar
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.launch_environment import LaunchedRank
 
+    Command = TypeVar("Command", bound=Callable[..., object])
+
 DEFAULT = Needs()
+
+
+def _amount(flag: str, default: float, description: str) -> Callable[[Command], Command]:
+    kind = click.FloatRange(0)
+    return click.option(flag, type=kind, default=default, show_default=True, help=description)
 
 
 @click.command("preflight", context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,37 +54,19 @@ DEFAULT = Needs()
     "files",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="A data file that every node must see; repeatable.",
-)
-@click.option("--gpus", type=click.IntRange(0), help="GPUs of a node; default: what most have.")
-@click.option(
-    "--shm-gib",
-    type=click.FloatRange(0),
-    default=DEFAULT.shared_memory_bytes / GIB,
-    show_default=True,
-    help="GiB to be free in /dev/shm.",
+    help="A data file that every node has to see; may be repeated.",
 )
 @click.option(
-    "--memory-gib",
-    type=click.FloatRange(0),
-    default=DEFAULT.memory_bytes / GIB,
-    show_default=True,
-    help="GiB of memory to be free.",
+    "--gpus", type=click.IntRange(0), help="GPUs that a node needs; default: what most nodes have."
 )
-@click.option(
+@_amount("--shm-gib", DEFAULT.shared_memory_bytes / GIB, "GiB that have to be free in /dev/shm.")
+@_amount("--memory-gib", DEFAULT.memory_bytes / GIB, "GiB of memory that have to be free.")
+@_amount(
     "--disk-gib",
-    type=click.FloatRange(0),
-    default=DEFAULT.disk_bytes / GIB,
-    show_default=True,
-    help="GiB to be free for results, and for data and caches in CANDLE_DATA_DIR.",
+    DEFAULT.disk_bytes / GIB,
+    "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
 )
-@click.option(
-    "--clock-s",
-    type=click.FloatRange(0),
-    default=DEFAULT.clock_s,
-    show_default=True,
-    help="Seconds that the nodes' clocks may be apart.",
-)
+@_amount("--clock-s", DEFAULT.clock_s, "Seconds by which a node's clock may be off.")
 def command(
     output: Path,
     files: tuple[Path, ...],
@@ -86,9 +76,9 @@ def command(
     disk_gib: float,
     clock_s: float,
 ) -> Needs:
-    """Examine every node of a job; ends with code 2 if one lacks what the job needs.
+    """Examine every node of a job; exit with code 2 if one lacks what the job needs.
 
-    Start it by the job's launcher, ahead of the job: srun python -m candle_p1.cluster.preflight
+    Start it with the job's launcher before the job: srun python -m candle_p1.cluster.preflight
     """
     return Needs(
         output=output,
@@ -104,26 +94,29 @@ def command(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the preflight from the command line, on every rank.
 
-    Exits with 2 after what the user can mend. A launcher may end the job at the first rank that
-    exits with an error: rank 0 speaks before any other does.
+    Exits with code 2 after an error that the user can fix. A launcher may end the job at the first
+    rank that exits with an error, so rank 0 prints the error before any other rank exits.
     """
     try:
         layout = launched_rank()
         needs = _parse(arguments, layout.rank)
         comm = connect()
-    except CandleError as error:  # perhaps on this node alone: the others wait for this rank
+    except CandleError as error:  # perhaps on this node alone, and the others wait for this rank
         node = os.environ.get(NODE_VARIABLE) or platform.node()
         print(f"error: node {node}: {error}", file=sys.stderr)
         sys.exit(EXIT_CODE)
     try:
         check_ranks(layout, comm)
         findings = examine(comm, needs, os.environ.get(NODE_VARIABLE) or layout.node)
-        show(findings, layout, Screen(comm.rank))
     except CandleError as error:
         _end(error, layout, comm)
     except Exception:
         traceback.print_exc()
         comm.abort(1)
+    screen = Screen(comm.rank)
+    for finding in (Finding("launcher", layout.launcher), *findings):
+        show(finding, screen)
+    screen.say("the nodes have what the job needs")
 
 
 def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoReturn:
@@ -132,8 +125,8 @@ def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoRetu
             print(f"error: {error}", file=sys.stderr, flush=True)
         comm.barrier()
         sys.exit(EXIT_CODE)
-    # MPI takes each rank for the only one, and all have the same to say. aprun does not tell the
-    # number of ranks, so that its rank 0 finds nothing wrong.
+    # For MPI every rank is the only one, so all have the same error. aprun does not tell the number
+    # of ranks, so its rank 0 has none.
     if layout.rank != (0 if layout.size is not None else 1):
         sys.exit(0)
     print(f"error: {error}", file=sys.stderr, flush=True)
@@ -141,7 +134,7 @@ def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoRetu
 
 
 def _parse(arguments: Sequence[str] | None, rank: int) -> Needs:
-    """Returns what the arguments ask for; one rank speaks, also for --help, which ends here."""
+    """Returns the job's needs. Rank 0 prints --help and errors, after which all ranks exit."""
     silence = io.StringIO()
     try:
         with contextlib.redirect_stdout(silence) if rank else contextlib.nullcontext():

@@ -1,7 +1,7 @@
-"""What is wrong with the nodes of a job, judged from the facts of all its ranks.
+"""Checks of a job's nodes, based on the facts of all its ranks.
 
-A check takes the facts and what the job needs, and gives findings as the doctor does; a fatal one
-names the nodes. Nodes are compared with what most have.
+A check takes the facts and what the job needs, and yields findings as the doctor does. Problems
+name their nodes. What most nodes have is taken to be right.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from candle_p1.text import count
 T = TypeVar("T")
 GIB = 2**30
 MANY = 8
-"""Nodes that a message names."""
+"""The most nodes that a message names."""
 STEPPED_S = 1.0
-"""A wall clock that gains or loses this much on the monotonic one has been set meanwhile."""
+"""A wall clock that gains or loses more than this on the monotonic one has been set meanwhile."""
 PACKAGES_OF_ONE_RANK = ("candle-p1", "keras", "tensorflow")
 
-INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it, by its path"
+INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it by its path"
 SAME_EVERYWHERE = (
-    "start the ranks with the Python of one environment, by its full path, on a file system that"
-    " all nodes share, or copy the environment to every node anew"
+    "start the ranks with the full path of one Python environment on a file system that all nodes"
+    " share, or copy the environment to every node again"
 )
 UNUSABLE = {
     "horovod": REINSTALL_HOROVOD,
-    "mpi4py": "load the MPI module it is to be used with, in the job as well",
+    "mpi4py": "load the MPI module that it should use, also in the job",
 }
 ONE_MPI = (
     "set MPI4PY_LIBMPI to the library that belongs to the launcher, and build Horovod with its"
     " mpicxx on PATH: make setup MPI=system"
 )
-LOOK_AT_GPUS = (
-    "look at nvidia-smi and CUDA_VISIBLE_DEVICES there, ask the scheduler for the GPUs, leave the"
-    " node out, or say how many GPUs a node needs: --gpus"
+MORE_GPUS = (
+    "check nvidia-smi and CUDA_VISIBLE_DEVICES there, request the GPUs from the scheduler, exclude"
+    " the node, or state how many GPUs a node needs: --gpus"
 )
 GPU_EACH = (
-    "have the launcher give each rank a GPU of its own (jsrun -g1, srun --gpus-per-task=1), or let"
-    " all ranks of a node see all its GPUs"
+    "let the launcher give each rank its own GPU (jsrun -g1, srun --gpus-per-task=1), or let all"
+    " ranks of a node see all its GPUs"
 )
-MORE_ROOM = {
-    SHARED_MEMORY: "free it or enlarge it (docker run --shm-size=8g, mount -o remount,size=8g), or"
-    " say what the job needs: --shm-gib, 0 where TMPDIR has the room instead",
-    "results": "name a directory that has room and can be written: --output",
-    "data": "set CANDLE_DATA_DIR to a directory that has room and can be written",
+MORE_SPACE = {
+    SHARED_MEMORY: "free or enlarge it (docker run --shm-size=8g, mount -o remount,size=8g), or"
+    " state what the job needs: --shm-gib, which is 0 if TMPDIR has the space instead",
+    "results": "choose a writable directory with enough space: --output",
+    "data": "set CANDLE_DATA_DIR to a writable directory with enough space",
 }
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of every node.
+    """What a job needs on every node.
 
     Attributes:
-        output: Where results go.
-        data: Where data sets and caches are kept.
-        files: That every node has to see.
-        num_gpus: Of a node; None is what most nodes have.
-        shared_memory_bytes: Free in /dev/shm.
-        memory_bytes: Free.
-        disk_bytes: Free for results, and for data.
-        clock_s: How far the nodes' clocks may be apart.
+        output: The directory for results.
+        data: The directory for data sets and caches.
+        files: Data files that every node has to see.
+        num_gpus: GPUs of a node; None is what most nodes have.
+        shared_memory_bytes: Free space in /dev/shm.
+        memory_bytes: Available memory.
+        disk_bytes: Free disk space, for results and for data each.
+        clock_s: The largest difference between a node's clock and the median, in s.
     """
 
     output: Path = Path("output")
@@ -84,8 +84,8 @@ class Needs:
     clock_s: float = 5.0
 
 
-def judge(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
-    """Returns what each check finds in the facts of all ranks, which are in the order of ranks."""
+def check_facts(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
+    """Returns the findings of all checks, given the facts of all ranks in order."""
     return [finding for check in CHECKS for finding in check(facts, needs)]
 
 
@@ -108,14 +108,14 @@ def _packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         elif unusable and not same.fatal:
             why = unusable[0].unusable[name]
             fix = UNUSABLE.get(name, SAME_EVERYWHERE)
-            yield _fault(name, same.value, unusable, f"it cannot be used: {why}", fix)
+            yield _fault(name, same.value, unusable, f"cannot be used: {why}", fix)
         else:
             yield same
 
 
 def _mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     if len(facts) == 1 or any({"mpi4py", "horovod"} & one.unusable.keys() for one in facts):
-        return  # not needed; told by the packages
+        return  # not needed, or reported by the packages
     library = facts[0].mpi_library or "none"
     without = [one for one in facts if not one.horovod.get("mpi")]
     several = [one for one in facts if len(one.mpi_files) > 1]
@@ -132,7 +132,7 @@ def _mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     usable = [one for one in facts if one.num_gpus is not None]
     if not usable:
-        return  # told by the packages
+        return  # reported by the packages
     nodes = _by_node(usable)
     counts = {node: _gpus_of_node(ranks) for node, ranks in nodes.items()}
     wanted = _most_common(counts.values()) if needs.num_gpus is None else needs.num_gpus
@@ -142,35 +142,36 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     sharing = [one for one in usable if _share_one(nodes[one.node])]
     blind = [one for one in usable if one.num_gpus == 0 and one.has_driver]
     if fewer and not sharing:
-        what = f"{counts[fewer[0].node]} GPUs are visible, and {wanted} are needed"
-        yield _fault("GPUs", value, fewer, what, LOOK_AT_GPUS)
+        what = f"{wanted} GPUs are needed, but only {counts[fewer[0].node]} visible"
+        yield _fault("GPUs", value, fewer, what, MORE_GPUS)
     elif crowded:
-        what = f"{crowded[0].local_size} ranks have {crowded[0].num_gpus} GPUs"
+        what = f"{crowded[0].local_size} ranks share {crowded[0].num_gpus} GPUs"
         yield _fault("GPUs", value, crowded, what, "start at most one rank per GPU")
     elif sharing:
         yield _fault("GPUs", value, sharing, "all ranks see the same single GPU", GPU_EACH)
     elif blind:
         what = "an NVIDIA driver is installed but TensorFlow sees no GPU"
-        fix = "install candle-p1[gpu] (make setup GPU=1); ask the scheduler for GPUs"
+        fix = "install candle-p1[gpu] (make setup GPU=1); request GPUs from the scheduler"
         yield _fault("GPUs", value, blind, what, fix, fatal=False)
     else:
         yield Finding("GPUs", value)
 
 
-def _rooms(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    for name in facts[0].rooms:
-        rooms = {one.rank: one.rooms[name] for one in facts}
+def _space(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
+    for name in facts[0].space:
+        space = {one.rank: one.space[name] for one in facts}
         needed = needs.shared_memory_bytes if name == SHARED_MEMORY else needs.disk_bytes
-        free = _range([room.free_bytes / GIB for room in rooms.values()], "{:.1f} GiB free")
-        value = free + ("" if name == SHARED_MEMORY else f" in {rooms[facts[0].rank].path}")
-        closed = [one for one in facts if rooms[one.rank].problem]
-        small = [one for one in facts if rooms[one.rank].free_bytes < needed]
+        free = _range([one.free_bytes / GIB for one in space.values()], "{:.1f} GiB free")
+        value = free + ("" if name == SHARED_MEMORY else f" in {space[facts[0].rank].path}")
+        closed = [one for one in facts if space[one.rank].problem]
+        small = [one for one in facts if space[one.rank].free_bytes < needed]
         if closed:
-            yield _fault(name, value, closed, str(rooms[closed[0].rank].problem), MORE_ROOM[name])
+            yield _fault(name, value, closed, str(space[closed[0].rank].problem), MORE_SPACE[name])
         elif small:
-            least = min((rooms[one.rank] for one in small), key=lambda room: room.free_bytes)
-            what = f"{least.path} has {least.free_bytes / GIB:.1f} GiB free of {needed / GIB:.1f}"
-            yield _fault(name, value, small, what + " that are needed", MORE_ROOM[name])
+            least = min((space[one.rank] for one in small), key=lambda found: found.free_bytes)
+            free = f"{least.free_bytes / GIB:.1f} GiB free in {least.path}"
+            what = f"{free}, but {needed / GIB:.1f} GiB needed"
+            yield _fault(name, value, small, what, MORE_SPACE[name])
         else:
             yield Finding(name, value)
 
@@ -180,8 +181,8 @@ def _memory(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     small = [one for one in facts if one.memory_bytes < needs.memory_bytes]
     if small:
         least = min(one.memory_bytes for one in small) / GIB
-        what = f"{least:.1f} GiB are free of {needs.memory_bytes / GIB:.1f} that are needed"
-        fix = "leave the node out, ask for more, or say what the job needs: --memory-gib"
+        what = f"{least:.1f} GiB free, but {needs.memory_bytes / GIB:.1f} GiB needed"
+        fix = "exclude the node, request more memory, or state what the job needs: --memory-gib"
         yield _fault("memory", value, small, what, fix)
     else:
         yield Finding("memory", value)
@@ -193,14 +194,14 @@ def _files(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         absent = [one for one in facts if path in one.files and one.files[path] is None]
         name = f"file {Path(path).name}"
         if absent:
-            fix = "put it on a file system that all nodes share, or stage it to every node"
-            yield _fault(name, "missing", absent, f"{path} is not there or not readable", fix)
+            fix = "put it on a file system that all nodes share, or copy it to every node"
+            yield _fault(name, "missing", absent, f"{path} does not exist or is not readable", fix)
             continue
         common = _most_common(sizes.values())
         odd = [one for one in facts if sizes.get(one.rank, common) != common]
         if odd:
-            what = f"{path} has {sizes[odd[0].rank]} bytes, where the others have {common}"
-            yield _fault(name, "different", odd, what, "stage it to every node anew")
+            what = f"{path} has {sizes[odd[0].rank]} bytes, but {common} on the other nodes"
+            yield _fault(name, "different", odd, what, "copy it to every node again")
         else:
             yield Finding(name, f"{common} bytes")
 
@@ -211,12 +212,12 @@ def _clock(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     value = f"within {times[-1] - times[0]:.3f} s"
     wrong = [one for one in facts if abs(one.wall_s - middle) > needs.clock_s]
     stepped = [one for one in facts if abs(one.step_s) > STEPPED_S]
-    fix = "tell the machine's operators (NTP), or leave the node out"
+    fix = "ask the machine's administrators (NTP), or exclude the node"
     if wrong:
-        what = f"the clock is {wrong[0].wall_s - middle:+.1f} s from the others'"
+        what = f"the clock is off by {wrong[0].wall_s - middle:+.1f} s"
         yield _fault("clocks", value, wrong, what, fix)
     elif stepped:
-        what = f"the clock was set by {stepped[0].step_s:+.1f} s during the preflight"
+        what = f"the clock was changed by {stepped[0].step_s:+.1f} s during the preflight"
         yield _fault("clocks", value, stepped, what, fix)
     else:
         yield Finding("clocks", value)
@@ -230,7 +231,7 @@ CHECKS: tuple[Check, ...] = (
     _packages,
     _mpi,
     _gpus,
-    _rooms,
+    _space,
     _memory,
     _files,
     _clock,
@@ -240,18 +241,18 @@ CHECKS: tuple[Check, ...] = (
 def _fault(
     name: str, value: str, on: Sequence[NodeFacts], what: str, fix: str, fatal: bool = True
 ) -> Finding:
-    """Returns a finding that names the nodes a problem is on."""
+    """Returns a finding with a problem on some nodes, which it names."""
     return Finding(name, value, f"{_names(one.node for one in on)}: {name}: {what}", fix, fatal)
 
 
 def _same(name: str, values: Mapping[int, str], facts: Sequence[NodeFacts]) -> Finding:
-    """Returns a finding that is fatal where ranks differ; what most have is the right one."""
+    """Returns a finding that is fatal if ranks differ."""
     common = _most_common(values.values())
     odd = [one for one in facts if values[one.rank] != common]
     if not odd:
         return Finding(name, common)
     theirs = ", ".join(dict.fromkeys(values[one.rank] for one in odd))
-    return _fault(name, common, odd, f"{theirs}, where the others have {common}", SAME_EVERYWHERE)
+    return _fault(name, common, odd, f"{theirs}, but {common} elsewhere", SAME_EVERYWHERE)
 
 
 def _by_node(facts: Sequence[NodeFacts]) -> dict[str, list[NodeFacts]]:
@@ -262,7 +263,7 @@ def _by_node(facts: Sequence[NodeFacts]) -> dict[str, list[NodeFacts]]:
 
 
 def _gpus_of_node(ranks: Sequence[NodeFacts]) -> int:
-    """Returns the GPUs that a node's ranks see: each once, where they can be told apart."""
+    """Returns the number of GPUs that a node's ranks see."""
     if all(one.gpu_ids is not None for one in ranks) and any(one.num_gpus for one in ranks):
         return len({name for one in ranks for name in one.gpu_ids or () if one.num_gpus})
     counts = [one.num_gpus or 0 for one in ranks]

@@ -1,4 +1,4 @@
-"""The examination of a job's nodes: all ranks tell what they find, and rank 0 judges."""
+"""Examining a job's nodes: all ranks collect facts, and rank 0 checks them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,31 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.cluster.preflight import facts
-from candle_p1.cluster.preflight.checks import judge
+from candle_p1.cluster.preflight.checks import check_facts
 from candle_p1.cluster.preflight.facts import NodeFacts
 from candle_p1.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from candle_p1.cluster.doctor import Finding
     from candle_p1.cluster.preflight.checks import Needs
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.launch_environment import LaunchedRank
-    from candle_p1.training.screen import Screen
 
 
 def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
-    """Raises if MPI does not know the ranks that the launcher started; collective.
+    """Checks that MPI knows the ranks that the launcher started; collective.
 
     Raises:
-        SetupError: It does not: as a rule each process takes itself for the only one.
+        SetupError: It does not. Usually, each process then believes that it is the only one.
     """
     wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
     problems = comm.allgather(
-        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, and"
-        f" MPI has it as rank {comm.rank} of {comm.size}: this MPI library does not belong to the"
-        " launcher. Start with the launcher of that MPI, choose another interface (srun"
-        " --mpi=pmix; srun --mpi=list names what there is), or rebuild against the machine's MPI:"
-        " make setup MPI=system"
+        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
+        f" for MPI it is rank {comm.rank} of {comm.size}: the MPI library does not belong to the"
+        " launcher. Use the launcher of this MPI, choose another interface (srun --mpi=pmix; srun"
+        " --mpi=list shows the available ones), or rebuild against the machine's MPI: make setup"
+        " MPI=system"
         if wrong
         else None
     )
@@ -47,31 +44,33 @@ def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:
     """Examines every node; collective.
 
     Args:
-        comm: The ranks of the job, or one of each node.
+        comm: The ranks of the job, or one rank of each node.
         needs: What the job needs.
         node: The name of this rank's node.
 
     Returns:
-        What the checks found, nothing of it fatal; the same on every rank.
+        The findings, none of which is fatal; the same on every rank.
 
     Raises:
-        SetupError: A node lacks something; one error for all nodes, the same on every rank.
+        SetupError: A node lacks something. The error covers all nodes and is the same on all ranks.
     """
     gathered = comm.gather(find_facts(comm, needs, node))
-    findings: list[Finding] = comm.broadcast([] if gathered is None else judge(gathered, needs))
+    findings: list[Finding] = comm.broadcast(
+        [] if gathered is None else check_facts(gathered, needs)
+    )
     fatal = [f"{finding.problem}. Fix: {finding.fix}" for finding in findings if finding.fatal]
     if fatal:
-        lines = fatal if len(fatal) == 1 else [f"{len(fatal)} checks of the nodes failed", *fatal]
+        lines = fatal if len(fatal) == 1 else [f"the nodes failed {len(fatal)} checks", *fatal]
         raise SetupError("\n  ".join(lines)).on_all_ranks()
     return findings
 
 
 def find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
-    """Returns what this rank finds on its node; collective, as all look at their clocks."""
+    """Returns the facts of this rank's node; collective, because all read their clocks together."""
     wall_s, monotonic_s = time.time(), time.monotonic()
     found: dict[str, Any] = {
         **facts.find_software(with_mpi=comm.size > 1),
-        **facts.find_rooms({"results": needs.output, "data": needs.data}),
+        **facts.find_space({"results": needs.output, "data": needs.data}),
         "files": facts.find_files(needs.files),
     }
     comm.barrier()
@@ -85,13 +84,3 @@ def find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
         step_s=(now_s - wall_s) - (later_s - monotonic_s),
         **found,
     )
-
-
-def show(findings: Sequence[Finding], layout: LaunchedRank, screen: Screen) -> None:
-    """Shows the findings as one table."""
-    screen.say(f"{'launcher':<15} {layout.launcher}")
-    for finding in findings:
-        screen.say(f"{finding.name:<15} {finding.value}")
-        if finding.problem:
-            screen.warn(f"{finding.problem}. Fix: {finding.fix}")
-    screen.say("the nodes have what the job needs")

@@ -1,7 +1,7 @@
-"""What a rank finds on its node before a job: software, GPUs, memory, room, files.
+"""Facts about a node before a job: software, GPUs, memory, disk space, files.
 
-Nothing is judged here, and nothing raises: what cannot be had is a fact too. The checks compare the
-facts of all ranks.
+Nothing is checked here, and nothing raises: that something is missing is a fact, too. The checks
+compare the facts of all ranks.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SHARED_MEMORY = "shared memory"
 MPI_LIBRARY = re.compile(
     r"/lib(mpi|mpich|mpi_(ibm|cray|crayclang|gnu|intel|nvidia|amd|aocc)[\w]*)(-\w+)?\.so"
 )
-"""An MPI library, and not what belongs to it (libmpi_cxx, libmpi_mpifh, libmpi_gtl_cuda): Open MPI,
-MPICH and Intel MPI, Spectrum MPI, Cray MPICH, which has one for each compiler."""
+"""An MPI library (Open MPI, MPICH, Intel MPI, Spectrum MPI, or Cray MPICH, which has one for each
+compiler), but not the libraries that come with it (libmpi_cxx, libmpi_mpifh, libmpi_gtl_cuda)."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """A directory that a job writes to; it is made by the job if need be.
+class FreeSpace:
+    """The space in a directory that a job writes to, and creates if necessary.
 
     Attributes:
-        path: As it was given.
-        free_bytes: On the file system where it is or will be.
+        path: The directory, as it was given.
+        free_bytes: Free bytes of the file system on which it is or will be.
         problem: Why it cannot be written; None if it can.
     """
 
@@ -53,27 +53,27 @@ class Room:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What one rank found.
+    """What one rank found on its node.
 
     Attributes:
-        rank: That looked.
+        rank: The rank.
         node: The name of its node.
-        local_rank: Within the node.
-        local_size: The ranks of the node.
-        python: The version.
-        packages: Versions of PACKAGES, as far as they are installed.
+        local_rank: The rank within the node.
+        local_size: The number of ranks on the node.
+        python: The version of Python.
+        packages: The versions of those PACKAGES that are installed.
         unusable: What could not be imported or used, and why.
         mpi_library: Name and version of the MPI library; None if there is none.
         mpi_files: The MPI libraries that this process has loaded.
         horovod: What Horovod was built with; empty if it cannot be used.
-        num_gpus: That the framework sees; None if it cannot be used.
-        gpu_ids: The UUIDs of the visible GPUs; None where they cannot be told apart.
+        num_gpus: The number of GPUs that TensorFlow sees; None if it cannot be used.
+        gpu_ids: The UUIDs of the visible GPUs; None if they cannot be told apart.
         has_driver: Whether an NVIDIA driver is installed.
-        memory_bytes: Of memory that is free, or can be made so.
-        rooms: The directories that a job writes to, by what they are for.
-        files: Sizes of the data files, by path; None for one that cannot be read.
-        wall_s: The wall clock when all ranks looked at theirs; seconds since 1970.
-        step_s: By how much the wall clock went ahead of the monotonic one during the examination.
+        memory_bytes: Available memory.
+        space: The directories that a job writes to, by purpose.
+        files: Sizes of the data files, by path; None for those that cannot be read.
+        wall_s: The wall clock when all ranks read theirs, in seconds since 1970.
+        step_s: By how much the wall clock gained on the monotonic one during the examination.
     """
 
     rank: int
@@ -90,24 +90,24 @@ class NodeFacts:
     gpu_ids: list[str] | None = None
     has_driver: bool = False
     memory_bytes: int = 0
-    rooms: dict[str, Room] = field(default_factory=dict)
+    space: dict[str, FreeSpace] = field(default_factory=dict)
     files: dict[str, int | None] = field(default_factory=dict)
     wall_s: float = 0.0
     step_s: float = 0.0
 
 
 def find_software(*, with_mpi: bool) -> dict[str, Any]:
-    """Returns what is installed and can be used, as fields of `NodeFacts`; takes seconds.
+    """Returns what is installed and usable, as fields of `NodeFacts`; takes seconds.
 
     Args:
-        with_mpi: Whether Horovod and MPI are needed: there are several ranks.
+        with_mpi: Whether Horovod and MPI are needed, because there are several ranks.
     """
     unusable: dict[str, str] = {}
 
     def probe(name: str, find: Callable[[], Any]) -> Any:
         try:
             return find()
-        except Exception as error:  # whatever is wrong with it is the fact
+        except Exception as error:  # any error is a fact
             unusable[name] = f"{error or type(error).__name__}".splitlines()[0]
             return None
 
@@ -130,7 +130,7 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
 
 
 def loaded_mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Returns the MPI libraries of this process, without symbolic links; each once."""
+    """Returns the MPI libraries that this process has loaded, with symbolic links resolved."""
     try:
         lines = maps.read_text().splitlines()
     except OSError:
@@ -140,12 +140,12 @@ def loaded_mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
 
 
 def visible_gpu_ids() -> list[str] | None:
-    """Returns the UUIDs of the NVIDIA GPUs this rank sees; None where NVML does not tell them."""
+    """Returns the UUIDs of the NVIDIA GPUs that this rank sees; None if NVML does not know them."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # no package, no driver, no card
+    except Exception:  # no package, no driver, or no GPU
         return None
     try:
         count = pynvml.nvmlDeviceGetCount()
@@ -153,41 +153,41 @@ def visible_gpu_ids() -> list[str] | None:
         ids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         chosen = os.environ.get(gpus.CUDA)
         return ids if chosen is None else [ids[place] for place in gpus.select(chosen, ids)]
-    except (pynvml.NVMLError, SensorError):  # a card of another job; an instance of MIG
+    except (pynvml.NVMLError, SensorError):  # a GPU of another job; a MIG instance
         return None
     finally:
         pynvml.nvmlShutdown()
 
 
-def find_rooms(directories: dict[str, Path]) -> dict[str, Any]:
-    """Returns what room there is, as fields of `NodeFacts`.
+def find_space(directories: dict[str, Path]) -> dict[str, Any]:
+    """Returns the available memory and disk space, as fields of `NodeFacts`.
 
     Args:
-        directories: That the job writes to, by what they are for.
+        directories: The directories that the job writes to, by purpose.
     """
     available = psutil.virtual_memory().available
-    rooms = {SHARED_MEMORY: room(MEMORY)}
-    rooms |= {name: room(path) for name, path in directories.items()}
-    return {"memory_bytes": min(available, environment.memory_limit_bytes()), "rooms": rooms}
+    space = {SHARED_MEMORY: free_space(MEMORY)}
+    space |= {name: free_space(path) for name, path in directories.items()}
+    return {"memory_bytes": min(available, environment.memory_limit_bytes()), "space": space}
 
 
-def room(path: Path) -> Room:
-    """Returns the room in a directory, or in the nearest one above it that exists."""
+def free_space(path: Path) -> FreeSpace:
+    """Returns the free space in a directory, or in its nearest parent that exists."""
     absolute = path.expanduser().absolute()
     try:
         existing = next(one for one in (absolute, *absolute.parents) if one.exists())
         free_bytes = shutil.disk_usage(existing).free
-    except OSError as error:  # a file system that is down, a directory that may not be searched
-        return Room(str(path), 0, f"{error.filename or absolute}: {error.strerror}")
+    except OSError as error:  # a file system is down, or a directory cannot be searched
+        return FreeSpace(str(path), 0, f"{error.filename or absolute}: {error.strerror}")
     if not existing.is_dir():
-        return Room(str(path), 0, f"{existing} is not a directory")
+        return FreeSpace(str(path), 0, f"{existing} is not a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Room(str(path), free_bytes, f"{existing} cannot be written to")
-    return Room(str(path), free_bytes)
+        return FreeSpace(str(path), free_bytes, f"{existing} cannot be written to")
+    return FreeSpace(str(path), free_bytes)
 
 
 def find_files(paths: Iterable[Path]) -> dict[str, int | None]:
-    """Returns the sizes of files, by path; None for one that is not there or cannot be read."""
+    """Returns the sizes of files, by path; None for those that do not exist or cannot be read."""
 
     def size(path: Path) -> int | None:
         try:

@@ -62,6 +62,17 @@ def test_the_directives_begin_with_those_of_the_job(machine_name, lines):
     assert found[: len(lines)] == [f"{scheduler.prefix} {line}" for line in lines]
 
 
+def test_without_a_scheduler_there_are_no_directives():
+    assert find_scheduler("none").lines(job("local", num_nodes=1)) == []
+
+
+def test_directives_of_a_machine_may_have_short_options(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "slurm"\nqueue_option = "-q"\ndirectives = ["-C gpu"]\n')
+    lines = find_scheduler("slurm").lines(job(str(path)))
+    assert {"#SBATCH -q debug", "#SBATCH -C gpu"} <= set(lines)
+
+
 def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text(
