@@ -25,7 +25,8 @@ from candle_p1.models import fast
 from candle_p1.models.evaluation import Trained
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
-from candle_p1.records.record import finite, over_ranks
+from candle_p1.records.record import finite
+from candle_p1.records.spread import Seconds
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.training.setup import (
@@ -118,14 +119,15 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
         log.finish(quality)
 
         with phases("report"):
-            load_s = comm.allgather(reader.load_s)
-            files_read = reader.describe() if comm.rank == 0 else {}
+            load_s = comm.gather(reader.load_s)
+            files_read = reader.describe() if load_s is not None else {}
             for role, facts in files_read.items():
-                facts["load"] = over_ranks([seconds[role] for seconds in load_s], "s")
+                facts["load"] = Seconds.over([seconds[role] for seconds in load_s or ()])
         this.finish(
             describe_rank(
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores
             ),
+            logged=params["communication_log"],
             data={
                 "synthetic": files.synthetic,
                 "loader": params["loader"],
@@ -149,7 +151,6 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
             distributed=engine,
             training=training,
             quality=quality,
-            communication={"logged": params["communication_log"]},
             **unknown_efficiency(allreduces, comm),
             **({"timeline": timeline.describe(this.start)} if timeline else {}),
             environment=environment.capture(),
@@ -262,7 +263,7 @@ def _open_log(params: ParameterSet, this: Run) -> RunLog:
     """Returns the log in MLPerf's format; one that writes nothing unless rank 0 is to write it."""
     writes = params["mllog"] and this.comm.rank == 0
     path = this.directory / mllog.FILE_NAME if writes else None
-    return RunLog(path, this.record["benchmark"], this.phases, this.start)
+    return RunLog(path, this.record.benchmark, this.phases, this.start)
 
 
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
@@ -381,17 +382,20 @@ def _train(
     finally:
         this.screen.end_training()
 
-    of_ranks, validation_s = zip(*comm.allgather((timer.epochs, validation.seconds)), strict=True)
+    gathered = comm.gather((timer.epochs, validation.seconds))
+    if gathered is None:
+        return history, {}
+    of_ranks, validation_s = zip(*gathered, strict=True)
     epochs = [
-        {
-            "epoch": epoch + 1,
-            **summarize_epoch([epochs[epoch] for epochs in of_ranks], is_first=epoch == 0),
-            "validation": over_ranks([seconds[epoch] for seconds in validation_s], "s"),
-            "metrics": {k: finite(values[epoch]) for k, values in history.history.items()},
-        }
-        for epoch in range(len(history.epoch))
+        summarize_epoch(
+            i + 1,
+            [epochs[i] for epochs in of_ranks],
+            metrics={name: finite(values[i]) for name, values in history.history.items()},
+            validation_s=[seconds[i] for seconds in validation_s],
+        )
+        for i in range(len(history.epoch))
     ]
-    slowest_s = sum(epoch["train"]["max_s"] for epoch in epochs)
+    slowest_s = sum(epoch.train.max_s for epoch in epochs)
     num_samples = comm.size * plan.samples_per_epoch * len(epochs)
     training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
     if params["profiling"] or params["step_trace"]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from datetime import datetime, timedelta, timezone
 
-from candle_p1.records.record import over_ranks, write_record
+from candle_p1.records.record import make_record, write_record
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import PhaseTimes
 from candle_p1.scaling import ScalingPlan, scale_batch_size, scale_learning_rate, share_epochs
 
 PARAMETERS = {
@@ -40,7 +42,7 @@ EPOCH_STEPS = 10
 _started = itertools.count()
 
 
-def planted_record(
+def _sections(
     benchmark="nt3",
     num_ranks=1,
     *,
@@ -63,7 +65,7 @@ def planted_record(
     status="ok",
     **parameters,
 ):
-    """Returns a record.
+    """Returns the sections of a record.
 
     The total is startup_s + load_s + wait_s + the epochs of a rank times epoch_s + first_step_s. By
     default a rank trains what the scaling of the epochs gives it.
@@ -71,7 +73,7 @@ def planted_record(
     values = PARAMETERS | parameters
     started = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=next(_started))
     record = {
-        "schema_version": 1,
+        "schema_version": 2,
         "status": status,
         "benchmark": benchmark,
         "started": started.isoformat(),
@@ -91,26 +93,22 @@ def planted_record(
     epochs_per_rank = epochs_per_rank or share
     train_s = epochs_per_rank * epoch_s + first_step_s
     waited = {"communication": _spread(communication_s, num_ranks)} if num_ranks > 1 else {}
+    wait_begin_s = startup_s + load_s
+    wait = _phase(wait_begin_s, wait_s, num_ranks)
     phases = {
-        "startup": _spread(startup_s, num_ranks),
-        "load": _spread(load_s, num_ranks),
-        "broadcast": _spread(wait_s, num_ranks) | {"parts": {"wait": _spread(wait_s, num_ranks)}},
-        "train": _spread(train_s, num_ranks) | waited,
+        "startup": _phase(0.0, startup_s, num_ranks),
+        "load": _phase(startup_s, load_s, num_ranks),
+        "broadcast": _phase(wait_begin_s, wait_s, num_ranks, parts={"wait": wait}),
+        "train": _phase(wait_begin_s + wait_s, train_s, num_ranks, **waited),
     }
     total_s = startup_s + load_s + wait_s + train_s
     useful_s = total_s - communication_s - wait_s
-    begin_s = 0.0
-    for phase in phases.values():
-        for stretch in (phase, *phase.get("parts", {}).values()):
-            stretch["per_rank_begin_s"] = [begin_s] * num_ranks
-        begin_s += phase["max_s"]
     metrics = dict(trained or {})
     return record | {
         "ranks": [
             {
                 "rank": rank,
                 "host": "vm",
-                "pid": 100 + rank,
                 "node": 0,
                 "local_rank": rank,
                 "num_cores": 2,
@@ -152,7 +150,7 @@ def planted_record(
             "communication_efficiency": useful_s / total_s,
             "parallel_efficiency": useful_s / total_s,
             "runtime_s": total_s,
-            "useful": over_ranks([useful_s] * num_ranks, "s"),
+            "useful": _spread(useful_s, num_ranks),
         },
         "quality": {
             name: {"value": value} | ({"naive": naive[name]} if naive and name in naive else {})
@@ -162,6 +160,32 @@ def planted_record(
         "environment": ENVIRONMENT | (environment or {}),
         "warnings": [],
     }
+
+
+def planted_record(*args, **kwargs):
+    """Returns a record; see _sections."""
+    return make_record(_sections(*args, **kwargs))
+
+
+REMOVED = object()
+
+
+def changed(record, changes):
+    """Returns a record with other values at some places, such as {"energy.covers": ["cpu"]}.
+
+    REMOVED takes a key away. The record carries no raw values of ranks any more.
+    """
+    content = record.model_dump(exclude_unset=True)
+    for place, value in changes.items():
+        *within, key = place.split(".")
+        section = content
+        for name in within:
+            section = section[int(name) if isinstance(section, list) else name]
+        if value is REMOVED:
+            del section[key]
+        else:
+            section[key] = value
+    return make_record(content)
 
 
 def plant(directory, *args, **kwargs):
@@ -174,7 +198,12 @@ def plant(directory, *args, **kwargs):
 
 
 def _spread(seconds, num_ranks):
-    return over_ranks([seconds] * num_ranks, "s")
+    return Seconds.over([seconds] * num_ranks)
+
+
+def _phase(begin_s, seconds, num_ranks, **facts):
+    begin = _spread(begin_s, num_ranks)
+    return PhaseTimes.over([seconds] * num_ranks, begin=begin, **facts)
 
 
 def _plan(values, num_ranks, scaling, epochs_per_rank):

@@ -22,13 +22,13 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from candle_p1.files import write_atomically
 
 GRACE_S = 0.5
 """How long to wait, after a signal, for news of a dead rank: launchers signal the survivors."""
@@ -183,6 +183,9 @@ class WatchdogServer:
             rank: The one that failed or was interrupted first.
             status: "failed" or "interrupted".
         """
+        from candle_p1.records.record import end_record
+        from candle_p1.records.types import Failure
+
         is_known = True
         if rank.error and rank.error.get("stalled"):
             # The rank that reports a stall waited for another, which is behind if any rank is.
@@ -191,16 +194,15 @@ class WatchdogServer:
             reason = self._explain_stall(first, is_known=is_known)
         else:
             reason = self._explain(rank, status)
-        failure = {
-            "reason": reason,
-            "rank": rank.rank if is_known else None,
-            "host": rank.host if is_known else None,
-            "pid": rank.pid if is_known else None,
-            "phase": rank.phase,
-        }
-        if rank.error and rank.error.get("traceback"):
-            failure["traceback"] = rank.error["traceback"]
-        complete_record(self.record, status, failure)
+        failure = Failure(
+            reason=reason,
+            rank=rank.rank if is_known else None,
+            host=rank.host if is_known else None,
+            pid=rank.pid if is_known else None,
+            phase=rank.phase,
+            traceback=(rank.error or {}).get("traceback") or None,
+        )
+        end_record(self.record, status, failure)
         told: list[RankConnection] = []
         deadline = time.monotonic() + FAREWELL_S
         while time.monotonic() < deadline:
@@ -251,17 +253,6 @@ def count_oom_kills() -> int | None:
     return None
 
 
-def complete_record(path: Path, status: str, failure: dict[str, Any]) -> None:
-    """Marks a record that still says "running" as failed or interrupted; leaves others alone."""
-    from candle_p1.records.record import utc_now
-
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if record["status"] != "running":
-        return
-    record |= {"status": status, "ended": utc_now(), "failure": failure}
-    write_atomically(path, json.dumps(record, indent=2) + "\n")
-
-
 def main() -> None:
     """Runs the watchdog server: prints the port on which it listens, then watches."""
     parser = argparse.ArgumentParser()
@@ -275,6 +266,9 @@ def main() -> None:
     with socket.create_server((arguments.bind, 0), backlog=arguments.num_ranks + 16) as listener:
         print(listener.getsockname()[1], flush=True)
         sys.stdout.close()
+        # Ahead of time, because a dying job may leave the server only milliseconds.
+        ahead = threading.Thread(target=import_module, args=["candle_p1.records.record"])
+        ahead.start()
         WatchdogServer(
             listener,
             os.environ[TOKEN_VARIABLE],

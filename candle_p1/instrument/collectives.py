@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument import phases
-from candle_p1.records.record import over_ranks
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import Collective, CommunicationFacts, MessageSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,36 +111,53 @@ def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> 
         _log.add(library, name, num_bytes, seconds)
 
 
-def summarize_communication(logs: Sequence[CommunicationLog]) -> dict[str, Any]:
-    """Returns the communication of all ranks as it stands in a run record.
+def summarize_communication(
+    logs: Sequence[CommunicationLog], *, logged: bool
+) -> CommunicationFacts:
+    """Returns the collectives of all ranks as a run record holds them.
 
-    Bandwidths are per rank: its bytes divided by its seconds, which include waiting for others.
+    A bandwidth is that of one rank: its bytes by its seconds, in which it also waited for others.
+
+    Args:
+        logs: Of each rank.
+        logged: Whether collectives were to be noted.
     """
-    return {
-        "collectives": [
-            {
-                "library": library,
-                "name": name,
-                **_sums([log.by_name.get((library, name), CallTotals()) for log in logs]),
-            }
-            for library, name in dict.fromkeys(key for log in logs for key in log.by_name)
+    nothing = CallTotals()
+    operations = list(dict.fromkeys(key for log in logs for key in log.by_name))
+    sizes = sorted({key for log in logs for key in log.by_size})
+    return CommunicationFacts(
+        logged=logged,
+        collectives=[
+            Collective(
+                name=name,
+                **_sums(library, [log.by_name.get((library, name), nothing) for log in logs]),
+            )
+            for library, name in operations
         ],
-        "message_sizes": [
-            {
-                "library": library,
-                "from_bytes": 1 << size,
-                "below_bytes": 2 << size,
-                **(sums := _sums([log.by_size.get((library, size), CallTotals()) for log in logs])),
-                "bytes_per_s": sums["num_bytes"] / max(sum(sums["time"]["per_rank_s"]), 1e-9),
-            }
-            for library, size in sorted({key for log in logs for key in log.by_size})
+        message_sizes=[
+            _message_size(
+                library, size, [log.by_size.get((library, size), nothing) for log in logs]
+            )
+            for library, size in sizes
         ],
-    }
+    )
 
 
-def _sums(of_ranks: Sequence[CallTotals]) -> dict[str, Any]:
+def _message_size(library: str, size: int, of_ranks: Sequence[CallTotals]) -> MessageSize:
+    seconds = sum(each.seconds for each in of_ranks)
+    sums = _sums(library, of_ranks)
+    return MessageSize(
+        from_bytes=1 << size,
+        below_bytes=2 << size,
+        bytes_per_s=sums["num_bytes"] / max(seconds, 1e-9),
+        **sums,
+    )
+
+
+def _sums(library: str, of_ranks: Sequence[CallTotals]) -> dict[str, Any]:
     return {
+        "library": library,
         "num_calls": sum(each.num_calls for each in of_ranks),
         "num_bytes": sum(each.num_bytes for each in of_ranks),
-        "time": over_ranks([each.seconds for each in of_ranks], "s"),
+        "time": Seconds.over([each.seconds for each in of_ranks]),
     }

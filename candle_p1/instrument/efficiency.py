@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.records.record import over_ranks
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import Efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,23 +20,25 @@ DEFINITION = (
 )
 
 
-def efficiencies(useful_s: Sequence[float], runtime_s: float) -> dict[str, Any]:
+def efficiencies(useful_s: Sequence[float], runtime_s: float, **facts: Any) -> Efficiency:
     """Returns load balance, communication efficiency and parallel efficiency.
 
     Args:
-        useful_s: The time that each rank spent outside of communication.
-        runtime_s: The duration of the whole.
+        useful_s: The time of each rank outside of communication, in s.
+        runtime_s: The time of the whole, in s.
+        facts: Other fields of the section.
 
     Returns:
         The three, in [0, 1], with what they were computed from. The parallel efficiency is
         mean(useful) / runtime, the product of the other two.
     """
-    useful = over_ranks(useful_s, "s")
-    longest = useful["max_s"]
-    return {
-        "load_balance": useful["mean_s"] / longest if longest else 1.0,
-        "communication_efficiency": longest / runtime_s if runtime_s else 1.0,
-        "parallel_efficiency": useful["mean_s"] / runtime_s if runtime_s else 1.0,
-        "runtime_s": runtime_s,
-        "useful": useful,
-    }
+    useful = Seconds.over(useful_s)
+    mean_s, longest_s = sum(useful_s) / len(useful_s), max(useful_s)
+    return Efficiency(
+        load_balance=mean_s / longest_s if longest_s else 1.0,
+        communication_efficiency=longest_s / runtime_s if runtime_s else 1.0,
+        parallel_efficiency=mean_s / runtime_s if runtime_s else 1.0,
+        runtime_s=runtime_s,
+        useful=useful,
+        **facts,
+    )

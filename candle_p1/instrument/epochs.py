@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.instrument.efficiency import efficiencies
-from candle_p1.records.record import over_ranks
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import EpochFacts, StepTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -35,39 +36,50 @@ class Epoch:
     allreduce_s: float | None = 0.0
 
 
-def summarize_epoch(of_ranks: Sequence[Epoch], *, is_first: bool) -> dict[str, Any]:
-    """Returns an epoch as it stands in a run record.
+def summarize_epoch(
+    epoch: int,
+    of_ranks: Sequence[Epoch],
+    metrics: Mapping[str, float | None],
+    validation_s: Sequence[float] | None = None,
+) -> EpochFacts:
+    """Returns an epoch as a run record holds it.
 
     Args:
+        epoch: Its number, from 1. The first step of the first one, in which the framework compiles,
+            is told apart.
         of_ranks: The epoch on each rank.
-        is_first: Whether to report its first step, in which the framework compiles, separately.
+        metrics: Over all ranks, by name.
+        validation_s: The time of its validation on each rank.
     """
-    train = over_ranks([epoch.seconds for epoch in of_ranks], "s")
-    facts: dict[str, Any] = {
-        "per_rank_begin_s": [epoch.begin_s for epoch in of_ranks],
-        "train": train,
-        "steps": _summarize_steps([epoch.steps_s for epoch in of_ranks], is_first=is_first),
-    }
-    exposed = [epoch.exposed_s for epoch in of_ranks if epoch.exposed_s is not None]
-    allreduce = [epoch.allreduce_s for epoch in of_ranks if epoch.allreduce_s is not None]
+    facts: dict[str, Any] = {}
+    if validation_s is not None:
+        facts["validation"] = Seconds.over(validation_s)
+    exposed = [each.exposed_s for each in of_ranks if each.exposed_s is not None]
+    allreduce = [each.allreduce_s for each in of_ranks if each.allreduce_s is not None]
     if len(exposed) == len(allreduce) == len(of_ranks):
-        facts["exposed_communication"] = over_ranks(exposed, "s")
+        facts["exposed_communication"] = Seconds.over(exposed)
         if any(allreduce):
-            facts["exchange"] = over_ranks(allreduce, "s")
+            facts["allreduce"] = Seconds.over(allreduce)
             facts["hidden_share"] = 1 - sum(exposed) / sum(allreduce)
-        useful = [epoch.seconds - seconds for epoch, seconds in zip(of_ranks, exposed, strict=True)]
-        facts["efficiency"] = efficiencies(useful, train["max_s"])
-    return facts
+        useful = [each.seconds - seconds for each, seconds in zip(of_ranks, exposed, strict=True)]
+        facts["efficiency"] = efficiencies(useful, max(each.seconds for each in of_ranks))
+    return EpochFacts(
+        epoch=epoch,
+        metrics=dict(metrics),
+        train=Seconds.over([each.seconds for each in of_ranks]),
+        begin=Seconds.over([each.begin_s for each in of_ranks]),
+        steps=_summarize_steps([each.steps_s for each in of_ranks], is_first=epoch == 1),
+        **facts,
+    )
 
 
-def _summarize_steps(of_ranks: Sequence[Sequence[float]], *, is_first: bool) -> dict[str, Any]:
-    """Returns the number of steps, their median and 99th percentile, and the first if asked."""
-    facts: dict[str, Any] = {"num": max(len(steps) for steps in of_ranks)}
-    if is_first and facts["num"]:
-        facts["first"] = over_ranks([steps[0] for steps in of_ranks], "s")
+def _summarize_steps(of_ranks: Sequence[Sequence[float]], *, is_first: bool) -> StepTimes:
+    """Returns the number of steps, their median and 99th percentile, and the first one apart."""
+    num, facts = max(len(steps) for steps in of_ranks), {}
+    if is_first and num:
+        facts["first"] = Seconds.over([steps[0] for steps in of_ranks])
         of_ranks = [steps[1:] for steps in of_ranks]
     if all(of_ranks):
         for name, percent in (("median", 50), ("p99", 99)):
-            of_rank = [float(np.percentile(steps, percent)) for steps in of_ranks]
-            facts[name] = over_ranks(of_rank, "s")
-    return facts
+            facts[name] = Seconds.over([float(np.percentile(steps, percent)) for steps in of_ranks])
+    return StepTimes(num=num, **facts)

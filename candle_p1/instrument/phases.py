@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument import usage
 from candle_p1.instrument.usage import Usage
-from candle_p1.records.record import over_ranks
+from candle_p1.records.spread import Bytes, Counts, Seconds
+from candle_p1.records.types import PhaseTimes, UsageFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,53 +175,70 @@ def add_communication(seconds: float) -> None:
 
 def summarize_phases(
     per_rank: Sequence[Mapping[PhasePath, Phase]], starts: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """Returns phases as they stand in a run record.
+) -> dict[str, PhaseTimes]:
+    """Returns the phases as a run record holds them, in the order in which they began.
 
     Args:
         per_rank: The phases of each rank. A phase that a rank did not enter counts as 0 s there.
         starts: When the run began, by the clock of each rank; None: at 0 on all.
     """
     starts = starts or [0.0] * len(per_rank)
-    paths = {path: phase.begin_s for phases in per_rank for path, phase in phases.items()}
-    summary: dict[str, Any] = {}
-    for path in sorted(paths, key=lambda path: (len(path), paths[path])):
-        siblings = summary
-        for name in path[:-1]:
-            siblings = siblings[name].setdefault("parts", {})
-        siblings[path[-1]] = _summarize([phases.get(path) for phases in per_rank], starts)
-    return summary
+    begins = {path: phase.begin_s for phases in per_rank for path, phase in phases.items()}
+    paths = sorted(begins, key=lambda path: begins[path])
+
+    def summarize_within(outer: PhasePath) -> dict[str, PhaseTimes]:
+        return {
+            path[-1]: _summarize(
+                [phases.get(path) for phases in per_rank], starts, summarize_within(path)
+            )
+            for path in paths
+            if path[:-1] == outer
+        }
+
+    return summarize_within(())
 
 
-def _summarize(phases: Sequence[Phase | None], starts: Sequence[float]) -> dict[str, Any]:
-    """Returns one phase of all ranks; None stands for a rank that did not enter it."""
+def _summarize(
+    phases: Sequence[Phase | None], starts: Sequence[float], parts: dict[str, PhaseTimes]
+) -> PhaseTimes:
+    """Returns one phase of all ranks; None is a rank that did not enter it."""
     entered = [phase for phase in phases if phase is not None]
-    facts: dict[str, Any] = over_ranks([phase.seconds if phase else 0.0 for phase in phases], "s")
-    facts["per_rank_begin_s"] = [
-        phase.begin_s - start if phase else None
-        for phase, start in zip(phases, starts, strict=True)
-    ]
-    if any(phase.communication_s for phase in entered):
-        seconds = [phase.communication_s if phase else 0.0 for phase in phases]
-        facts["communication"] = over_ranks(seconds, "s")
-    if all(phase.usage is not None for phase in entered):
-        facts["usage"] = _summarize_usage([phase for phase in entered if phase.usage is not None])
-    return facts
-
-
-def _summarize_usage(phases: Sequence[Phase]) -> dict[str, Any]:
-    used = [phase.usage for phase in phases if phase.usage is not None]
-    facts = {
-        "cpu": over_ranks([each.cpu_s for each in used], "s"),
-        "voluntary_switches": over_ranks([each.num_voluntary_switches for each in used], "num"),
-        "involuntary_switches": over_ranks([each.num_involuntary_switches for each in used], "num"),
-        "minor_faults": over_ranks([each.num_minor_faults for each in used], "num"),
-        "major_faults": over_ranks([each.num_major_faults for each in used], "num"),
-        "peak_rss": over_ranks([phase.peak_rss_bytes or 0 for phase in phases], "bytes"),
+    facts: dict[str, Any] = {
+        "begin": Seconds.over(
+            [
+                phase.begin_s - start if phase else None
+                for phase, start in zip(phases, starts, strict=True)
+            ]
+        )
     }
-    if all(each.read_bytes >= 0 for each in used):
-        facts["read"] = over_ranks([each.read_bytes for each in used], "bytes")
-    pss = [phase.pss_bytes for phase in phases if phase.pss_bytes is not None]
-    if len(pss) == len(phases):
-        facts["pss"] = over_ranks(pss, "bytes")
-    return facts
+    if any(phase.communication_s for phase in entered):
+        facts["communication"] = Seconds.over(
+            [phase.communication_s if phase else 0.0 for phase in phases]
+        )
+    if all(phase.usage is not None for phase in entered):
+        facts["usage"] = _summarize_usage(phases)
+    if parts:
+        facts["parts"] = parts
+    return PhaseTimes.over([phase.seconds if phase else 0.0 for phase in phases], **facts)
+
+
+def _summarize_usage(phases: Sequence[Phase | None]) -> UsageFacts:
+    used = [phase.usage if phase else None for phase in phases]
+    facts: dict[str, Any] = {}
+    if all(each.read_bytes >= 0 for each in used if each):
+        facts["read"] = Bytes.over([each.read_bytes if each else None for each in used])
+    if all(phase.pss_bytes is not None for phase in phases if phase):
+        facts["pss"] = Bytes.over([phase.pss_bytes if phase else None for phase in phases])
+    return UsageFacts(
+        cpu=Seconds.over([each.cpu_s if each else None for each in used]),
+        voluntary_switches=Counts.over(
+            [each.num_voluntary_switches if each else None for each in used]
+        ),
+        involuntary_switches=Counts.over(
+            [each.num_involuntary_switches if each else None for each in used]
+        ),
+        minor_faults=Counts.over([each.num_minor_faults if each else None for each in used]),
+        major_faults=Counts.over([each.num_major_faults if each else None for each in used]),
+        peak_rss=Bytes.over([(phase.peak_rss_bytes or 0) if phase else None for phase in phases]),
+        **facts,
+    )

@@ -1,8 +1,8 @@
 """Run records: one JSON file per run, from which every report is made.
 
-``schemas/run-record-1.json`` is the schema; a record is checked against it when written and when
-read. Every quantity names its unit in its key, and the raw values of all ranks are kept. A quantity
-that was not measured is absent or says so; it is never 0.
+Its type is candle_p1.records.types.RunRecord; candle_p1.records.schema generates the JSON Schema,
+``schemas/run-record-2.json``, from it. A record is validated when it is made and when it is read.
+The raw values of all ranks lie beside it (see candle_p1.records.per_rank).
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import math
 from datetime import datetime, timezone
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from candle_p1.errors import RecordError
 from candle_p1.files import write_atomically
+from candle_p1.records.per_rank import write_per_rank
+from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-SCHEMA_VERSION = 1
 RECORD_NAME = "run.json"
+MAX_LINE_CHARS = 400
+"""Objects that are shorter stand on one line of a record."""
 
 
 def utc_now() -> str:
@@ -35,59 +38,99 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def over_ranks(per_rank: Sequence[float], unit: str) -> dict[str, Any]:
-    """Returns min, mean, max and the raw values of a quantity measured on every rank."""
-    return {
-        f"min_{unit}": min(per_rank),
-        f"mean_{unit}": sum(per_rank) / len(per_rank),
-        f"max_{unit}": max(per_rank),
-        f"per_rank_{unit}": list(per_rank),
-    }
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Checks a record and writes it atomically.
+def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
+    """Returns a record of these sections, dictionaries or already typed.
 
     Raises:
-        RecordError: The record does not fit the schema; nothing is written.
-        OSError: The file cannot be written.
-    """
-    _check(record, str(path))
-    write_atomically(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Reads a record and checks it.
-
-    Raises:
-        RecordError: The file is missing, is not JSON, or does not fit the schema.
+        RecordError: They do not make a valid record; names the first wrong key.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return RunRecord.model_validate(dict(facts))
+    except ValidationError as error:
+        raise RecordError(f"{where}: {_explain(error)}") from error
+
+
+def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
+    """Returns a record with further sections, or others in their place.
+
+    Raises:
+        RecordError: The result is not valid.
+    """
+    known = {name: getattr(record, name) for name in record.model_fields_set}
+    return make_record(known | sections)
+
+
+def end_record(path: Path, status: str, failure: Failure) -> None:
+    """Ends a record on file that is still running; leaves any other as it is.
+
+    Raises:
+        RecordError: The file is not a record.
+        OSError: It cannot be written.
+    """
+    record = read_record(path)
+    if record.status == "running":
+        write_record(path, extend_record(record, status=status, ended=utc_now(), failure=failure))
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Writes a record atomically, and first the raw values that it carries.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    write_per_rank(path, record)
+    content = record.model_dump(mode="json", exclude_unset=True)
+    write_atomically(path, _to_json(content, "") + "\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Reads a record and validates it.
+
+    Raises:
+        RecordError: The file is missing, is not JSON, has another schema version or is not valid.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot read the record: {error}") from error
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
-    _check(record, str(path))
-    return record  # type: ignore[no-any-return]
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValidationError as error:
+        raise RecordError(f"{path}{_explain_file(text, error)}") from error
 
 
-def _check(record: object, where: str) -> None:
-    from jsonschema.exceptions import best_match
-
-    version = record.get("schema_version") if isinstance(record, dict) else None
+def _explain_file(text: str, error: ValidationError) -> str:
+    """Returns what is wrong with the text of a record, after its path."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as broken:
+        return f", line {broken.lineno}: not JSON: {broken.msg}"
+    except RecursionError:
+        return ": not a record: it is nested too deeply"
+    version = content.get("schema_version") if isinstance(content, dict) else None
     if version is not None and version != SCHEMA_VERSION:
-        raise RecordError(
-            f"{where}: schema_version {version!r} is not the {SCHEMA_VERSION} this version reads"
+        return (
+            f": schema_version is {version!r}, and this version reads {SCHEMA_VERSION}: repeat the"
+            " run, or read the record with the version of candle-p1 that wrote it"
         )
-    error = best_match(_validator().iter_errors(record))
-    if error is not None:
-        raise RecordError(f"{where}: {error.json_path}: {error.message}")
+    return f": {_explain(error)}"
 
 
-@cache
-def _validator() -> Any:
-    from jsonschema import Draft202012Validator
+def _explain(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
 
-    schema = files("candle_p1.records").joinpath(f"schemas/run-record-{SCHEMA_VERSION}.json")
-    return Draft202012Validator(json.loads(schema.read_text(encoding="utf-8")))
+
+def _to_json(value: Any, indent: str) -> str:
+    """Returns indented JSON in which short objects and lists stand on one line."""
+    line = json.dumps(value, allow_nan=False)
+    if not isinstance(value, (dict, list)) or len(line) <= MAX_LINE_CHARS - len(indent):
+        return line
+    inner = indent + "  "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {_to_json(item, inner)}" for key, item in value.items()]
+    else:
+        items = [_to_json(item, inner) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{end}"

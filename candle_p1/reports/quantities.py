@@ -41,7 +41,7 @@ def _attribute(name: str, title: str, unit: str = "") -> Quantity:
 
 
 def _efficiency(name: str, title: str) -> Quantity:
-    return Quantity(name, title, "", lambda run: run.efficiency.get(name))
+    return Quantity(name, title, "", lambda run: getattr(run.efficiency, name, None))
 
 
 TOTAL = _attribute("total_s", "total time", "s")

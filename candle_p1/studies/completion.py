@@ -8,10 +8,18 @@ has a record that says "interrupted", so that it would be repeated forever.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.records.record import RECORD_NAME, SCHEMA_VERSION, read_record, utc_now, write_record
+from candle_p1.records.record import (
+    RECORD_NAME,
+    extend_record,
+    make_record,
+    read_record,
+    utc_now,
+    write_record,
+)
+from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 from candle_p1.studies.run_state import FAILED, INTERRUPTED, LOG_NAME, OK, RUNNING, pids_of
 
 if TYPE_CHECKING:
@@ -57,7 +65,7 @@ def complete_record(
         record, status, reason = _unwritten(run, command), RUNNING, ""
     else:
         record = read_record(path)
-        status, reason = record["status"], record.get("failure", {}).get("reason", "")
+        status, reason = record.status, record.failure.reason if record.failure else ""
     if status == OK or not (status == RUNNING or is_late or interrupted):
         return
     if is_late:
@@ -68,28 +76,31 @@ def complete_record(
         reason = reason or "the study was interrupted"
     else:
         reason = f"ended with code {code}{_printed_error(directory)}"
-    phase = record.get("failure", {}).get("phase")
-    record |= {
-        "status": INTERRUPTED if interrupted else FAILED,
-        "ended": record.get("ended", utc_now()),
-        "failure": {"reason": reason, "rank": None, "phase": phase},
-    }
-    write_record(path, record)
+    phase = record.failure.phase if record.failure else None
+    ended = extend_record(
+        record,
+        status=INTERRUPTED if interrupted else FAILED,
+        ended=record.ended or utc_now(),
+        failure=Failure(reason=reason, rank=None, phase=phase),
+    )
+    write_record(path, ended)
 
 
-def _unwritten(run: PlannedRun, command: Sequence[str]) -> dict[str, Any]:
+def _unwritten(run: PlannedRun, command: Sequence[str]) -> RunRecord:
     """Returns the record of a run that has written none."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "status": RUNNING,
-        "benchmark": find_benchmark(run.benchmark).name,
-        "started": utc_now(),
-        "command": list(command),
-        "num_ranks": run.num_ranks,
-        "parameters": {
-            name: {"value": value, "origin": "study"} for name, value in run.settings.items()
-        },
-    }
+    return make_record(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": RUNNING,
+            "benchmark": find_benchmark(run.benchmark).name,
+            "started": utc_now(),
+            "command": list(command),
+            "num_ranks": run.num_ranks,
+            "parameters": {
+                name: {"value": value, "origin": "study"} for name, value in run.settings.items()
+            },
+        }
+    )
 
 
 def _printed_error(directory: Path) -> str:

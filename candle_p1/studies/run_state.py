@@ -23,6 +23,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.submission import was_submitted
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.records.types import RunRecord
 from candle_p1.studies.plan import settings_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class RunState:
     run: PlannedRun
     status: str
     directory: Path | None = None
-    record: Mapping[str, Any] | None = None
+    record: RunRecord | None = None
 
     def is_due(self, retry_failed: bool = False) -> bool:
         """Tells whether the run has still to be executed."""
@@ -65,24 +66,25 @@ class RunState:
     def total_s(self) -> float:
         """The time of a run that is ok, in s."""
         assert self.record is not None
-        return float(self.record["total_s"])
+        return self.record.total_s or 0.0
 
     @property
     def train_s(self) -> float:
         """The training time of a run that is ok, in s, on its slowest rank."""
         assert self.record is not None
-        return float(self.record["phases"]["train"]["max_s"])
+        train = (self.record.phases or {}).get("train")
+        return train.max_s if train else 0.0
 
     @property
     def quality(self) -> dict[str, float | None]:
         """The test metrics of a run that is ok, by name; None is a value that is not finite."""
         assert self.record is not None
-        return {name: entry["value"] for name, entry in self.record["quality"].items()}
+        return {name: figure.value for name, figure in (self.record.quality or {}).items()}
 
     @property
     def failure_reason(self) -> str:
         """Why the run did not end well; "" if the record does not say."""
-        return str((self.record or {}).get("failure", {}).get("reason", ""))
+        return self.record.failure.reason if self.record and self.record.failure else ""
 
 
 def finished(states: Iterable[RunState]) -> list[RunState]:
@@ -124,7 +126,7 @@ def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> Ru
         path = directory / RECORD_NAME
         # An empty record was created by a process that was killed before it wrote.
         record = read_record(path) if path.stat().st_size else None
-        status = record["status"] if record else RUNNING
+        status = record.status if record else RUNNING
         different = differences(run, record) if record else []
         if different and status == OK:
             raise RecordError(
@@ -143,7 +145,7 @@ def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> Ru
     return RunState(run, SUBMITTED, directory) if was_submitted(directory) else state
 
 
-def differences(run: PlannedRun, record: Mapping[str, Any]) -> list[str]:
+def differences(run: PlannedRun, record: RunRecord) -> list[str]:
     """Describes how the run of a record differs from this one; [] if it does not.
 
     Where results go does not matter. A parameter that the record lacks was added later, and had its
@@ -157,13 +159,13 @@ def differences(run: PlannedRun, record: Mapping[str, Any]) -> list[str]:
         **run.settings,
     }
     defaults = settings_of(benchmark.declaration.parse([], benchmark.model_file))
-    found = defaults | {"benchmark": record["benchmark"], "num_ranks": record["num_ranks"]}
+    found = defaults | {"benchmark": record.benchmark, "num_ranks": record.num_ranks}
     found |= {
-        name: entry["value"] for name, entry in record["parameters"].items() if name in run.settings
+        name: entry.value for name, entry in record.parameters.items() if name in run.settings
     }
-    if "environment" in record:
+    if record.environment:
         expected |= run.variables
-        settings = record["environment"]["settings"]
+        settings = record.environment.settings
         found |= {name: settings[name] for name in run.variables if name in settings}
     return [
         f"{name} is {_shown(found, name)} there and {_shown(expected, name)} here"

@@ -8,7 +8,6 @@ written by the watchdog server).
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -26,7 +25,15 @@ from candle_p1.instrument import collectives, efficiency, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.profiles import CallProfile, write_profiles
-from candle_p1.records.record import RECORD_NAME, SCHEMA_VERSION, utc_now, write_record
+from candle_p1.records.record import (
+    RECORD_NAME,
+    extend_record,
+    make_record,
+    utc_now,
+    write_record,
+)
+from candle_p1.records.spread import Bytes
+from candle_p1.records.types import SCHEMA_VERSION, Efficiency, Failure, RankFacts, RunRecord
 from candle_p1.training.power_meter import PowerMeter
 from candle_p1.training.screen import Screen, output_to_file
 
@@ -58,7 +65,7 @@ class Run:
     """
 
     directory: Path
-    record: dict[str, Any]
+    record: RunRecord
     phases: PhaseTimer
     communication: CommunicationLog
     power: PowerMeter
@@ -92,19 +99,20 @@ class Run:
         Attempt(lambda: make() if self.comm.rank == 0 else None).agree(self.comm)
         return directory
 
-    def finish(self, rank_facts: dict[str, Any], **parts: Any) -> None:
+    def finish(self, rank_facts: RankFacts, *, logged: bool, **sections: Any) -> None:
         """Gathers what every rank measured and writes the record as ok; collective.
 
         Args:
             rank_facts: What the record says of this rank.
-            parts: The sections of the record; that of communication as far as it is not logged,
-                and that of efficiency only where it cannot be told.
+            logged: Whether collectives were noted.
+            sections: The other sections of the record; that of efficiency only where it is absent.
         """
         intervals = self.phases.intervals()
         end = time.perf_counter()
         energy = self.power.measure(intervals, self.directory, self.start)
         mine = _Measured(
-            rank_facts | {"peak_rss_bytes": self.phases.peak_rss_bytes},
+            rank_facts,
+            self.phases.peak_rss_bytes,
             self.phases.phases,
             self.communication,
             self.start,
@@ -115,28 +123,30 @@ class Run:
         if gathered is None:
             return
         write_profiles(self.directory, [measured.profile for measured in gathered])
-        self.record |= parts
-        self.record |= {
+        measured = {
             "status": "ok",
             "ended": utc_now(),
-            "ranks": [measured.facts for measured in gathered],
+            "ranks": [each.facts for each in gathered],
             "phases": summarize_phases(
-                [measured.phases for measured in gathered],
-                [measured.start for measured in gathered],
+                [each.phases for each in gathered], [each.start for each in gathered]
             ),
+            "peak_rss": Bytes.over([each.peak_rss_bytes for each in gathered]),
             "total_s": end - self.start,
             "energy": energy,
-            "communication": parts["communication"]
-            | summarize_communication([measured.communication for measured in gathered]),
-            "efficiency": parts.get("efficiency") or _efficiency(gathered),
+            "communication": summarize_communication(
+                [each.communication for each in gathered], logged=logged
+            ),
+            "efficiency": _efficiency(gathered),
         }
+        self.record = extend_record(self.record, **measured | sections)
         write_record(self.record_path, self.record)
 
 
 class _Measured(NamedTuple):
     """What a rank has measured, for the record."""
 
-    facts: dict[str, Any]
+    facts: RankFacts
+    peak_rss_bytes: int
     phases: dict[phases.PhasePath, phases.Phase]
     communication: CommunicationLog
     start: float
@@ -144,7 +154,7 @@ class _Measured(NamedTuple):
     profile: bytes | None
 
 
-def _efficiency(of_ranks: Sequence[_Measured]) -> dict[str, Any]:
+def _efficiency(of_ranks: Sequence[_Measured]) -> Efficiency:
     """Returns how well the ranks worked together over the whole run."""
     waited_s = [
         sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
@@ -152,8 +162,7 @@ def _efficiency(of_ranks: Sequence[_Measured]) -> dict[str, Any]:
     ]
     took_s = [rank.end - rank.start for rank in of_ranks]
     useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
-    facts = efficiency.efficiencies(useful_s, max(took_s))
-    return {"definition": efficiency.DEFINITION} | facts
+    return efficiency.efficiencies(useful_s, max(took_s), definition=efficiency.DEFINITION)
 
 
 @contextmanager
@@ -176,20 +185,22 @@ def _opened_run(
     name: str, params: ParameterSet, comm: Communicator, power: PowerMeter
 ) -> Iterator[Run]:
     start = time.perf_counter()
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "status": "running",
-        "benchmark": name,
-        "started": utc_now(),
-        "command": sys.argv,
-        "num_ranks": comm.size,
-        "num_nodes": comm.num_nodes,
-        "launcher": Attempt(launched_rank).agree(comm).launcher,
-        "parameters": {
-            key: {"value": value, "origin": str(params.origin(key))}
-            for key, value in params.items()
-        },
-    }
+    record = make_record(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": "running",
+            "benchmark": name,
+            "started": utc_now(),
+            "command": sys.argv,
+            "num_ranks": comm.size,
+            "num_nodes": comm.num_nodes,
+            "launcher": Attempt(launched_rank).agree(comm).launcher,
+            "parameters": {
+                key: {"value": value, "origin": str(params.origin(key))}
+                for key, value in params.items()
+            },
+        }
+    )
     # Rank 0 alone touches the file system; the others hear of the outcome.
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
     directory = on_first_rank(lambda: _open_directory(name, params, record), comm)
@@ -241,19 +252,20 @@ def _opened_run(
         screen.close()
 
 
-def describe_rank(comm: Communicator, **facts: Any) -> dict[str, Any]:
+def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> RankFacts:
     """Returns what the record says of this rank."""
-    return {
-        "rank": comm.rank,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "node": comm.node,
-        "local_rank": comm.local_rank,
-        **facts,
-    }
+    return RankFacts(
+        rank=comm.rank,
+        host=socket.gethostname(),
+        node=comm.node,
+        local_rank=comm.local_rank,
+        num_cores=num_cores,
+        threads=threads,
+        device=device,
+    )
 
 
-def _open_directory(name: str, params: ParameterSet, record: dict[str, Any]) -> Path:
+def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
     """Makes ``<output_dir>/<experiment_id>/<run_id>``, as CANDLE does; "." is taken as it is.
 
     Writes the parameters and the record, still "running", into it.
@@ -291,7 +303,7 @@ def _open_directory(name: str, params: ParameterSet, record: dict[str, Any]) -> 
 
 
 def _record_agreed_failure(
-    path: Path, record: dict[str, Any], error: CandleError, phase: str | None
+    path: Path, record: RunRecord, error: CandleError, phase: str | None
 ) -> None:
-    failure = {"reason": str(error), "rank": None, "phase": phase}
-    write_record(path, record | {"status": "failed", "ended": utc_now(), "failure": failure})
+    failure = Failure(reason=str(error), rank=None, phase=phase)
+    write_record(path, extend_record(record, status="failed", ended=utc_now(), failure=failure))

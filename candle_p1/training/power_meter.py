@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from candle_p1.distributed.comm import Attempt
 from candle_p1.instrument.power.account import combine, measure_node
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.power.account import Interval, NodeEnergy
+    from candle_p1.records.types import EnergyFacts
 
 
 class PowerMeter:
@@ -57,7 +58,7 @@ class PowerMeter:
 
     def measure(
         self, intervals: Sequence[Interval], directory: Path, start_s: float
-    ) -> dict[str, Any] | None:
+    ) -> EnergyFacts | None:
         """Ends sampling; returns the record's section "energy" on rank 0, else None; collective.
 
         Each node's readings are written to a file in the run's directory.

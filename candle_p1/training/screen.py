@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from candle_p1.records.types import RunRecord
+
 QUIET_S = 30.0
 """After this long without a line, a log gets one that shows the progress of training."""
 
@@ -143,7 +145,7 @@ class Screen:
             self._progress.stop()
             self._progress = None
 
-    def show_result(self, record: Mapping[str, Any], path: Path) -> None:
+    def show_result(self, record: RunRecord, path: Path) -> None:
         """Prints the results of a run, and where its record is."""
         for part in summary(record):
             self._print(part)

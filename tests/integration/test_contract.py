@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from candle_p1.records.record import read_record
+from tests.records import read_record
 
 pytestmark = pytest.mark.extended
 

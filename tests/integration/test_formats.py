@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from candle_p1.records.record import read_record
 from tests.mllog_check import check_mllog
+from tests.records import per_rank, read_record
 from tests.unit.reports.test_extrap import check as check_extrap
 
 pytestmark = pytest.mark.extended
@@ -41,7 +41,8 @@ def scalars(directory):
 
 
 def test_a_run_writes_for_mlperf_and_tensorboard(run):
-    record = read_record(run / "run.json")
+    path = run / "run.json"
+    record = read_record(path)
     epochs = record["training"]["epochs"]
     assert len(epochs) == NUM_EPOCHS
 
@@ -54,14 +55,14 @@ def test_a_run_writes_for_mlperf_and_tensorboard(run):
         *(epoch["metrics"]["val_accuracy"] for epoch in epochs),
         record["quality"]["accuracy"]["value"],
     ]
-    phases = record["phases"]
     init_ms = by_key["init_stop"]["time_ms"] - by_key["init_start"]["time_ms"]
-    assert init_ms == pytest.approx(phases["startup"]["per_rank_s"][0] * 1e3, abs=1)
+    assert init_ms == pytest.approx(per_rank(path, "phases.startup")[0] * 1e3, abs=1)
     starts = [line["time_ms"] for line in lines if line["key"] == "epoch_start"]
     stops = [line["time_ms"] for line in lines if line["key"] == "epoch_stop"]
-    for epoch, start, stop in zip(epochs, starts, stops, strict=True):
-        assert stop - start == pytest.approx(epoch["train"]["per_rank_s"][0] * 1e3, abs=1)
-        begin_ms = epoch["per_rank_begin_s"][0] * 1e3
+    for i, start, stop in zip(range(NUM_EPOCHS), starts, stops, strict=True):
+        train_s = per_rank(path, f"training.epochs.{i}.train")[0]
+        assert stop - start == pytest.approx(train_s * 1e3, abs=1)
+        begin_ms = per_rank(path, f"training.epochs.{i}.begin")[0] * 1e3
         assert start - by_key["init_start"]["time_ms"] == pytest.approx(begin_ms, abs=1)
 
     train, validation = (scalars(run / "tensorboard" / name) for name in ("train", "validation"))

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from candle_p1.records.record import read_record
+from tests.records import read_record
 
 pytestmark = [
     pytest.mark.extended,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.records.record import read_record
 from tests.conftest import ROOT
 from tests.integration.ranks import assert_ranks
+from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from candle_p1.records.environment import available_cores
-from candle_p1.records.record import read_record
 from tests.integration.ranks import assert_ranks
+from tests.records import per_rank, read_record
 
 pytestmark = pytest.mark.extended
 
@@ -62,7 +62,7 @@ def test_the_published_network_learns(of_two):
     assert record["quality"]["accuracy"]["naive"] == 0.5
     assert len(record["training"]["epochs"]) == 48
     for phase in ("load", "preprocess", "build", "broadcast", "train", "evaluate"):
-        assert len(record["phases"][phase]["per_rank_s"]) == 2
+        assert len(per_rank(directory / "run.json", f"phases.{phase}")) == 2
     assert set(record["phases"]["broadcast"]["parts"]) == {"wait", "transfer"}
     history = list(csv.DictReader((directory / "history.csv").read_text().splitlines()))
     assert [row["epoch"] for row in history] == [str(epoch) for epoch in range(48)]
@@ -107,8 +107,8 @@ def test_loaders_and_ranks_read_bit_identical_matrices(of_one, of_two):
         record = record_of(directory)
         assert record["data"]["loader"] == loader
         assert record["plan"]["steps_per_epoch"] == 2
-        for file in record["data"]["files"].values():
-            assert len(file["load"]["per_rank_s"]) == num_ranks
+        for role in record["data"]["files"]:
+            assert len(per_rank(directory / "run.json", f"data.files.{role}.load")) == num_ranks
         digests.add(tuple(file["values_sha256"] for file in record["data"]["files"].values()))
     assert len(digests) == 1
 

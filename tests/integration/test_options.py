@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from candle_p1.records.record import read_record
+from tests.records import read_record
 
 pytestmark = pytest.mark.extended
 

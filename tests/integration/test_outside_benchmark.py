@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.records.record import read_record
+from tests.records import read_record
 
 pytestmark = pytest.mark.extended
 

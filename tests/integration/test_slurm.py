@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from candle_p1.records.record import read_record
 from tests.conftest import ROOT
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks
+from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from candle_p1.records.record import read_record
+from tests.records import read_record
 
 pytestmark = pytest.mark.extended
 

@@ -143,7 +143,7 @@ def test_what_a_user_can_mend(small, words, error, message):
 
 def test_a_run_without_begins_of_phases(small, tmp_path):
     record = {
-        "schema_version": 1,
+        "schema_version": 2,
         "status": "running",
         "benchmark": "nt3",
         "started": "2026-01-01T00:00:00.000+00:00",

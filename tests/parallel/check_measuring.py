@@ -60,14 +60,14 @@ def the_fast_rank_waits_for_the_slow_one(comm):
 
 def every_step_of_every_gradient_is_counted(comm):
     log, _, _ = trained(comm, slow_rank=0)
-    facts = summarize_communication(comm.allgather(log))
-    named = {each["name"]: each for each in facts["collectives"]}
+    facts = summarize_communication(comm.allgather(log), logged=True)
+    named = {each.name: each for each in facts.collectives}
     kernel, bias = (named[name] for name in named if name.startswith("allreduce"))
-    assert kernel["num_calls"] == bias["num_calls"] == comm.size * NUM_STEPS
-    assert kernel["num_bytes"] == kernel["num_calls"] * 4 * 3 * 4
-    assert named["broadcast"]["num_calls"] == comm.size
-    assert named["broadcast"]["num_bytes"] >= 4 * 15  # the root's weights, once
-    assert {each["from_bytes"] for each in facts["message_sizes"]} >= {8, 32}
+    assert kernel.num_calls == bias.num_calls == comm.size * NUM_STEPS
+    assert kernel.num_bytes == kernel.num_calls * 4 * 3 * 4
+    assert named["broadcast"].num_calls == comm.size
+    assert named["broadcast"].num_bytes >= 4 * 15  # the root's weights, once
+    assert {each.from_bytes for each in facts.message_sizes} >= {8, 32}
 
 
 def what_is_sent_is_counted_where_it_is_compressed_or_added_up(comm):

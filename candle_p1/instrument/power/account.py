@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.records import types as records
 from candle_p1.records.power_trace import KINDS, Energy, add, worst
+from candle_p1.records.spread import Joules, Watts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from candle_p1.instrument.power.sampler import Sampler
-    from candle_p1.records.power_trace import Channel
+    from candle_p1.records.power_trace import Channel, Domain
 
 Interval = tuple[str, float, float]
 """The name of a phase, its begin and its end, in s by the sampler's clock."""
@@ -110,7 +112,7 @@ def boot_id() -> str:
         return platform.node()
 
 
-def combine(nodes: Sequence[NodeEnergy]) -> dict[str, Any]:
+def combine(nodes: Sequence[NodeEnergy]) -> records.EnergyFacts:
     """Returns the section ``energy`` of a run's record.
 
     A total is the sum over the devices that are ``counted``. If the energy of one of them is
@@ -124,30 +126,31 @@ def combine(nodes: Sequence[NodeEnergy]) -> dict[str, Any]:
     counted, absent = _counted(devices), _absent_sources(nodes)
     reason = _why_uneven(nodes, counted)
     if not counted:
-        reasons = [f"{each['source']}: {each['reason']}" for each in absent]
+        reasons = [f"{each.source}: {each.reason}" for each in absent]
         reason = "; ".join(reasons) or "no source was read"
     total = _total([(each, each.device.total) for each in counted], reason)
     if "energy_j" in total:
         total["total_j"] = total.pop("energy_j")
         total["total_s"] = max(each.device.total.duration_s for each in counted)
-    in_total = set(counted)
     names = dict.fromkeys(name for each in counted for name in each.device.phases)
     phases = {
         name: [(each, each.device.phases[name]) for each in counted if name in each.device.phases]
         for name in names
     }
     overheads = [node.overhead for node in nodes if node.overhead is not None]
-    return {
+    return records.EnergyFacts(
         **total,
-        "covers": sorted({each.domain for each in counted}),
-        "phases": {name: _total(parts, reason) for name, parts in phases.items()},
-        "devices": [_describe(each, counted=each in in_total) for each in devices],
-        "absent": absent,
-        "power_hz": nodes[0].power_hz,
-        "sampler_overhead": max(overheads, default=None),
-        "notes": [f"node {node.node}: {note}" for node in nodes for note in node.notes],
-        "traces": [node.trace for node in nodes if node.trace],
-    }
+        covers=sorted({each.domain for each in counted}),
+        phases={
+            name: records.EnergyTotal(**_total(parts, reason)) for name, parts in phases.items()
+        },
+        devices=_groups(devices, set(counted)),
+        absent=absent,
+        power_hz=nodes[0].power_hz,
+        sampler_overhead=max(overheads, default=None),
+        notes=[f"node {node.node}: {note}" for node in nodes for note in node.notes],
+        traces=[node.trace for node in nodes if node.trace],
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +165,7 @@ class _Device:
         return self.node.boot
 
     @property
-    def domain(self) -> str:
+    def domain(self) -> Domain:
         return self.device.channel.domain
 
 
@@ -223,41 +226,60 @@ def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[
     return sums | ({"few_samples": True} if few else {})
 
 
-def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[dict[str, Any]]:
-    """Returns each missing source and reason once, with the nodes where it is missing."""
+def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[records.AbsentSource]:
+    """Returns the sources that are not there, one reason once, with the nodes where it holds."""
     found: dict[tuple[str, str], list[int]] = {}
     for node in nodes:
         for source, reason in node.absent.items():
             found.setdefault((source, reason), []).append(node.node)
     return [
-        {"source": source, "reason": reason, "nodes": numbers}
+        records.AbsentSource(source=source, reason=reason, nodes=numbers)
         for (source, reason), numbers in found.items()
     ]
 
 
-def _describe(each: _Device, *, counted: bool) -> dict[str, Any]:
-    channel = each.device.channel
-    return {
-        "node": each.node.node,
-        "host": each.node.host,
-        "device": channel.device,
-        "label": channel.label,
-        "domain": channel.domain,
-        "source": channel.source,
-        "reading": channel.reading,
-        "resolution_s": channel.resolution_s,
-        "counted": counted,
-        **_energy(each.device.total),
-        "phases": {name: _energy(energy) for name, energy in each.device.phases.items()},
+def _groups(devices: Sequence[_Device], counted: set[_Device]) -> list[records.DeviceGroup]:
+    """Returns alike devices of all nodes together: a GPU of a job's thousands is one of many."""
+    alike: dict[tuple[Any, ...], list[_Device]] = {}
+    for each in devices:
+        channel = each.device.channel
+        key = (channel.label, channel.domain, channel.source, channel.reading, channel.resolution_s)
+        alike.setdefault((*key, each in counted), []).append(each)
+    return [
+        records.DeviceGroup(
+            label=label,
+            domain=domain,
+            source=source,
+            reading=reading,
+            resolution_s=resolution_s,
+            counted=is_counted,
+            num_devices=len(group),
+            nodes=(group[0].node.node, group[-1].node.node),
+            phases={
+                name: records.DeviceEnergies(
+                    **_energies([each.device.phases[name] for each in group])
+                )
+                for name in group[0].device.phases
+                if all(name in each.device.phases for each in group)
+            },
+            **_energies([each.device.total for each in group]),
+        )
+        for (label, domain, source, reading, resolution_s, is_counted), group in alike.items()
+    ]
+
+
+def _energies(of_devices: Sequence[Energy]) -> dict[str, Any]:
+    """Returns the fields of DeviceEnergies for the energies of some devices over one time."""
+    facts: dict[str, Any] = {
+        "kind": worst(each.kind for each in of_devices),
+        "num_samples": min(each.num_samples for each in of_devices),
     }
-
-
-def _energy(energy: Energy) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": energy.kind, "num_samples": energy.num_samples}
-    if energy.reason is not None:
-        facts["reason"] = energy.reason
-    if energy.energy_j is not None:
-        facts |= {"energy_j": energy.energy_j, "mean_w": energy.mean_w}
-    if energy.few_samples:
+    reasons = dict.fromkeys(each.reason for each in of_devices if each.reason is not None)
+    if reasons:
+        facts["reasons"] = list(reasons)
+    if any(each.few_samples for each in of_devices):
         facts["few_samples"] = True
+    if any(each.energy_j is not None for each in of_devices):
+        facts["energy"] = Joules.over([each.energy_j for each in of_devices])
+        facts["power"] = Watts.over([each.mean_w for each in of_devices])
     return facts

@@ -157,7 +157,7 @@ def _draw_ranks(axes: Axes, run: RecordedRun, shown: Sequence[int]) -> None:
             _, look = SHOWN.get(each.name, REST)
             for row, rank in enumerate(shown):
                 begin_s = each.begin_s[rank]
-                if begin_s is not None:
+                if not np.isnan(begin_s):
                     axes.barh(row, each.seconds[rank], left=begin_s, height=0.9, **look)
     axes.set_yticks(range(len(shown)), [str(rank) for rank in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)

@@ -76,7 +76,7 @@ def _shade_phases(axes: Axes, run: RecordedRun) -> None:
     """Draws a band for each phase of rank 0, with its name where there is room."""
     for i, phase in enumerate(each for each in run.stretches() if not each.within):
         begin, seconds = phase.begin_s[0], phase.seconds[0]
-        if begin is None:
+        if np.isnan(begin):
             continue
         axes.axvspan(begin, begin + seconds, color=SHADES[i % len(SHADES)], lw=0)
         if seconds > MIN_LABEL_SHARE * (run.total_s or 0.0):
@@ -92,7 +92,11 @@ def _shade_phases(axes: Axes, run: RecordedRun) -> None:
 
 
 def _draw_power(axes: Axes, run: RecordedRun) -> None:
-    traces = [(node, trace) for node, path in run.power_files for trace in read_traces(path)]
+    traces = [
+        (int(path.stem.removeprefix("power-")), trace)
+        for path in run.power_files
+        for trace in read_traces(path)
+    ]
     if not traces:
         axes.set_yticks([])
         axes.text(

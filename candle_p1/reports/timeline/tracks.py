@@ -98,7 +98,7 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
     """
     spans = []
     for each in (*run.stretches(), *run.epoch_stretches()):
-        if each.begin_s[0] is not None:
+        if not np.isnan(each.begin_s[0]):
             begin_s = each.begin_s[0] - origin_s
             spans.append(Span(each.name, _us(begin_s), _us(begin_s + each.seconds[0])))
     return Track("rank 0: phases", spans=spans) if spans else None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 
-from candle_p1.records.record import over_ranks
+from candle_p1.records.record import make_record
+from candle_p1.records.types import PhaseTimes
 
 
-def toy_record(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, settings=None):
+def toy_record(params, *args, **kwargs):
     """Returns a record with the parameters of a run, a mapping; settings are its environment."""
+    return make_record(_sections(params, *args, **kwargs))
+
+
+def _sections(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, settings=None):
     record = {
-        "schema_version": 1,
+        "schema_version": 2,
         "status": status,
         "benchmark": "toy",
         "started": "2019-08-05T00:00:00+00:00",
@@ -22,7 +27,7 @@ def toy_record(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, sett
     record["ended"] = record["started"]
     if status != "ok":
         return record | {"failure": {"reason": f"planted {status}", "rank": 0}}
-    rank = {"host": "here", "pid": 1, "node": 0, "num_cores": 1, "threads": 1, "device": "cpu"}
+    rank = {"host": "here", "node": 0, "num_cores": 1, "threads": 1, "device": "cpu"}
     return record | {
         "ranks": [rank | {"rank": i, "local_rank": i} for i in range(num_ranks)],
         "data": {"synthetic": True, "loader": params["loader"], "files": {}},
@@ -46,12 +51,21 @@ def toy_record(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, sett
         },
         "model": {"num_parameters": 1, "optimizer": "sgd"},
         "distributed": {"backend": "serial"},
-        "phases": {"train": over_ranks([train_s] * num_ranks, "s")},
+        "phases": {"train": PhaseTimes.over([train_s] * num_ranks)},
         "total_s": total_s,
         "training": {"epochs": []},
         "efficiency": {"kind": "absent", "reason": "planted"},
         "communication": {"logged": False},
         "quality": {"accuracy": {"value": 0.75, "naive": 0.5}},
         "energy": {"kind": "absent", "reason": "planted"},
-        "environment": {"settings": dict(os.environ) if settings is None else settings},
+        "environment": {
+            "python": "3.11.7",
+            "packages": {},
+            "system": "Linux",
+            "host": "here",
+            "cpu": "a processor",
+            "num_cores": 1,
+            "memory_bytes": 2**30,
+            "settings": dict(os.environ) if settings is None else settings,
+        },
     }

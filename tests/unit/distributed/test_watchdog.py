@@ -13,11 +13,12 @@ from contextlib import ExitStack
 import pytest
 
 from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE
-from candle_p1.records.record import read_record, write_record
+from candle_p1.records.record import make_record, write_record
+from tests.records import read_record
 
 TOKEN = "token"
 RUNNING = {
-    "schema_version": 1,
+    "schema_version": 2,
     "status": "running",
     "benchmark": "nt3",
     "started": "2019-08-05T00:00:00+00:00",
@@ -58,7 +59,7 @@ def start_server(record, *flags):
 def job(tmp_path):
     """Three ranks that have said hello, the server's process, the record and the server's port."""
     record = tmp_path / "run.json"
-    write_record(record, RUNNING)
+    write_record(record, make_record(RUNNING))
     with ExitStack() as stack:
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
@@ -79,7 +80,7 @@ def end(ranks, process, record):
 
 def test_rank_0_that_dies_before_its_hello_has_failed(tmp_path):
     record = tmp_path / "run.json"
-    write_record(record, RUNNING)
+    write_record(record, make_record(RUNNING))
     starter = subprocess.Popen([sys.executable, "-c", ""])
     starter.wait()
     with start_server(record, "--starter", str(starter.pid)) as process:
@@ -154,7 +155,7 @@ def test_signals_from_the_launcher_do_not_hide_a_death(job):
 def test_a_finished_record_is_not_changed(job):
     ranks, process, record, _ = job
     done = RUNNING | {"status": "failed", "ended": "x", "failure": {"reason": "own", "rank": None}}
-    write_record(record, done)
+    write_record(record, make_record(done))
     ranks[1].die()
     ranks[0].hear()
     assert end(ranks, process, record) == done

@@ -25,16 +25,16 @@ def test_exchanges_are_added_up_by_name_and_by_size():
     one.add("horovod", "allreduce a", 1024, 2.0, num_calls=4)
     one.add("horovod", "allreduce b", 2047, 1.0)
     other.add("horovod", "allreduce a", 1024, 6.0, num_calls=4)
-    facts = summarize_communication([one, other])
-    named = {each["name"]: each for each in facts["collectives"]}
+    facts = summarize_communication([one, other], logged=True)
+    named = {each.name: each for each in facts.collectives}
     assert list(named) == ["barrier", "allreduce a", "allreduce b"]
-    assert named["allreduce a"]["num_calls"] == 8
-    assert named["allreduce a"]["num_bytes"] == 8192
-    assert named["allreduce a"]["time"]["per_rank_s"] == [2.0, 6.0]
-    (sizes,) = facts["message_sizes"]  # a barrier carries nothing
-    assert (sizes["from_bytes"], sizes["below_bytes"]) == (1024, 2048)
-    assert sizes["num_calls"] == 9
-    assert sizes["bytes_per_s"] == pytest.approx((8 * 1024 + 2047) / 9.0)
+    assert named["allreduce a"].num_calls == 8
+    assert named["allreduce a"].num_bytes == 8192
+    assert named["allreduce a"].time.values.tolist() == [2.0, 6.0]
+    (sizes,) = facts.message_sizes  # a barrier carries nothing
+    assert (sizes.from_bytes, sizes.below_bytes) == (1024, 2048)
+    assert sizes.num_calls == 9
+    assert sizes.bytes_per_s == pytest.approx((8 * 1024 + 2047) / 9.0)
 
 
 def test_a_collective_tells_the_log_and_the_phase_also_if_it_fails():
@@ -53,43 +53,43 @@ def test_a_collective_tells_the_log_and_the_phase_also_if_it_fails():
 def test_efficiencies_are_those_of_pop():
     # useful 0.8 and 0.64 of 1 s: mean 0.72, so 0.72 / 0.8, 0.8 / 1 and 0.72 / 1
     facts = efficiencies([0.8, 0.64], 1.0)
-    assert facts["load_balance"] == pytest.approx(0.9, abs=1e-15)
-    assert facts["communication_efficiency"] == 0.8
-    assert facts["parallel_efficiency"] == pytest.approx(0.72, abs=1e-15)
-    assert facts["useful"]["per_rank_s"] == [0.8, 0.64]
+    assert facts.load_balance == pytest.approx(0.9, abs=1e-15)
+    assert facts.communication_efficiency == 0.8
+    assert facts.parallel_efficiency == pytest.approx(0.72, abs=1e-15)
+    assert facts.useful.values.tolist() == [0.8, 0.64]
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=8), st.floats(1.0, 5.0))
 def test_parallel_efficiency_is_the_product(useful_s, runtime_s):
     facts = efficiencies(useful_s, runtime_s)
-    product = facts["load_balance"] * facts["communication_efficiency"]
-    assert facts["parallel_efficiency"] == pytest.approx(product)
-    assert 0 < facts["parallel_efficiency"] <= 1
+    product = facts.load_balance * facts.communication_efficiency
+    assert facts.parallel_efficiency == pytest.approx(product)
+    assert 0 < facts.parallel_efficiency <= 1
 
 
 def test_an_epoch_tells_the_first_step_apart_and_a_slow_rank():
     fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, allreduce_s=0.4)
     slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, allreduce_s=0.3)
-    facts = summarize_epoch([fast, slow], is_first=True)
-    assert facts["steps"]["num"] == 4
-    assert facts["steps"]["first"]["per_rank_s"] == [0.4, 0.5]
-    assert facts["steps"]["median"]["per_rank_s"] == pytest.approx([0.2, 0.2])
-    assert facts["efficiency"]["load_balance"] == pytest.approx(0.9)
-    assert facts["efficiency"]["communication_efficiency"] == pytest.approx(0.8)
-    assert facts["efficiency"]["parallel_efficiency"] == pytest.approx(0.72)
-    assert facts["hidden_share"] == pytest.approx(1 - 0.56 / 0.7)
-    later = summarize_epoch([fast, slow], is_first=False)
-    assert "first" not in later["steps"]
-    assert later["steps"]["median"]["per_rank_s"] == pytest.approx([0.25, 0.2])
+    facts = summarize_epoch(1, [fast, slow], {})
+    assert facts.steps.num == 4
+    assert facts.steps.first.values.tolist() == [0.4, 0.5]
+    assert facts.steps.median.values.tolist() == pytest.approx([0.2, 0.2])
+    assert facts.efficiency.load_balance == pytest.approx(0.9)
+    assert facts.efficiency.communication_efficiency == pytest.approx(0.8)
+    assert facts.efficiency.parallel_efficiency == pytest.approx(0.72)
+    assert facts.hidden_share == pytest.approx(1 - 0.56 / 0.7)
+    later = summarize_epoch(2, [fast, slow], {})
+    assert later.steps.first is None
+    assert later.steps.median.values.tolist() == pytest.approx([0.25, 0.2])
 
 
 def test_what_is_not_measured_of_an_epoch_is_absent():
-    facts = summarize_epoch([Epoch(0.0, 1.0, [1.0], None, None)], is_first=True)
-    assert set(facts) == {"per_rank_begin_s", "train", "steps"}
-    assert set(facts["steps"]) == {"num", "first"}
-    alone = summarize_epoch([Epoch(0.0, 1.0, [0.5, 0.5])], is_first=False)
-    assert alone["efficiency"]["parallel_efficiency"] == 1.0
-    assert "hidden_share" not in alone
+    facts = summarize_epoch(1, [Epoch(0.0, 1.0, [1.0], None, None)], {})
+    assert facts.model_fields_set == {"epoch", "metrics", "begin", "train", "steps"}
+    assert facts.steps.model_fields_set == {"num", "first"}
+    alone = summarize_epoch(2, [Epoch(0.0, 1.0, [0.5, 0.5])], {})
+    assert alone.efficiency.parallel_efficiency == 1.0
+    assert alone.hidden_share is None
 
 
 @given(

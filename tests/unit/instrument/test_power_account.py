@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Energy, Trace
+from candle_p1.records.types import AbsentSource, EnergyFacts
 
 PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", resolution_s=0.001)
 DRAM = Channel("dram-0", "memory of package 0", "memory", "rapl", "energy", resolution_s=0.001)
@@ -42,100 +42,103 @@ def node(devices, number=0, boot="a", **facts):
 
 
 def counted(section):
-    return [
-        (device["node"], device["device"]) for device in section["devices"] if device["counted"]
-    ]
+    """Returns the nodes and the powers in W of the devices that count, by their label."""
+    groups = [group for group in section.devices if group.counted]
+    assert all(group.num_devices == len(group.energy.values) for group in groups)
+    return {group.label: (group.nodes, group.power.values.tolist()) for group in groups}
 
 
 def test_devices_of_all_nodes_add_up():
     section = combine(
         [node({PACKAGE: 100, DRAM: 20, GPU: 300}), node({PACKAGE: 110, DRAM: 20, GPU: 310}, 1, "b")]
     )
-    assert section["kind"] == "measured"
-    assert section["total_j"] == pytest.approx(8600)
-    assert section["mean_w"] == pytest.approx(860)
-    assert section["covers"] == ["cpu", "gpu", "memory"]
-    assert section["phases"]["load"] == {
-        "kind": "measured",
-        "energy_j": pytest.approx(3440),
-        "mean_w": pytest.approx(860),
+    assert section.kind == section.phases["load"].kind == "measured"
+    assert section.total_j == pytest.approx(8600)
+    assert section.mean_w == section.phases["load"].mean_w == pytest.approx(860)
+    assert section.covers == ["cpu", "gpu", "memory"]
+    assert section.phases["load"].energy_j == pytest.approx(3440)
+    assert sum(phase.energy_j for phase in section.phases.values()) == pytest.approx(8600)
+    assert counted(section) == {
+        "package 0": ((0, 1), [100, 110]),
+        "memory of package 0": ((0, 1), [20, 20]),
+        "H100": ((0, 1), [300, 310]),
     }
-    assert sum(phase["energy_j"] for phase in section["phases"].values()) == pytest.approx(8600)
-    assert len(counted(section)) == 6
 
 
 def test_a_nodes_sensor_includes_its_parts():
     section = combine([node({PACKAGE: 100, GPU: 300, NODE: 700, CRAY_CPU: 105})])
-    assert counted(section) == [(0, "node")]
-    assert section["total_j"] == pytest.approx(7000)
-    assert section["covers"] == ["node"]
-    assert len(section["devices"]) == 4
+    assert counted(section) == {"node": ((0, 0), [700])}
+    assert section.total_j == pytest.approx(7000)
+    assert section.covers == ["node"]
+    assert len(section.devices) == 4
 
 
 def test_devices_with_sensors_of_their_own_are_not_counted_again_by_crays_controller():
     section = combine([node({PACKAGE: 100, GPU: 300, CRAY_CPU: 105, CRAY_GPU: 310})])
-    assert counted(section) == [(0, "package-0"), (0, "gpu:GPU-1")]
+    assert list(counted(section)) == ["package 0", "H100"]
     replayed = replace(CRAY_CPU, source="replay:cray")
-    assert counted(combine([node({PACKAGE: 100, replayed: 105})])) == [(0, "package-0")]
-    assert counted(combine([node({CRAY_CPU: 105, CRAY_GPU: 310})])) == [(0, "cpu"), (0, "accel0")]
+    assert list(counted(combine([node({PACKAGE: 100, replayed: 105})]))) == ["package 0"]
+    alone = combine([node({CRAY_CPU: 105, CRAY_GPU: 310})])
+    assert list(counted(alone)) == ["processors", "accelerator 0"]
 
 
 def test_a_device_that_two_nodes_of_one_machine_see_is_counted_once():
     section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 100, OTHER_GPU: 290}, 1)])
-    assert counted(section) == [(0, "package-0"), (0, "gpu:GPU-1"), (1, "gpu:GPU-2")]
-    assert section["total_j"] == pytest.approx(6900)
+    assert counted(section) == {"package 0": ((0, 0), [100]), "H100": ((0, 1), [300, 290])}
+    assert section.total_j == pytest.approx(6900)
 
 
 def test_the_same_names_on_two_machines_are_two_devices():
     section = combine([node({PACKAGE: 100}), node({PACKAGE: 100}, 1, "b")])
-    assert counted(section) == [(0, "package-0"), (1, "package-0")]
+    assert counted(section) == {"package 0": ((0, 1), [100, 100])}
 
 
 def test_a_counter_is_preferred_to_power_unless_it_is_absent():
-    assert combine([node({GPU_POWER: 290, GPU: 300})])["total_j"] == pytest.approx(3000)
-    assert combine([node({GPU_POWER: 290, GPU: GONE})])["total_j"] == pytest.approx(2900)
+    assert combine([node({GPU_POWER: 290, GPU: 300})]).total_j == pytest.approx(3000)
+    assert combine([node({GPU_POWER: 290, GPU: GONE})]).total_j == pytest.approx(2900)
 
 
 def test_a_total_is_absent_if_a_part_is():
     section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 110, GPU: GONE}, 1, "b")])
-    assert section["kind"] == "absent"
-    assert section["reason"].startswith("gpu:GPU-1 of node 1: ")
-    assert "total_j" not in section
-    assert section["phases"]["train"] == {"kind": "absent", "reason": section["reason"]}
-    assert [device["kind"] for device in section["devices"]] == ["measured"] * 3 + ["absent"]
+    assert section.kind == section.phases["train"].kind == "absent"
+    assert section.reason == section.phases["train"].reason == f"gpu:GPU-1 of node 1: {GONE.reason}"
+    assert section.total_j is section.phases["train"].energy_j is None
+    packages, gpus = section.devices
+    assert (packages.kind, gpus.kind, gpus.reasons) == ("measured", "absent", [GONE.reason])
+    assert gpus.energy.values == pytest.approx([3000, float("nan")], nan_ok=True)
 
 
 def test_a_phase_may_be_complete_though_the_run_is_not():
     lost = DeviceEnergy(GPU, GONE, {"load": Energy("measured", 4.0, 1200.0, 41), "train": GONE})
     section = combine([replace(node({}), devices=[lost])])
-    assert section["phases"]["load"]["energy_j"] == 1200
-    assert section["phases"]["train"]["kind"] == section["kind"] == "absent"
+    assert section.phases["load"].energy_j == 1200
+    assert section.phases["train"].kind == section.kind == "absent"
 
 
 def test_nodes_that_measure_different_things_have_no_total():
     section = combine(
         [node({PACKAGE: 100, GPU: 300}), node({GPU: 300}, 1, "b", absent={"rapl": "denied"})]
     )
-    assert section["kind"] == "absent"
-    assert section["reason"].startswith("node 1 (host1)")
-    assert section["absent"] == [{"source": "rapl", "reason": "denied", "nodes": [1]}]
+    assert section.kind == "absent"
+    assert section.reason.startswith("node 1 (host1)")
+    assert section.absent == [AbsentSource(source="rapl", reason="denied", nodes=[1])]
 
 
 def test_a_sum_has_the_worst_kind_of_its_parts():
     estimate = Energy("estimated", 10.0, 500.0, 2, few_samples=True)
     section = combine([node({PACKAGE: 100, GPU: estimate})])
-    assert section["kind"] == "estimated"
-    assert section["devices"][1]["few_samples"] is True
-    assert "few_samples" not in section["devices"][0]
+    assert section.kind == "estimated"
+    assert [group.few_samples for group in section.devices] == [False, True]
     replayed = Energy("simulated", 10.0, 500.0, 100)
-    assert combine([node({PACKAGE: 100, GPU: replayed})])["kind"] == "simulated"
+    assert combine([node({PACKAGE: 100, GPU: replayed})]).kind == "simulated"
 
 
 def test_a_reason_that_several_nodes_share_is_given_once():
     absent = {"nvml": "not installed", "rapl": "no powercap"}
     section = combine([node({}, 0, "a", absent=absent), node({}, 1, "b", absent=absent)])
-    assert section["kind"] == "absent"
-    assert [each["nodes"] for each in section["absent"]] == [[0, 1], [0, 1]]
+    assert section.kind == "absent"
+    assert section.reason == "nvml: not installed; rapl: no powercap"
+    assert [each.nodes for each in section.absent] == [[0, 1], [0, 1]]
 
 
 @pytest.fixture
@@ -158,14 +161,15 @@ def test_energies_of_a_replay_add_up_over_phases(recording):
     intervals = [(name, start_s + begin, start_s + end) for name, begin, end in intervals]
     measured = measure_node(sampler, intervals, node=0, absent=opened.absent, trace="power.csv")
     section = combine([measured])
-    assert section["kind"] == "simulated"
-    assert list(section["phases"]) == ["startup", "load", "train"]
-    assert section["total_j"] == pytest.approx(0.5 * (100 + 202.5), rel=1e-3)
-    added_j = sum(phase["energy_j"] for phase in section["phases"].values())
-    assert added_j == pytest.approx(section["total_j"], rel=1e-3)
-    assert section["traces"] == ["power.csv"]
-    assert 0 < section["sampler_overhead"] < 1
-    json.dumps(section, allow_nan=False)
+    assert section.kind == "simulated"
+    assert list(section.phases) == ["startup", "load", "train"]
+    assert section.total_j == pytest.approx(0.5 * (100 + 202.5), rel=1e-3)
+    added_j = sum(phase.energy_j for phase in section.phases.values())
+    assert added_j == pytest.approx(section.total_j, rel=1e-3)
+    assert section.traces == ["power.csv"]
+    assert 0 < section.sampler_overhead < 1
+    written = section.model_dump_json()
+    assert EnergyFacts.model_validate_json(written).model_dump_json() == written
 
 
 def test_the_total_leaves_out_what_came_before_the_first_sample(recording):
@@ -175,9 +179,9 @@ def test_the_total_leaves_out_what_came_before_the_first_sample(recording):
     start_s = sampler.start_s
     intervals = [("startup", start_s - 5, start_s + 0.1), ("load", start_s + 0.1, start_s + 0.4)]
     section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent)])
-    assert section["phases"]["startup"]["kind"] == "absent"
-    assert section["total_s"] == pytest.approx(0.4)
-    assert section["total_j"] == pytest.approx(0.4 * (100 + 202), rel=1e-3)
+    assert section.phases["startup"].kind == "absent"
+    assert section.total_s == pytest.approx(0.4)
+    assert section.total_j == pytest.approx(0.4 * (100 + 202), rel=1e-3)
 
 
 def test_a_run_that_measures_nothing_is_absent():
@@ -186,6 +190,6 @@ def test_a_run_that_measures_nothing_is_absent():
         pass
     intervals = [("load", sampler.start_s, sampler.start_s + 1)]
     section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent, trace="x")])
-    assert section["kind"] == "absent"
-    assert section["absent"][0]["source"] == "none"
-    assert (section["devices"], section["phases"], section["traces"]) == ([], {}, [])
+    assert section.kind == "absent"
+    assert section.reason == "none: --power none: it was not asked for"
+    assert (section.devices, section.phases, section.traces) == ([], {}, [])

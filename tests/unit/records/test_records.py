@@ -3,65 +3,101 @@ from __future__ import annotations
 import json
 import os
 
+import jsonschema
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from candle_p1.errors import RecordError
 from candle_p1.files import write_atomically
-from candle_p1.records.record import over_ranks, read_record, write_record
+from candle_p1.records import schema
+from candle_p1.records.per_rank import PER_RANK_NAME, read_per_rank
+from candle_p1.records.record import (
+    end_record,
+    extend_record,
+    make_record,
+    read_record,
+    write_record,
+)
+from candle_p1.records.spread import Bytes, Seconds
+from candle_p1.records.types import Failure, PhaseTimes
+from tests.planted_records import planted_record
 
 RUNNING = {
-    "schema_version": 1,
+    "schema_version": 2,
     "status": "running",
     "benchmark": "nt3",
     "started": "2019-08-05T00:00:00+00:00",
     "num_ranks": 2,
     "parameters": {"epochs": {"value": 8, "origin": "flag"}},
 }
-FAILURE = {"reason": "rank 1 died", "rank": 1}
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path):
-    write_record(tmp_path / "run.json", RUNNING)
-    assert read_record(tmp_path / "run.json") == RUNNING
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.json"
+
+
+@pytest.mark.parametrize("record", [make_record(RUNNING), planted_record("p1b1", 3, energy_j=5.0)])
+def test_a_record_is_read_as_it_was_written(path, record):
+    write_record(path, record)
+    again = read_record(path)
+    content = record.model_dump(exclude_unset=True)
+    assert again.model_dump(exclude_unset=True) == content == json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "place"),
     [
-        ({"status": "done"}, r"\$\.status"),
-        ({"num_ranks": 0}, r"\$\.num_ranks"),
-        ({"schema_version": 2}, "schema_version 2 is not the 1"),
+        ({"status": "done"}, "status"),
+        ({"num_ranks": 0}, "num_ranks"),
+        ({"num_ranks": "2"}, "num_ranks"),
+        ({"total_s": float("nan")}, "total_s"),
         ({"elapsed": 1.0}, "elapsed"),
-        ({"status": "ok"}, "required"),
-        ({"status": "failed"}, "required"),
+        ({"status": "ok"}, "phases"),
+        ({"status": "failed", "ended": "…"}, "failure"),
+        ({"energy": {"kind": "measured"}}, "energy"),
+        ({"energy": {"kind": "absent"}}, "energy"),
     ],
 )
-def test_an_unfit_record_is_neither_written_nor_read(tmp_path, change, complaint):
-    path = tmp_path / "run.json"
-    with pytest.raises(RecordError, match=complaint):
-        write_record(path, RUNNING | change)
-    assert not path.exists()
+def test_an_invalid_record_is_neither_made_nor_read(path, change, place):
+    with pytest.raises(RecordError, match=place):
+        make_record(RUNNING | change)
     path.write_text(json.dumps(RUNNING | change))
-    with pytest.raises(RecordError, match=complaint):
+    with pytest.raises(RecordError, match=rf"run\.json: .*{place}"):
         read_record(path)
 
 
-def test_a_failed_record_says_why(tmp_path):
-    path = tmp_path / "run.json"
-    write_record(path, RUNNING | {"status": "failed", "ended": "…", "failure": FAILURE})
-    assert read_record(path)["failure"]["rank"] == 1
+@pytest.mark.parametrize("version", [1, 3, "2"])
+def test_a_record_of_another_schema_is_refused_with_both_versions(path, version):
+    path.write_text(json.dumps(RUNNING | {"schema_version": version}))
+    with pytest.raises(RecordError, match=rf"schema_version is {version!r}.* 2\b"):
+        read_record(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": 1}', "\xff"])
-def test_what_is_no_record_is_refused(tmp_path, text):
-    (tmp_path / "run.json").write_text(text, encoding="latin-1")
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"a": 1}', "\xff", "[" * 100_000, '{"a":' * 100_000]
+)
+def test_a_file_that_is_no_record_is_refused(path, text):
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(RecordError, match=r"run\.json"):
-        read_record(tmp_path / "run.json")
+        read_record(path)
 
 
-def test_a_missing_record_is_named(tmp_path):
-    with pytest.raises(RecordError, match="cannot read the record"):
-        read_record(tmp_path / "run.json")
+def test_a_missing_record_is_named(path):
+    with pytest.raises(RecordError, match=r"run\.json"):
+        read_record(path)
+
+
+def test_only_a_running_record_is_ended(path):
+    write_record(path, make_record(RUNNING))
+    end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
+    failed = read_record(path)
+    assert (failed.status, failed.failure.rank) == ("failed", 1)
+    assert failed.ended > failed.started
+    end_record(path, "interrupted", Failure(reason="too late", rank=None))
+    assert read_record(path) == failed
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -78,10 +114,55 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_over_ranks_keeps_raw_values():
-    assert over_ranks([1.0, 3.0], "s") == {
-        "min_s": 1.0,
-        "mean_s": 2.0,
-        "max_s": 3.0,
-        "per_rank_s": [1.0, 3.0],
-    }
+@given(st.lists(st.floats(0, 1e6) | st.none(), min_size=1).filter(any))
+def test_a_spread_summarises_what_was_measured(per_rank):
+    spread = Seconds.over(per_rank)
+    known = [value for value in per_rank if value is not None]
+    assert spread.min_s <= spread.p10_s <= spread.p50_s <= spread.p90_s <= spread.max_s
+    assert (spread.min_s, spread.max_s) == pytest.approx((min(known), max(known)), abs=1e-9)
+    assert spread.mean_s == pytest.approx(np.mean(known), abs=1e-9)
+    assert per_rank[spread.min_rank] == min(known)
+    assert per_rank[spread.max_rank] == max(known)
+
+
+def test_bytes_stay_whole_numbers():
+    spread = Bytes.over([2**53 - 1, 3])
+    assert (spread.min_bytes, spread.max_bytes) == (3, 2**53 - 1)
+
+
+def test_raw_values_lie_beside_the_record_under_their_place(path):
+    wait = PhaseTimes.over([0.0, 3.5], begin=Seconds.over([None, 1.0]))
+    phases = {"load": PhaseTimes.over([1 / 3, 2.0], parts={"wait": wait})}
+    write_record(path, extend_record(make_record(RUNNING), phases=phases))
+    assert "0.3333333333333333" not in path.read_text()
+    raw = read_per_rank(path)
+    assert raw.get("phases.load").tolist() == [1 / 3, 2.0]
+    assert raw.get("phases.load.parts.wait").tolist() == [0.0, 3.5]
+    np.testing.assert_array_equal(raw.get("phases.load.parts.wait.begin"), [np.nan, 1.0])
+    assert raw.get("phases.train") is None
+
+
+def test_missing_raw_values_are_none_and_damaged_ones_an_error(path):
+    write_record(path, make_record(RUNNING))
+    assert read_per_rank(path) is None
+    write_record(path, planted_record(num_ranks=2))
+    file = path.with_name(PER_RANK_NAME)
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], b"no numpy file"):
+        file.write_bytes(damaged)
+        with pytest.raises(RecordError, match=PER_RANK_NAME):
+            read_per_rank(path)
+
+
+def test_the_published_schema_is_that_of_the_types():
+    # `python -m candle_p1.records.schema` writes it.
+    assert schema.SCHEMA_PATH.read_text(encoding="utf-8") == schema.generate()
+
+
+def test_programs_can_validate_a_record_by_the_schema(path):
+    write_record(path, planted_record(num_ranks=2, energy_j=5.0, quality={"accuracy": None}))
+    validator = jsonschema.Draft202012Validator(json.loads(schema.SCHEMA_PATH.read_text()))
+    record = json.loads(path.read_text())
+    validator.validate(record)
+    assert not validator.is_valid(record | {"elapsed": 1.0})
+    assert not validator.is_valid(record | {"status": "done"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from candle_p1.errors import ParameterError, RecordError
 from candle_p1.reports.compare import HIGHER, LOWER, NOT_SHOWN, SINGLE, TOO_FEW, compare
 from candle_p1.reports.runs import read_runs
 from candle_p1.reports.sides import Side
-from tests.planted_records import plant
+from tests.planted_records import changed, plant
 
 
 @pytest.fixture
@@ -85,11 +86,18 @@ def test_quality_is_compared_by_difference(sides):
 
 def test_energy_is_compared_by_phase(sides):
     a, b = sides([{"energy_j": 50.0}], [{"energy_j": 90.0}])
-    for side, factor in ((a, 1), (b, 2)):
-        phases = {"train": {"kind": "measured", "energy_j": 10.0 * factor, "mean_w": 1.0}}
-        side.runs[0].record["energy"]["phases"] = phases
-    row = rows_of(compare(a, b))["energy_train_j"]
+    row = rows_of(compare(with_train_energy(a, 10.0), with_train_energy(b, 20.0)))["energy_train_j"]
     assert (row.a, row.b, row.change.value) == ((10.0,), (20.0,), 2.0)
+
+
+def with_train_energy(side, energy_j):
+    phases = {"train": {"kind": "measured", "energy_j": energy_j, "mean_w": 1.0}}
+    return with_change(side, {"energy.phases": phases})
+
+
+def with_change(side, change):
+    runs = [replace(run, record=changed(run.record, change)) for run in side.runs]
+    return replace(side, runs=tuple(runs))
 
 
 def test_zeros_and_what_one_side_lacks_have_no_ratio(sides):
@@ -240,9 +248,7 @@ def test_threads_and_machines_are_not_averaged_over(sides):
 
 def test_energies_of_different_parts_are_not_compared(sides):
     a, b = sides([{"energy_j": 10.0}] * 4, [{"energy_j": 20.0}] * 4)
-    for run in b.runs:
-        run.record["energy"]["covers"] = ["cpu", "gpu"]
-    comparison = compare(a, b)
+    comparison = compare(a, with_change(b, {"energy.covers": ["cpu", "gpu"]}))
     assert "energy_j" not in rows_of(comparison)
     (warning,) = comparison.warnings
     assert "A gpu; B cpu and gpu" in warning

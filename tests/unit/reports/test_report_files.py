@@ -16,6 +16,8 @@ from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.record import extend_record, write_record
+from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.figures.bars import ranks_over_time
 from candle_p1.reports.figures.lines import epochs_per_rank
@@ -26,7 +28,7 @@ from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import RecordedRun, Runs, read_runs
 from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.table import ReportTable
-from tests.planted_records import plant, planted_record
+from tests.planted_records import changed, plant, planted_record
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 
@@ -136,12 +138,8 @@ def test_figures_that_lack_data_are_listed_with_the_reason(tmp_path):
 
 def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
     path = plant(tmp_path, "nt3", 1, energy_j=100.0, epochs=8)
-    run = read_runs([tmp_path]).runs[0]
-    record = dict(run.record)
-    record["energy"] |= {
-        "traces": ["power-0000.csv"],
-        "devices": [device_of_energy()],
-    }
+    (run,) = read_runs([tmp_path]).runs
+    record = changed(run.record, {"energy.traces": ["power-0000.csv"]})
     channel = Channel("gpu0", "GPU 0", "gpu", "nvml", "power", 0.1)
     trace = Trace(channel, np.arange(5.0), 100 + np.arange(5.0), 1.0)
     write_traces(path.parent / "power-0000.csv", [trace], 0, 0.0)
@@ -152,10 +150,6 @@ def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
     (section,) = make_report(Runs((RecordedRun(path, record),), ())).sections
     missing = {each.what: each.reason for each in section.missing}
     assert "power-0000.csv" in missing[POWER_TITLE]
-
-
-def device_of_energy():
-    return {"node": 0, "host": "vm", "device": "gpu0", "label": "GPU 0", "domain": "gpu"}
 
 
 @pytest.mark.extended
@@ -275,10 +269,12 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
     assert labels == ["1 rank", "2 ranks"]
 
 
-def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast():
+def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast(tmp_path):
     record = planted_record("nt3", 100, epochs=100, load_s=2.0, wait_s=4.0)
-    record["phases"]["load"]["per_rank_s"][40] = 2.5
-    (experiment,) = group([RecordedRun(0, record)])
+    slow = PhaseTimes.over([2.0] * 40 + [2.5] + [2.0] * 59, begin=record.phases["load"].begin)
+    path = tmp_path / "run.json"
+    write_record(path, extend_record(record, phases=record.phases | {"load": slow}))
+    (experiment,) = group(read_runs([tmp_path]).runs)
     (axes,) = ranks_over_time(experiment, experiment.series).axes
     shown = [int(label.get_text()) for label in axes.get_yticklabels()]
     assert (shown[0], shown[-1], len(shown)) == (0, 99, 13)

@@ -17,6 +17,9 @@ from candle_p1.errors import DataError, ParameterError
 from candle_p1.instrument.clock import ClockAnchor, read_anchor
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.record import make_record, write_record
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.timeline.clock import ORIGIN_KEY, read_origin_epoch_us
 from candle_p1.reports.timeline.slice import cut
@@ -295,44 +298,58 @@ def test_spans_that_cross_are_drawn_on_rows_of_their_own(tmp_path):
     assert rows["load"] == rows["read"] == rows["scale"] != rows["parse"]
 
 
-def test_phases_come_from_the_record():
-    record = {
-        "num_ranks": 2,
-        "phases": {
-            "load": {"per_rank_begin_s": [10.0, 9.0], "per_rank_s": [2.0, 3.0]},
-            "broadcast": {
-                "per_rank_begin_s": [12.0, 12.0],
-                "per_rank_s": [1.5, 0.5],
-                "parts": {"wait": {"per_rank_begin_s": [12.25, 12.0], "per_rank_s": [1.0, 0.0]}},
-            },
-            "evaluate": {"per_rank_begin_s": [None, 20.0], "per_rank_s": [0.0, 1.0]},
-            "report": {"per_rank_s": [1.0, 1.0]},
-        },
-        "training": {
-            "epochs": [
-                {"epoch": 1, "per_rank_begin_s": [14.0, 14.0], "train": {"per_rank_s": [3, 3]}},
-                {"epoch": 2, "train": {"per_rank_s": [3, 3]}},
-            ]
-        },
+RUNNING = {
+    "schema_version": 2,
+    "status": "running",
+    "benchmark": "nt3",
+    "started": "2026-01-01T00:00:00.000+00:00",
+    "num_ranks": 2,
+    "parameters": {},
+}
+
+
+def test_phases_come_from_the_raw_values(tmp_path):
+    def phase(begins, seconds, **facts):
+        return PhaseTimes.over(seconds, begin=Seconds.over(begins), **facts)
+
+    phases = {
+        "load": phase([10.0, 9.0], [2.0, 3.0]),
+        "broadcast": phase(
+            [12.0, 12.0], [1.5, 0.5], parts={"wait": phase([12.25, 12.0], [1.0, 0.0])}
+        ),
+        "evaluate": phase([None, 20.0], [0.0, 1.0]),
+        "report": PhaseTimes.over([1.0, 1.0]),
     }
-    assert phase_track(RecordedRun(None, record), origin_s=10.5).spans == [
+    epochs = [
+        {
+            "epoch": 1,
+            "metrics": {},
+            "begin": Seconds.over([14.0] * 2),
+            "train": Seconds.over([3] * 2),
+        },
+        {"epoch": 2, "metrics": {}, "train": Seconds.over([3] * 2)},
+    ]
+    record = make_record(RUNNING | {"phases": phases, "training": {"epochs": epochs}})
+    path = tmp_path / "run.json"
+    write_record(path, record)
+    assert phase_track(RecordedRun(path, record), origin_s=10.5).spans == [
         Span("load", -500_000, 1_500_000),
         Span("broadcast", 1_500_000, 3_000_000),
         Span("wait", 1_750_000, 2_750_000),
         Span("epoch 1", 3_500_000, 6_500_000),
     ]
-    del record["training"], record["phases"]["load"], record["phases"]["broadcast"]
-    assert phase_track(RecordedRun(None, record), 0.0) is None
+    (tmp_path / "per_rank.npz").unlink()
+    assert phase_track(RecordedRun(path, record), 0.0) is None
 
 
 def test_where_the_clocks_meet():
-    record = {"started": "2026-01-01T00:00:00.000+00:00"}
     epoch_us = 1_767_225_600_000_000
-    run = RecordedRun(None, record)
+    run = RecordedRun(None, make_record(RUNNING))
     assert origin_s(run, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
     assert origin_s(run, None) is None
-    anchor = {"anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
-    assert origin_s(RecordedRun(None, record | {"timeline": anchor}), epoch_us) == 4.25
+    anchor = {"file": "t.json", "anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
+    traced = RecordedRun(None, make_record(RUNNING | {"timeline": anchor}))
+    assert origin_s(traced, epoch_us) == 4.25
     anchor = ClockAnchor(epoch_us=1_000_000, perf_counter_s=50.0, uncertainty_us=1.0)
     assert anchor.to_perf_counter_s(3_500_000) == 52.5
     assert read_anchor().uncertainty_us >= 0

@@ -73,7 +73,7 @@ def test_all_runs_are_executed_in_order(plan, capsys):
     assert lines[2] == "2/2  does-train-np1-r1  1.0 s  accuracy 0.75"
     for run in execution.plan.runs:
         record = read_record(run.directory() / "run.json")
-        assert record["parameters"]["rng_seed"]["value"] == 7102 + run.repeat
+        assert record.parameters["rng_seed"].value == 7102 + run.repeat
         log = (run.directory() / "study.log").read_text()
         assert log == "training\ncandle-p1 study: the run has ended with code 0\n"
 
@@ -110,7 +110,7 @@ def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
     monkeypatch.setattr(local_run, "LAUNCH_S", 2 - 60 * 5)
     this = plan(["hang"], repeats=1)
     execution = perform(this)
-    reason = execution.failed[0].record["failure"]["reason"]
+    reason = execution.failed[0].record.failure.reason
     assert reason == "ended at the study's time limit of 5 minutes"
 
 

@@ -14,30 +14,19 @@ import pytest
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
 from candle_p1.training import screen as screen_module
 from candle_p1.training.screen import Screen
+from tests.planted_records import planted_record
 
-RECORD = {
-    "benchmark": "nt3",
-    "num_ranks": 2,
-    "phases": {
-        "load": {"min_s": 1.0, "mean_s": 2.0, "max_s": 3.0},
-        "broadcast": {
-            "min_s": 0.5,
-            "mean_s": 0.5,
-            "max_s": 0.5,
-            "parts": {"wait": {"min_s": 0.25, "mean_s": 0.25, "max_s": 0.25}},
-        },
-    },
-    "total_s": 4.0,
-    "quality": {"accuracy": {"value": 0.975, "naive": 0.5}, "loss": {"value": None}},
-    "data": {"synthetic": True},
-    "training": {"samples_per_s": 1234.5},
-    "efficiency": {
-        "load_balance": 0.9,
-        "communication_efficiency": 0.8,
-        "parallel_efficiency": 0.72,
-    },
-    "energy": {"kind": "absent", "reason": "no sensor"},
-}
+RECORD = planted_record(
+    num_ranks=2,
+    load_s=4.0,
+    startup_s=2.0,
+    wait_s=1.0,
+    epochs_per_rank=1,
+    epoch_s=0.25,
+    first_step_s=0.75,
+    quality={"accuracy": 0.975, "loss": None},
+    naive={"accuracy": 0.5},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +90,7 @@ def test_the_result_names_phases_quality_and_record(capsys, tmp_path):
         "test accuracy 0.9750 (naive predictor 0.5000)",
         "test loss not a number",
         "50% of the time went into load",
-        "trained on synthetic data at 1,234.5 samples/s",
+        "trained on synthetic data at 1,600.0 samples/s",
         str(tmp_path / "run.json"),
     ):
         assert words in output.replace("\n", " ") or words in output

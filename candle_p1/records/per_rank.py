@@ -1,0 +1,116 @@
+"""The raw values behind a record's spreads, in one compact file beside it.
+
+The file ``per_rank.npz`` holds three arrays:
+
+- ``names``: the places of the spreads in the record, as JSON in UTF-8, for example
+  ``["phases.load", "phases.broadcast.parts.wait.begin", …]``;
+- ``ends``, int64: where the values of each spread end;
+- ``values``, float64: the values of all spreads one after the other, NaN for a rank that has none.
+
+A record is complete without this file; reports open it only where they need raw values.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.errors import RecordError
+from candle_p1.files import write_atomically
+from candle_p1.records.spread import Section, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from candle_p1.records.types import RunRecord
+
+PER_RANK_NAME = "per_rank.npz"
+
+
+class PerRank:
+    """Raw values, by the place of their spread in the record.
+
+    Args:
+        names: The places.
+        ends: Where the values of each end, shape (places,).
+        values: Of all places, one after the other.
+    """
+
+    def __init__(
+        self, names: list[str], ends: NDArray[np.int64], values: NDArray[np.float64]
+    ) -> None:
+        begins = [0, *ends.tolist()]
+        self._bounds = {name: (begins[i], begins[i + 1]) for i, name in enumerate(names)}
+        self._values = values
+
+    def get(self, place: str) -> NDArray[np.float64] | None:
+        """Returns one value per rank; None where the file has none of this place."""
+        if place not in self._bounds:
+            return None
+        begin, end = self._bounds[place]
+        return self._values[begin:end]
+
+
+def write_per_rank(record_path: Path, record: RunRecord) -> None:
+    """Writes the raw values that the spreads of a record carry; nothing if they carry none.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    found = list(_walk("", record))
+    if not found:
+        return
+    names, arrays = zip(*found, strict=True)
+    content = io.BytesIO()
+    np.savez(
+        content,
+        names=np.frombuffer(json.dumps(names).encode(), np.uint8),
+        ends=np.cumsum([len(array) for array in arrays], dtype=np.int64),
+        values=np.concatenate(arrays),
+    )
+    write_atomically(record_path.with_name(PER_RANK_NAME), content.getvalue())
+
+
+def read_per_rank(record_path: Path) -> PerRank | None:
+    """Returns the raw values beside a record; None if there are none.
+
+    Raises:
+        RecordError: The file is damaged.
+    """
+    path = record_path.with_name(PER_RANK_NAME)
+    if not path.exists():
+        return None
+    try:
+        # Opened here, because numpy leaves the file of a damaged archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            names = json.loads(arrays["names"].tobytes())
+            ends, values = arrays["ends"], arrays["values"]
+        if len(ends) != len(names) or np.any(np.diff(ends) < 0) or ends[-1] != len(values):
+            raise ValueError("its arrays do not fit together")
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise RecordError(f"{path}: not the raw values of a record: {error}") from error
+    return PerRank(names, ends, values)
+
+
+def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yields places and raw values of the spreads below an item of a record."""
+    if isinstance(item, Spread) and item.values is not None:
+        yield place, item.values
+    children: Iterable[tuple[str, object]]
+    if isinstance(item, Section):
+        children = item
+    elif isinstance(item, dict):
+        children = item.items()
+    elif isinstance(item, list):
+        children = ((str(i), child) for i, child in enumerate(item))
+    else:
+        return
+    for name, child in children:
+        yield from _walk(f"{place}.{name}" if place else name, child)

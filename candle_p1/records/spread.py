@@ -1,0 +1,153 @@
+"""A quantity that every rank has measured, as a record holds it: summarised, not listed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+PERCENTILES = (10, 50, 90)
+DECIMALS = 9
+"""Nanoseconds: what the clock resolves."""
+
+
+class Section(BaseModel):
+    """A part of a record: every key is known, every value is of its type, numbers are finite."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"
+    )
+
+
+class Spread(Section):
+    """Minimum, mean, maximum and percentiles over ranks; the subclasses name the unit.
+
+    The raw values are written beside the record, under the spread's place in it
+    (see candle_p1.records.per_rank).
+
+    Attributes:
+        min_rank: The first rank that has the minimum; of devices, the first in the order of nodes.
+        max_rank: The first rank that has the maximum; of devices likewise.
+    """
+
+    unit: ClassVar[str]
+    is_integer: ClassVar[bool] = False
+
+    min_rank: int = Field(ge=0)
+    max_rank: int = Field(ge=0)
+
+    _values: NDArray[np.float64] | None = PrivateAttr(default=None)
+
+    @classmethod
+    def over(cls, per_rank: Sequence[float | None], **facts: Any) -> Self:
+        """Returns the spread of one value per rank.
+
+        Args:
+            per_rank: The values; None of a rank that has none. At least one rank has one.
+            facts: The other fields of a subclass.
+        """
+        values = np.array([np.nan if value is None else value for value in per_rank], np.float64)
+        spread = cls(**_summarize(values, cls.unit, cls.is_integer), **facts)
+        spread._values = values
+        return spread
+
+    def __eq__(self, other: object) -> bool:
+        """Compares what stands in a record: whether the raw values are at hand does not matter."""
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    @property
+    def values(self) -> NDArray[np.float64] | None:
+        """The raw values, NaN where a rank has none; None in a record that was read."""
+        return self._values
+
+
+def _summarize(values: NDArray[np.float64], unit: str, is_integer: bool) -> dict[str, Any]:
+    low, *middle, high = np.nanpercentile(values, (0, *PERCENTILES, 100))
+    mean, percentiles = np.nanmean(values), dict(zip(PERCENTILES, middle, strict=True))
+    exact: Callable[[float], float] = int if is_integer else _rounded
+    return {
+        f"min_{unit}": exact(low),
+        f"mean_{unit}": _rounded(mean),
+        f"max_{unit}": exact(high),
+        **{f"p{percent}_{unit}": _rounded(value) for percent, value in percentiles.items()},
+        "min_rank": int(np.nanargmin(values)),
+        "max_rank": int(np.nanargmax(values)),
+    }
+
+
+def _rounded(value: Any) -> float:
+    return round(float(value), DECIMALS)
+
+
+class Seconds(Spread):
+    """Times of all ranks."""
+
+    unit: ClassVar[str] = "s"
+
+    min_s: float
+    mean_s: float
+    max_s: float
+    p10_s: float
+    p50_s: float
+    p90_s: float
+
+
+class Counts(Spread):
+    """Numbers of events of all ranks."""
+
+    unit: ClassVar[str] = "num"
+    is_integer: ClassVar[bool] = True
+
+    min_num: int
+    mean_num: float
+    max_num: int
+    p10_num: float
+    p50_num: float
+    p90_num: float
+
+
+class Bytes(Spread):
+    """Amounts of data or memory of all ranks."""
+
+    unit: ClassVar[str] = "bytes"
+    is_integer: ClassVar[bool] = True
+
+    min_bytes: int
+    mean_bytes: float
+    max_bytes: int
+    p10_bytes: float
+    p50_bytes: float
+    p90_bytes: float
+
+
+class Joules(Spread):
+    """Energies of devices."""
+
+    unit: ClassVar[str] = "j"
+
+    min_j: float
+    mean_j: float
+    max_j: float
+    p10_j: float
+    p50_j: float
+    p90_j: float
+
+
+class Watts(Spread):
+    """Mean powers of devices."""
+
+    unit: ClassVar[str] = "w"
+
+    min_w: float
+    mean_w: float
+    max_w: float
+    p10_w: float
+    p50_w: float
+    p90_w: float

@@ -1,0 +1,642 @@
+"""The types of a run's record: what `run.json` holds, from which its JSON Schema is generated.
+
+Keys name their units: ``_s`` seconds, ``_bytes`` bytes, ``_j`` joules, ``_w`` watts, ``_per_s`` per
+second. A quantity that was not measured is absent or says so; it is never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from candle_p1.records.spread import Bytes, Counts, Joules, Seconds, Section, Watts
+
+SCHEMA_VERSION = 2
+
+Status = Literal["running", "ok", "failed", "interrupted"]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Duration = Annotated[float, Field(ge=0)]
+EnergyKind = Literal["measured", "estimated", "simulated", "absent"]
+"""Estimated: it lies between samples more than on them. Simulated: replayed from a recording."""
+PowerDomain = Literal["node", "cpu", "memory", "gpu"]
+
+
+class ParameterValue(Section):
+    """The effective value of a parameter.
+
+    Attributes:
+        value: Any JSON value.
+        origin: The source that set it: "default", a file and line, a flag, the driver, …
+    """
+
+    value: Any
+    origin: str
+
+
+class Failure(Section):
+    """Why a run did not finish.
+
+    Attributes:
+        reason: One message.
+        rank: The rank that failed first; None where all ranks failed alike.
+        host: Its host.
+        pid: Its process.
+        phase: The phase it was in.
+        traceback: Of an error that is not the user's.
+    """
+
+    reason: str
+    rank: int | None
+    host: str | None = None
+    pid: int | None = None
+    phase: str | None = None
+    traceback: str | None = None
+
+
+class RankFacts(Section):
+    """A rank and where it ran.
+
+    Attributes:
+        rank: Its number, from 0.
+        host: Its host's name.
+        node: Its node, from 0.
+        local_rank: Its number within the node, from 0.
+        num_cores: The cores it may run on.
+        threads: The threads it computes with.
+        device: "cpu", or the GPU's name.
+    """
+
+    rank: Count
+    host: str
+    node: Count
+    local_rank: Count
+    num_cores: Positive
+    threads: Positive
+    device: str
+
+
+class FileFacts(Section):
+    """A data file.
+
+    Attributes:
+        path: As it was read.
+        file_bytes: Its size.
+        sha256: Of its bytes.
+        num_rows: Of the table in it.
+        num_columns: Of the table in it.
+        values_sha256: Of the float32 matrix as read, in row order, before any scaling; then of the
+            columns of text, if any.
+        load: How long each rank took to read it.
+    """
+
+    path: str
+    file_bytes: Count
+    sha256: str | None = None
+    num_rows: Count | None = None
+    num_columns: Count | None = None
+    values_sha256: str | None = None
+    load: Seconds | None = None
+
+
+class DataFacts(Section):
+    """What was trained on.
+
+    Attributes:
+        synthetic: Whether the files were generated.
+        loader: The loading method.
+        load_threads: The threads of each rank that read, where the loader is parallel or cached.
+        files: By role: train, test, …
+        scaling: How the features were scaled.
+        scaling_fit: Whether the scaling was fitted to all samples or to those trained on.
+        num_train: Training samples.
+        num_validation: Validation samples.
+        num_test: Test samples.
+    """
+
+    synthetic: bool
+    loader: str
+    load_threads: Positive | None = None
+    files: dict[str, FileFacts]
+    scaling: str | None = None
+    scaling_fit: Literal["all", "train"] | None = None
+    num_train: Count | None = None
+    num_validation: Count | None = None
+    num_test: Count | None = None
+
+
+class PlanFacts(Section):
+    """Epochs, batch size and learning rate as scaled to the ranks; see candle_p1.scaling."""
+
+    num_ranks: Positive
+    epochs_scaling: str
+    batch_scaling: str
+    lr_scaling: str
+    data_parallel: str
+    epochs: Positive
+    epochs_per_rank: Positive
+    base_batch_size: Positive
+    batch_size: Positive
+    global_batch_size: Positive
+    base_learning_rate: float
+    learning_rate: float
+    warmup_epochs: Count
+    warmup_learning_rate: float
+    samples_per_epoch: Count
+    steps_per_epoch: Count
+
+
+class ModelFacts(Section):
+    """The network and how it was compiled."""
+
+    num_parameters: Count
+    optimizer: str
+    loss: str | None = None
+    data_type: str | None = None
+    jit_compile: bool | None = None
+    kernels: Literal["fast", "plain"] | None = None
+
+
+class DistributedFacts(Section):
+    """What averaged the gradients.
+
+    Attributes:
+        backend: "serial" or "horovod".
+        averaging_checked: Whether the self-test of the averaging ran.
+        stall_shutdown_s: After how long a stalled collective ends the job; 0 is never.
+        settings: Horovod's settings, by environment variable.
+    """
+
+    backend: str
+    averaging_checked: bool | None = None
+    stall_shutdown_s: Count | None = None
+    settings: dict[str, str] | None = None
+
+
+class UsageFacts(Section):
+    """What a phase used of the machine.
+
+    Attributes:
+        cpu: Time on cores, of all threads together.
+        voluntary_switches: Context switches to wait.
+        involuntary_switches: Context switches because others wanted the core.
+        minor_faults: Page faults without input.
+        major_faults: Page faults with input.
+        read: Bytes read by system calls, from storage or from the kernel's cache.
+        peak_rss: The largest resident memory.
+        pss: The resident memory at the end of the phase, with a fair share of shared pages.
+    """
+
+    cpu: Seconds
+    voluntary_switches: Counts
+    involuntary_switches: Counts
+    minor_faults: Counts
+    major_faults: Counts
+    peak_rss: Bytes
+    read: Bytes | None = None
+    pss: Bytes | None = None
+
+
+class PhaseTimes(Seconds):
+    """The time that each rank spent in a phase.
+
+    Attributes:
+        begin: Seconds from the start of the run to the moment at which each rank first entered it.
+        communication: Of the phase's time, what a rank waited in collectives.
+        usage: What it used of the machine; absent for parts that are entered often.
+        parts: The phases within this one, by name.
+    """
+
+    begin: Seconds | None = None
+    communication: Seconds | None = None
+    usage: UsageFacts | None = None
+    parts: dict[str, PhaseTimes] | None = None
+
+
+class Efficiency(Section):
+    """POP's efficiencies; see candle_p1.instrument.efficiency.
+
+    Attributes:
+        definition: In words.
+        load_balance: mean(useful) / max(useful).
+        communication_efficiency: max(useful) / runtime.
+        parallel_efficiency: Their product.
+        runtime_s: The time of the whole.
+        useful: Each rank's time outside of collectives.
+    """
+
+    definition: str | None = None
+    load_balance: float
+    communication_efficiency: float
+    parallel_efficiency: float
+    runtime_s: float
+    useful: Seconds
+
+
+class Absent(Section):
+    """A quantity that could not be measured, and why."""
+
+    kind: Literal["absent"]
+    reason: str
+
+
+class StepTimes(Section):
+    """The times of an epoch's steps, from the beginning of one to that of the next.
+
+    Attributes:
+        num: Steps of the rank that has most.
+        first: The first step of the run, in which the framework compiles; the others exclude it.
+        median: The median over the steps of each rank.
+        p99: The 99th percentile over the steps of each rank.
+    """
+
+    num: Count
+    first: Seconds | None = None
+    median: Seconds | None = None
+    p99: Seconds | None = None
+
+
+class EpochFacts(Section):
+    """An epoch.
+
+    Attributes:
+        epoch: Its number, from 1.
+        metrics: Loss and metrics over all ranks; null where one is not a number.
+        train: The time of its training part.
+        validation: The time of its validation.
+        begin: Seconds from the start of the run to its beginning.
+        steps: The times of its steps.
+        exposed_communication: From the moment at which the last gradient is ready to that at which
+            the last average is there, all steps together.
+        allreduce: The time in which gradients were under way, from the first one ready to the last
+            average, without the gaps between.
+        hidden_share: The share of `allreduce` that back-propagation hides.
+        efficiency: Of its training part.
+    """
+
+    epoch: Positive
+    metrics: dict[str, float | None]
+    train: Seconds
+    validation: Seconds | None = None
+    begin: Seconds | None = None
+    steps: StepTimes | None = None
+    exposed_communication: Seconds | None = None
+    allreduce: Seconds | None = None
+    hidden_share: float | None = None
+    efficiency: Efficiency | None = None
+
+
+class TrainingFacts(Section):
+    """What the training part of a run did.
+
+    Attributes:
+        epochs: In their order.
+        samples_per_s: Of all ranks together.
+        stopped: Why training ended before its last epoch.
+        profiled: Calls or steps were profiled: the times are not to be compared.
+        traced: Horovod's timeline was written: the times are not to be compared.
+    """
+
+    epochs: list[EpochFacts]
+    samples_per_s: float | None = None
+    stopped: str | None = None
+    profiled: bool | None = None
+    traced: bool | None = None
+
+
+class Messages(Section):
+    """Collective operations that have something in common.
+
+    Attributes:
+        library: Who carried them.
+        num_calls: Of all ranks together.
+        num_bytes: What all ranks have given, all calls together.
+        time: From giving to having the result, all calls together; calls that overlap count each.
+    """
+
+    library: Literal["mpi", "horovod"]
+    num_calls: Count
+    num_bytes: Count
+    time: Seconds
+
+
+class Collective(Messages):
+    """The operations of one name."""
+
+    name: str
+
+
+class MessageSize(Messages):
+    """The operations of one size of message.
+
+    Attributes:
+        from_bytes: The smallest message.
+        below_bytes: What all messages are smaller than.
+        bytes_per_s: Of one rank, on average, with the time it waited for others.
+    """
+
+    from_bytes: Positive
+    below_bytes: Positive
+    bytes_per_s: float
+
+
+class CommunicationFacts(Section):
+    """What the ranks exchanged.
+
+    Attributes:
+        logged: Whether collectives were noted.
+        collectives: By library and operation.
+        message_sizes: By library and size.
+    """
+
+    logged: bool
+    collectives: list[Collective] | None = None
+    message_sizes: list[MessageSize] | None = None
+
+
+class QualityFigure(Section):
+    """A figure of the trained model on the test set.
+
+    Attributes:
+        value: None where it is not a number.
+        naive: The same of the best constant predictor.
+    """
+
+    value: float | None
+    naive: float | None = None
+
+
+class EnergyTotal(Section):
+    """An energy, summed over the devices that count.
+
+    Attributes:
+        kind: How it is known.
+        reason: Why it is absent.
+        energy_j: The sum.
+        mean_w: The sum of the mean powers.
+        few_samples: The time is too short for a sensor: below three samples, or three renewals of
+            its value.
+    """
+
+    kind: EnergyKind
+    reason: str | None = None
+    energy_j: float | None = None
+    mean_w: float | None = None
+    few_samples: bool = False
+
+    @model_validator(mode="after")
+    def _is_known_or_absent(self) -> Self:
+        _check_energy(self.kind, self.reason, self.energy_j, self.mean_w)
+        return self
+
+
+class DeviceEnergies(Section):
+    """The energies of alike devices over a time.
+
+    Attributes:
+        kind: The worst of theirs.
+        reasons: Why some are absent, each reason once.
+        num_samples: The samples of the device that has fewest.
+        few_samples: As in EnergyTotal, of any of them.
+        energy: Over the devices; absent ones have none.
+        power: Their mean powers, likewise.
+    """
+
+    kind: EnergyKind
+    reasons: list[str] = []
+    num_samples: Count
+    few_samples: bool = False
+    energy: Joules | None = None
+    power: Watts | None = None
+
+
+class DeviceGroup(DeviceEnergies):
+    """The devices of all nodes that are alike; the readings of each lie in the nodes' CSV files.
+
+    Attributes:
+        label: What a reader knows them by.
+        domain: What they are a part of.
+        source: What reads them.
+        reading: A counter of energy, or power that is integrated.
+        resolution_s: How often the sensor renews its value, or what it averages over.
+        counted: Whether they enter the totals. A device that a node's sensor contains, or that
+            another node of the same machine measures, does not.
+        num_devices: How many there are.
+        nodes: The first of the nodes that have them, and the last.
+        phases: Their energies in each phase.
+    """
+
+    label: str
+    domain: PowerDomain
+    source: str
+    reading: Literal["energy", "power"]
+    resolution_s: float | None
+    counted: bool
+    num_devices: Positive
+    nodes: tuple[Count, Count]
+    phases: dict[str, DeviceEnergies]
+
+
+class AbsentSource(Section):
+    """A source of power readings that is not there, why, and on which nodes."""
+
+    source: str
+    reason: str
+    nodes: list[int]
+
+
+class EnergyFacts(Section):
+    """The energy of the job. A run that ended early has only a kind and a reason.
+
+    Attributes:
+        kind: How it is known.
+        reason: Why it is absent.
+        total_j: Of the counted devices of all nodes, from the beginning of the first phase to the
+            end of the last, as far as that was sampled.
+        total_s: The time that total_j is of, on the node where it is longest.
+        mean_w: The mean powers of the counted devices, added.
+        few_samples: As in EnergyTotal.
+        covers: What the counted devices are part of.
+        phases: Of the counted devices, in each phase.
+        devices: What was read, device by kind of device.
+        absent: Sources that are not there.
+        power_hz: Samples per second, as asked for.
+        sampler_overhead: The share of one core that sampling took, on the node where it is largest.
+        notes: What a reader of the samples has to know.
+        traces: The files of the samples, beside the record.
+    """
+
+    kind: EnergyKind
+    reason: str | None = None
+    total_j: float | None = None
+    total_s: float | None = None
+    mean_w: float | None = None
+    few_samples: bool = False
+    covers: list[PowerDomain] = []
+    phases: dict[str, EnergyTotal] = {}
+    devices: list[DeviceGroup] = []
+    absent: list[AbsentSource] = []
+    power_hz: float | None = None
+    sampler_overhead: float | None = None
+    notes: list[str] = []
+    traces: list[str] = []
+
+    @model_validator(mode="after")
+    def _is_known_or_absent(self) -> Self:
+        _check_energy(self.kind, self.reason, self.total_j, self.mean_w)
+        return self
+
+
+class TimelineFacts(Section):
+    """Horovod's timeline of the run.
+
+    Attributes:
+        file: Where it is.
+        anchor_epoch_us: A time of day, in µs since 1970.
+        anchor_s: The same moment, in seconds from the start of the run.
+    """
+
+    file: str
+    anchor_epoch_us: int
+    anchor_s: float
+
+
+class SourceCommit(Section):
+    """The commit that the package ran from, and whether files in it had been changed."""
+
+    commit: str
+    modified: bool
+
+
+class EnvironmentFacts(Section):
+    """Versions, machine and settings, as rank 0 found them.
+
+    Attributes:
+        python: Version.
+        packages: Versions, by name.
+        system: The operating system.
+        host: Its name.
+        cpu: The processor.
+        num_cores: The cores that rank 0 may run on.
+        node_cores: The cores of its node; None where that is not known.
+        memory_bytes: The memory that it may use.
+        settings: Environment variables that steer training, communication or threads.
+        source: None where the package did not run from a checkout.
+    """
+
+    python: str
+    packages: dict[str, str]
+    system: str
+    host: str
+    cpu: str
+    num_cores: Positive
+    node_cores: Positive | None = None
+    memory_bytes: Count
+    settings: dict[str, str]
+    source: SourceCommit | None = None
+
+
+class RunRecord(Section):
+    """One run.
+
+    Attributes:
+        schema_version: Of this format.
+        status: How the run ended, or that it has not.
+        benchmark: The benchmark's name.
+        started: ISO 8601, UTC.
+        ended: ISO 8601, UTC.
+        command: What was executed on every rank.
+        num_ranks: The number of ranks.
+        num_nodes: The number of nodes.
+        launcher: What started the ranks: mpirun, srun, jsrun, aprun, …; "none" is nobody.
+        parameters: The effective parameters, each with where its value came from.
+        failure: Why it did not finish.
+        ranks: All ranks, in their order.
+        data: What was trained on.
+        plan: The scaled epochs, batch size and learning rate.
+        model: The network.
+        distributed: What averaged the gradients.
+        phases: The time of each phase, by name, in the order in which they began.
+        peak_rss: The largest resident memory of each rank.
+        total_s: The time of the whole run on rank 0.
+        training: Epochs.
+        communication: What the ranks exchanged.
+        efficiency: How well the ranks worked together over the whole run.
+        quality: Of the trained model on the test set, by name.
+        energy: Of the job.
+        timeline: Horovod's.
+        environment: Versions, machine, settings.
+        warnings: What a reader should know.
+    """
+
+    schema_version: Literal[2]
+    status: Status
+    benchmark: str
+    started: str
+    ended: str | None = None
+    command: list[str] | None = None
+    num_ranks: Positive
+    num_nodes: Positive | None = None
+    launcher: str | None = None
+    parameters: dict[str, ParameterValue]
+    failure: Failure | None = None
+    ranks: list[RankFacts] | None = None
+    data: DataFacts | None = None
+    plan: PlanFacts | None = None
+    model: ModelFacts | None = None
+    distributed: DistributedFacts | None = None
+    phases: dict[str, PhaseTimes] | None = None
+    peak_rss: Bytes | None = None
+    total_s: Duration | None = None
+    training: TrainingFacts | None = None
+    communication: CommunicationFacts | None = None
+    efficiency: Efficiency | Absent | None = None
+    quality: dict[str, QualityFigure] | None = None
+    energy: EnergyFacts | None = None
+    timeline: TimelineFacts | None = None
+    environment: EnvironmentFacts | None = None
+    warnings: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        missing = [name for name in _NEEDED[self.status] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"a record with status {self.status!r} needs {', '.join(missing)}")
+        if self.status == "ok" and self.failure is not None:
+            raise ValueError("a record with status 'ok' has no failure")
+        return self
+
+
+_NEEDED: dict[Status, tuple[str, ...]] = {
+    "running": (),
+    "ok": (
+        "ended",
+        "ranks",
+        "data",
+        "plan",
+        "model",
+        "distributed",
+        "phases",
+        "total_s",
+        "training",
+        "efficiency",
+        "communication",
+        "quality",
+        "energy",
+        "environment",
+    ),
+    "failed": ("ended", "failure"),
+    "interrupted": ("ended", "failure"),
+}
+
+
+def _check_energy(
+    kind: EnergyKind, reason: str | None, energy_j: float | None, mean_w: float | None
+) -> None:
+    is_absent = kind == "absent"
+    if is_absent != (energy_j is None) or is_absent != (mean_w is None):
+        raise ValueError("an energy either is absent or has joules and watts")
+    if is_absent and reason is None:
+        raise ValueError("an absent energy needs a reason")

@@ -1,0 +1,19 @@
+"""Records as a program in any language reads them: validated, then plain JSON."""
+
+from __future__ import annotations
+
+import json
+
+from candle_p1.records import record
+from candle_p1.records.per_rank import read_per_rank
+
+
+def read_record(path):
+    """Returns a record's JSON; fails if the record is not valid."""
+    record.read_record(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def per_rank(path, place):
+    """Returns the raw values of all ranks at a place of a record, as a list."""
+    return read_per_rank(path).get(place).tolist()
