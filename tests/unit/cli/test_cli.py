@@ -8,11 +8,12 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.cluster.doctor import Finding
-from candle_p1.errors import ParameterError
+from candle_p1.errors import EXIT_CODE, ParameterError
+from tests.conftest import ROOT
 
 
-def invoke(*words):
-    return CliRunner().invoke(cli.cli, [str(word) for word in words])
+def invoke(*argv):
+    return CliRunner().invoke(cli.cli, [str(argument) for argument in argv])
 
 
 def commands(group, path=()):
@@ -40,9 +41,7 @@ def test_help_names_every_verb():
     assert all(f"\n  {verb} " in result.output for verb in cli.VERBS)
 
 
-def test_the_commands_are_documented():
-    from tests.conftest import ROOT
-
+def test_the_readme_documents_every_command():
     readme = (ROOT / "README.md").read_text()
     for path, command in commands(cli.cli):
         assert isinstance(command, click.Group) or "candle-p1 " + " ".join(path) in readme
@@ -63,19 +62,20 @@ def test_one_rank_needs_no_launcher():
 
 
 @pytest.mark.parametrize("benchmark", ["nt4", "./nt4", "no.such.module"])
-def test_an_unknown_benchmark_is_named(benchmark):
+def test_an_unknown_benchmark_is_an_error_that_names_it(benchmark):
     result = invoke("run", benchmark)
     assert isinstance(result.exception, ParameterError)
     assert benchmark in str(result.exception)
 
 
-def test_errors_end_with_code_2_and_one_line(monkeypatch, capsys):
+def test_an_error_is_one_line_and_exit_code_2(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["candle-p1", "run", "nt4"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 2
+    assert ended.value.code == EXIT_CODE == 2
     output = capsys.readouterr()
-    assert output.err.startswith("error: there is no benchmark 'nt4' (did you mean 'nt3'?)")
+    assert output.err.startswith("error: ")
+    assert "'nt3'" in output.err  # the nearest name
     assert output.err.count("\n") == 1
 
 
@@ -87,5 +87,5 @@ def test_the_doctor_shows_problem_and_fix(monkeypatch, fatal, code):
     monkeypatch.setattr(doctor, "examine", lambda: findings)
     result = invoke("doctor")
     assert result.exit_code == code
-    assert "warning: no MPI. Fix: rebuild" in result.output
-    assert result.output.endswith("1 problem found\n")
+    assert "no MPI" in result.output
+    assert "rebuild" in result.output
