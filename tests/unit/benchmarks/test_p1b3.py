@@ -85,6 +85,7 @@ def inputs(frame, tables):
     return np.concatenate(parts, axis=1)
 
 
+@pytest.mark.extended
 def test_samples_are_those_of_candles_merged_frames(prepared, directory):
     data = prepared()
     tables = [

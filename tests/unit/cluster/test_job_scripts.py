@@ -102,6 +102,7 @@ def test_epochs_that_do_not_divide_are_refused():
         paper_job(find_benchmark("nt3"), load_machine("summit"), "strong", 5, 60)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say():
     files = [ROOT / "common/job_env.sh", *GOLDEN.glob("*_strong.*")]

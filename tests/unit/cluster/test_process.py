@@ -44,6 +44,7 @@ def are_gone(pids, limit_s=10):
     return not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ignore", [False, True])
 def test_a_command_at_its_limit_is_ended_with_its_children(tmp_path, ignore):
     with (tmp_path / "log").open("wb") as output:

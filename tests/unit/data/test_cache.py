@@ -233,6 +233,7 @@ while True:
 """
 
 
+@pytest.mark.extended
 def test_killing_a_writer_leaves_no_partial_cache(tmp_path):
     source, directory = tmp_path / "big.csv", tmp_path / "cache"
     row = ",".join(["1.5"] * 2000) + "\n"

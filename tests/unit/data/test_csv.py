@@ -47,6 +47,7 @@ def test_values_are_float32_in_row_order(tmp_path, method, newline, end):
 decimals = st.decimals(-100, 100, places=6, allow_nan=False)
 
 
+@pytest.mark.extended
 @given(st.lists(st.lists(decimals, min_size=3, max_size=3), min_size=1, max_size=8))
 def test_methods_agree_bit_for_bit_with_python(tmp_path_factory, rows):
     text = "\n".join(",".join(f"{value:f}" for value in row) for row in rows) + "\n"

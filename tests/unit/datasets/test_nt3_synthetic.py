@@ -10,6 +10,8 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import make
 
+pytestmark = pytest.mark.extended
+
 NT3 = find_benchmark("nt3").recipe
 synthetic = sys.modules[type(NT3).__module__]
 MIB = 2**20

@@ -11,6 +11,8 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import make
 
+pytestmark = pytest.mark.extended
+
 P1B1 = find_benchmark("p1b1").recipe
 synthetic = sys.modules[type(P1B1).__module__]
 MIB = 2**20

@@ -11,6 +11,8 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import make
 
+pytestmark = pytest.mark.extended
+
 P1B2 = find_benchmark("p1b2").recipe
 synthetic = sys.modules[type(P1B2).__module__]
 NUM_ROWS = {"small": {"train": 320, "test": 160}, "full": {"train": 3000, "test": 1000}}

@@ -11,6 +11,8 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import make
 
+pytestmark = pytest.mark.extended
+
 P1B3 = find_benchmark("p1b3").recipe
 synthetic = sys.modules[type(P1B3).__module__]
 biology, features = sys.modules["p1b3_biology"], sys.modules["p1b3_features"]

@@ -121,6 +121,7 @@ def test_of_concurrent_processes_one_makes_the_data():
     assert results == [["2", "0"]] * 3 + [["2", "2"]]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", list_benchmarks())
 def test_the_seed_determines_the_bytes(name):
     def contents(seed):

@@ -78,6 +78,7 @@ def end(ranks, process, record):
     return read_record(record)
 
 
+@pytest.mark.extended
 def test_rank_0_that_dies_before_its_hello_has_failed(tmp_path):
     record = tmp_path / "run.json"
     write_record(record, make_record(RUNNING))

@@ -63,6 +63,7 @@ def operations_of(layer, shape):
     return {operation.type for operation in graph.get_operations()}
 
 
+@pytest.mark.extended
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 3),
