@@ -25,7 +25,7 @@ from candle_p1.datasets.synthetic import SIZES
 from candle_p1.distributed.horovod import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
-from candle_p1.models.evaluation import Quality, Trained, quality
+from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.optimizers import DTYPE_POLICIES
 from candle_p1.parameters.catalog import PARAMETERS
 from candle_p1.parameters.declaration import Declaration
@@ -55,9 +55,9 @@ __all__ = [
     "Role",
     "Samples",
     "Trained",
+    "compare_with_naive",
     "find_benchmark",
     "list_benchmarks",
-    "quality",
 ]
 
 SCALING_MODES = ("strong", "weak")
@@ -179,7 +179,7 @@ class Benchmark(ABC):
     def evaluate(self, trained: Trained) -> Quality:
         """Returns the test metrics, and those of the naive predictor; collective."""
         values = trained.metrics(trained.data.test, trained.params["test_steps"])
-        return quality(values, self.naive_quality(trained.params, trained.data))
+        return compare_with_naive(values, self.naive_quality(trained.params, trained.data))
 
     @property
     def folder(self) -> Path:

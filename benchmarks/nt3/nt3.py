@@ -1,7 +1,7 @@
-"""NT3: a 1D convolutional network that tells normal from tumor tissue by gene expression.
+"""NT3: a 1D convolutional network that classifies tissue as normal or tumor by gene expression.
 
 Model, defaults and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/NT3); epochs, batch
-size, learning rate and optimizer those of the paper's Table 1.
+size, learning rate and optimizer are those of the paper's Table 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
-from nt3_noise import add_gaussian_noise, turn_over_labels
+from nt3_noise import add_gaussian_noise, flip_labels
 from nt3_synthetic import Nt3Recipe
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Nt3(Benchmark):
-    """NT3. The files hold a row per sample: the label, 0 or 1, then the genes."""
+    """NT3. Each row of the files is a sample: its label, 0 or 1, then the genes."""
 
     name = "nt3"
     title = "NT3: normal or tumor tissue by a 1D convolutional network"
@@ -48,17 +48,18 @@ class Nt3(Benchmark):
         Parameter(
             "reduce_lr", bool, True, "divide the learning rate by 10 on a plateau of val_loss"
         ),
-        Parameter("add_noise", bool, False, "turn over the labels of some training samples"),
+        Parameter("add_noise", bool, False, "flip the labels of some training samples"),
         Parameter(
-            "label_noise", float, 0.3, "share of the labels turned over", minimum=0, maximum=1
+            "label_noise", float, 0.3, "fraction of the labels to flip", minimum=0, maximum=1
         ),
         Parameter(
-            "noise_correlated", bool, False, "only where feature_col exceeds feature_threshold"
+            "noise_correlated",
+            bool,
+            False,
+            "flip labels only if feature_col exceeds feature_threshold",
         ),
-        Parameter(
-            "feature_col", int, 50, "gene, from 0, that noise_correlated looks at", minimum=0
-        ),
-        Parameter("feature_threshold", float, 0.01, "its threshold, after scaling"),
+        Parameter("feature_col", int, 50, "index of the gene for noise_correlated", minimum=0),
+        Parameter("feature_threshold", float, 0.01, "threshold of that gene, after scaling"),
         Parameter("noise_gaussian", bool, False, "add noise to the genes of the training samples"),
         Parameter(
             "std_dev", float, 0.5, "standard deviation of that noise, after scaling", minimum=0
@@ -68,7 +69,7 @@ class Nt3(Benchmark):
     supports = frozenset({"locally_connected"})
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Mapping[str, NDArray[np.float32]]:
-        """Returns the rows of both files, label first: float32, shape (samples, 1 + genes)."""
+        """Returns the rows of both files: float32, shape (samples, label and genes)."""
         train = reader.read("train", CsvLayout(label_column=0)).values
         num_columns = train.shape[1]
         test = reader.read("test", CsvLayout(label_column=0, num_columns=num_columns)).values
@@ -77,7 +78,7 @@ class Nt3(Benchmark):
         return {"train": train, "test": test}
 
     def preprocess(self, raw: Mapping[str, NDArray[np.float32]], params: ParameterSet) -> DataSet:
-        """Scales the genes in place, adds noise if asked to; the test samples also validate."""
+        """Scales the genes in place and adds noise if requested; the test samples also validate."""
         train, test = raw["train"], raw["test"]
         fit_to = [train[:, 1:]] if params["scaling_fit"] == "train" else None
         scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
@@ -85,13 +86,13 @@ class Nt3(Benchmark):
         test_samples = _samples(test, num_classes)
         train_samples = _samples(train, num_classes)
         if params["add_noise"]:
-            turn_over_labels(train_samples, params)
+            flip_labels(train_samples, params)
         elif params["noise_gaussian"]:
             add_gaussian_noise(train_samples, params)
         return DataSet(train_samples, test_samples, test_samples)
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
-        """Returns what CANDLE's script always has, unless reduce_lr is False."""
+        """Returns CANDLE's reduction of the learning rate, unless reduce_lr is False."""
         import keras
 
         reduce = keras.callbacks.ReduceLROnPlateau(
@@ -100,7 +101,7 @@ class Nt3(Benchmark):
         return [reduce] if params["reduce_lr"] else []
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns convolutions with pooling, then dense layers with dropout, then the classes."""
+        """Returns convolutions with pooling, dense layers with dropout, and the classes."""
         import keras
         from keras import layers
 
@@ -123,7 +124,7 @@ class Nt3(Benchmark):
         return model
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
-        """Returns the accuracy of always answering with the commonest class."""
+        """Returns the accuracy of always predicting the most common class."""
         return {"accuracy": float(data.test.y[:].mean(axis=0).max())}
 
 
@@ -135,8 +136,8 @@ def _check_labels(labels: NDArray[np.float32], num_classes: int, path: Path) -> 
     if len(bad):
         row = int(bad[0])
         raise DataError(
-            f"the label is {labels[row]:g} where 0 to {num_classes - 1} is expected (row {row + 1}"
-            " of the data)",
+            f"the label of row {row + 1} of the data is {labels[row]:g}, not one of 0 to"
+            f" {num_classes - 1}",
             path,
             column=1,
         )

@@ -1,6 +1,6 @@
 """NT3's noise on the training samples: wrong labels, or noise on the genes.
 
-The same samples on every rank: what is drawn follows from the run's seed.
+It follows from the seed of the run, and so is the same on every rank.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 LABELS_OR_NOISE = 1
-"""The purpose of random numbers; other streams of a run have other numbers."""
+"""The purpose of the random numbers; other streams of a run have other numbers."""
 
 
-def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
-    """Turns over labels in place, each with probability label_noise; returns how many.
+def flip_labels(samples: Samples, params: ParameterSet) -> int:
+    """Flips one-hot labels in place, each with probability label_noise; returns how many.
 
-    What is turned over is the one-hot label, 0 for 1 and 1 for 0. With noise_correlated only
-    samples take part whose gene feature_col, after scaling, exceeds feature_threshold.
+    With noise_correlated, only the labels of samples whose scaled gene feature_col exceeds
+    feature_threshold can be flipped.
 
     Raises:
         ParameterError: There is no such gene.
@@ -39,7 +39,7 @@ def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
         gene, num_genes = params["feature_col"], x.shape[1]
         if gene >= num_genes:
             raise ParameterError(
-                f"feature_col {gene} ({params.origin('feature_col')}): there are genes 0 to"
+                f"feature_col {gene} ({params.origin('feature_col')}): the genes are 0 to"
                 f" {num_genes - 1}"
             )
         chosen &= x[:, gene, 0] > params["feature_threshold"]
@@ -48,7 +48,7 @@ def turn_over_labels(samples: Samples, params: ParameterSet) -> int:
 
 
 def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
-    """Adds noise of standard deviation std_dev to the scaled genes, in place."""
+    """Adds Gaussian noise of standard deviation std_dev to the scaled genes, in place."""
 
     def add(start: int, rows: NDArray[np.float32]) -> None:
         noise = random_stream(params["rng_seed"], LABELS_OR_NOISE, start)

@@ -1,19 +1,19 @@
 """Synthetic NT3 data: expression profiles of matched normal and tumor samples.
 
-700 patients give a normal and a tumor sample each; 560 of them train and 140 test, so the classes
-are balanced and no patient is on both sides. A small data set has 140 and 70 patients. What is
-written is log(1 + x) of an expression level, between 0 and 18. The level of a gene in a sample is
-the sum, cut off at these bounds, of
+Each of 700 patients contributes a normal and a tumor sample. 560 patients are for training and 140
+for testing, so the classes are balanced and no patient is in both files. A small data set has 140
+and 70 patients. The values are log(1 + x) of expression levels, between 0 and 18. The level of a
+gene in a sample is the sum, clipped to these bounds, of
 
 - the gene's baseline;
-- its pathway's activity in the patient, the same in both of his samples, times the gene's loading;
+- its pathway's activity in the patient, the same in both samples, times the gene's loading;
 - in a tumor, the gene's response, if its pathway belongs to the tumor signature, times the sample's
   purity: half of these pathways are raised and half are lowered;
-- noise of the measurement.
+- measurement noise.
 
-Genes of a pathway are neighbours. Most of a full profile has nothing to do with the class: 85 of
-its 2016 pathways belong to the signature. A small one has short pathways, 10 of 12 in the
-signature, so that its few genes suffice to tell the classes.
+Genes of a pathway are adjacent. Most of a full profile is unrelated to the class: 85 of its 2016
+pathways belong to the signature. A small one has short pathways, 10 of 12 in the signature, so that
+its few genes suffice to distinguish the classes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Size:
-    """What the sizes differ in.
+    """A size of the data.
 
     Attributes:
         num_genes: Number of genes.
         num_patients: Number of patients, by role.
         num_pathways: Number of pathways.
-        num_in_signature: Number of these that tumors raise or lower.
+        num_in_signature: Number of pathways that tumors raise or lower.
     """
 
     num_genes: int
@@ -64,13 +64,13 @@ BYTES_PER_VALUE = 9.24  # of the published files
 
 @dataclass(frozen=True)
 class Genes:
-    """What is the same for all samples, per gene; arrays of shape (genes,).
+    """The properties of the genes, the same for all samples; arrays of shape (genes,).
 
     Attributes:
-        baseline: Level without any activity.
+        baseline: Level in the absence of activity.
         pathway: Index of the gene's pathway.
         loading: Level per unit of the pathway's activity.
-        response: Change of the level in a pure tumor.
+        response: Change in level in a pure tumor.
     """
 
     baseline: Floats
@@ -89,7 +89,7 @@ class Genes:
         random.shuffle(signature)
         response = signature[pathway] * random.uniform(2.5, 7.5, num_genes)
         baseline = random.uniform(0, 11.5, num_genes)
-        # A gene that tumors lower is expressed in normal tissue.
+        # A gene whose level tumors lower must be expressed in normal tissue.
         baseline = np.where(response < 0, np.maximum(baseline, 2) - 0.8 * response, baseline)
         return cls(baseline, pathway, random.uniform(0.75, 2.25, num_genes), response)
 
@@ -105,7 +105,7 @@ class Genes:
 
 
 class Nt3Recipe(SyntheticRecipe):
-    """NT3's two files: no header, the label first, then the genes."""
+    """NT3's two files: without a header, the label and the genes."""
 
     name = "nt3"
     version = 2

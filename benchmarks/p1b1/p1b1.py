@@ -1,7 +1,7 @@
 """P1B1: an autoencoder that compresses a gene expression profile to a few numbers.
 
 Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B1); epochs, batch size
-and optimizer those of the paper's Table 1.
+and optimizer are those of the paper's Table 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from candle_p1.benchmark import (
     Role,
     Samples,
     Trained,
-    quality,
+    compare_with_naive,
 )
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Several
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")
 WARMUP_EPOCHS = 5
 WARMUP_BATCH_SIZE = 100
-"""The batch size for which an optimizer's own learning rate is meant, as CANDLE has it."""
+"""The batch size that CANDLE takes an optimizer's default learning rate to be meant for."""
 
 
 @dataclass
 class Raw:
-    """What is read.
+    """The contents of the files.
 
     Attributes:
         cases: The cases of both files.
-        landmarks: The features to use; None is all.
+        landmarks: The features to use; None means all.
     """
 
     cases: Cases
@@ -74,7 +74,7 @@ class P1b1Data(DataSet):
 
 
 class P1b1(Benchmark):
-    """P1B1. The target of a profile is the profile."""
+    """P1B1. The target of each profile is the profile itself."""
 
     name = "p1b1"
     title = "P1B1: autoencoder of gene expression profiles"
@@ -96,29 +96,32 @@ class P1b1(Benchmark):
             "model",
             str,
             "ae",
-            "autoencoder, variational autoencoder, or one conditioned on the cancer type",
+            "autoencoder, variational autoencoder, or the latter conditioned on the cancer type",
             choices=("ae", "vae", "cvae"),
         ),
         Parameter(
             "latent_activation",
             str,
             None,
-            "activation of ae's latent layer; None is that of the other layers, as in CANDLE",
+            "activation of ae's latent layer; None: that of the other layers, as in CANDLE",
             choices=("linear", "relu", "elu", "sigmoid", "tanh"),
         ),
         Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1),
         Parameter(
-            "residual", bool, False, "add the input of a dense layer to its output of like size"
+            "residual",
+            bool,
+            False,
+            "add each dense layer's input to its output, where their sizes agree",
         ),
-        Parameter("alpha_dropout", bool, False, "drop out units by AlphaDropout"),
+        Parameter("alpha_dropout", bool, False, "use AlphaDropout instead of Dropout"),
         Parameter("epsilon_std", float, 1.0, "standard deviation of the latent noise", minimum=0),
         Parameter("warmup_lr", bool, False, f"raise the learning rate over {WARMUP_EPOCHS} epochs"),
-        Parameter("reduce_lr", bool, False, "halve the learning rate when val_loss does not fall"),
-        Parameter("use_landmark_genes", bool, False, "use the landmark genes of LINCS L1000 alone"),
+        Parameter("reduce_lr", bool, False, "halve the learning rate on a plateau of val_loss"),
+        Parameter("use_landmark_genes", bool, False, "use only the landmark genes of LINCS L1000"),
         Parameter(
             "landmark_data", str, None, "file of the names of the landmark genes", role=Role.PLACE
         ),
-        Parameter("tsne", bool, False, "draw the latent space by t-SNE rather than PCA"),
+        Parameter("tsne", bool, False, "plot the latent space by t-SNE instead of PCA"),
         Parameter("cp", bool, False, "save the best model; not supported yet", needs_support=True),
         Parameter(
             "tb", bool, False, "CANDLE's name for --tensorboard; use that one", needs_support=True
@@ -127,14 +130,14 @@ class P1b1(Benchmark):
             "noise_factor",
             float,
             0.0,
-            "in CANDLE's files, and without effect there",
+            "in CANDLE's files, and without effect there too",
             role=Role.UNUSED,
             maximum=0,
         ),
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with the warm-up that warmup_lr stands for."""
+        """Returns the parameters with the warm-up that warmup_lr requests."""
         if not params["warmup_lr"] or params["warmup_epochs"]:
             return params
         own = params["base_lr"] or default_learning_rate(params["optimizer"])
@@ -145,7 +148,7 @@ class P1b1(Benchmark):
         )
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
-        """Returns the roles of both tables, and of the list of landmark genes where it is used."""
+        """Returns the roles of both tables and, if used, of the list of landmark genes."""
         return ["train", "test", *["landmarks"] * params["use_landmark_genes"]]
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
@@ -156,7 +159,7 @@ class P1b1(Benchmark):
         return Raw(cases, landmarks)
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
-        """Scales the features in place; the last of the training cases validate."""
+        """Scales the features in place; the last training cases validate."""
         cases = raw.cases
         if raw.landmarks:
             wanted = set(raw.landmarks.names)
@@ -184,20 +187,20 @@ class P1b1(Benchmark):
         )
 
     def loss(self, params: ParameterSet) -> Any:
-        """Returns the loss asked for; a variational model has the cross-entropy of its values.
+        """Returns the requested loss of an autoencoder, else the cross-entropy.
 
-        The divergence of its latent space is added by the model itself.
+        A variational model adds the divergence of its latent space itself.
         """
         return params["loss"] if params["model"] == "ae" else "binary_crossentropy"
 
     def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the correlation of all values, and the metric asked for."""
+        """Returns the correlation of all values and the requested metric."""
         from candle_p1.models.metrics import Correlation
 
         return [Correlation(), params["metrics"]]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
-        """Returns what reduce_lr asks for."""
+        """Returns the reduction of the learning rate if reduce_lr requests it."""
         import keras
 
         reduce = keras.callbacks.ReduceLROnPlateau(
@@ -206,7 +209,7 @@ class P1b1(Benchmark):
         return [reduce] if params["reduce_lr"] else []
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns encoder and decoder as one model."""
+        """Returns the encoder and the decoder as one model."""
         assert isinstance(data, P1b1Data)
         num_features = np.shape(data.train.y[0:0])[1]
         return build_autoencoder(params, num_features, len(data.types))
@@ -214,7 +217,7 @@ class P1b1(Benchmark):
     def evaluate(self, trained: Trained) -> Quality:
         """Returns test loss, mse, r2 and correlation; saves the latent space of the test cases.
 
-        The naive predictor gives every case the mean profile of the training cases.
+        The naive predictor returns the mean training profile for every case.
         """
         import keras
 
@@ -239,7 +242,7 @@ class P1b1(Benchmark):
                 use_tsne=params["tsne"],
                 seed=params["rng_seed"],
             )
-        return quality(values, naive)
+        return compare_with_naive(values, naive)
 
 
 BENCHMARK = P1b1()

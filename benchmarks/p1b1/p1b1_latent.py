@@ -1,4 +1,4 @@
-"""The latent space of P1B1's test cases, as numbers and as a picture."""
+"""The latent space of P1B1's test cases, as numbers and as a plot."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def save_latent_space(
     """Writes ``latent.npz`` and ``latent.png``, coloured by cancer type.
 
     Args:
-        directory: Where to.
+        directory: Where to write them.
         latent: Shape (cases, latent dimensions).
         classes: Index into `types`, shape (cases,).
         types: The cancer types.
-        title: Of the picture.
-        use_tsne: Embed by t-SNE; else more than two dimensions are shown by the first two principal
-            components.
-        seed: Of t-SNE.
+        title: The title of the plot.
+        use_tsne: Whether to embed by t-SNE. Otherwise more than two dimensions are reduced to the
+            first two principal components.
+        seed: The seed of t-SNE.
     """
     content = io.BytesIO()
     np.savez_compressed(content, latent=latent, cancer_type=np.array(types)[classes])

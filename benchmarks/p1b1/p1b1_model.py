@@ -1,8 +1,8 @@
 """P1B1's networks: autoencoder (ae), variational (vae), conditioned on the cancer type (cvae).
 
-Encoder and decoder have the dense layers of ``--dense`` in opposite order. Between them stands the
-latent vector: in ae a layer with the inner activation, unless another one is asked for; in vae and
-cvae a sample around ``z_mean``.
+The encoder has the dense layers of ``--dense``, and the decoder has them in reverse. Between them
+is the latent vector: in ae the output of a layer with the inner activation, unless another is set;
+in vae and cvae a sample around ``z_mean``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
 
 
 def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
-
     from candle_p1.models.fast.layers import Dense
 
     size = params["latent_dim"]
@@ -65,7 +64,7 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
 
     mean = Dense(size, name="z_mean")(encoded)
     log_variance = Dense(size, name="z_log_var")(encoded)
-    # The cross-entropy is a mean over features, so the divergence is divided by as many.
+    # The cross-entropy is a mean over the features, so the divergence is divided by their number.
     return SampleNormal(params["epsilon_std"], 1 / num_features, name="z")([mean, log_variance])
 
 

@@ -1,27 +1,27 @@
 """Synthetic P1B1 data: expression profiles of tumors of many types.
 
-4,000 patients give a tumor each; 3,000 of them train and 1,000 test. Types are about as frequent as
-in TCGA. What is written is log(1 + x) of an expression level. The level of a gene in a tumor is the
-sum of
+Each of 4,000 patients contributes a tumor; 3,000 are for training and 1,000 for testing. Types are
+about as frequent as in TCGA. The values are log(1 + x) of expression levels. The level of a gene in
+a tumor is the sum of
 
 - the gene's baseline;
 - its pathway's activity in the tumor, times the gene's loading;
-- noise of the measurement;
+- measurement noise;
 
-and 0 where that is below the limit of detection, as it is for many genes. The activity of a pathway
-is the sum of
+or 0 if that is below the detection limit, as it is for many genes. The activity of a pathway is the
+sum of
 
-- the lineage's: each type has a place on a map of two axes, types of one organ system near each
-  other, and each pathway rises along a direction of its own on this map;
+- the lineage's: each type has a position on a two-dimensional map, on which types of the same organ
+  system are close to each other, and each pathway increases in a direction of its own;
 - the type's own;
 - the patient's own.
 
-Normal cells are mixed into a tumor, the same into all types: its purity scales what sets its type
-apart. Genes of a pathway are neighbours. The lineage is the strongest part, so that a network with
-two latent dimensions can hold most of a profile, and with it the tumor's type, roughly.
+A tumor contains normal cells, which are alike for all types: its purity scales what is specific to
+its type. Genes of a pathway are adjacent. The lineage is the strongest part, so that a network with
+two latent dimensions can encode most of a profile, and roughly the type of the tumor.
 
-``lincs1000.tsv`` names the landmark genes, one for each of the first pathways: the one that follows
-its pathway most closely.
+``lincs1000.tsv`` names the landmark genes, one for each of the first pathways: the gene that
+follows its pathway most closely.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ ORGAN_SYSTEMS = {
     "blood": {"DLBC": 5, "LAML": 15, "THYM": 12},
     "connective": {"SARC": 26, "SKCM": 47, "UCEC": 55},
 }
-"""Cancer types, each with its number of tumors in TCGA, in tens."""
+"""Cancer types with their numbers of tumors in TCGA, in tens."""
 TYPES_AND_COUNTS = [pair for types in ORGAN_SYSTEMS.values() for pair in types.items()]
 CANCER_TYPES = [name for name, _ in TYPES_AND_COUNTS]
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the sizes differ in.
+    """A size of the data.
 
     Attributes:
         num_genes: Number of genes.
@@ -85,7 +85,10 @@ LOWEST_BASELINE, HIGHEST_BASELINE = -4.8, 12.0
 DETECTION_LIMIT = 2.0
 # Activities, as standard deviations or, for the lineage, per unit of the map.
 LINEAGE, OF_TYPE, OF_PATIENT = 5.0, 0.6, 0.4
-DISTANCE_OF_TYPES, DISTANCE_OF_PATIENTS = 0.25, 0.1  # organ systems lie at 1 from the map's centre
+DISTANCE_OF_TYPES, DISTANCE_OF_PATIENTS = (
+    0.25,
+    0.1,
+)  # organ systems are at distance 1 from the map's centre
 PURITY = (6, 2)  # parameters of a beta distribution
 NOISE = 0.5
 DECIMALS = 3
@@ -95,16 +98,16 @@ BYTES_PER_VALUE = 4.446  # of the published files
 
 @dataclass(frozen=True)
 class Genes:
-    """What is the same for all tumors.
+    """The properties of the genes and types, the same for all tumors.
 
     Attributes:
         names: The genes' names, shape (genes,).
-        baseline: Level without any activity, shape (genes,).
-        pathway: Index of each gene's pathway, rising, shape (genes,).
+        baseline: Level in the absence of activity, shape (genes,).
+        pathway: Index of each gene's pathway, ascending, shape (genes,).
         loading: Level per unit of the pathway's activity, shape (genes,).
-        place: Place of each type on the map, shape (types, 2).
+        place: Position of each type on the map, shape (types, 2).
         direction: Activity of each pathway per unit of the map, shape (2, pathways).
-        of_type: Activity of each pathway that is a type's own, shape (types, pathways).
+        of_type: Each type's own activity of each pathway, shape (types, pathways).
     """
 
     names: list[str]
@@ -149,8 +152,8 @@ class Genes:
     def landmarks(self, num_landmarks: int) -> Integers:
         """Returns the indices of the landmark genes, shape (landmarks,).
 
-        Of a pathway's genes that are well above the limit of detection, it is the one with the
-        largest loading.
+        A pathway's landmark is the gene with the largest loading of those well above the detection
+        limit.
         """
         strength = np.where(self.baseline > 2 * DETECTION_LIMIT, self.loading, 0)
         by_strength = np.lexsort((-strength, self.pathway))
@@ -160,7 +163,7 @@ class Genes:
 
 
 class P1b1Recipe(SyntheticRecipe):
-    """P1B1's two files, a header, then case_id, cancer_type and the genes; and its landmarks."""
+    """P1B1's two files, with columns case_id, cancer_type and the genes, and its landmarks."""
 
     name = "p1b1"
     version = 1
@@ -190,7 +193,7 @@ class P1b1Recipe(SyntheticRecipe):
 
 
 def _cases(patients: range, seed: int) -> list[tuple[int, int]]:
-    """Returns each patient with the index of his cancer type, drawn by its frequency."""
+    """Returns each patient with a cancer type's index, drawn according to its frequency."""
     counts = np.array([count for _, count in TYPES_AND_COUNTS])
     random = random_stream(seed, 2, patients.start)
     types = random.choice(len(counts), len(patients), p=counts / counts.sum())
@@ -207,7 +210,7 @@ def _landmark_table(genes: Genes, num_landmarks: int) -> bytes:
 
 
 def _gene_names(num_genes: int, seed: int) -> list[str]:
-    """Returns identifiers in Ensembl's style, with their versions, in rising order."""
+    """Returns identifiers in the style of Ensembl, with versions, in ascending order."""
     random = random_stream(seed, 3)
     numbers = np.sort(random.choice(4 * num_genes, num_genes, replace=False)) + 3
     versions = random.integers(1, 17, num_genes)
@@ -215,5 +218,5 @@ def _gene_names(num_genes: int, seed: int) -> list[str]:
 
 
 def _unit_vectors(turns: Floats) -> Floats:
-    """Returns vectors of length 1 by their angles in turns, shape (angles, 2)."""
+    """Returns the unit vectors at these angles, given in turns; shape (angles, 2)."""
     return np.stack([np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)], axis=1)

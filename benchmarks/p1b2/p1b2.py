@@ -1,7 +1,7 @@
-"""P1B2: a classifier that tells the cancer type by somatic mutations.
+"""P1B2: a classifier of cancer types by somatic mutations.
 
 Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B2); epochs, batch
-size, learning rate and optimizer those of the paper's Table 1.
+size, learning rate and optimizer are those of the paper's Table 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from candle_p1.benchmark import (
     Quality,
     Samples,
     Trained,
-    quality,
+    compare_with_naive,
 )
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Selected
@@ -94,7 +94,7 @@ class P1b2(Benchmark):
         )
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns dense layers, penalised, then a unit for each cancer type."""
+        """Returns dense layers with an L2 penalty, and a unit for each cancer type."""
         import keras
         from keras import layers
 
@@ -127,7 +127,7 @@ class P1b2(Benchmark):
     def evaluate(self, trained: Trained) -> Quality:
         """Returns test loss, accuracy and macro F1; writes ``classes.csv``.
 
-        The naive predictor answers with the commonest type of the training cases.
+        The naive predictor returns the most common type of the training cases.
         """
         data, params = trained.data, trained.params
         assert isinstance(data, P1b2Data)
@@ -138,7 +138,7 @@ class P1b2(Benchmark):
         naive = ConfusionScore(len(data.types))
         y_test = data.test.y[:]
         naive.update(y_test, np.broadcast_to(data.train.y[:].sum(axis=0), y_test.shape))
-        return quality(values | score.result(), naive.result())
+        return compare_with_naive(values | score.result(), naive.result())
 
 
 BENCHMARK = P1b2()
@@ -150,9 +150,9 @@ def _penalties(weight: float) -> dict[str, Any]:
     from candle_p1.models.fast.regularizers import L2
 
     class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
-        """Squares of the activities, summed over units and averaged over the batch.
+        """The squares of the activities, summed over the units and averaged over the batch.
 
-        As tf.keras 2, which CANDLE ran on, had it; Keras 3 sums over the batch.
+        tf.keras 2, which CANDLE used, averages in this way; Keras 3 sums over the batch.
         """
 
         def __call__(self, activities: Any) -> Any:

@@ -1,22 +1,21 @@
-"""Synthetic P1B2 data: the somatic mutations of tumors of ten types, added up by gene.
+"""Synthetic P1B2 data: the somatic mutations in tumors of ten types, summed by gene.
 
-4,000 patients give a tumor each; 3,000 of them train and 1,000 test. The types are balanced, as
-CANDLE's undersampling leaves them. What is written is, for a tumor and a gene, the sum of the
-impacts of all mutations that hit the gene: integers, nearly all of them 0. There are two kinds of
-mutations:
+Each of 4,000 patients contributes a tumor; 3,000 are for training and 1,000 for testing. The types
+are balanced, as after CANDLE's undersampling. The value for a tumor and a gene is the sum of the
+impacts of all mutations of the gene: an integer, nearly always 0. There are two kinds of mutations:
 
-- Passengers come from mutational processes. Ageing acts in all types; every type has a main process
-  (as smoking is for some), which it shares with one other type, and traces of the rest. A process
-  has a rate of its own in each chromatin region, and hits genes there in proportion to their
-  length. The share of each process in a tumor's passengers varies from patient to patient around
-  the type's typical mix; the number of passengers, the tumor's burden, varies widely around the
-  type's typical burden, and some tumors are hypermutated. Most passengers have a low impact.
-- Drivers: every type has genes of its own that some of its tumors mutate, the first of them most
-  often, and other genes drive all types. Their impact is high.
+- Passengers come from mutational processes. Ageing is active in all types. Every type also has a
+  main process (such as smoking), which it shares with one other type, and traces of the others. A
+  process has a specific rate in each chromatin region, and mutates genes there in proportion to
+  their length. The share of each process in a tumor's passengers varies between patients around the
+  type's typical mix. The number of passengers, the tumor's burden, varies widely around the type's
+  typical burden, and some tumors are hypermutated. Most passengers have a low impact.
+- Drivers: every type has its own driver genes, which are mutated in some of its tumors, the first
+  ones most often; other driver genes are common to all types. Their impact is high.
 
-So no gene tells much. What separates the types is spread over thousands of genes, which takes many
-steps to learn, and as the mixes overlap, a good part of the tumors stays undecided. A small data
-set has few genes and few tumors, so its drivers are frequent and its mixes steady.
+No single gene is very informative. What distinguishes the types is spread over thousands of genes,
+which takes many steps to learn, and as the mixes overlap, many tumors remain ambiguous. A small
+data set has few genes and few tumors, so its drivers are frequent and its mixes vary little.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CANCER_TYPES = ("BRCA", "GBM", "HNSC", "KIRC", "LGG", "LUAD", "OV", "THCA", "UCEC", "others")
-"""The nine that are frequent in the GDC, and the rest."""
+"""The nine types that are frequent in the GDC, and all others."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the sizes differ in.
+    """A size of the data.
 
     Attributes:
         num_genes: Number of genes.
@@ -54,9 +53,9 @@ class Size:
         burden: Passengers of a typical tumor.
         steadiness: How close the patients' mixes of processes are to their type's: the sum of the
             parameters of a Dirichlet distribution.
-        num_drivers: Driver genes of each type, and as many again of all types.
-        driver_frequency: Share of tumors in which the first of these is mutated, at most.
-        driver_decay: The frequency of driver k is in proportion to k to the power -driver_decay.
+        num_drivers: Driver genes of each type, and as many common to all types.
+        driver_frequency: Maximum share of tumors in which the first driver is mutated.
+        driver_decay: The frequency of driver k is proportional to k ** -driver_decay.
     """
 
     num_genes: int
@@ -77,10 +76,10 @@ NUM_PROCESSES = 12
 AGEING_SHARE, MAIN_SHARE = 0.2, 0.4  # of a type's passengers
 # Standard deviations of logarithms.
 RATE_SPREAD, LENGTH_SPREAD, BURDEN_SPREAD = 1.6, 0.9, 0.7
-LARGEST_BURDEN_OF_TYPE = 2.1  # times the typical; the smallest is as far below
+LARGEST_BURDEN_OF_TYPE = 2.1  # relative to the typical one; the smallest is its reciprocal
 HYPERMUTATED_SHARE, HYPERMUTATION = 0.02, 4
 IMPACTS = (1, 2, 3, 4)
-PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)  # how often each is
+PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)  # the probability of each
 DRIVER_IMPACTS = (0, 0.1, 0.4, 0.5)
 ROWS_PER_BLOCK = 32
 BYTES_PER_VALUE = 2.005  # of the published files
@@ -88,15 +87,15 @@ BYTES_PER_VALUE = 2.005  # of the published files
 
 @dataclass(frozen=True)
 class Genome:
-    """What is the same for all tumors.
+    """The properties of genes and types, the same for all tumors.
 
     Attributes:
         names: The genes' names, shape (genes,).
-        hits: Share of each gene in a process' mutations, summed up; shape (processes, genes).
+        hits: Cumulative share of the genes in a process's mutations, shape (processes, genes).
         mix: Share of each process in a type's passengers, shape (types, processes).
         burden: Passengers of a type's typical tumor, shape (types,).
         drivers: The driver genes of each type, shape (types, drivers).
-        frequency: Share of a type's tumors in which these are mutated, shape (types, drivers).
+        frequency: Share of a type's tumors with a mutation of each, shape (types, drivers).
         steadiness: See Size.
     """
 
@@ -159,7 +158,7 @@ class Genome:
 
 
 class P1b2Recipe(SyntheticRecipe):
-    """P1B2's two files: a header, then case_id, cancer_type and the genes."""
+    """P1B2's two files, with columns case_id, cancer_type and the genes."""
 
     name = "p1b2"
     version = 1
@@ -184,14 +183,14 @@ class P1b2Recipe(SyntheticRecipe):
 
 
 def _cases(patients: range, seed: int) -> list[tuple[int, int]]:
-    """Returns each patient with the index of his cancer type, all as frequent, in random order."""
+    """Returns each patient with a cancer type's index, equally often each, in random order."""
     types = np.arange(len(patients)) % len(CANCER_TYPES)
     shuffled = random_stream(seed, 2, patients.start).permutation(types)
     return list(zip(patients, shuffled, strict=True))
 
 
 def _gene_names(num_genes: int, seed: int) -> list[str]:
-    """Returns symbols in the style of gene names, letters and a number, in alphabetical order."""
+    """Returns symbols like gene names, letters and a number, in alphabetical order."""
     random = random_stream(seed, 3)
     names: set[str] = set()
     while len(names) < num_genes:

@@ -1,7 +1,8 @@
 """P1B3: predicts the growth of a cell line under a drug at a concentration.
 
 Model, options and files are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B3); epochs, batch size,
-learning rate and optimizer those of the paper's Table 1, the batch size scaled as it found best.
+learning rate and optimizer are those of the paper's Table 1, and the batch size is scaled by the
+strategy that it found best.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from candle_p1.benchmark import (
     Role,
     Samples,
     Trained,
-    quality,
+    compare_with_naive,
 )
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
@@ -56,18 +57,18 @@ LINE_ROLES = {
 }
 DRUG_ROLES = {"descriptors": ("descriptors",), "latent": ("latent",), "noise": ()}
 PERCENT = 100.0
-"""The model predicts growth as a fraction."""
+"""The files give growth in percent; the model predicts it as a fraction."""
 
 
 @dataclass
 class Raw:
-    """What is read.
+    """The contents of the files.
 
     Attributes:
         responses: The dose responses.
         tables: The features of cell lines and drugs, by role.
-        test_lines: The cell lines that CANDLE sets apart for testing.
-        test_drugs: The drugs that CANDLE sets apart for testing.
+        test_lines: The cell lines that CANDLE reserves for testing.
+        test_drugs: The drugs that CANDLE reserves for testing.
     """
 
     responses: Responses
@@ -81,14 +82,14 @@ class P1b3Data(DataSet):
     """The samples.
 
     Attributes:
-        num_line_features: Inputs that describe the cell line.
+        num_line_features: The number of inputs that describe the cell line.
     """
 
     num_line_features: int
 
 
 class P1b3(Benchmark):
-    """P1B3. The target is the growth, 1 for that of an untreated culture."""
+    """P1B3. The target is the growth, relative to that of an untreated culture."""
 
     name = "p1b3"
     title = "P1B3: growth of a cell line under a drug"
@@ -130,8 +131,8 @@ class P1b3(Benchmark):
                 "descriptor_data": "chemical descriptors of the drugs",
                 "latent_data": "learned representations of the drugs",
                 "response_data": "dose responses",
-                "test_cell_data": "cell lines set apart for testing",
-                "test_drug_data": "drugs set apart for testing",
+                "test_cell_data": "cell lines reserved for testing",
+                "test_drug_data": "drugs reserved for testing",
             }.items()
         ),
         Parameter("scaling", str, "std", "scaling of the features", choices=SCALINGS),
@@ -139,7 +140,7 @@ class P1b3(Benchmark):
             "cell_features",
             str,
             ["expression"],
-            "what describes a cell line; categorical is a number of its own for each",
+            "features of cell lines; categorical is a one-hot encoding",
             choices=(*LINE_ROLES, "all"),
             many=True,
         ),
@@ -147,7 +148,7 @@ class P1b3(Benchmark):
             "drug_features",
             str,
             ["descriptors"],
-            "what describes a drug; noise is a control",
+            "features of drugs; noise is a control",
             choices=(*DRUG_ROLES, "all"),
             many=True,
         ),
@@ -157,22 +158,22 @@ class P1b3(Benchmark):
             "subsample",
             str,
             "naive_balancing",
-            "thin out the responses by their growth, or not",
+            "how to subsample the responses by their growth",
             choices=("naive_balancing", "none"),
         ),
         Parameter(
-            "category_cutoffs", float, [0.0], "growth fractions that divide classes", many=True
+            "category_cutoffs", float, [0.0], "growth fractions that separate classes", many=True
         ),
         Parameter(
             "test_cell_split",
             float,
             0.15,
-            "share of the cell lines trained on that test; None or 0 tests on other lines",
+            "fraction of the training lines used for testing; None or 0: test on other lines",
             minimum=0,
             maximum=1,
             optional=True,
         ),
-        Parameter("scramble", bool, False, "give each response the growth of another: a control"),
+        Parameter("scramble", bool, False, "shuffle the growth among responses, as a control"),
         Parameter(
             "cell_noise_sigma",
             float,
@@ -191,9 +192,9 @@ class P1b3(Benchmark):
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters without dense layers where a config file has convolutions alone.
+        """Returns the parameters without dense layers if a config file sets convolutions alone.
 
-        CANDLE's files have one or the other.
+        CANDLE's files have either the one or the other.
         """
         kinds = [params.origin(name).kind for name in ("conv", "dense")]
         if params["conv"] and kinds == ["config file", "model file"]:
@@ -201,7 +202,7 @@ class P1b3(Benchmark):
         return params
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
-        """Returns the roles of the responses, of the lists, and of the tables that are used."""
+        """Returns the roles of the tables that are used, of the responses and of the lists."""
         tables = [*_line_roles(params), *_drug_roles(params)]
         return [role for role in self.files if role in tables] + [
             "response",
@@ -223,7 +224,7 @@ class P1b3(Benchmark):
         )
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b3Data:
-        """Chooses and divides the responses; scales the features of cell lines and drugs."""
+        """Selects and splits the responses; scales the features of cell lines and drugs."""
         responses, tables = raw.responses, raw.tables
         rows = choose(responses, params)
         for role, table in tables.items():
@@ -269,19 +270,19 @@ class P1b3(Benchmark):
         )
 
     def other_samples(self, data: DataSet) -> dict[str, Samples]:
-        """Returns the samples as CANDLE makes them."""
+        """Returns the samples as CANDLE builds them."""
         rows = data.train.x
         assert isinstance(rows, JoinedRows)
         return {"merged": Samples(MergedRows(rows), data.train.y)}
 
     def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the accuracy at the cut-offs, and the metric asked for."""
+        """Returns the accuracy at the cutoffs and the requested metric."""
         from candle_p1.models.metrics import CutoffAccuracy
 
         return [CutoffAccuracy(params["category_cutoffs"]), params["metrics"]]
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns convolutions, if any, then dense layers with dropout, then one linear unit."""
+        """Returns convolutions, if any, dense layers with dropout, and a linear unit."""
         import keras
         from keras import layers
 
@@ -310,10 +311,10 @@ class P1b3(Benchmark):
         return model
 
     def evaluate(self, trained: Trained) -> Quality:
-        """Returns test loss, accuracy at the cut-offs, r2 and correlation; draws the predictions.
+        """Returns test loss, accuracy at the cutoffs, r2 and correlation; plots the predictions.
 
-        The naive predictor answers with the mean growth of the training samples; its accuracy is
-        that of the commonest class.
+        The naive predictor returns the mean growth of the training samples; its accuracy is that of
+        the most common class.
         """
         data, params = trained.data, trained.params
         values = trained.metrics(data.test, params["test_steps"])
@@ -326,7 +327,7 @@ class P1b3(Benchmark):
             further = {name: score.result()[name] for name in ("r2", "correlation")}
             _draw(trained, measured, predicted)
         values |= trained.comm.broadcast(further)
-        return quality(values, _naive(data, params))
+        return compare_with_naive(values, _naive(data, params))
 
 
 BENCHMARK = P1b3()
@@ -360,9 +361,9 @@ def _features_of(
     params: ParameterSet,
     random: np.random.RandomState,
 ) -> NDArray[np.float32]:
-    """Returns the scaled features of every name of a column: shape (names, features).
+    """Returns the scaled features of every name in a column: shape (names, features).
 
-    Rows of names that no sample uses are those of another name.
+    The rows of names without features, which no sample uses, repeat those of another name.
     """
     for role in roles:
         table = tables[role]

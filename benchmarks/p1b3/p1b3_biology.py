@@ -1,18 +1,18 @@
 """The planted model of P1B3's synthetic data: how drugs act on the growth of cell lines.
 
-Of a cell line there are the activities of pathways, which it has in part from its tissue. Of a drug
-there are its mechanism, which acts on one pathway, how strongly it does so (its affinity), and its
-chemistry. They decide the response, a Hill curve of growth (percent of an untreated culture; below
-zero the cells die) over log10 of the molar concentration:
+A cell line is characterised by the activities of its pathways, which depend in part on its tissue.
+A drug is characterised by its mechanism, which acts on one pathway, by its affinity, the strength
+of this action, and by its chemistry. They determine the response, a Hill curve of growth (percent
+of an untreated culture; below zero the cells die) over log10 of the molar concentration:
 
-- log EC50 is minus the potency. A drug's potency follows its chemistry, but for a part that shows
-  nowhere else; in a cell line it rises with the activity of the pathway that the drug acts on, in
-  proportion to the affinity, and with proliferation, the activity of the first pathway;
-- the floor, the growth at high concentrations, follows the mechanism: cytotoxic mechanisms kill
-  and cytostatic ones stop the growth.
+- log EC50 is minus the potency. A drug's potency depends on its chemistry and on a part that no
+  feature reflects. In a cell line it increases with the activity of the drug's pathway, in
+  proportion to the affinity, and with proliferation, which is the activity of the first pathway.
+- The floor, the growth at high concentrations, depends on the mechanism: cytotoxic mechanisms kill
+  cells, and cytostatic ones stop their growth.
 
-Drugs are screened as the NCI screens them: all at one dose, and those that lower the growth most
-then at five.
+Drugs are screened as at the NCI: all of them at one dose, and those that reduce growth the most
+also at five.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LINES_BY_TISSUE = {
     "prostate": "DU-145 PC-3",
     "kidney": "786-0 A498 ACHN CAKI-1 RXF-393 SN12C TK-10 UO-31",
 }
-"""The 60 lines of NCI60."""
+"""The 60 cell lines of the NCI60 panel."""
 
-NUM_MECHANISMS = 8  # as many as pathways: a mechanism acts on the pathway of its index
+NUM_MECHANISMS = 8  # also of pathways: a mechanism acts on the pathway with its index
 NUM_CHEMISTRY_FACTORS = 4
 TISSUE_SHARE = 0.5  # of the variance of a pathway's activity
 
@@ -52,8 +52,8 @@ POTENCY_PER_ACTIVITY = 0.3
 POTENCY_PER_PROLIFERATION = 0.08
 SD_POTENCY_OF_PAIR = 0.2  # of a drug and a line
 
-TOP = 96.0  # percent; growth without effect
-FLOORS_CYTOTOXIC = (-120.0, -60.0)  # percent; the range before it is cut off at LEAST_GROWTH
+TOP = 96.0  # percent; growth in the absence of an effect
+FLOORS_CYTOTOXIC = (-120.0, -60.0)  # percent; the range before clipping at LEAST_GROWTH
 FLOORS_CYTOSTATIC = (-20.0, 65.0)
 LEAST_GROWTH, LARGEST_GROWTH = -100, 270
 SD_MEASUREMENT = 6.0
@@ -62,7 +62,7 @@ MEAN_OUTLIER = 60.0
 
 ONE_DOSE = (-5,)
 FIVE_DOSES = (-8, -7, -6, -5, -4)
-SD_OTHER_CRITERIA = 20.0  # percent of growth that other criteria of the choice weigh as much as
+SD_OTHER_CRITERIA = 20.0  # percent of growth; the weight of other selection criteria
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class CellLines:
 
 @dataclass(frozen=True)
 class Drugs:
-    """What decides the responses to the drugs.
+    """The drugs' properties that determine the responses.
 
     Attributes:
         mechanism: Index of the mechanism, shape (drugs,).
-        affinity: How strongly it acts, shape (drugs,).
+        affinity: Strength of the action, shape (drugs,).
         chemistry: Chemical properties, shape (drugs, factors); mean 0, variance 1.
-        potency: Potency in a line of average activities, shape (drugs,).
+        potency: Potency in a line with average activities, shape (drugs,).
         slope: Hill coefficient, shape (drugs,).
         floor: Growth at high concentrations in percent, shape (drugs,).
     """
@@ -113,7 +113,7 @@ class Drugs:
 
     @classmethod
     def draw(cls, num_drugs: int, random: np.random.Generator) -> Drugs:
-        """Draws the drugs; there are as many of each mechanism, but for one."""
+        """Draws the drugs, as many of each mechanism, give or take one."""
         mechanism = random.permutation(num_drugs) % NUM_MECHANISMS
         chemistry = _standardised(random.normal(size=(num_drugs, NUM_CHEMISTRY_FACTORS)))
         by_chemistry = chemistry @ np.full(NUM_CHEMISTRY_FACTORS, NUM_CHEMISTRY_FACTORS**-0.5)
@@ -141,9 +141,9 @@ class Drugs:
         return Drugs(*(getattr(self, field.name)[indices] for field in fields(self)))
 
     def factors(self) -> Floats:
-        """Returns what shows in the features of a drug, shape (drugs, factors); variance 1.
+        """Returns what the features of a drug reflect, shape (drugs, factors); variance 1.
 
-        These are the affinity to each pathway, which is zero to all but one, and the chemistry.
+        These are the affinity for each pathway, which is zero for all but one, and the chemistry.
         """
         affinities = np.zeros((len(self.mechanism), NUM_MECHANISMS))
         affinities[np.arange(len(self.mechanism)), self.mechanism] = self.affinity
@@ -179,12 +179,12 @@ class Drugs:
 
 
 def most_active(growth: Floats, num: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Returns which drugs, by and large, lower growth the most over all lines, shape (drugs,).
+    """Returns which drugs reduce the growth of all lines the most, roughly, shape (drugs,).
 
     Args:
         growth: Percent, shape (drugs, lines).
         num: The number of drugs to choose.
-        random: The stream of what else the choice depends on.
+        random: The random stream of other selection criteria.
     """
     criterion = growth.mean(axis=1) + random.normal(0, SD_OTHER_CRITERIA, len(growth))
     chosen = np.zeros(len(growth), bool)

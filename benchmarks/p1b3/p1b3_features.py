@@ -1,8 +1,9 @@
-"""How the planted factors show in the columns of P1B3's synthetic feature tables.
+"""How the planted factors determine the columns of P1B3's synthetic feature tables.
 
-A column is the weighted sum of a few factors, plus noise. Every factor shows in many columns, so
-any choice of some hundred columns tells of all of them. Levels are written as they are; counts, say
-of a fragment in a molecule, are rounded, and flags say that the sum is above a threshold.
+A column is a weighted sum of a few factors, plus noise. Every factor contributes to many columns,
+so any selection of some hundred columns reflects all factors. Levels are written unchanged; counts,
+such as those of a fragment in a molecule, are rounded; flags indicate that the sum exceeds a
+threshold.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Columns:
         spread: Shape (columns,).
         missing: Probability of a missing value, shape (columns,).
         first_count: Index of the first column with counts.
-        first_flag: Index of the first column with 0 or 1.
+        first_flag: Index of the first column with flags, 0 or 1.
     """
 
     loadings: SmallFloats
@@ -78,11 +79,11 @@ class Columns:
         )
 
     def values(self, factors: Floats, random: np.random.Generator) -> SmallFloats:
-        """Returns rows of the table, shape (rows, columns); NaN is missing.
+        """Returns rows of the table, shape (rows, columns); missing values are NaN.
 
         Args:
             factors: Mean 0 and variance 1, shape (rows, factors).
-            random: The stream of the noise.
+            random: The random stream of the noise.
         """
         signal = factors.astype(np.float32) @ self.loadings
         standard: SmallFloats = signal + self.noise * random.standard_normal(

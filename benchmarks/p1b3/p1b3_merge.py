@@ -1,4 +1,4 @@
-"""P1B3's batches as CANDLE makes them, for comparison: pandas frames merged for every batch."""
+"""P1B3's batches as CANDLE builds them, for comparison: data frames merged for every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MergedRows:
-    """The inputs of the model, merged from frames by the names of cell line and drug.
+    """The inputs of the model, merged from data frames by the names of cell line and drug.
 
     Attributes:
         rows: The same inputs, joined by index.

@@ -1,7 +1,7 @@
-"""Which dose responses are trained on, which validate and which test: CANDLE's rules.
+"""The dose responses for training, validation and testing, by CANDLE's rules.
 
-Rows are only ever chosen by index. The choices are those that CANDLE's pandas code makes on the
-same files with the same seed.
+Rows are selected by index, and are those that CANDLE's pandas code selects from the same files with
+the same seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARES_BY_GROWTH = (
     (50.0, 100.0, 0.18),
     (100.0, np.inf, 0.01),
 )
-"""Naive balancing: of the responses with growth from … to … percent, this share is kept."""
+"""Naive balancing: the share of the responses with growth from … to … percent that is kept."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Split:
     """Rows of the responses, each int64, shape (samples,).
 
     Attributes:
-        train: Trained on.
-        validation: Validated on.
-        test: Tested on: drugs that are in neither of the others.
+        train: The training samples.
+        validation: The validation samples.
+        test: The test samples, whose drugs are in neither of the others.
     """
 
     train: Rows
@@ -78,7 +78,7 @@ class Responses:
 
 
 def choose(responses: Responses, params: ParameterSet) -> Rows:
-    """Returns the responses in the range of concentrations, balanced if asked to."""
+    """Returns the responses in the range of concentrations, balanced if requested."""
     low, high = params["min_logconc"], params["max_logconc"]
     in_range = (responses.log_concentration >= low) & (responses.log_concentration <= high)
     rows = np.flatnonzero(in_range)
@@ -104,10 +104,10 @@ def split(
     test_drugs: Sequence[str],
     params: ParameterSet,
 ) -> Split:
-    """Divides the rows that have all features.
+    """Splits the rows that have all features.
 
-    The test drugs are not trained on. Neither are the test lines, which test the model too unless
-    ``test_cell_split`` is given: then that share of the lines trained on does, with the test drugs.
+    Neither test drugs nor test lines are used for training. The model is tested on responses of
+    test lines to test drugs or, with ``test_cell_split``, of that share of the training lines.
 
     Raises:
         ParameterError: A part would be empty.
@@ -129,8 +129,8 @@ def split(
     num_train = len(seen) - num_validation
     if not (num_train and num_validation and len(test)):
         raise ParameterError(
-            f"the dose responses leave {num_train} samples to train, {num_validation} to validate"
-            f" and {len(test)} to test: see min_logconc, max_logconc, subsample, val_split,"
-            " test_cell_split and the choice of features"
+            f"the dose responses leave {num_train} samples for training, {num_validation} for"
+            f" validation and {len(test)} for testing: change min_logconc, max_logconc, subsample,"
+            " val_split, test_cell_split or the features"
         )
     return Split(seen[:num_train], seen[num_train:], test)

@@ -1,14 +1,14 @@
-"""Synthetic P1B3 data: the growth of cell lines under drugs, and what is known of lines and drugs.
+"""Synthetic P1B3 data: the growth of cell lines under drugs, and the features of lines and drugs.
 
-``p1b3_biology`` has the model of the responses and ``p1b3_features`` how its factors show in the
-tables of features; here are the nine files that CANDLE's P1B3 reads. Some lines and drugs are
-absent from a file, and some values are missing.
+``p1b3_biology`` defines the model of the responses, and ``p1b3_features`` how the feature tables
+reflect its factors; this module writes the nine files that CANDLE's P1B3 reads. Some lines and
+drugs are absent from some files, and some values are missing.
 
-The paper gives P1B3 a "training file" of 318 MB and a "testing file" of 103 MB, which fit no single
-file that CANDLE reads. Our reading: 103 MiB are the dose responses, and 318 MiB the other eight
-files together. As many responses remain after CANDLE's processing (concentrations between 1e-5 and
-1e-4 molar, naive balancing, join with expression and descriptors) as its README reports: 1,000,151
-to train and validate, and some 14,740 to test.
+The paper gives P1B3 a "training file" of 318 MB and a "testing file" of 103 MB, which match no
+single file that CANDLE reads. We take the 103 MiB to be the dose responses, and the 318 MiB the
+other eight files together. After CANDLE's processing (concentrations between 1e-5 and 1e-4 molar,
+naive balancing, join with expression and descriptors), as many responses remain as its README
+reports: 1,000,151 for training and validation, and about 14,740 for testing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LINES, DRUGS, NSC, ABSENT, ACTIVE, TEST, COLUMNS, VALUES, RESPONSES = range(9)
 
 
 class P1b3Recipe(SyntheticRecipe):
-    """P1B3's nine files: features of lines and drugs, responses, and what to test with."""
+    """P1B3's nine files: features of lines and drugs, responses, and lists for testing."""
 
     name = "p1b3"
     version = 1
@@ -85,21 +85,21 @@ class P1b3Recipe(SyntheticRecipe):
 
     def files(self, size: str, seed: int) -> list[SyntheticFile]:
         """Returns the nine files."""
-        return list(Study(size, seed).files())
+        return list(Screening(size, seed).files())
 
 
 ROLE_INDEX = {role: i for i, role in enumerate(P1b3Recipe.roles)}
 
 
-class Study:
+class Screening:
     """The lines and drugs of a data set, and its files.
 
     Attributes:
         lines: The cell lines.
         drugs: The drugs.
         nsc: The drugs' numbers, ascending, shape (drugs,).
-        growth: What the screen at one dose would give without noise, percent, (drugs, lines).
-        has_five_doses: Whether a drug is screened at five doses too, shape (drugs,).
+        growth: Growth at one dose without noise, in percent, shape (drugs, lines).
+        has_five_doses: Whether a drug is also screened at five doses, shape (drugs,).
     """
 
     def __init__(self, size: str, seed: int):
@@ -129,15 +129,15 @@ class Study:
         yield _list("test_drugs", "NSC", [str(self.nsc[i]) for i in self.test_drugs()])
 
     def test_lines(self) -> Integers:
-        """Returns the indices of the lines that are not to be trained with, ascending.
+        """Returns the indices of the lines reserved for testing, ascending.
 
-        They, and the drugs, are spread evenly over all in the order of their responses. So their
-        share of the responses that balancing keeps is their share of the lines, or drugs.
+        They are spread evenly over all lines in the order of their responses, and the test drugs
+        likewise. So their share of the responses after balancing is that of the lines, or drugs.
         """
         return _spread(self.growth.mean(axis=0).argsort(), NUM_TEST_LINES, self._random(TEST, 0))
 
     def test_drugs(self) -> Integers:
-        """Returns the indices of the drugs that are not to be trained with, ascending."""
+        """Returns the indices of the drugs reserved for testing, ascending."""
         usable = np.intersect1d(self._present("response"), self._present("descriptors"))
         growth = self.growth[usable].mean(axis=1)
         ordered = usable[np.lexsort((growth, ~self.has_five_doses[usable]))]
@@ -146,7 +146,7 @@ class Study:
     def _table(
         self, role: str, key: str, separator: bytes, names: list[bytes], factors: Floats
     ) -> SyntheticFile:
-        """Returns a table of features; factors has a row per line, or drug."""
+        """Returns a table of features; `factors` has a row per line or drug."""
         stream = ROLE_INDEX[role]
         num_columns = NUM_COLUMNS[role][self.size]
         is_descriptors = role == "descriptors"
@@ -205,7 +205,7 @@ class Study:
         return SyntheticFile(P1b3Recipe.roles["response"], num_bytes, blocks())
 
     def _present(self, role: str) -> Integers:
-        """Returns the indices of the lines, or drugs, that are in a file, ascending."""
+        """Returns the indices of the lines or drugs in a file, ascending."""
         num = len(self.lines.names) if role in LINE_ROLES else len(self.nsc)
         num_present = num - round(ABSENT_SHARE[role] * num)
         order = self._random(ABSENT, ROLE_INDEX[role]).permutation(num)
@@ -219,7 +219,7 @@ def _list(role: str, header: str, names: list[str]) -> SyntheticFile:
 
 
 def _spread(ordered: Integers, num: int, random: np.random.Generator) -> Integers:
-    """Returns members at equal distances in an order, from a random place on; ascending."""
+    """Returns evenly spaced members of an order, from a random one on; ascending."""
     places = (np.arange(num) + random.random()) * len(ordered) / num
     chosen: Integers = np.sort(ordered[places.astype(np.int64)])
     return chosen

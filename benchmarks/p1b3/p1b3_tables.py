@@ -1,7 +1,7 @@
-"""P1B3's tables of cell lines and drugs, and the samples joined from them batch by batch.
+"""P1B3's tables of cell lines and drugs, and the samples that are joined from them batch by batch.
 
-A response names its cell line and its drug; the features of both stand once, in one matrix for the
-lines and one for the drugs. A batch is their rows, by index, side by side: no joined table exists.
+A response names its cell line and its drug, whose features are stored once, in one matrix for the
+lines and one for the drugs. A batch joins their rows by index: the joined table never exists.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ NUM_NOISE_FEATURES = 500
 
 @dataclass
 class Features:
-    """Features of named things: cell lines or drugs.
+    """Features of cell lines or drugs.
 
     Attributes:
-        names: What they are of, without repetition.
+        names: The names of the lines or drugs, without repetition.
         values: float32, shape (names, features).
     """
 
@@ -57,10 +57,10 @@ class Features:
 
     @classmethod
     def read(cls, reader: Reader, role: str) -> Features:
-        """Reads a table. Names of cell lines get ":" for ".", as the responses write them.
+        """Reads a table; in names of cell lines, "." becomes ":", as in the responses.
 
         Raises:
-            DataError: It cannot be read, or names something twice.
+            DataError: It cannot be read, or a name is repeated.
         """
         table = reader.read(role, LAYOUTS[role])
         (column,) = table.text.values()
@@ -74,18 +74,18 @@ class Features:
         return cls(names, table.values)
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Returns the row of each name, -1 where there is none: int64, shape (names,)."""
+        """Returns the row of each name, -1 for unknown ones: int64, shape (names,)."""
         rows = {name: i for i, name in enumerate(self.names)}
         return np.array([rows.get(name, -1) for name in names], np.int64)
 
     def take_columns(self, num: int, random: np.random.RandomState) -> None:
-        """Keeps some columns, drawn at random; 0 keeps all."""
+        """Keeps this many random columns; 0 keeps all."""
         total = self.values.shape[1]
         if 0 < num < total:
             self.values = self.values[:, random.choice(total, size=num, replace=False)]
 
     def impute_and_scale(self, scaling: str, fit_rows: NDArray[np.int64] | None) -> None:
-        """Puts means in place of missing values, then scales each column; fit to some rows."""
+        """Replaces missing values by means and scales each column, fitted to these rows or all."""
         self.values = fill_missing(self.values)
         fit_to = None if fit_rows is None else [self.values[fit_rows]]
         scale_features(scaling, self.values, fit_to=fit_to)
@@ -125,22 +125,20 @@ class JoinedRows:
         first_drug = 1 + self.lines.shape[1]
         batch = np.empty((len(line), first_drug + self.drugs.shape[1]), np.float32)
         batch[:, 0] = self.log_concentration[which]
-        for row, of_line, of_drug in zip(
-            batch, line, drug, strict=True
-        ):  # without an array between
+        for row, of_line, of_drug in zip(batch, line, drug, strict=True):  # avoids a copy
             row[1:first_drug] = self.lines[of_line]
             row[first_drug:] = self.drugs[of_drug]
         return batch
 
 
 def names_in(column: TextColumn, names: Mapping[str, Any] | Sequence[str]) -> NDArray[np.bool_]:
-    """Returns, for each row of a column of text, whether its value is among the names."""
+    """Returns whether the value of each row of a text column is one of the names."""
     known = set(names)
     return np.array([name in known for name in column.names], bool)[column.codes]
 
 
 def read_list(reader: Reader, role: str) -> list[str]:
-    """Returns the names that a list of one column holds."""
+    """Returns the names in a file with a single column."""
     table: Table = reader.read(role, LISTS[role])
     (column,) = table.text.values()
     return column.names

@@ -30,7 +30,7 @@ Quality = dict[str, dict[str, "float | None"]]
 AnyScore = TypeVar("AnyScore", bound=Score)
 
 
-def quality(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
+def compare_with_naive(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
     """Returns figures together with the naive predictor's; None stands for NaN."""
     return {
         name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})

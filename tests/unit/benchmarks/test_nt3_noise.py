@@ -23,29 +23,27 @@ def samples():
     return Samples(x, np.eye(2, dtype=np.float32)[np.arange(NUM_SAMPLES) % 2])
 
 
-def test_a_share_of_the_labels_is_turned_over():
+def test_a_fraction_of_the_labels_is_flipped():
     noisy = samples()
-    count = noise.turn_over_labels(noisy, params_for("--label_noise", "0.25"))
+    count = noise.flip_labels(noisy, params_for("--label_noise", "0.25"))
     turned = (noisy.y[:] != samples().y[:]).any(axis=1)
     assert turned.sum() == count
     assert count == pytest.approx(0.25 * NUM_SAMPLES, rel=0.15)
     np.testing.assert_array_equal(noisy.y[:].sum(axis=1), 1)
     again = samples()
-    noise.turn_over_labels(again, params_for("--label_noise", "0.25"))
+    noise.flip_labels(again, params_for("--label_noise", "0.25"))
     np.testing.assert_array_equal(again.y[:], noisy.y[:])
 
 
 def test_only_samples_above_a_genes_threshold_where_it_is_correlated():
     noisy = samples()
     flags = ["--noise_correlated", "True", "--feature_col", "1", "--feature_threshold", "0.1"]
-    noise.turn_over_labels(noisy, params_for("--label_noise", "1", *flags))
+    noise.flip_labels(noisy, params_for("--label_noise", "1", *flags))
     turned = (noisy.y[:] != samples().y[:]).any(axis=1)
     assert turned[: NUM_SAMPLES // 2].all()
     assert not turned[NUM_SAMPLES // 2 :].any()
-    with pytest.raises(ParameterError, match=r"feature_col 3 \(flag\): there are genes 0 to 2"):
-        noise.turn_over_labels(
-            samples(), params_for("--noise_correlated", "1", "--feature_col", "3")
-        )
+    with pytest.raises(ParameterError, match=r"feature_col 3 \(flag\): the genes are 0 to 2"):
+        noise.flip_labels(samples(), params_for("--noise_correlated", "1", "--feature_col", "3"))
 
 
 def test_gaussian_noise_has_the_deviation_asked_for():

@@ -170,7 +170,7 @@ def test_scaling_fit_to_the_training_samples_leaves_out_the_test_drugs(prepared)
 
 
 def test_nothing_left_to_train_on_is_said(prepared):
-    with pytest.raises(ParameterError, match="leave 0 samples to train"):
+    with pytest.raises(ParameterError, match=r"\b0 samples .*min_logconc"):
         prepared("--min_logconc", "-3", "--max_logconc", "-2")
 
 
@@ -178,5 +178,5 @@ def test_a_name_twice_in_a_table_is_said(tmp_path):
     module = sys.modules["p1b3_tables"]
     path = tmp_path / "mirna.tsv"
     path.write_text("CellLine\ta\nNCI60.A\t1\nNCI60.A\t2\n")
-    with pytest.raises(DataError, match=r"'NCI60.A' has more than one row"):
+    with pytest.raises(DataError, match=r"'NCI60\.A'"):
         module.Features.read(Reader(FileSet.of({"mirna": path})), "mirna")

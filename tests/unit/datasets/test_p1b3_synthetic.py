@@ -220,7 +220,7 @@ def test_growth_after_balancing_is_near_the_published(responses):
 
 @pytest.mark.parametrize("seed", [1, 2019])
 def test_full_responses_after_processing_are_as_many_as_published(seed):
-    study = synthetic.Study("full", seed)
+    study = synthetic.Screening("full", seed)
     usable = np.intersect1d(study._present("response"), study._present("descriptors"))[::3]
     doses = np.array([-5, -5, -4])
     growth = study.drugs.take(usable).screen(doses, study.lines, np.random.default_rng(seed))
