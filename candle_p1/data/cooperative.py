@@ -184,7 +184,9 @@ class _Load:
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
-            self._raise_first()
+            problems = [found for found in comm.allgather(self._problem) if found is not None]
+            if problems:
+                raise on_first_rank(lambda: self._describe(min(problems)), comm)
             self._table.sort_names()
             rounds = self._bounds_of_rounds(len(starts))
             if comm.num_nodes > 1:
@@ -313,14 +315,6 @@ class _Load:
         if self._error is not None:
             raise self._error
 
-    def _raise_first(self) -> None:
-        """Raises, on every rank, an error for the first problem of all ranks, if any."""
-        comm = self._ring.comm
-        problems = [found for found in comm.allgather(self._problem) if found is not None]
-        if problems:
-            first = min(problems)
-            raise on_first_rank(lambda: self._describe(first), comm)
-
     def _describe(self, problem: _Problem) -> DataError:
         layout, path = self._layout, self._source.path
         line = self._source.line_number(problem.position)
@@ -342,21 +336,17 @@ class _Load:
 
     def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
         """Returns the first row and the one after the last of each node, for each round."""
-        counts = self._ring.gather(self._counts)
-        nodes, size = self._ring.nodes, self._ring.comm.size
-        rounds, row = [], 0
-        for number in range(0, num_blocks, size):
-            bounds = []
-            for node in range(self._ring.comm.num_nodes):
-                first = row
-                row += sum(
-                    of_rank[number // size]
-                    for of_rank, its_node in zip(counts, nodes, strict=True)
-                    if its_node == node and number // size < len(of_rank)
-                )
-                bounds.append((first, row))
-            rounds.append(bounds)
-        return rounds
+        counts, size = self._ring.gather(self._counts), self._ring.comm.size
+        of_block = [counts[number % size][number // size] for number in range(num_blocks)]
+        rows = [0, *map(int, np.cumsum(of_block))]
+        firsts = [self._ring.nodes.index(node) for node in range(self._ring.comm.num_nodes)]
+        return [
+            [
+                (rows[min(number + first, num_blocks)], rows[min(number + stop, num_blocks)])
+                for first, stop in pairwise([*firsts, size])
+            ]
+            for number in range(0, num_blocks, size)
+        ]
 
 
 def _is_blank(text: bytes) -> bool:
