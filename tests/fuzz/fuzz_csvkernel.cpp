@@ -1,6 +1,6 @@
-// Parses generated and damaged tables by the kernel and by a plain reading of the same rules, and
-// compares. Meant to be compiled with sanitizers, which watch that nothing outside the memory given
-// is touched: all of it is allocated to the byte.
+// Parses generated and damaged tables with the kernel and with a plain implementation of the same
+// rules, and compares the results. It should be compiled with sanitizers, which notice any access
+// outside of the given memory: all memory is allocated to the byte.
 //
 //   fuzz_csvkernel SECONDS [SEED]
 
@@ -53,7 +53,7 @@ std::string word(Random& random) {
 struct Reference {
   std::vector<double> numbers;
   std::vector<std::vector<std::string>> text;
-  std::size_t num_rows = 0, num_lines = 0;  // num_lines: not blank
+  std::size_t num_rows = 0, num_lines = 0;  // num_lines: lines that are not blank
   bool fits = true;
   std::size_t bad_line = 0;
 };
@@ -173,7 +173,7 @@ bool same(T value, double expected) {
 template <class T>
 void check(const std::string& text, const Layout& layout, std::uint64_t seed) {
   const Reference expected = read_plainly<T>(text, layout);
-  // A copy whose every neighbour is out of bounds.
+  // An exact copy, so that any access beyond its ends is noticed.
   const std::unique_ptr<char[]> memory(new char[text.size() + (text.empty() ? 1 : 0)]);
   std::copy(text.begin(), text.end(), memory.get());
   const char *first = memory.get(), *stop = first + text.size();

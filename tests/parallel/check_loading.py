@@ -1,6 +1,6 @@
-"""Reading by several ranks: every layout of ranks on nodes gives what one process gives.
+"""Reading with several ranks: every layout of ranks on nodes gives what one process gives.
 
-NODES names the node of each rank: "a,a,b,b" is two nodes of two ranks.
+NODES names the node of each rank: "a,a,b,b" means two nodes with two ranks each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-# ruff: noqa: E402  (the node has to be named before anything asks for the communicator)
+# ruff: noqa: E402  (the node must be set before anything asks for the communicator)
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 nodes = os.environ["NODES"].split(",")
 os.environ["CANDLE_P1_NODE"] = nodes[rank]
@@ -33,7 +33,7 @@ NUMBERS = CsvLayout()
 
 
 def shared_directory(comm):
-    """A new directory, the same on all ranks."""
+    """Returns a new directory, the same on all ranks."""
     return Path(comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None))
 
 
@@ -42,7 +42,7 @@ def write_table(directory, num_rows, final_newline=True, name="table.csv"):
     lines = ["name,a,b,c,empty"]
     for _ in range(num_rows):
         a, b = random.normal(size=2)
-        # Lines of very different length, some longer than a block.
+        # Lines of very different lengths, some longer than a block.
         word = random.choice(["x", "y" * int(random.integers(1, 60)), "z"])
         lines.append(f"{word},{a:.5f},{b:.15e},{random.integers(0, 10)},na")
     path = directory / name
@@ -50,7 +50,7 @@ def write_table(directory, num_rows, final_newline=True, name="table.csv"):
     return path
 
 
-def the_node_is_as_told(comm):
+def ranks_are_on_the_given_nodes(comm):
     assert comm.num_nodes == len(set(nodes))
     assert comm.local_size == nodes.count(nodes[comm.rank])
     assert comm.local.size == comm.local_size
@@ -80,7 +80,7 @@ def every_layout_reads_what_one_process_reads(comm):
             comm.barrier()
 
 
-def what_is_shared_is_read_only_and_the_same_memory(comm):
+def shared_arrays_are_read_only_and_the_same_memory(comm):
     array = NodeArray((4, 3), np.float32, comm.local)
     array.reserve(0, 12)
     if comm.local_rank == 0:
@@ -96,7 +96,7 @@ def what_is_shared_is_read_only_and_the_same_memory(comm):
     assert not list(Path("/dev/shm").glob("candle_p1-*"))
 
 
-def each_error_is_everyones(comm):
+def all_ranks_raise_the_same_error(comm):
     directory = shared_directory(comm)
     path = directory / "bad.csv"
     if comm.rank == 0:
@@ -111,7 +111,7 @@ def each_error_is_everyones(comm):
         read_together(directory / "absent.csv", NUMBERS, comm)
 
 
-def transforms_together_are_those_of_one_process(comm):
+def shared_transforms_equal_those_of_one_process(comm):
     directory = shared_directory(comm)
     if comm.rank == 0:
         write_table(directory, 97)
@@ -136,7 +136,7 @@ def transforms_together_are_those_of_one_process(comm):
             assert np.ascontiguousarray(alone).tobytes() == np.ascontiguousarray(together).tobytes()
 
 
-def caches_serve_all_ranks(comm):
+def all_ranks_use_the_cache(comm):
     directory = shared_directory(comm)
     path = directory / "table.csv"
     if comm.rank == 0:
@@ -164,7 +164,7 @@ def caches_serve_all_ranks(comm):
     assert len(notes) == (comm.rank == 0)
 
 
-def digests_are_computed_once_and_known_to_all(comm):
+def all_ranks_know_the_digests(comm):
     directory = shared_directory(comm)
     if comm.rank == 0:
         write_table(directory, 20)
@@ -175,7 +175,7 @@ def digests_are_computed_once_and_known_to_all(comm):
     assert reader.digests == {"train": expected}
 
 
-def where_memory_is_short_the_disk_takes_its_place(comm):
+def the_disk_is_used_if_shared_memory_is_too_small(comm):
     directory = shared_directory(comm)
     if comm.rank == 0:
         write_table(directory, 50)
@@ -204,13 +204,13 @@ def where_memory_is_short_the_disk_takes_its_place(comm):
 
 
 run_checks(
-    the_node_is_as_told,
+    ranks_are_on_the_given_nodes,
     every_layout_reads_what_one_process_reads,
-    what_is_shared_is_read_only_and_the_same_memory,
-    each_error_is_everyones,
-    transforms_together_are_those_of_one_process,
-    caches_serve_all_ranks,
-    digests_are_computed_once_and_known_to_all,
-    where_memory_is_short_the_disk_takes_its_place,
+    shared_arrays_are_read_only_and_the_same_memory,
+    all_ranks_raise_the_same_error,
+    shared_transforms_equal_those_of_one_process,
+    all_ranks_use_the_cache,
+    all_ranks_know_the_digests,
+    the_disk_is_used_if_shared_memory_is_too_small,
     horovod=False,
 )

@@ -1,4 +1,4 @@
-// Where the fields of a range of text end, found for many of them ahead of their parsing.
+// Finds where the fields of a range of text end, for many of them before they are parsed.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ namespace csvkernel {
 
 #if defined(__SSE4_1__)
 
-// Looks at 64 bytes at a time: what a processor does for one field does not wait for the end of the
-// one before.
+// Looks at 64 bytes at a time, so that the work on one field need not wait until the end of the
+// previous one is found.
 class FieldEnds {
  public:
   FieldEnds(const char* first, const char* stop, char separator)
@@ -21,8 +21,8 @@ class FieldEnds {
     look();
   }
 
-  // Returns the next separator or end of a line; nullptr where there is none, or the text's last
-  // bytes are reached, which are not looked at.
+  // Returns the next separator or end of a line; nullptr if there is none, or if only the last
+  // bytes of the text are left, which are not looked at.
   const char* next() {
     while (ends_ == 0) {
       if (stop_ - block_ < 2 * kBytes) return nullptr;
@@ -34,7 +34,7 @@ class FieldEnds {
     return end;
   }
 
-  // Goes on at `p`, which is not before what was looked at last.
+  // Continues at `p`, which is not before the block that was looked at last.
   void restart(const char* p) {
     if (p - block_ < kBytes) {
       ends_ = all_ & (~std::uint64_t{0} << (p - block_));
@@ -63,13 +63,13 @@ class FieldEnds {
   const char* block_;
   const char* stop_;
   __m128i separator_;
-  std::uint64_t all_ = 0;   // a bit for each byte of the block that ends a field
-  std::uint64_t ends_ = 0;  // of these, the ones to come
+  std::uint64_t all_ = 0;   // a bit for each byte of the block, set if it ends a field
+  std::uint64_t ends_ = 0;  // those that have not been returned yet
 };
 
 #else
 
-// The same, byte by byte, for other processors.
+// The same byte by byte, for other processors.
 class FieldEnds {
  public:
   FieldEnds(const char* first, const char* stop, char separator)

@@ -81,7 +81,7 @@ NB_MODULE(_csvkernel, m) {
           "is_text"_a, "separator"_a = ",", "missing"_a = std::vector<std::string>(),
           "finite"_a = true);
   m.def("count_rows", &count_rows, "text"_a, "start"_a, "stop"_a, "layout"_a);
-  // Without conversion: what is written into a converted copy would be lost.
+  // Without conversion, because values written to a converted copy would be lost.
   m.def("parse", &parse<float>, "text"_a, "start"_a, "stop"_a, "layout"_a, "values"_a.noconvert(),
         "codes"_a.noconvert(), "first_row"_a);
   m.def("parse", &parse<double>, "text"_a, "start"_a, "stop"_a, "layout"_a, "values"_a.noconvert(),

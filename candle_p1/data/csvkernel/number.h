@@ -1,4 +1,5 @@
-// Decimal text to the double that Python's float() gives: correctly rounded, ASCII, no underscores.
+// Converts decimal text to the double that Python's float() gives: correctly rounded, for ASCII
+// without underscores.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +31,10 @@ inline bool equals_ignoring_case(std::string_view text, std::string_view lower) 
                     [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
 }
 
-// What a number is that std::from_chars calls out of range: infinite, or so small that it is 0.
+// Tells whether a number that is out of range for std::from_chars is infinite, or so small that it
+// is 0.
 inline double beyond_range(std::string_view text) {
-  std::int64_t magnitude = 0;  // of the first digit that is not 0, as a power of ten
+  std::int64_t magnitude = 0;  // the power of ten of the first nonzero digit
   bool seen_point = false, seen_digit = false;
   std::size_t i = 0;
   for (; i < text.size() && (is_digit(text[i]) || text[i] == '.'); ++i) {
@@ -57,7 +59,7 @@ inline double beyond_range(std::string_view text) {
   return magnitude + exponent > 0 ? std::numeric_limits<double>::infinity() : 0.0;
 }
 
-// Reads a whole field; returns whether it is a number.
+// Reads a complete field; returns whether it is a number.
 inline bool parse_any_number(std::string_view text, double& value) {
   text = strip(text);
   const bool negative = !text.empty() && text.front() == '-';
@@ -82,9 +84,9 @@ inline bool parse_any_number(std::string_view text, double& value) {
   return true;
 }
 
-// Powers of ten, and their negatives. A double holds them exactly, so that dividing an integer below
-// 2^53 by one is rounded correctly (W. D. Clinger, How to read floating point numbers accurately,
-// 1990).
+// Powers of ten, and their negatives. They are exact as doubles, so that the quotient of an
+// integer below 2^53 and one of them is rounded correctly (W. D. Clinger, How to read floating point
+// numbers accurately, 1990).
 inline constexpr double kDivisors[2][16] = {
     {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15},
     {-1e0, -1e1, -1e2, -1e3, -1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e11, -1e12, -1e13, -1e14,
@@ -94,8 +96,8 @@ inline constexpr double kDivisors[2][16] = {
 
 inline constexpr int kWindow = 16;  // bytes that the fast path looks at
 
-// By length of the field and place of its point (the length where there is none): where the digits
-// are, last ones last; 0x80 stands for a leading 0.
+// The positions of the digits, the last digit last, by the length of the field and the position of
+// its point (the length if there is none); 0x80 stands for a leading 0.
 using DigitPlaces = std::array<std::array<std::array<std::uint8_t, 16>, 16>, 16>;
 
 constexpr DigitPlaces make_digit_places() {
@@ -122,7 +124,7 @@ class Window {
         digits_(_mm_sub_epi8(text_, _mm_set1_epi8('0'))),
         are_digits_(mask(_mm_cmpeq_epi8(_mm_min_epu8(digits_, _mm_set1_epi8(9)), digits_))) {}
 
-  // Whether these are eight fields of one digit, each with a separator behind it.
+  // Whether these are eight fields of one digit, each followed by a separator.
   bool is_eight_digits(char separator) const {
     const unsigned separators = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8(separator)));
     return ((separators ^ 0xAAAA) | (~are_digits_ & 0x5555)) == 0;
@@ -141,9 +143,9 @@ class Window {
     std::copy(values, values + 8, out);
   }
 
-  // Reads a field of less than 16 bytes: digits, at most one point among them, perhaps a minus
-  // before. Returns false where it is anything else. Without branches that depend on the length:
-  // they would be guessed wrong as often as lengths vary.
+  // Reads a field of less than 16 bytes: digits with at most one point, and possibly a minus sign
+  // first. Returns false if it is anything else. There are no branches that depend on the length,
+  // because they would be mispredicted whenever the length changes.
   bool parse(int length, double& value) const {
     const unsigned within = (1U << length) - 1;
     const unsigned minus = mask(_mm_cmpeq_epi8(text_, _mm_set1_epi8('-'))) & within & 1;
@@ -179,7 +181,7 @@ class Window {
 
 inline constexpr int kWindow = 16;
 
-// The same, digit by digit, for other processors.
+// The same digit by digit, for other processors.
 class Window {
  public:
   explicit Window(const char* text) : text_(text) {}

@@ -1,7 +1,7 @@
-// Lines of separated fields to a matrix of numbers and columns of coded text.
+// Parses lines of separated fields into a matrix of numbers and columns of coded text.
 //
-// Everything here works on a range of memory that begins at a line and ends after one, and reads
-// nothing outside it; ranges can be parsed at once by several threads.
+// Everything here works on a range of memory that begins with a line and ends after one, and reads
+// nothing outside of it; several threads can parse different ranges at the same time.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@
 
 namespace csvkernel {
 
-// What a table looks like.
+// The layout of a table.
 struct Layout {
   char separator = ',';
   std::vector<bool> is_text;         // for each column
@@ -28,15 +28,15 @@ struct Layout {
   bool finite = true;                // whether infinity and NaN are errors
 };
 
-// What is wrong with the first line that does not fit.
+// What is wrong with the first line that does not match the layout.
 struct Problem {
-  std::size_t line;        // where it begins, from the beginning of the memory
-  std::size_t num_fields;  // of that line
-  std::size_t column;      // of the first unfit field, from 0; where the number of fields is right
+  std::size_t line;        // its offset from the beginning of the memory
+  std::size_t num_fields;  // in that line
+  std::size_t column;      // of the first wrong field, from 0; if the number of fields is right
   std::string field;       // its content
 };
 
-// The distinct values of a column of text, in the order of their first appearance.
+// The distinct values of a column of text, in order of first appearance.
 class Dictionary {
  public:
   std::int32_t code(std::string_view value) {
@@ -45,7 +45,7 @@ class Dictionary {
     if (found != codes_.end()) return last_ = found->second;
     last_ = static_cast<std::int32_t>(names_.size());
     names_.emplace_back(value);
-    codes_.emplace(names_.back(), last_);  // a deque leaves its strings where they are
+    codes_.emplace(names_.back(), last_);  // a deque does not move its strings
     return last_;
   }
 
@@ -57,17 +57,17 @@ class Dictionary {
   std::int32_t last_ = -1;
 };
 
-// A line's fields one after the other; knows quotes, which must close within the line.
+// Gives a line's fields one after the other; quotes must be closed within the line.
 class Fields {
  public:
   Fields(const char* first, const char* stop, char separator)
       : next_(first), stop_(stop), separator_(separator) {}
 
-  // Where the field after the last one begins; the end of the line where there is none.
+  // The beginning of the next field; the end of the line if there is none.
   const char* position() const { return next_; }
   bool at_end() const { return ended_; }
 
-  // Returns the content of the next field; false where a quote does not close.
+  // Gives the content of the next field; returns false if a quote is not closed.
   bool read(std::string_view& content) {
     if (next_ < stop_ && *next_ == '"') return read_quoted(content);
     const char* end = next_;
@@ -116,7 +116,7 @@ inline const char* after_line(const char* p, const char* stop) {
   return found ? static_cast<const char*>(found) + 1 : stop;
 }
 
-// Whether a line holds nothing but spaces; such lines are passed over.
+// Whether a line has only white space; such lines are skipped.
 inline bool is_blank(const char* p, const char* stop, char separator) {
   while (p < stop && *p != separator && is_space(*p)) ++p;
   return p == stop || *p == '\n';
@@ -131,7 +131,7 @@ inline std::size_t count_rows(const char* first, const char* stop, char separato
   return num_rows;
 }
 
-// Parses the lines of a range; made anew for each.
+// Parses the lines of one range.
 template <class T>
 class Parser {
  public:
@@ -146,10 +146,10 @@ class Parser {
     dictionaries_.resize(num_text);
   }
 
-  // Parses [first, stop) into rows of numbers, one after the other from `values` on, and the codes
-  // of text, column c from codes[c] on. There is room for `capacity` rows.
+  // Parses [first, stop) into rows of numbers, starting at `values`, and codes of text, starting at
+  // codes[c] for column c. There is space for `capacity` rows.
   //
-  // Returns the number of rows; fewer than there are where `problem` says why.
+  // Returns the number of rows parsed; if there are more lines, `problem` says what is wrong.
   std::size_t parse(const char* first, const char* stop, T* values, std::int32_t* const* codes,
                     std::size_t capacity, std::optional<Problem>& problem) {
     std::size_t row = 0;
@@ -180,7 +180,7 @@ class Parser {
     std::size_t num_columns;
   };
 
-  // Returns where the next line begins; nullptr where this one does not fit.
+  // Returns where the next line begins; nullptr if this one does not match the layout.
   const char* parse_row(const char* p, const char* stop, T* out, std::int32_t* const* codes,
                         std::size_t row) {
     std::size_t text_column = 0;
@@ -263,7 +263,7 @@ class Parser {
     return !content.empty() && !is_missing(content);
   }
 
-  // Reads a line that does not fit once more and says why.
+  // Reads a wrong line once more to find out what is wrong.
   Problem diagnose(const char* line, const char* stop) const {
     Problem problem{0, 0, 0, {}};
     bool found = false;
@@ -281,7 +281,7 @@ class Parser {
         problem.column = column;
         problem.field = content.substr(0, 200);
       }
-      if (!whole) {  // what comes after a quote that does not close cannot be counted
+      if (!whole) {  // fields after an unclosed quote cannot be counted
         problem.num_fields = layout_.is_text.size();
         break;
       }

@@ -1,7 +1,7 @@
-// CandleP1AddScaled: sum = values + factor * others, in one pass and in the memory of `values` where
-// nobody else needs it.
+// CandleP1AddScaled: sum = values + factor * others, in one pass, and in the memory of `values` if
+// nothing else needs it.
 //
-// TensorFlow's product and sum take five passes over memory where this takes three.
+// TensorFlow's product and sum take five passes over memory, this takes three.
 
 #include <vector>
 
@@ -28,14 +28,14 @@ void infer_shape(ShapeContext* context, Status* status) {
   tf.delete_shape(shape);
 }
 
-// Without __restrict: `sum` may be `values`.
+// Without __restrict, because `sum` may be `values`.
 FOR_EVERY_PROCESSOR void add(float* sum, const float* values, const float* __restrict others,
                              std::size_t num, float factor) {
 #pragma GCC ivdep
   for (std::size_t i = 0; i < num; ++i) sum[i] = values[i] + factor * others[i];
 }
 
-// The memory of an input can be taken over only while nothing here holds on to it.
+// The memory of an input can only be reused while nothing here refers to it.
 std::vector<int64_t> shape_of_values(Context* context, Status* status) {
   Held values;
   tf.get_input(context, 0, values.out(), status);

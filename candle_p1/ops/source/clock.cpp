@@ -1,7 +1,7 @@
-// CandleP1Clock: reads the clock once its input is there.
+// CandleP1Clock: reads the clock when its input is ready.
 //
-// TensorFlow's own, Timestamp, is refused where its operations are to be deterministic. This one has
-// no state, so TensorFlow puts no order between two readings.
+// TensorFlow's own operation, Timestamp, is refused if operations have to be deterministic. This
+// one has no state, so TensorFlow does not order two readings.
 
 #include <time.h>
 

@@ -1,4 +1,4 @@
-// Registers the operations when tf.load_op_library loads this library, which then finds them.
+// Registers the operations when tf.load_op_library loads this library.
 
 #include "tensorflow.h"
 

@@ -1,4 +1,4 @@
-// Loops over the values of tensors, shared out among threads.
+// Loops over the values of tensors, divided among threads.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace tensorflow_c {
 
-constexpr std::size_t kValuesPerThread = 1 << 16;  // starting a thread costs as much as these
+constexpr std::size_t kValuesPerThread = 1 << 16;  // about what starting a thread costs
 
-// Calls part(begin, end) for ranges that make up [0, num), each in a thread of its own.
+// Calls part(begin, end) for ranges that make up [0, num), each in its own thread.
 template <typename Part>
 void in_parts(std::size_t num, int32_t max_threads, Part part) {
   const auto most = static_cast<std::size_t>(std::max(max_threads, 1));

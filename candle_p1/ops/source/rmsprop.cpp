@@ -1,6 +1,7 @@
 // CandleP1Rmsprop: RMSprop without momentum, in one pass over memory.
 //
-// TensorFlow's own keeps a momentum and takes three passes, which read and write twice as much.
+// TensorFlow's own operation keeps a momentum and takes three passes, which read and write twice as
+// much.
 
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
 // TensorFlow's C interface (tensorflow/c/ops.h, kernels.h, kernels_experimental.h, tf_tensor.h,
-// tf_status.h), as far as it is used here. Its functions are looked up in the library that the
+// tf_status.h), as far as it is used here. The functions are looked up in the library that the
 // process has loaded.
 
 #pragma once
@@ -16,7 +16,7 @@ constexpr char kLibrary[] = "libtensorflow_framework.so.2";
 constexpr int kFloat = 1;   // TF_FLOAT
 constexpr int kDouble = 2;  // TF_DOUBLE
 
-// What the interface keeps opaque.
+// Opaque types of the interface.
 struct OpBuilder;
 struct KernelBuilder;
 struct Construction;
@@ -120,7 +120,7 @@ struct Functions {
 
 inline Functions tf;
 
-// A status that ends with its scope.
+// A status that is deleted at the end of its scope.
 class Outcome {
  public:
   Outcome() : status_(tf.new_status()) {}
@@ -134,7 +134,7 @@ class Outcome {
   Status* status_;
 };
 
-// A tensor that is let go with its scope.
+// A tensor that is released at the end of its scope.
 class Held {
  public:
   Held() = default;

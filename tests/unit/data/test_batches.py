@@ -84,7 +84,7 @@ def test_fit_gets_the_batches_of_each_epoch():
     if module.keras.backend.backend() != "tensorflow":
         assert taken is train
         return
-    assert not taken.options().autotune.enabled  # whose thread would hold up the end of an epoch
+    assert not taken.options().autotune.enabled  # its thread would delay the end of an epoch
     assert len(taken) == len(train) == 3
     for epoch in range(3):
         train.set_epoch(epoch)

@@ -69,7 +69,7 @@ def test_the_second_load_gives_the_same_table_without_parsing(read, parsed):
     second, more = read()
     same(first, second)
     assert (len(parsed), notes, more) == (1, [], [])
-    second.values[:] = 0  # a copy of this process alone
+    second.values[:] = 0  # a private copy
     same(first, read()[0])
 
 

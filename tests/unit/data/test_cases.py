@@ -49,7 +49,7 @@ def prepared(frames, tmp_path):
 
 
 def scaled(frames, *fit):
-    """Min-max scaled features of both files, fit to some frames."""
+    """The min-max scaled features of both files, fitted to some frames."""
     together = pd.concat(fit)[FEATURES]
     low, span = together.min(), together.max() - together.min()
     return [((frames[role][FEATURES] - low) / span).to_numpy() for role in ("train", "test")]

@@ -1,4 +1,4 @@
-"""Reading in blocks and waves on one process; tests/parallel/check_loading.py has the ranks."""
+"""Reading in blocks with one process; tests/parallel/check_loading.py has several ranks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_line_of_a_problem_is_found_in_every_block(tmp_path, block_bytes):
 
 
 def test_the_first_problem_may_be_in_a_line_across_blocks(tmp_path):
-    """The second block ends line 2 and holds line 3, which is parsed before it."""
+    """The second block has the end of line 2, and line 3, which is parsed first."""
     path = tmp_path / "table.csv"
     path.write_text("1,2\n1,x\n1,y\n")
     with pytest.raises(DataError, match="line 2, column 2: the field 'x'"):
@@ -80,7 +80,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
 
 
 def test_the_shortest_possible_rows_fit(tmp_path):
-    """A row has a byte for each field at least, and the last one may lack its end."""
+    """A row has at least one byte per field, and the last row may have no newline."""
     path = tmp_path / "table.csv"
     path.write_text("name,kind,a,b\n" + "n,k,1,\n" * 500 + "n,k,1,")
     table = read_together(path, replace(LAYOUT, missing=("",)), block_bytes=100)

@@ -1,4 +1,4 @@
-"""The kernel against Python's float(), on many fields and on files of odd forms."""
+"""The kernel compared with Python's float(), for many fields and unusual files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bits(random):
 
 
 def halfway(random):
-    """Decimals of a number halfway between two of float32, where rounding twice may go wrong."""
+    """A number halfway between two float32 numbers, where rounding twice may fail."""
     single = np.float32(random.uniform(1, 1e6))
     return f"{(float(single) + float(np.nextafter(single, np.float32(1e9)))) / 2:.25f}"
 
@@ -85,7 +85,7 @@ def test_a_million_fields_are_parsed_as_python_does(seed, separator, crlf):
 @given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
 @settings(max_examples=3000)
 def test_any_field_is_a_number_if_python_takes_it(field):
-    """Python's float() decides, but for underscores and quotes."""
+    """Except for underscores and quotes."""
     content = field[:-1] if field.endswith("\r") else field
     quoted = len(content) > 1 and content[0] == content[-1] == '"' and '"' not in content[1:-1]
     bare = content[1:-1] if quoted else content
@@ -120,7 +120,7 @@ def test_unusual_text_is_parsed(text, expected):
 
 @pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 16, 17, 33])
 def test_runs_of_single_digits_are_parsed(num_columns):
-    """Eight of them are read at once, where they do not end the row."""
+    """Eight of them are read at once, unless they end the row."""
     expected = np.arange(3 * num_columns).reshape(3, num_columns) % 10
     expected[1, num_columns // 2] = -5
     text = "".join(",".join(map(str, row)) + "\n" for row in expected).encode()

@@ -42,7 +42,7 @@ def test_matrices_are_scaled_together_in_place(scaling, both):
     scale_features(scaling, train, test)
     result = np.concatenate([train, test])
     assert result.dtype == np.float32
-    clear = scale > 1e-2  # else float32 has nothing left after the subtraction
+    clear = scale > 1e-2  # otherwise the subtraction cancels all digits of float32
     np.testing.assert_allclose(result[:, clear], expected[:, clear], atol=2e-2, rtol=1e-3)
     if scaling != "std":
         assert np.abs(result[:, clear]).max(initial=0) <= 1

@@ -36,7 +36,7 @@ def test_classes_are_balanced_and_in_random_order(small):
 
 
 @pytest.mark.parametrize(("size", "num_patients"), [("small", 210), ("full", 700)])
-def test_a_patient_gives_both_samples_and_is_on_one_side(monkeypatch, size, num_patients):
+def test_both_samples_of_a_patient_are_in_the_same_file(monkeypatch, size, num_patients):
     drawn = []
 
     def sample(genes, patient, tumor, seed):
@@ -54,7 +54,7 @@ def test_a_patient_gives_both_samples_and_is_on_one_side(monkeypatch, size, num_
     assert len(sides[0] | sides[1]) == num_patients
 
 
-def test_a_patients_two_samples_are_alike():
+def test_the_two_samples_of_a_patient_are_similar():
     genes = synthetic.Genes.draw(synthetic.SIZES["full"], seed=1)
     variation = [
         [

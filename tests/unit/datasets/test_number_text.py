@@ -48,6 +48,6 @@ def test_rows_are_formatted_as_python_does(table, strip_zeros, separator, with_p
     assert text.splitlines() == expected
 
 
-def test_a_value_that_does_not_fit_is_an_error():
+def test_a_value_that_is_too_large_is_an_error():
     with pytest.raises(ValueError, match="5000"):
         format_rows([b""], np.array([[5000.0]]), decimals=6)

@@ -41,7 +41,7 @@ def scaled(tables):
     return [(part - low) / np.where(high > low, high - low, 1) for part in (train, test)]
 
 
-def test_rows_and_columns_are_those_of_the_published_layout(tables):
+def test_rows_and_columns_have_the_published_layout(tables):
     assert list(tables["train"].columns) == list(tables["test"].columns)
     for role, table in tables.items():
         assert table.shape == (NUM_ROWS["small"][role], 302)
@@ -67,7 +67,7 @@ def test_types_are_as_frequent_as_in_tcga_and_in_random_order(tables):
     assert len(set(tables["train"]["cancer_type"][:20])) > 5
 
 
-def test_no_patient_is_on_both_sides(tables):
+def test_no_patient_is_in_both_files(tables):
     cases = [case for table in tables.values() for case in table["case_id"]]
     assert len(set(cases)) == len(cases) == 600
 
@@ -87,7 +87,7 @@ def test_full_data_have_978_landmarks():
     assert genes.baseline[landmarks].min() > synthetic.DETECTION_LIMIT
 
 
-def test_two_dimensions_hold_most_of_a_profile(scaled):
+def test_two_dimensions_describe_most_of_a_profile(scaled):
     train, test = scaled
     mean = train.mean(axis=0)
     _, _, components = np.linalg.svd(train - mean, full_matrices=False)
@@ -98,7 +98,7 @@ def test_two_dimensions_hold_most_of_a_profile(scaled):
     assert 0.05 * naive < left < 0.35 * naive
 
 
-def test_types_can_be_told_by_the_nearest_mean_profile(scaled, tables):
+def test_types_can_be_predicted_by_the_nearest_mean_profile(scaled, tables):
     train_types, test_types = (tables[role]["cancer_type"].to_numpy() for role in tables)
     names = sorted(set(train_types))
     means = np.stack([scaled[0][train_types == name].mean(axis=0) for name in names])
@@ -108,7 +108,7 @@ def test_types_can_be_told_by_the_nearest_mean_profile(scaled, tables):
     assert (predicted == test_types).mean() > 4 * chance
 
 
-def test_types_of_an_organ_system_lie_near_each_other():
+def test_types_of_an_organ_system_are_close_to_each_other():
     place = synthetic.Genes.draw(synthetic.SIZES["small"], seed=5).place
     system = [
         number for number, types in enumerate(synthetic.ORGAN_SYSTEMS.values()) for _ in types

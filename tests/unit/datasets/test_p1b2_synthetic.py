@@ -35,7 +35,7 @@ def full_tumors():
     return types, np.stack([genome.tumor(patient, types[patient], 2019) for patient in range(200)])
 
 
-def test_rows_and_columns_are_those_of_the_published_layout(tables):
+def test_rows_and_columns_have_the_published_layout(tables):
     assert list(tables["train"].columns) == list(tables["test"].columns)
     for role, table in tables.items():
         assert table.shape == (NUM_ROWS["small"][role], 302)
@@ -51,7 +51,7 @@ def test_ten_types_are_balanced_and_in_random_order(tables):
         assert len(set(table["cancer_type"][:20])) > 5
 
 
-def test_no_patient_is_on_both_sides(tables):
+def test_no_patient_is_in_both_files(tables):
     cases = [case for table in tables.values() for case in table["case_id"]]
     assert len(set(cases)) == len(cases) == 480
 
@@ -87,7 +87,7 @@ def test_drivers_are_mutated_more_often_in_their_type():
     assert len(np.unique(genome.drivers)) == 11 * 8
 
 
-def test_types_can_be_told_by_their_mean_rates(tables):
+def test_types_can_be_predicted_by_their_mean_rates(tables):
     train, test = (tables[role].iloc[:, 2:].to_numpy() > 0 for role in ("train", "test"))
     train_types, test_types = (tables[role]["cancer_type"].to_numpy() for role in tables)
     names = np.array(synthetic.CANCER_TYPES)

@@ -75,7 +75,7 @@ def in_range(responses):
     return responses["LOG_CONCENTRATION"].between(-5, -4)
 
 
-def test_layouts(directory, tables, responses):
+def test_files_have_the_published_layout(directory, tables, responses):
     assert {path.name for path in directory.iterdir()} - {".lock", "synthetic.json"} == set(
         P1B3.roles.values()
     )
@@ -87,7 +87,7 @@ def test_layouts(directory, tables, responses):
     assert sorted(set(responses["LOG_CONCENTRATION"])) == [-8, -7, -6, -5, -4]
     assert responses["GROWTH"].between(-100, 270).all()
     columns = [set(tables[role].columns) for role in ("proteome", "kinome")]
-    assert not columns[0] & columns[1]  # the two are read as one
+    assert not columns[0] & columns[1]  # the two are joined
 
 
 @pytest.mark.parametrize(("role", "num_columns"), FULL_NUM_COLUMNS.items())
@@ -103,7 +103,7 @@ def test_proteome_and_kinome_have_the_published_columns_together():
     assert sum(num_columns) == 9_760
 
 
-def test_tables_join_with_the_responses(tables, responses):
+def test_tables_can_be_joined_with_the_responses(tables, responses):
     lines, drugs = set(responses["CELLNAME"]), set(responses["NSC"])
     assert len(lines) == 60
     for role, table in tables.items():
@@ -117,8 +117,8 @@ def test_tables_join_with_the_responses(tables, responses):
     for role, num_absent in {"expression": 0, "mirna": 1, "proteome": 2, "kinome": 2}.items():
         assert len(tables[role]) == 60 - num_absent
     for role in ("descriptors", "latent"):
-        assert drugs - set(tables[role].index)  # as in reality, some are screened only
-        assert set(tables[role].index) - drugs  # and some are described only
+        assert drugs - set(tables[role].index)  # as in reality, some are only screened
+        assert set(tables[role].index) - drugs  # and some are only described
 
 
 def test_test_lines_and_drugs_are_known_and_few(tables, responses, test_lines, test_drugs):
@@ -151,7 +151,7 @@ def test_descriptors_are_levels_counts_and_flags(tables):
     assert (np.nanmax(counts_or_flags, axis=0) == 1).mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_growth_falls_with_the_concentration_to_the_floor():
+def test_growth_falls_with_the_concentration_to_its_minimum():
     random = np.random.default_rng(1)
     lines, drugs = biology.CellLines.draw(random), biology.Drugs.draw(200, random)
     log_ec50 = drugs.log_ec50(lines)
@@ -176,7 +176,7 @@ def test_a_drug_acts_more_on_lines_in_which_its_pathway_is_active():
     assert min(likeness) > 0.5
 
 
-def test_tissue_shows_in_the_expression(tables):
+def test_expression_depends_on_the_tissue(tables):
     tissue_of = {
         f"NCI60.{name}": tissue
         for tissue, names in biology.LINES_BY_TISSUE.items()
@@ -189,7 +189,7 @@ def test_tissue_shows_in_the_expression(tables):
     assert likeness[same].mean() > likeness[tissues[:, None] != tissues].mean() + 0.02
 
 
-def test_every_factor_shows_in_many_columns():
+def test_every_factor_affects_many_columns():
     columns = features.Columns.draw(12, 500, 100, 100, np.random.default_rng(1))
     np.testing.assert_allclose((columns.loadings**2).sum(axis=0) + columns.noise**2, 1, rtol=1e-5)
     assert ((columns.loadings != 0).sum(axis=1) > 80).all()
@@ -202,14 +202,14 @@ def test_every_drug_is_screened_at_one_dose_and_some_at_five(responses):
     assert (doses.str.len() > 1).mean() == pytest.approx(0.31, abs=0.02)
 
 
-def test_drugs_that_act_go_on_to_five_doses(responses):
+def test_effective_drugs_are_screened_at_five_doses(responses):
     first = responses.drop_duplicates(["NSC", "CELLNAME"])
     num_rows = responses.groupby("NSC").size()
     growth = first.groupby("NSC")["GROWTH"].mean()
     assert growth[num_rows > 60].mean() < growth[num_rows == 60].mean() - 30
 
 
-def test_growth_after_balancing_is_near_the_published(responses):
+def test_growth_after_balancing_is_close_to_the_published(responses):
     growth = responses.loc[in_range(responses), "GROWTH"].to_numpy()
     weight = share_kept(growth)
     mean = np.average(growth, weights=weight)
@@ -229,14 +229,14 @@ def test_full_responses_after_processing_are_as_many_as_published(seed):
     is_test_drug = np.isin(usable, study.test_drugs())
     is_train_line = ~np.isin(np.arange(60), study.test_lines())
     train_val = 3 * kept[~is_test_drug][:, is_train_line].sum()
-    assert train_val == pytest.approx(1_000_151, rel=0.03)  # a third of the drugs is looked at
+    assert train_val == pytest.approx(1_000_151, rel=0.03)  # estimated from a third of the drugs
     share_of_test = study.test_drugs().size / len(usable) / 3
     test = 3 * kept[:, is_train_line].sum() * share_of_test * 8 / 54  # 15 % of 54 lines
     assert test == pytest.approx(14_740, rel=0.05)
 
 
 def test_files_have_the_published_size(directory):
-    """The full files by their estimates, which hold for the small ones."""
+    """For the full files by their estimates, which are right for the small ones."""
     for file in P1B3.files("small", 2019):
         num_bytes = (directory / file.name).stat().st_size
         tolerance = 0.1 if num_bytes < 250_000 else 0.02

@@ -15,7 +15,7 @@ from candle_p1.models.fast.optimizers import FORMS  # noqa: E402
 from candle_p1.models.fast.regularizers import L2  # noqa: E402
 
 if keras.backend.backend() != "tensorflow":
-    pytest.skip("the fast forms are TensorFlow's", allow_module_level=True)
+    pytest.skip("the fast implementation needs TensorFlow", allow_module_level=True)
 
 import tensorflow as tf  # noqa: E402
 
@@ -31,7 +31,7 @@ def fast_forms():
 
 
 def values_and_gradients(layer, x, weights):
-    """Returns the outputs, and the gradients of a function of them in inputs and weights."""
+    """Returns the outputs, and the gradients of a function of them to inputs and weights."""
 
     @tf.function
     def compute(x):
@@ -48,7 +48,7 @@ def values_and_gradients(layer, x, weights):
 
 
 def assert_as_plain(make, x, *shapes):
-    """Asserts that a layer computes in its fast form what it computes in Keras's."""
+    """Asserts that the fast implementation of a layer computes the same as Keras."""
     weights = [rng.normal(size=shape).astype("float32") for shape in shapes]
     found = values_and_gradients(make(), x, weights)
     fast.choose("plain", on_cpu=True)
@@ -126,7 +126,7 @@ def test_a_penalty_and_its_gradient():
 
 
 def penalised(calls=1, trainable=True, **options):
-    """Returns the loss, the penalties' sum, and gradients of a model with a penalised layer."""
+    """Returns (loss, sum of penalties, gradients) of a model with a penalised layer; operations."""
     layer = Dense(5, "tanh", kernel_regularizer=L2(0.3), **options)
     inputs = keras.Input((5,))
     outputs = inputs

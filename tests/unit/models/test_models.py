@@ -46,7 +46,7 @@ def build(name, *flags, data=None):
 
 @pytest.fixture(autouse=True)
 def without_weights(monkeypatch):
-    """Weights of zeros: drawing hundreds of millions of random numbers takes a while."""
+    """Makes all weights zero, because drawing hundreds of millions of random numbers is slow."""
     for initializer in (keras.initializers.GlorotUniform, keras.initializers.RandomNormal):
         monkeypatch.setattr(initializer, "__call__", keras.initializers.Zeros.__call__)
     yield

@@ -1,4 +1,4 @@
-"""The operations of our own for TensorFlow."""
+"""The custom operations for TensorFlow."""
 
 from __future__ import annotations
 
