@@ -1,16 +1,16 @@
-"""Errors a user can act on.
+"""Errors that a user can act on.
 
-Every error this package raises on purpose is a CandleError::
+Every error that this package raises on purpose is a CandleError::
 
     CandleError                 exit code 2
     ├── ParameterError          a flag, a key of a parameter file, or a combination of them
     ├── DataError               a data file: what is wrong, in which file, on which line
     ├── SetupError              the installation, the launcher or the machine
-    ├── RecordError             a run record that does not fit its schema
+    ├── RecordError             a run record that does not match its schema
     └── DistributedError        ranks that disagree, or gradients that are not averaged
 
-The message names the file, line or parameter and says what to do. Anything else that escapes is a
-bug, and is shown with its traceback.
+Its message names the file, line or parameter and says what to do. Any other exception is a bug, and
+is shown with its traceback.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class CandleError(Exception):
     """An error whose message is meant for the user, without a traceback.
 
     Attributes:
-        agreed: All ranks raise this same error, so one of them can speak for all.
+        agreed: All ranks raise this same error, so that one of them can report it for all.
     """
 
     agreed: bool = False
 
     def on_all_ranks(self: Error) -> Error:
-        """Marks the error as raised by all ranks alike; returns it."""
+        """Marks the error as raised by all ranks, and returns it."""
         self.agreed = True
         return self
 
 
 class ParameterError(CandleError):
-    """A parameter that is unknown, malformed, out of range, or at odds with another one."""
+    """A parameter that is unknown, malformed, out of range, or inconsistent with another one."""
 
 
 class DataError(CandleError):
@@ -53,8 +53,8 @@ class DataError(CandleError):
     Args:
         problem: What is wrong, as a clause ("the label is empty").
         path: The file.
-        line: The line, counted from 1, where one is known.
-        column: The field within the line, counted from 1, where one is known.
+        line: The line, counted from 1, if known.
+        column: The field within the line, counted from 1, if known.
     """
 
     def __init__(
@@ -69,23 +69,23 @@ class DataError(CandleError):
         super().__init__(f"{where}: {problem}")
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickle by the four arguments: errors travel between ranks."""
+        """Pickles the four arguments: errors are sent between ranks."""
         return type(self), (self.problem, self.path, self.line, self.column)
 
 
 class SetupError(CandleError):
-    """Something is missing or unfit in the installation, the launcher or the machine."""
+    """Something in the installation, the launcher or the machine is missing or unsuitable."""
 
 
 class RecordError(CandleError):
-    """A run record that cannot be read or does not fit its schema."""
+    """A run record that cannot be read or does not match its schema."""
 
 
 class DistributedError(CandleError):
-    """Ranks that disagree where they must not, or gradients that are not averaged."""
+    """Ranks that disagree when they must not, or gradients that are not averaged."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean 'x'?)" for the nearest known name, or "" when none is near."""
+    """Returns " (did you mean 'x'?)" for the closest known name, or "" if none is close."""
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

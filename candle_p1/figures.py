@@ -1,4 +1,4 @@
-"""Pictures of results, drawn without a display."""
+"""Plots of results, drawn without a display."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 SIZE_INCHES = (6.4, 4.8)
 DOTS_PER_INCH = 150
 MAX_DOTS = 5000
-"""More samples than these are thinned out at random: they would only cover each other."""
+"""Of more samples than this a random selection is shown: others would only cover each other."""
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-"""Colours that the colour-blind tell apart (Okabe and Ito, *Color Universal Design*, 2008)."""
+"""Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
 
 
 def scatter_by_class(
@@ -35,20 +35,20 @@ def scatter_by_class(
     title: str,
     axes: tuple[str, str],
 ) -> None:
-    """Draws points of the plane, coloured and shaped by class.
+    """Plots points in the plane, with a colour and marker for each class.
 
     Args:
         path: The PNG file.
         points: Shape (samples, 2).
         classes: Index into `names`, shape (samples,).
-        names: Of the classes.
-        title: Above the picture.
-        axes: Names of the two axes.
+        names: The names of the classes.
+        title: The title of the figure.
+        axes: The labels of the two axes.
     """
     import matplotlib
 
     figure, plot = _new(title, *axes)
-    # Two shapes for each of many colours tell more classes apart than colours alone can.
+    # Many classes share a colour with another one, and differ from it by their marker.
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     for i, name in enumerate(names):
         chosen = points[classes == i]
@@ -73,14 +73,14 @@ def scatter_by_class(
 def error_histogram(
     path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
 ) -> None:
-    """Draws the distribution of prediction errors, beside that of a random assignment.
+    """Plots the distribution of prediction errors, and that of a random assignment.
 
     Args:
         path: The PNG file.
         measured: Shape (samples,).
         predicted: Shape (samples,).
-        title: Above the picture.
-        unit: Of both.
+        title: The title of the figure.
+        unit: Their unit.
     """
     figure, plot = _new(title, f"predicted - measured ({unit})", "samples")
     shuffled = np.random.default_rng(0).permutation(measured)
@@ -99,14 +99,14 @@ def error_histogram(
 def measured_against_predicted(
     path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
 ) -> None:
-    """Draws each sample at its measured and its predicted value.
+    """Plots the predicted against the measured value of each sample.
 
     Args:
         path: The PNG file.
         measured: Shape (samples,).
         predicted: Shape (samples,).
-        title: Above the picture.
-        unit: Of both.
+        title: The title of the figure.
+        unit: Their unit.
     """
     figure, plot = _new(title, f"measured ({unit})", f"predicted ({unit})")
     if len(measured) > MAX_DOTS:
@@ -127,14 +127,14 @@ def compared_times(
     title: str,
     published_title: str,
 ) -> None:
-    """Draws repeated times of several methods, and published ones in a panel of their own.
+    """Plots repeated times of several methods, and published ones in a separate panel.
 
     Args:
         path: The PNG file.
         measured: The times of each method, in s.
-        published: By machine, the times of some methods, in s; may be empty.
-        title: Above the picture.
-        published_title: Above the published times.
+        published: The times of some methods by machine, in s; may be empty.
+        title: The title of the figure.
+        published_title: The title of the panel of published times.
     """
     from matplotlib.figure import Figure
 
@@ -150,7 +150,7 @@ def compared_times(
     plots[0].set_title("measured on this machine", fontsize="medium")
     for method, times in measured.items():
         row, median = rows[method], float(np.median(times))
-        apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would hide each other
+        apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would cover each other
         dots = plots[0].scatter(times, row + apart, s=25, color=BLUE, alpha=0.6, linewidths=0)
         line = plots[0].vlines(median, row - 0.35, row + 0.35, color=VERMILION, linewidth=2)
         plots[0].annotate(

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees an incomplete one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes text (as UTF-8) or bytes to a file beside `path`, syncs it and renames it to `path`.
 
-    The file at `path` is at every moment the old one or the new one, whole, also after a kill -9.
+    At any time, even after a kill -9, `path` holds either the old or the new content, complete.
 
     Raises:
-        OSError: The directory is missing, full or read-only; `path` is then as it was.
+        OSError: The directory is missing, full or read-only; `path` is unchanged.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -1,9 +1,9 @@
-"""How epochs, batch size and learning rate follow the number of ranks.
+"""How epochs, batch size and learning rate depend on the number of ranks.
 
 Pure functions and one frozen result, ScalingPlan. "The paper" is Wu et al., "Performance, Energy,
 and Scalability Analysis and Improvement of Parallel Cancer Deep Learning CANDLE Benchmarks",
-ICPP 2019, section 2.3: P ranks share the epochs (strong scaling) or each train them all (weak
-scaling), the learning rate grows with P, and the batch size with a power of P.
+ICPP 2019, section 2.3: P ranks share the epochs (strong scaling) or each train all of them
+(weak scaling), the learning rate grows with P, and the batch size with a power of P.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DATA_PARALLEL_LEVELS = ("epoch", "batch_step")
 def comp_epochs(n: int, myrank: int = 0, nprocs: int = 1) -> int:
     """Returns the epochs of one rank when `nprocs` ranks share `n`: the paper's section 2.3.2.
 
-    Every rank gets ``n // nprocs``; the last one also gets the remainder. Ranks with unequal epochs
-    cannot share collectives, which is why ScalingPlan refuses a remainder.
+    Every rank gets ``n // nprocs``, and the last one also the remainder. Ranks with unequal epochs
+    cannot share collectives, so ScalingPlan refuses a remainder.
     """
     share, remainder = divmod(n, nprocs)
     return share + remainder if myrank == nprocs - 1 else share
@@ -34,8 +34,7 @@ def comp_epochs(n: int, myrank: int = 0, nprocs: int = 1) -> int:
 def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
     """Returns the batch size of each rank: B x P, int(B x P^(1/2)) or int(B x P^(1/3)).
 
-    Computed in integers, so that an exact root stays exact (int(100 x 64^(1/3)) is 400, where
-    floating point gives 399).
+    Integers keep exact roots exact: int(100 x 64^(1/3)) is 400, but 399 in floating point.
     """
     if scaling == "none":
         return batch_size
@@ -60,20 +59,21 @@ def scale_learning_rate(learning_rate: float, num_ranks: int, scaling: str) -> f
 
 
 def share_bounds(num_items: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns [start, stop) of a rank's contiguous share; shares differ by one item at most."""
+    """Returns [start, stop) of a rank's contiguous share; shares differ by at most one item."""
     return rank * num_items // num_ranks, (rank + 1) * num_items // num_ranks
 
 
 def share_epochs(
     epochs: int, num_ranks: int, scaling: str | None = None, data_parallel: str = "epoch"
 ) -> tuple[str, int]:
-    """Returns the scaling of the epochs, resolved, and the epochs each rank trains.
+    """Returns the resolved scaling of the epochs, and the epochs that each rank trains.
 
-    None is strong, as in the paper, but none for a single epoch, which cannot be shared (P1B3's in
-    the paper), and at the batch-step level, where the shards already divide the work.
+    By default it is strong, as in the paper, but none for a single epoch, which cannot be shared
+    (as the paper's P1B3), and at the batch-step level, where the shards already divide the work.
 
     Raises:
-        ParameterError: Strong scaling would give ranks unequal epochs; with the nearest that do.
+        ParameterError: Strong scaling would give the ranks unequal epochs; the message suggests the
+            nearest numbers that do not.
     """
     if scaling is None:
         scaling = "strong" if data_parallel == "epoch" and epochs > 1 else "none"
@@ -82,25 +82,25 @@ def share_epochs(
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """What every rank does; the same on all ranks, so that all take the same number of steps.
+    """What every rank does: the same on all ranks, so that all take the same number of steps.
 
     Attributes:
         num_ranks: P.
-        epochs_scaling: strong, strong_ceil, weak or none, as resolved.
+        epochs_scaling: strong, strong_ceil, weak or none; resolved.
         batch_scaling: none, linear, sqrt or cbrt.
         lr_scaling: none, linear or sqrt.
-        data_parallel: epoch (each rank goes through all samples) or batch_step (through its shard).
-        epochs: The epochs asked for.
-        epochs_per_rank: The epochs each rank trains.
-        base_batch_size: The batch size asked for.
-        batch_size: The samples of one step on one rank.
-        global_batch_size: The samples of one step on all ranks.
-        base_learning_rate: The learning rate asked for, or the optimizer's own.
+        data_parallel: epoch (each rank trains on all samples) or batch_step (on its shard).
+        epochs: The requested epochs.
+        epochs_per_rank: The epochs that each rank trains.
+        base_batch_size: The requested batch size.
+        batch_size: The samples per step of one rank.
+        global_batch_size: The samples per step of all ranks.
+        base_learning_rate: The requested learning rate, or the optimizer's default.
         learning_rate: The learning rate after the warm-up.
-        warmup_epochs: Epochs in which it rises to the scaled learning rate.
-        warmup_learning_rate: What it rises from.
-        samples_per_epoch: The samples one rank sees in an epoch.
-        steps_per_epoch: The steps one rank takes in an epoch.
+        warmup_epochs: The epochs in which the learning rate rises to its scaled value.
+        warmup_learning_rate: The learning rate at the start of the warm-up.
+        samples_per_epoch: The samples that a rank trains on in an epoch.
+        steps_per_epoch: The steps of a rank in an epoch.
     """
 
     num_ranks: int
@@ -137,25 +137,25 @@ class ScalingPlan:
         data_parallel: str = "epoch",
         max_steps: int = 0,
     ) -> ScalingPlan:
-        """Works out the plan.
+        """Returns the plan.
 
         Args:
             num_ranks: P.
-            epochs: Epochs asked for, before scaling.
-            batch_size: Samples of one step, before scaling.
-            learning_rate: Learning rate before scaling; the optimizer's own where none is given.
-            num_samples: Samples of the training set.
+            epochs: Epochs, before scaling.
+            batch_size: Samples per step, before scaling.
+            learning_rate: Learning rate, before scaling.
+            num_samples: Size of the training set.
             epochs_scaling: One of EPOCHS_SCALINGS, or None; see share_epochs.
             batch_scaling: One of BATCH_SCALINGS.
             lr_scaling: One of LR_SCALINGS.
             warmup_epochs: Epochs of learning-rate warm-up.
-            warmup_from: Learning rate at its start; None is `learning_rate`.
+            warmup_from: Learning rate at its start; None means `learning_rate`.
             data_parallel: One of DATA_PARALLEL_LEVELS.
-            max_steps: An upper limit to the steps of an epoch; 0 is none.
+            max_steps: Maximum number of steps in an epoch; 0 means no limit.
 
         Raises:
             ParameterError: The ranks would not all take the same number of steps, or a rank would
-                have nothing to do. The message names values that work.
+                have nothing to do. The message suggests values that work.
         """
         if num_samples < 1:
             raise ParameterError("there are no training samples")
@@ -170,7 +170,7 @@ class ScalingPlan:
             raise ParameterError(
                 f"warmup_epochs {warmup_epochs} exceeds the {epochs_per_rank} epochs of each rank"
             )
-        # Shards differ by one sample; every rank uses as many as the smallest shard has.
+        # Shards differ by one sample; every rank uses as many samples as the smallest shard has.
         samples = num_samples if data_parallel == "epoch" else num_samples // num_ranks
         if samples == 0:
             raise ParameterError(
@@ -202,7 +202,7 @@ class ScalingPlan:
         )
 
     def explain(self) -> str:
-        """Returns the plan in a sentence."""
+        """Returns the plan as a sentence."""
         ranks, epochs = count(self.num_ranks, "rank"), count(self.epochs_per_rank, "epoch")
         batch = f"batch {self.batch_size}"
         if self.batch_size != self.base_batch_size:
@@ -211,12 +211,12 @@ class ScalingPlan:
         if self.learning_rate != self.base_learning_rate:
             rate += f" ({self.base_learning_rate:g}, {self.lr_scaling})"
         return (
-            f"{epochs} on each of {ranks} ({self.epochs} asked for, scaling"
+            f"{epochs} on each of {ranks} ({self.epochs} requested, scaling"
             f" {self.epochs_scaling}), {self.steps_per_epoch} steps each, {batch}, {rate}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the plan as it stands in a run record."""
+        """Returns the plan as a run record contains it."""
         return asdict(self)
 
 
@@ -248,8 +248,8 @@ def _epochs_per_rank(epochs: int, num_ranks: int, scaling: str) -> int:
     below, above = epochs // num_ranks * num_ranks, ceil(epochs / num_ranks) * num_ranks
     nearest = f"--epochs {below} or --epochs {above}" if below else f"--epochs {above}"
     raise ParameterError(
-        f"{epochs} epochs do not divide among {num_ranks} ranks: comp_epochs gives {first} to most"
-        f" and {last} to the last, and ranks with unequal steps hang. Use {nearest}, or"
+        f"{epochs} epochs cannot be divided among {num_ranks} ranks: comp_epochs gives {first} to"
+        f" most and {last} to the last, and ranks with unequal steps hang. Use {nearest}, or"
         f" --epochs_scaling strong_ceil to train {above // num_ranks} on each rank"
     )
 

@@ -72,9 +72,9 @@ def test_the_papers_nt3_on_48_gpus():
 
 
 def test_uneven_epochs_are_refused_with_the_two_nearest_counts():
-    with pytest.raises(ParameterError, match=r"--epochs 14 or --epochs 16, or .*strong_ceil"):
+    with pytest.raises(ParameterError, match=r"--epochs 14 .*--epochs 16.*strong_ceil"):
         ScalingPlan.make(num_ranks=2, **NT3 | {"epochs": 15})
-    with pytest.raises(ParameterError, match=r"Use --epochs 4, or"):
+    with pytest.raises(ParameterError, match="--epochs 4"):
         ScalingPlan.make(num_ranks=4, **NT3 | {"epochs": 3})
 
 
@@ -88,10 +88,8 @@ def test_the_papers_p1b3_has_one_epoch_for_every_rank():
         batch_scaling="cbrt",
     )
     assert (plan.epochs_scaling, plan.epochs_per_rank, plan.batch_size) == ("none", 1, 363)
-    assert plan.explain() == (
-        "1 epoch on each of 48 ranks (1 asked for, scaling none), 2480 steps each,"
-        " batch 363 (100, cbrt), learning rate 0.048 (0.001, linear)"
-    )
+    for part in ("48 ranks", "2480 steps", "363 (100, cbrt)", "0.048 (0.001, linear)"):
+        assert part in plan.explain()
 
 
 @given(
@@ -125,7 +123,7 @@ def test_batch_step_level_gives_every_rank_the_same_whole_steps(samples, batch, 
         "max_steps": limit,
     }
     if samples < num_ranks:
-        with pytest.raises(ParameterError, match="at least one sample"):
+        with pytest.raises(ParameterError, match="batch_step"):
             ScalingPlan.make(**make)
         return
     plan = ScalingPlan.make(**make)
@@ -161,6 +159,6 @@ def test_warmup_rises_linearly_to_the_scaled_learning_rate():
         ("num_samples", 0),
     ],
 )
-def test_unfit_options_are_named(option, value):
-    with pytest.raises(ParameterError, match=f"{option}|no training samples"):
+def test_invalid_options_are_named(option, value):
+    with pytest.raises(ParameterError, match=option.removeprefix("num_")):
         ScalingPlan.make(**{"num_ranks": 1, **NT3, option: value})
