@@ -64,6 +64,8 @@ class Declaration:
             if name in choices and parameter.choices is None:
                 parameter = replace(parameter, choices=tuple(choices[name]))
             declared[name] = parameter
+        if unknown := choices.keys() - declared.keys():
+            raise ValueError(f"choices of parameters that do not exist: {sorted(unknown)}")
         self.parameters: Mapping[str, Parameter] = declared
         flags = ["-h", *(flag for parameter in declared.values() for flag in parameter.short)]
         if repeated := {flag for flag in flags if flags.count(flag) > 1}:
