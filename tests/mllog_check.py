@@ -1,4 +1,4 @@
-"""What MLPerf's log format asks of a log, from the documentation of mlperf_logging."""
+"""What MLPerf's log format requires, from the documentation of mlperf_logging."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {
     **{f"{name}_start": START for name in ("init", "run", "epoch", "eval")},
     **{f"{name}_stop": STOP for name in ("init", "run", "epoch", "eval")},
 }
-"""The keys in use: those of mlperf_logging.mllog.constants."""
+"""The keys that are logged, from mlperf_logging.mllog.constants."""
 
 ONCE = {
     "submission_benchmark", "seed", "global_batch_size", "train_samples", "eval_samples",
@@ -28,7 +28,7 @@ ONCE = {
 
 
 def check_mllog(text):
-    """Asserts that a log is well formed and complete; returns its lines."""
+    """Asserts that a log is well-formed and complete; returns its lines."""
     lines = []
     assert text.endswith("\n")
     for line in text.splitlines():
@@ -55,7 +55,7 @@ def check_mllog(text):
 
 
 def _check_intervals(lines):
-    """Asserts that intervals of a kind do not overlap, and epochs are counted from 1."""
+    """Asserts that intervals of a kind do not overlap, and that epochs are counted from 1."""
     opened, epochs = {}, []
     for event in lines:
         name = event["key"].rpartition("_")[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import keras
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DIRECTORY = "step_trace"
@@ -26,13 +27,14 @@ class StepTracer(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
+        self._start_profiler, self._stop_profiler = _profiler()
         self._step = 0
         self._running = False
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the trace before the first step to be traced, and ends it after the last."""
         if self._step == FIRST_STEP:
-            _start(str(self._directory))
+            self._start_profiler(str(self._directory))
             self._running = True
         elif self._step == FIRST_STEP + NUM_STEPS:
             self._stop()
@@ -45,26 +47,15 @@ class StepTracer(keras.callbacks.Callback):  # type: ignore[misc]
     def _stop(self) -> None:
         if self._running:
             self._running = False
-            _stop()
+            self._stop_profiler()
 
 
-def _start(directory: str) -> None:
+def _profiler() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Returns the functions that start and stop the framework's profiler."""
     if keras.backend.backend() == "jax":
         import jax
 
-        jax.profiler.start_trace(directory)
-    else:
-        import tensorflow as tf
+        return jax.profiler.start_trace, jax.profiler.stop_trace
+    import tensorflow as tf
 
-        tf.profiler.experimental.start(directory)
-
-
-def _stop() -> None:
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.profiler.stop_trace()
-    else:
-        import tensorflow as tf
-
-        tf.profiler.experimental.stop()
+    return tf.profiler.experimental.start, tf.profiler.experimental.stop

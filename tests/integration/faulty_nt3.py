@@ -1,6 +1,6 @@
-"""NT3's script, with a rank that misbehaves in a phase: FAULT is "rank:phase:what".
+"""NT3's script, with a rank that fails in a phase: FAULT is "rank:phase:what".
 
-Every rank notes the phase it enters in a file rank<rank>.phase of the working directory.
+Every rank writes the phase that it enters to a file rank<rank>.phase in the working directory.
 """
 
 from __future__ import annotations
