@@ -71,6 +71,8 @@ def _sections(
     default a rank trains what the scaling of the epochs gives it.
     """
     values = PARAMETERS | parameters
+    loads_s = load_s if isinstance(load_s, list) else [load_s] * num_ranks
+    load_s = max(loads_s)
     started = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=next(_started))
     record = {
         "schema_version": 2,
@@ -97,7 +99,7 @@ def _sections(
     wait = _phase(wait_begin_s, wait_s, num_ranks)
     phases = {
         "startup": _phase(0.0, startup_s, num_ranks),
-        "load": _phase(startup_s, load_s, num_ranks),
+        "load": _phase(startup_s, loads_s, num_ranks),
         "broadcast": _phase(wait_begin_s, wait_s, num_ranks, parts={"wait": wait}),
         "train": _phase(wait_begin_s + wait_s, train_s, num_ranks, **waited),
     }
@@ -202,8 +204,8 @@ def _spread(seconds, num_ranks):
 
 
 def _phase(begin_s, seconds, num_ranks, **facts):
-    begin = _spread(begin_s, num_ranks)
-    return PhaseTimes.over([seconds] * num_ranks, begin=begin, **facts)
+    seconds = seconds if isinstance(seconds, list) else [seconds] * num_ranks
+    return PhaseTimes.over(seconds, begin=_spread(begin_s, num_ranks), **facts)
 
 
 def _plan(values, num_ranks, scaling, epochs_per_rank):

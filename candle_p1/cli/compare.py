@@ -1,4 +1,4 @@
-"""candle-p1 compare: two runs, or two sets of runs, beside each other."""
+"""candle-p1 compare: two runs, or two sets of runs, side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 
 WIDTH = 140
-"""Columns of output that goes to no terminal."""
+"""The width of output that is not written to a terminal."""
 
 
 @click.command("compare")
@@ -25,10 +25,10 @@ WIDTH = 140
     help="Write the comparison to this file, with the values of all runs.",
 )
 def command(a: Path, b: Path, json_path: Path | None) -> None:
-    """Compare A and B: times of all phases, energy, quality, and all that differs.
+    """Compare A and B: times of all phases, energy and quality, and list all differences.
 
-    Each is a run.json, or a directory: all runs in or below it. A ratio is claimed where its 95 %
-    interval excludes 1, which takes 4 runs against 4.
+    Each is a run.json, or a directory, which stands for all runs in or below it. A difference is
+    claimed where the 95 % interval of the ratio excludes 1, which takes 4 runs against 4.
     """
     from rich.console import Console
 
@@ -46,10 +46,7 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
     comparison = compare(*sides)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for part in tables(comparison):
-        if isinstance(part, str):
-            console.print(part, markup=False, soft_wrap=True)
-        else:
-            console.print(part)
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
     if json_path:
         text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
         try:

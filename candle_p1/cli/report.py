@@ -1,4 +1,4 @@
-"""candle-p1 report: what some runs show, as a page with figures and tables."""
+"""candle-p1 report: a page with figures and tables of some runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from candle_p1.text import count
     help="The directory to write: index.html, which needs no other file, figures/ and tables/.",
 )
 def command(directories: tuple[Path, ...], out: Path) -> None:
-    """Show what all runs in or below each DIR say, beside the paper's values.
+    """Report on all runs in or below each DIR, beside the values that the paper prints.
 
-    A report is made from the records alone: times, speed-ups and improvements with their intervals,
-    accuracy, energy where it was measured, what dominates and what to change.
+    The report is made from the records alone: times, speed-ups and improvements with their
+    intervals, accuracy, energy where it was measured, what dominates and what to change.
     """
     from candle_p1.reports.report import make_report
     from candle_p1.reports.runs import read_runs

@@ -11,7 +11,7 @@ from candle_p1.files import write_atomically
 from candle_p1.records.record import RECORD_NAME, read_record
 
 WIDTH = 120
-"""Columns of output that goes to no terminal."""
+"""The width of output that is not written to a terminal."""
 
 
 @click.command("show")
@@ -19,12 +19,12 @@ WIDTH = 120
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page to this file, with the picture of phases and power; it needs no other file.",
+    help="Write a page to this file, with a picture of phases and power; it needs no other file.",
 )
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the picture alone, as SVG.",
+    help="Write the picture to this file, as SVG.",
 )
 def command(record: Path, html: Path | None, picture: Path | None) -> None:
     """Show a run: its phases, epochs, communication, efficiency and energy.
@@ -42,10 +42,7 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
     run = RecordedRun(path, read_record(path))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for part in details(run.record):
-        if isinstance(part, str):
-            console.print(part, markup=False, soft_wrap=True)
-        else:
-            console.print(part)
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
     if html:
         write_atomically(html, run_page(run))
         click.echo(f"page: {html}")

@@ -1,4 +1,4 @@
-"""candle-p1 timeline: what Horovod's timeline of a traced run says."""
+"""candle-p1 timeline: Horovod's timeline of a traced run, summed up or cut."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.errors import CandleError, ParameterError
+from candle_p1.files import write_atomically
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +28,10 @@ TENSOR_KINDS = ("negotiate", "wait", "queue", "memcpy", "transfer")
 
 @click.group("timeline")
 def command() -> None:
-    """Read Horovod's timeline of a run with --timeline. Times in it are those of a traced run."""
+    """Read the timeline that Horovod writes of a run with --timeline.
+
+    Tracing slows a run down, so times in it must not be compared with those of other runs.
+    """
 
 
 @command.command("summary")
@@ -35,16 +40,18 @@ def command() -> None:
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
-    help="Also write everything, with every tensor and step, to this file.",
+    help="Also write the whole summary, with every tensor and step, to this file.",
 )
 @click.option(
     "--gradients",
-    help="A regular expression for the names of gradients, by which steps are found; by default"
-    " those of this package.",
+    help="A regular expression for the names of gradients, from which steps are found; by default"
+    " those that this package uses.",
 )
 def summary_command(path: Path, json_path: Path | None, gradients: str | None) -> None:
-    """Sum up the timeline FILE (also .gz), whole or cut, of any size."""
+    """Sum up the timeline FILE (or FILE.gz), of any size, complete or truncated."""
     import re
+
+    from rich.console import Console
 
     from candle_p1.reports.timeline.summary import GRADIENT, summarize
 
@@ -55,11 +62,12 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     summary = summarize(path, gradients=gradients or GRADIENT)
     if json_path:
         try:
-            with json_path.open("w", encoding="utf-8") as file:
-                json.dump(summary.to_dict(), file)
+            write_atomically(json_path, json.dumps(summary.to_dict()))
         except OSError as error:
             raise ParameterError(f"--json {json_path}: {error.strerror}") from error
-    _show(summary)
+    console = Console(highlight=False, markup=False)
+    for part in _parts(summary):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 @command.command("slice")
@@ -76,7 +84,7 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     "--to",
     "end_s",
     type=click.FloatRange(min=0),
-    help="Where it ends; by default where the timeline does.",
+    help="Where it ends; by default the end of the timeline.",
 )
 @click.option(
     "-o",
@@ -88,7 +96,7 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     "--record",
     "record_path",
     type=click.Path(path_type=Path),
-    help="The run's run.json: draws its phases, and the power in the files beside it.",
+    help="The run.json of the run: also draws its phases, and the power in the files beside it.",
 )
 def slice_command(
     path: Path, begin_s: float, end_s: float | None, out: Path | None, record_path: Path | None
@@ -109,7 +117,7 @@ def slice_command(
 
 
 def _tracks(path: Path, record_path: Path) -> list[Track]:
-    """Returns what the record has to draw; says what it lacks."""
+    """Returns the phases and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
     from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.timeline.clock import read_origin_epoch_us
@@ -119,47 +127,40 @@ def _tracks(path: Path, record_path: Path) -> list[Track]:
     zero_s = origin_s(run, read_origin_epoch_us(path))
     if zero_s is None:
         raise CandleError(
-            f"{path} does not say when its clock was 0, nor does {record_path}: leave out --record"
+            f"{path} does not state the origin of its clock: leave out --record {record_path}"
         )
     phases = phase_track(run, zero_s)
     power = [power_track(file, zero_s) for file in sorted(record_path.parent.glob(POWER_FILES))]
     if phases is None:
-        click.echo(f"{record_path} does not say when phases began: they are not drawn")
+        click.echo(f"{record_path} does not say when phases began, so they are not drawn")
     if not power:
-        click.echo(f"no {POWER_FILES} beside {record_path}: no power is drawn")
+        click.echo(f"there is no {POWER_FILES} beside {record_path}, so no power is drawn")
     return [*power, *([phases] if phases else [])]
-
-
-def _show(summary: TimelineSummary) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    for part in _parts(summary):
-        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
     """Yields the lines and tables that show a summary."""
-    cut = ", cut" if summary.cut else ""
+    cut = ", truncated" if summary.cut else ""
     yield (
-        f"{summary.path}: {summary.num_events:,} events, {summary.begin_s:.3f} to"
+        f"{summary.path}: {count(summary.num_events, 'event')}, {summary.begin_s:.3f} to"
         f" {summary.end_s:.3f} s{cut}; times are those of a traced run"
     )
     if not summary.activities:
         return
-    yield "time in s; where intervals of several tensors overlap, it counts once (union)"
+    yield "time in s; time in which intervals of several tensors overlap is counted once (union)"
     yield _activity_table(summary)
     broadcast = summary.broadcast
     if broadcast:
         yield (
-            f"broadcast overhead {broadcast.overhead_s:.3f} s, of it {broadcast.waiting_s:.3f} s"
-            f" waiting and {broadcast.broadcast_s:.3f} s broadcasting"
-            f" {broadcast.num_tensors:,} tensors{'' if broadcast.whole else '; it did not end'}"
+            f"broadcast overhead {broadcast.overhead_s:.3f} s: {broadcast.waiting_s:.3f} s waiting"
+            f" and {broadcast.broadcast_s:.3f} s broadcasting"
+            f" {count(broadcast.num_tensors, 'tensor')}"
+            f"{'' if broadcast.whole else '; it did not end'}"
         )
     for name, messages in summary.messages.items():
         if messages["sizes"]:
             yield (
-                f"{name}: {messages['num']:,} messages of {messages['num_tensors']:,} tensors,"
+                f"{name}: {messages['num']:,} messages with {messages['num_tensors']:,} tensors,"
                 f" {messages['bytes'] / MIB:,.1f} MiB in {messages['duration_s']:.3f} s"
             )
             yield _message_table(messages)
@@ -171,7 +172,7 @@ def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
     yield _tensor_table(longest[:SHOWN_TENSORS])
     yield from _step_lines(summary)
     for row in summary.unfinished:
-        yield f"not ended: {row['activity']} of {row['tensor']}, since {row['begin_s']:.3f} s"
+        yield f"not ended: {row['activity']} of {row['tensor']}, begun at {row['begin_s']:.3f} s"
 
 
 def _activity_table(summary: TimelineSummary) -> Table:
@@ -221,20 +222,21 @@ def _tensor_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _step_lines(summary: TimelineSummary) -> Iterator[str]:
-    if not summary.num_steps:
-        yield "no steps: no tensor has a gradient's name (--gradients)"
-        return
-    from statistics import median
+    import numpy as np
 
-    steps = summary.steps
-    lengths_s = [end - begin for begin, end in zip(steps["begin_s"], steps["end_s"], strict=True)]
-    longest_s = max(lengths_s)
+    if not summary.num_steps:
+        yield "no steps, because no tensor has the name of a gradient (--gradients)"
+        return
+    steps = {name: np.array(values) for name, values in summary.steps.items()}
+    lengths_s = steps["end_s"] - steps["begin_s"]
+    mib, num_gradients, num_messages, allreduce_s = (
+        np.median(steps[name]) for name in ("bytes", "num_tensors", "num_messages", "allreduce_s")
+    )
     yield (
-        f"{summary.num_steps:,} steps, median {median(lengths_s):.4f} s from the first negotiation"
-        f" to the last gradient, {median(steps['allreduce_s']):.4f} s of it reducing"
-        f" {median(steps['bytes']) / MIB:.3f} MiB of {median(steps['num_tensors']):,.0f} gradients"
-        f" in {median(steps['num_messages']):,.0f} messages; the longest, {longest_s:.4f} s, is"
-        f" number {lengths_s.index(longest_s) + 1:,}"
+        f"{summary.num_steps:,} steps; medians: {np.median(lengths_s):.4f} s from the first"
+        f" negotiation to the last gradient, {allreduce_s:.4f} s of this in allreduces of"
+        f" {mib / MIB:.3f} MiB in {num_gradients:,.0f} gradients and {num_messages:,.0f} messages;"
+        f" the longest step is number {lengths_s.argmax() + 1:,} with {lengths_s.max():.4f} s"
     )
 
 

@@ -309,13 +309,14 @@ def _machine(run: RecordedRun) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "ranks": run.num_ranks,
         "nodes": run.num_nodes,
-        "launcher": run.launcher,
+        "launcher": run.record.launcher,
         "threads of a rank": run.threads,
         "hosts": " ".join(run.hosts) or None,
     }
     if run.machine:
         facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
-    facts |= {**run.environment_settings, **run.horovod_settings}
+    environment = run.record.environment
+    facts |= (environment.settings if environment else {}) | dict(run.horovod_settings)
     return {name: value for name, value in facts.items() if value is not None}
 
 

@@ -144,7 +144,7 @@ def _threads(experiment: Experiment) -> Iterator[str]:
 
 
 def _warnings(experiment: Experiment) -> Iterator[str]:
-    found = Counter(text for run in experiment.runs for text in run.warnings)
+    found = Counter(text for run in experiment.runs for text in run.record.warnings or ())
     for text, num in found.most_common(MAX_LISTED):
         yield f"Warning in {count(num, 'run')}: {text}."
 

@@ -1,4 +1,4 @@
-"""The runs that a report is made of: every record below some directories, and what each says."""
+"""The runs that a report is made of: every record below some directories, and what each shows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from candle_p1.errors import RecordError
 from candle_p1.records.per_rank import PerRank, read_per_rank
 from candle_p1.records.record import RECORD_NAME, read_record
-from candle_p1.records.types import Efficiency, EnergyFacts
+from candle_p1.records.types import Efficiency
 from candle_p1.reports.settings import about_communication, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -28,14 +28,14 @@ GIB = 2**30
 
 
 class Hardware(NamedTuple):
-    """What numbers were taken on; those of different machines are never put together.
+    """What numbers were measured on; those of different hardware are never combined.
 
     Attributes:
-        cpu: The processor's name.
-        num_cores: The cores of a node, as the system counts them; of records that do not have
-            it, those that rank 0 was allowed to run on.
-        memory_gib: The memory it was allowed to use, to the GiB.
-        devices: The names of what ranks computed on, each once.
+        cpu: The name of the processor.
+        num_cores: The cores of a node, as the system counts them; where they are not recorded, the
+            cores that rank 0 was allowed to run on.
+        memory_gib: The memory that rank 0 was allowed to use, rounded to GiB.
+        devices: The names of the devices that ranks computed on, each once.
     """
 
     cpu: str
@@ -63,14 +63,14 @@ class LoadedFile(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What a phase, a part of a phase or an epoch took on each rank.
+    """A phase, a part of a phase or an epoch, on each rank.
 
     Attributes:
-        name: Of the phase, the part or the epoch.
+        name: The name of the phase, the part or the epoch.
         within: The phase that it is a part of; "" where it is none.
         begin_s: When each rank began it, in seconds from the start of the run, float64, shape
-            (ranks,); NaN where that is not known.
-        seconds: What each rank spent in it, likewise.
+            (ranks,); NaN where that is unknown.
+        seconds: The time that each rank spent in it, likewise.
     """
 
     name: str
@@ -117,19 +117,9 @@ class RecordedRun:
         return self.record.num_nodes
 
     @property
-    def launcher(self) -> str | None:
-        """What started the ranks."""
-        return self.record.launcher
-
-    @property
     def failure(self) -> str | None:
         """Why the run failed; None where it did not."""
         return self.record.failure.reason if self.record.failure else None
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """The warnings of the run."""
-        return self.record.warnings or []
 
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
@@ -138,12 +128,12 @@ class RecordedRun:
 
     @property
     def seed(self) -> int | None:
-        """The seed of weights and orders; runs of one point that differ in it are repeats."""
+        """The seed of weights and orders; repeats of a point differ in it."""
         return self.parameters.get("rng_seed")
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What defines a point, beside ranks and machine; see settings.settings_of."""
+        """What defines a point, besides ranks and machine; see settings.settings_of."""
         load = self._phases.get("load")
         return settings_of(
             self.parameters,
@@ -155,23 +145,18 @@ class RecordedRun:
 
     @cached_property
     def horovod_settings(self) -> Mapping[str, str]:
-        """Horovod's settings, by variable; empty where they are not known, as with one rank."""
+        """Horovod's settings, by variable; empty where they are unknown, as with one rank."""
         distributed = self.record.distributed
         return about_communication((distributed.settings if distributed else None) or {})
 
-    @property
-    def environment_settings(self) -> Mapping[str, str]:
-        """The environment variables on record."""
-        return self.record.environment.settings if self.record.environment else {}
-
     @cached_property
     def threads(self) -> int | None:
-        """CPU threads of a rank, the largest of all; None of a run that did not finish."""
+        """The CPU threads of the rank that has most; None for an unfinished run."""
         return max((rank.threads for rank in self.record.ranks or ()), default=None)
 
     @cached_property
     def machine(self) -> Hardware | None:
-        """What it ran on; None of a run that did not finish."""
+        """The machine that it ran on; None for an unfinished run."""
         environment = self.record.environment
         if not environment or not self.record.ranks:
             return None
@@ -189,7 +174,7 @@ class RecordedRun:
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Versions of Python and of the packages, and the source's commit."""
+        """The versions of Python and of packages, and the commit of the source."""
         environment = self.record.environment
         if environment is None:
             return {}
@@ -201,14 +186,14 @@ class RecordedRun:
 
     @property
     def synthetic(self) -> bool | None:
-        """Whether the data were synthetic; None where the run did not get as far as to say."""
+        """Whether the data are synthetic; None where the run did not record it."""
         return self.record.data.synthetic if self.record.data else None
 
     @cached_property
     def data(self) -> str | None:
-        """The data in words; None where the run did not get far enough to record them.
+        """A description of the data; None where the run did not record them.
 
-        Files are told apart by the digests of their values, or without these by their sizes.
+        Files are distinguished by the digests of their values, or without these by their sizes.
         """
         data = self.record.data
         if data is None:
@@ -223,12 +208,12 @@ class RecordedRun:
 
     @property
     def loader(self) -> str:
-        """The loader; "" where the run did not get far enough to record it."""
+        """The loader; "" where the run did not record it."""
         return self.record.data.loader if self.record.data else ""
 
     @property
     def files(self) -> list[LoadedFile]:
-        """The data files, as far as the run recorded them."""
+        """The data files that the run recorded."""
         return [
             LoadedFile(role, file.file_bytes, file.load.max_s if file.load else None)
             for role, file in (self.record.data.files if self.record.data else {}).items()
@@ -236,43 +221,64 @@ class RecordedRun:
 
     @cached_property
     def disturbed(self) -> str | None:
-        """Why its times are not to be compared; None where they are."""
+        """Why its times must not be compared; None where they may be."""
         training = self.record.training
-        reasons = []
-        if training and training.traced:
-            reasons.append("traced by Horovod's timeline")
-        if training and training.profiled:
-            reasons.append("profiled")
-        return " and ".join(reasons) or None
+        if training is None:
+            return None
+        told = {"traced by Horovod's timeline": training.traced, "profiled": training.profiled}
+        return " and ".join(reason for reason, applies in told.items() if applies) or None
 
     @property
     def is_timed(self) -> bool:
-        """Whether its times count: it finished, and nothing slowed it down."""
+        """Whether its times are valid: it finished, and nothing slowed it down."""
         return self.status == "ok" and self.disturbed is None
 
-    @cached_property
-    def phase_s(self) -> Mapping[str, float]:
-        """Seconds of each phase, of its slowest rank."""
-        return {name: phase.max_s for name, phase in self._phases.items()}
-
-    def mean_s(self, phase: str, part: str | None = None) -> float:
-        """Returns seconds of a phase, or of a part of it, mean over ranks; 0 where it has none."""
-        times = self._phases.get(phase)
-        if part is not None:
-            times = (times.parts or {}).get(part) if times else None
-        return times.mean_s if times else 0.0
+    @property
+    def total_s(self) -> float | None:
+        """Seconds of the whole run; None where it did not finish."""
+        return self.record.total_s
 
     @property
     def _phases(self) -> Mapping[str, PhaseTimes]:
         return self.record.phases or {}
 
     @cached_property
+    def phase_s(self) -> Mapping[str, float]:
+        """Seconds of each phase, on its slowest rank."""
+        return {name: phase.max_s for name, phase in self._phases.items()}
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds of loading the data, on the slowest rank."""
+        return self.phase_s.get("load")
+
+    @property
+    def train_s(self) -> float | None:
+        """Seconds of training with validation, on the slowest rank: the paper's TensorFlow."""
+        return self.phase_s.get("train")
+
+    @property
+    def broadcast_wait_s(self) -> float | None:
+        """Seconds that the first rank to be ready waited for the slowest loader."""
+        wait = self._part("broadcast", "wait")
+        return wait.max_s if wait else None
+
+    def mean_s(self, phase: str, part: str | None = None) -> float:
+        """Returns the seconds of a phase or a part of it, mean over ranks; 0 without it."""
+        times = self._part(phase, part) if part else self._phases.get(phase)
+        return times.mean_s if times else 0.0
+
+    def _part(self, phase: str, part: str) -> PhaseTimes | None:
+        times = self._phases.get(phase)
+        return (times.parts or {}).get(part) if times else None
+
+    @cached_property
     def per_rank(self) -> PerRank | None:
-        """The raw values of all ranks; None where their file does not lie beside the record."""
+        """The raw values of all ranks; None where their file is not beside the record."""
         return read_per_rank(self.path)
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yields the phases in their order, each followed by its parts; none without raw values."""
+        """Yields the phases in order, each followed by its parts; nothing without raw values."""
         yield from self._stretches(self._phases, "phases", "")
 
     def _stretches(
@@ -284,70 +290,46 @@ class RecordedRun:
             yield from self._stretches(phase.parts or {}, f"{here}.parts", name)
 
     def epoch_stretches(self) -> Iterator[Stretch]:
-        """Yields the training of each epoch; none without raw values."""
+        """Yields the training of each epoch; nothing without raw values."""
         for i, epoch in enumerate(self._epochs):
             place = f"training.epochs.{i}"
             yield from self._stretch(f"epoch {epoch.epoch}", "train", place, f"{place}.train")
 
     def _stretch(self, name: str, within: str, begins: str, times: str) -> Iterator[Stretch]:
-        seconds = self.per_rank.get(times) if self.per_rank else None
-        begin_s = self.per_rank.get(f"{begins}.begin") if self.per_rank else None
-        if seconds is not None:
-            if begin_s is None:
-                begin_s = np.full(len(seconds), np.nan)
-            yield Stretch(name, within, begin_s, seconds)
-
-    @property
-    def timeline_anchor(self) -> tuple[float, int] | None:
-        """A time of a traced run, in seconds from its start and in µs since 1970."""
-        timeline = self.record.timeline
-        return (timeline.anchor_s, timeline.anchor_epoch_us) if timeline else None
-
-    @property
-    def total_s(self) -> float | None:
-        """Seconds of the whole run; None where it did not finish."""
-        return self.record.total_s
-
-    @property
-    def load_s(self) -> float | None:
-        """Seconds of loading the data, of the slowest rank."""
-        return self.phase_s.get("load")
-
-    @property
-    def train_s(self) -> float | None:
-        """Seconds of training with its validation, of the slowest rank: the paper's TensorFlow."""
-        return self.phase_s.get("train")
-
-    @cached_property
-    def broadcast_wait_s(self) -> float | None:
-        """Seconds in which the rank that was ready first waited for the slowest one's loading."""
-        broadcast = self._phases.get("broadcast")
-        wait = (broadcast.parts or {}).get("wait") if broadcast else None
-        return wait.max_s if wait else None
+        if self.per_rank is not None:
+            seconds, begin_s = self.per_rank.get(times), self.per_rank.get(f"{begins}.begin")
+            if seconds is not None:
+                if begin_s is None:
+                    begin_s = np.full(len(seconds), np.nan)
+                yield Stretch(name, within, begin_s, seconds)
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The scaled epochs, batch size and learning rate; empty where it did not get there."""
+        """The scaled epochs, batch size and learning rate; empty where the run had none yet."""
         return dict(self.record.plan or {})
-
-    @property
-    def epochs_per_rank(self) -> int | None:
-        """The epochs that each rank trained: fewer than planned where training was stopped."""
-        return len(self._epochs) if self.stopped else self.plan.get("epochs_per_rank")
 
     @property
     def batch_size(self) -> int | None:
         """The samples of one step of one rank."""
-        return self.plan.get("batch_size")
+        return self.record.plan.batch_size if self.record.plan else None
+
+    @property
+    def _epochs(self) -> list[EpochFacts]:
+        return self.record.training.epochs if self.record.training else []
 
     @property
     def stopped(self) -> str | None:
         """Why training ended before its last epoch; None where it did not."""
         return self.record.training.stopped if self.record.training else None
 
+    @property
+    def epochs_per_rank(self) -> int | None:
+        """The epochs that each rank trained: fewer than planned where training was stopped."""
+        return len(self._epochs) if self.stopped else self.plan.get("epochs_per_rank")
+
     @cached_property
     def first_step_s(self) -> float | None:
-        """The first step, in which the framework compiles, of the slowest rank."""
+        """Seconds of the first step, in which the framework compiles, on the slowest rank."""
         steps = self._epochs[0].steps if self._epochs else None
         return steps.first.max_s if steps and steps.first else None
 
@@ -356,15 +338,10 @@ class RecordedRun:
         """Seconds of training one epoch on the slowest rank: the median over the epochs.
 
         Without validation. The first step of the run is a warm-up: its epoch counts as if all of
-        its steps had taken what the others took on average.
+        its steps had taken the average time of the others.
         """
-        times = [_epoch_s(epoch) for epoch in self._epochs]
-        known = [seconds for seconds in times if seconds is not None]
+        known = [seconds for epoch in self._epochs if (seconds := _epoch_s(epoch)) is not None]
         return median(known) if known else None
-
-    @property
-    def _epochs(self) -> list[EpochFacts]:
-        return self.record.training.epochs if self.record.training else []
 
     @property
     def samples_per_s(self) -> float | None:
@@ -373,83 +350,74 @@ class RecordedRun:
 
     @property
     def quality_names(self) -> Iterable[str]:
-        """The names of the figures of the trained model, also of those that are no numbers."""
+        """The names of the figures of merit, including those that are not numbers."""
         return (self.record.quality or {}).keys()
 
     @cached_property
     def quality(self) -> Mapping[str, float]:
-        """The figures of the trained model on the test set that are numbers, by name."""
-        return {
-            name: figure.value
-            for name, figure in (self.record.quality or {}).items()
-            if figure.value is not None
-        }
-
-    def has_diverged(self, name: str) -> bool:
-        """Returns whether a figure of the trained model is on record, but not as a number."""
-        return name in self.quality_names and name not in self.quality
+        """The figures of merit of the trained model on the test set, where they are numbers."""
+        figures = (self.record.quality or {}).items()
+        return {name: each.value for name, each in figures if each.value is not None}
 
     @cached_property
     def naive(self) -> Mapping[str, float]:
-        """The same of the best constant predictor, where there is one."""
-        return {
-            name: figure.naive
-            for name, figure in (self.record.quality or {}).items()
-            if figure.naive is not None
-        }
+        """The same for the best constant predictor, where there is one."""
+        figures = (self.record.quality or {}).items()
+        return {name: each.naive for name, each in figures if each.naive is not None}
+
+    def has_diverged(self, name: str) -> bool:
+        """Returns whether a figure of merit was recorded, but is not a number."""
+        return name in self.quality_names and name not in self.quality
 
     @cached_property
     def last_epoch(self) -> Mapping[str, float]:
-        """The figures of the training samples in the last epoch, by name, as the paper shows."""
+        """The figures of merit of the training samples in the last epoch, as in the paper."""
         metrics = self._epochs[-1].metrics if self._epochs else {}
         return {name: value for name, value in metrics.items() if value is not None}
 
     @property
-    def _energy(self) -> EnergyFacts:
-        return self.record.energy or EnergyFacts(kind="absent", reason="the run did not finish")
-
-    @property
     def energy_kind(self) -> str:
         """One of measured, estimated, simulated and absent."""
-        return self._energy.kind
+        return self.record.energy.kind if self.record.energy else "absent"
 
     @property
     def energy_covers(self) -> tuple[str, ...]:
-        """The parts of the machine that the energy is of."""
-        return tuple(self._energy.covers)
+        """The parts of the machine that the energy covers."""
+        return tuple(self.record.energy.covers) if self.record.energy else ()
 
     @property
     def energy_j(self) -> float | None:
         """The energy of the whole run; None where it was not measured."""
-        return self._energy.total_j
+        return self.record.energy.total_j if self.record.energy else None
 
     @property
     def power_w(self) -> float | None:
         """The mean power over the whole run; None where it was not measured."""
-        return self._energy.mean_w
+        return self.record.energy.mean_w if self.record.energy else None
 
     def phase_j(self, phase: str) -> float | None:
         """Returns the energy of a phase; None where it was not measured."""
-        of_phase = self._energy.phases.get(phase)
+        of_phase = self.record.energy.phases.get(phase) if self.record.energy else None
         return of_phase.energy_j if of_phase else None
 
     @property
     def power_files(self) -> list[Path]:
-        """The files of power readings, one of each node that has any."""
-        return [self.path.parent / name for name in self._energy.traces]
+        """The files of power readings, one for each node that has any."""
+        names = self.record.energy.traces if self.record.energy else []
+        return [self.path.parent / name for name in names]
 
     @property
     def efficiency(self) -> Efficiency | None:
-        """POP's efficiencies of the whole run; None where they could not be told."""
+        """POP's efficiencies of the whole run; None where they were not measured."""
         known = self.record.efficiency
         return known if isinstance(known, Efficiency) else None
 
     @cached_property
     def communication_share(self) -> float | None:
-        """The share of training in which a rank, on average, did nothing but communicate.
+        """The share of training in which a rank, on average, only communicated.
 
-        Waiting for slower ranks counts; what back-propagation hides of an allreduce does not. With
-        one rank it is 0. None where it was not logged.
+        This includes waiting for slower ranks, and excludes communication that back-propagation
+        hides. With one rank it is 0; None where it was not logged.
         """
         train = self._phases.get("train")
         if not train or not train.mean_s:
@@ -470,11 +438,11 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """What was found.
+    """The runs below some directories.
 
     Attributes:
         runs: By start.
-        problems: Of records that cannot be read.
+        problems: Records that cannot be read.
     """
 
     runs: tuple[RecordedRun, ...]
@@ -515,7 +483,7 @@ def _records(directory: Path) -> list[Path]:
 
 
 def _epoch_s(epoch: EpochFacts) -> float | None:
-    """Returns the time of an epoch without the run's first step; see RecordedRun.epoch_s."""
+    """Returns the time of an epoch without the first step of the run; see RecordedRun.epoch_s."""
     seconds, steps = epoch.train.max_s, epoch.steps
     if steps is None or steps.first is None:
         return seconds

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.reports.drawing import COLORS, legend_below, new_figure
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.quantities import (
@@ -130,7 +131,9 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
     several = [each for each in series if each.timed[-1].num_ranks > 1]
     if not several:
         raise MissingDataError("all runs had one rank, which waits for no other")
-    runs = {each.name: _median_run(each) for each in several}
+    runs = {each.name: run for each in several if (run := _median_run(each)).per_rank}
+    if not runs:
+        raise MissingDataError(f"the times of single ranks are missing ({PER_RANK_NAME})")
     shown = {name: _chosen(run) for name, run in runs.items()}
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * max(map(len, shown.values())))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
@@ -156,9 +159,8 @@ def _draw_ranks(axes: Axes, run: RecordedRun, shown: Sequence[int]) -> None:
         if each.within in ("", IN_PARTS) and not (has_parts and each.name == IN_PARTS):
             _, look = SHOWN.get(each.name, REST)
             for row, rank in enumerate(shown):
-                begin_s = each.begin_s[rank]
-                if not np.isnan(begin_s):
-                    axes.barh(row, each.seconds[rank], left=begin_s, height=0.9, **look)
+                if not np.isnan(each.begin_s[rank]):
+                    axes.barh(row, each.seconds[rank], left=each.begin_s[rank], height=0.9, **look)
     axes.set_yticks(range(len(shown)), [str(rank) for rank in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_ylabel("rank")

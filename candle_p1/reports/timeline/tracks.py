@@ -81,9 +81,9 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     """
     if epoch_us is None:
         return None
-    if run.timeline_anchor:
-        anchor_s, anchor_epoch_us = run.timeline_anchor
-        return anchor_s + (epoch_us - anchor_epoch_us) / US_PER_S
+    anchor = run.record.timeline
+    if anchor:
+        return anchor.anchor_s + (epoch_us - anchor.anchor_epoch_us) / US_PER_S
     return epoch_us / US_PER_S - datetime.fromisoformat(run.started).timestamp()
 
 

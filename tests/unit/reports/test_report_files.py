@@ -16,8 +16,6 @@ from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.records.record import extend_record, write_record
-from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.figures.bars import ranks_over_time
 from candle_p1.reports.figures.lines import epochs_per_rank
@@ -269,15 +267,13 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
     assert labels == ["1 rank", "2 ranks"]
 
 
-def test_the_timeline_shows_some_of_many_ranks_with_their_broadcast(tmp_path):
-    record = planted_record("nt3", 100, epochs=100, load_s=2.0, wait_s=4.0)
-    slow = PhaseTimes.over([2.0] * 40 + [2.5] + [2.0] * 59, begin=record.phases["load"].begin)
-    path = tmp_path / "run.json"
-    write_record(path, extend_record(record, phases=record.phases | {"load": slow}))
+def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
+    load_s = [2.0] * 40 + [2.5] + [2.0] * 59
+    plant(tmp_path, "nt3", 100, epochs=100, load_s=load_s, wait_s=4.0)
     (experiment,) = group(read_runs([tmp_path]).runs)
     (axes,) = ranks_over_time(experiment, experiment.series).axes
     shown = [int(label.get_text()) for label in axes.get_yticklabels()]
     assert (shown[0], shown[-1], len(shown)) == (0, 99, 13)
     assert 40 in shown  # the slowest loader
     drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
-    assert {(3.0, 2.0), (5.0, 4.0)} <= drawn  # loading, then waiting
+    assert {(3.0, 2.0), (3.0, 2.5), (5.5, 4.0)} <= drawn  # loading, then waiting
