@@ -1,4 +1,4 @@
-"""Bytes of a table to numbers; see csvkernel/table.h."""
+"""Parses the bytes of a table into numbers; see csvkernel/table.h."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 class Layout:
-    """What a table looks like.
+    """The layout of a table.
 
     Args:
-        is_text: For each column, whether it holds text.
+        is_text: Whether each column is text.
         separator: One byte.
         missing: Words that stand for a missing number, which becomes NaN.
         finite: Whether infinity and NaN are errors.
@@ -35,24 +35,24 @@ def parse(
     codes: NDArray[np.int32],
     first_row: int,
 ) -> tuple[int, list[list[bytes]], tuple[int, int, int, bytes] | None]:
-    """Parses the lines of text[start:stop] into the rows from `first_row` on; without the GIL.
+    """Parses the lines of text[start:stop] into the rows from `first_row` on, without the GIL.
 
     Args:
-        text: Begins, at `start`, with a line.
-        start: In bytes.
-        stop: In bytes, after a line.
-        layout: What the lines hold.
+        text: The text.
+        start: The byte at which a line begins.
+        stop: The byte after the end of a line.
+        layout: The layout of the lines.
         values: Takes the numbers; C-contiguous, shape (rows, columns of numbers).
-        codes: Takes each text's index into the distinct ones; shape (columns of text, rows).
-        first_row: Where the first line goes.
+        codes: Takes the index of each text among the distinct ones; shape (columns of text, rows).
+        first_row: The row for the first line.
 
     Returns:
-        The rows parsed; the distinct values of each column of text; and, of the first line that
-        does not fit, its place in the text in bytes, its number of fields, and column (from 0) and
-        content of its first unfit field. None where all lines fit. A line for which the arrays have
-        no row does not fit.
+        The number of rows parsed; the distinct values of each column of text; and, for the first
+        wrong line, its offset in the text in bytes, its number of fields, and the column (from 0)
+        and content of its first wrong field, or None if no line is wrong. A line for which the
+        arrays have no row counts as wrong.
 
     Raises:
         IndexError: The range is not in the text.
-        ValueError: The arrays do not have the layout's columns, or not the same rows.
+        ValueError: The arrays do not have the columns of the layout, or not the same rows.
     """

@@ -85,8 +85,8 @@ inline bool parse_any_number(std::string_view text, double& value) {
 }
 
 // Powers of ten, and their negatives. They are exact as doubles, so that the quotient of an
-// integer below 2^53 and one of them is rounded correctly (W. D. Clinger, How to read floating point
-// numbers accurately, 1990).
+// integer below 2^53 and one of them is rounded correctly (W. D. Clinger, How to read floating
+// point numbers accurately, 1990).
 inline constexpr double kDivisors[2][16] = {
     {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15},
     {-1e0, -1e1, -1e2, -1e3, -1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e11, -1e12, -1e13, -1e14,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import sys
 from collections import Counter
 
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.extended
 
 NT3 = find_benchmark("nt3").recipe
 synthetic = sys.modules[type(NT3).__module__]
-MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +72,3 @@ def test_the_classes_can_be_learned(small):
     direction = means[1] - means[0]
     predicted = (test - sum(means) / 2) @ direction > 0
     assert (predicted == test_labels).mean() > 0.95
-
-
-@pytest.mark.parametrize(("role", "published_mib"), [("train", 597), ("test", 150)])
-def test_full_files_have_the_published_size(role, published_mib):
-    file = next(f for f in NT3.files("full", 2019) if f.name == NT3.roles[role])
-    lines = next(file.blocks).splitlines()
-    assert len(np.loadtxt(io.BytesIO(lines[0]), delimiter=",")) == 60_484
-    num_rows = {"train": 1120, "test": 280}[role]
-    estimate_mib = num_rows * np.mean([len(line) + 1 for line in lines]) / MIB
-    assert estimate_mib == pytest.approx(published_mib, rel=0.03)

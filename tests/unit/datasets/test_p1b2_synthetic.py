@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import Counter
 
@@ -15,8 +14,6 @@ pytestmark = pytest.mark.extended
 
 P1B2 = find_benchmark("p1b2").recipe
 synthetic = sys.modules[type(P1B2).__module__]
-NUM_ROWS = {"small": {"train": 320, "test": 160}, "full": {"train": 3000, "test": 1000}}
-PUBLISHED_BYTES = {"train": 169_631_113, "test": 56_690_533}
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +32,12 @@ def full_tumors():
     return types, np.stack([genome.tumor(patient, types[patient], 2019) for patient in range(200)])
 
 
-def test_rows_and_columns_have_the_published_layout(tables):
-    assert list(tables["train"].columns) == list(tables["test"].columns)
-    for role, table in tables.items():
-        assert table.shape == (NUM_ROWS["small"][role], 302)
-        assert list(table.columns[:2]) == ["case_id", "cancer_type"]
-        assert table.columns[2:].is_unique
-
-
 def test_ten_types_are_balanced_and_in_random_order(tables):
     for role, table in tables.items():
         frequency = Counter(table["cancer_type"])
         assert set(frequency) == set(synthetic.CANCER_TYPES)
-        assert set(frequency.values()) == {NUM_ROWS["small"][role] // 10}
+        assert set(frequency.values()) == {{"train": 32, "test": 16}[role]}
         assert len(set(table["cancer_type"][:20])) > 5
-
-
-def test_no_patient_is_in_both_files(tables):
-    cases = [case for table in tables.values() for case in table["case_id"]]
-    assert len(set(cases)) == len(cases) == 480
 
 
 def test_impacts_are_small_integers_and_mostly_0(tables, full_tumors):
@@ -97,19 +81,7 @@ def test_types_can_be_predicted_by_their_mean_rates(tables):
     assert 0.4 < (predicted == test_types).mean() < 0.95
 
 
-@pytest.mark.parametrize("role", ["train", "test"])
-def test_full_files_have_the_published_size(role):
-    file = next(f for f in P1B2.files("full", 2019) if f.name == P1B2.roles[role])
-    header, *blocks = itertools.islice(file.blocks, 4)
-    assert header.count(b",") + 1 == 28_206
-    lines = b"".join(blocks).splitlines(keepends=True)
-    assert {line.count(b",") + 1 for line in lines} == {28_206}
-    estimate = len(header) + NUM_ROWS["full"][role] * np.mean([len(line) for line in lines])
-    assert estimate == pytest.approx(PUBLISHED_BYTES[role], rel=0.005)
-    assert file.num_bytes_estimate == pytest.approx(PUBLISHED_BYTES[role], rel=0.01)
-
-
 def test_full_data_have_the_published_rows(monkeypatch):
     monkeypatch.setattr(synthetic.Genome, "tumor", lambda *_, seed: np.zeros(3, np.int64))
-    for num_rows, file in zip(NUM_ROWS["full"].values(), P1B2.files("full", 1), strict=True):
+    for num_rows, file in zip((3000, 1000), P1B2.files("full", 1), strict=True):
         assert sum(block.count(b"\n") for block in file.blocks) == 1 + num_rows

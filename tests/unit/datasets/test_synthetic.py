@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.data.manifest import MANIFEST_NAME, Manifest, synthetic_facts
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, make
 from candle_p1.errors import DataError, ParameterError
+
+MIB = 2**20
 
 
 class Tiny(SyntheticRecipe):
@@ -130,3 +135,40 @@ def test_the_seed_determines_the_bytes(name):
     first = contents(1)
     assert contents(1) == first
     assert not set(contents(2)) & set(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "num_rows", "num_columns", "num_bytes", "tolerance"),
+    [
+        ("nt3", "train", 1120, 60_484, 597 * MIB, 0.03),
+        ("nt3", "test", 280, 60_484, 150 * MIB, 0.03),
+        ("p1b1", "train", 3000, 60_485, 771 * MIB, 0.02),
+        ("p1b1", "test", 1000, 60_485, 258 * MIB, 0.02),
+        ("p1b2", "train", 3000, 28_206, 169_631_113, 0.005),
+        ("p1b2", "test", 1000, 28_206, 56_690_533, 0.005),
+    ],
+)
+def test_full_files_have_the_published_size(
+    name, role, num_rows, num_columns, num_bytes, tolerance
+):
+    recipe = find_benchmark(name).recipe
+    file = next(f for f in recipe.files("full", 2019) if f.name == recipe.roles[role])
+    lines = b"".join(itertools.islice(file.blocks, 4)).splitlines(keepends=True)
+    assert {line.count(b",") + 1 for line in lines} == {num_columns}
+    header = b"" if name == "nt3" else lines.pop(0)
+    estimate = len(header) + num_rows * np.mean([len(line) for line in lines])
+    assert estimate == pytest.approx(num_bytes, rel=tolerance)
+    assert file.num_bytes_estimate == pytest.approx(num_bytes, rel=max(tolerance, 0.01))
+
+
+@pytest.mark.parametrize(("name", "num_rows"), [("p1b1", (400, 200)), ("p1b2", (320, 160))])
+def test_small_tables_of_cases_have_the_published_layout(tmp_path, name, num_rows):
+    recipe = find_benchmark(name).recipe
+    make(recipe, "small", tmp_path, 2019)
+    train, test = (pd.read_csv(tmp_path / recipe.roles[role]) for role in ("train", "test"))
+    assert (train.shape, test.shape) == tuple((num, 302) for num in num_rows)
+    assert list(train.columns) == list(test.columns)
+    assert list(train.columns[:2]) == ["case_id", "cancer_type"]
+    assert train.columns[2:].is_unique
+    cases = {*train["case_id"], *test["case_id"]}
+    assert len(cases) == sum(num_rows)  # no patient is in both files
