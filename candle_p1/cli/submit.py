@@ -30,6 +30,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
 from candle_p1.text import count
+from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from candle_p1.cluster.machine import Machine
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.studies.jobs import StudyJobs
-
-MAX_NUMBERED_JOBS = 1000
 
 
 @click.command("submit")
@@ -274,18 +273,12 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
     Raises:
         ParameterError: The directory already holds a record or a script.
     """
-    output_dir = params["output_dir"] or f"output/{name}"
-    base = Path(output_dir).expanduser().absolute()
-    if output_dir == ".":
-        directory, flags = base, ["--output_dir", "."]
+    *numbered, directory = run_directories(name, params, prefix="JOB")
+    directory = next((path for path in numbered if not path.exists()), directory)
+    if params["output_dir"] == ".":
+        flags = ["--output_dir", "."]
     else:
-        experiment = base / params["experiment_id"]
-        if params.origin("run_id").is_explicit:
-            directory = experiment / params["run_id"]
-        else:
-            numbered = (experiment / f"JOB{i:03d}" for i in range(MAX_NUMBERED_JOBS))
-            directory = next(path for path in numbered if not path.exists())
-        flags = ["--output_dir", str(base), "--run_id", directory.name]
+        flags = ["--output_dir", str(directory.parent.parent), "--run_id", directory.name]
     if (directory / RECORD_NAME).exists() or was_submitted(directory):
         raise ParameterError(
             f"{directory} already belongs to a run: choose another --run_id, --experiment_id or"

@@ -35,6 +35,7 @@ from candle_p1.records.record import (
 from candle_p1.records.spread import Bytes
 from candle_p1.records.types import SCHEMA_VERSION, Efficiency, Failure, RankFacts, RunRecord
 from candle_p1.training.power_meter import PowerMeter
+from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen, output_to_file
 
 if TYPE_CHECKING:
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.parameters.parameter_set import ParameterSet
-
-DEFAULT_RUN_ID = "RUN000"
-MAX_NUMBERED_RUNS = 1000
 
 
 @dataclass
@@ -266,21 +264,8 @@ def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: i
 
 
 def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
-    """Makes ``<output_dir>/<experiment_id>/<run_id>``, as CANDLE does; "." is taken as it is.
-
-    Writes the parameters and the record, still "running", into it.
-
-    The default run id, unless a flag gives it, is counted up to the next free one.
-    """
-    output_dir = params["output_dir"] or f"output/{name}"
-    base = Path(output_dir).expanduser().absolute()
-    if output_dir == ".":
-        candidates = [base]
-    elif params["run_id"] == DEFAULT_RUN_ID and params.origin("run_id").kind != "flag":
-        experiment = base / params["experiment_id"]
-        candidates = [experiment / f"RUN{i:03d}" for i in range(MAX_NUMBERED_RUNS)]
-    else:
-        candidates = [base / params["experiment_id"] / params["run_id"]]
+    """Creates the run's directory, with the parameters and the record, which is still "running"."""
+    candidates = run_directories(name, params)
     try:
         for directory in candidates:
             directory.mkdir(parents=True, exist_ok=True)
@@ -293,7 +278,7 @@ def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
             return directory
     except OSError as error:
         raise ParameterError(
-            f"output_dir {output_dir} ({params.origin('output_dir')}): cannot write to"
+            f"output_dir ({params.origin('output_dir')}): cannot write to"
             f" {error.filename}: {error.strerror}"
         ) from error
     raise ParameterError(
