@@ -80,6 +80,6 @@ def _summarize_steps(of_ranks: Sequence[Sequence[float]], *, is_first: bool) -> 
         facts["first"] = Seconds.over([steps[0] for steps in of_ranks])
         of_ranks = [steps[1:] for steps in of_ranks]
     if all(of_ranks):
-        for name, percent in (("median", 50), ("p99", 99)):
-            facts[name] = Seconds.over([float(np.percentile(steps, percent)) for steps in of_ranks])
+        median, p99 = np.percentile(np.array(of_ranks), (50, 99), axis=1)
+        facts |= {"median": Seconds.over(median), "p99": Seconds.over(p99)}
     return StepTimes(num=num, **facts)

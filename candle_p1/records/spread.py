@@ -46,7 +46,7 @@ class Spread(Section):
     _values: NDArray[np.float64] | None = PrivateAttr(default=None)
 
     @classmethod
-    def over(cls, per_rank: Sequence[float | None], **facts: Any) -> Self:
+    def over(cls, per_rank: Sequence[float | None] | NDArray[np.float64], **facts: Any) -> Self:
         """Returns the spread of one value per rank.
 
         Args:
@@ -69,8 +69,9 @@ class Spread(Section):
 
 
 def _summarize(values: NDArray[np.float64], unit: str, is_integer: bool) -> dict[str, Any]:
-    low, *middle, high = np.nanpercentile(values, (0, *PERCENTILES, 100))
-    mean, percentiles = np.nanmean(values), dict(zip(PERCENTILES, middle, strict=True))
+    known = values[~np.isnan(values)]
+    low, *middle, high = np.percentile(known, (0, *PERCENTILES, 100))
+    mean, percentiles = known.mean(), dict(zip(PERCENTILES, middle, strict=True))
     exact: Callable[[float], float] = int if is_integer else _rounded
     return {
         f"min_{unit}": exact(low),
