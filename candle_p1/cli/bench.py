@@ -239,6 +239,31 @@ def overhead_command(
     _write(report, json_file)
 
 
+@command.command("record")
+@click.option("--ranks", "num_ranks", type=click.IntRange(min=1), default=3072, show_default=True)
+@click.option("--epochs", "num_epochs", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option(
+    "--records",
+    "num_records",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of records that the report is made from.",
+)
+@_json
+def record_command(json_file: Path | None, **conditions: int) -> None:
+    """Measure the size of a record of many ranks, and the time to write, read and report it.
+
+    The records are synthetic; nothing is trained.
+    """
+    from candle_p1.bench.record import RecordMeasurement, lines
+
+    _check_directories({"--json": json_file})
+    results = RecordMeasurement(**conditions).measure()
+    _print(lines(results))
+    _write(results, json_file)
+
+
 def _data_flags(size: str | None, data_dir: str | None) -> list[str]:
     """Returns the benchmark's flags for the data of a comparison."""
     if size and data_dir:
