@@ -32,8 +32,7 @@ class Speedup:
     """How much faster a point is than the base of its series.
 
     Attributes:
-        series: The series.
-        base: Its point with the fewest ranks.
+        base: The point of the series with the fewest ranks.
         point: Another point.
         base_s: The median time of the base, in s.
         speedup: T(base) / T(P).
@@ -42,7 +41,6 @@ class Speedup:
             batch size grows as well, for which there is no ideal.
     """
 
-    series: Series
     base: Point
     point: Point
     base_s: float
@@ -55,15 +53,11 @@ class Improvement:
     """What an optimised series gains over the original one.
 
     Attributes:
-        original: The series that is compared with.
-        optimised: The other.
         num_ranks: The number of ranks; None for all together, by pairs of runs with the same
             number of ranks and the same seed.
         percent: 100 (original - optimised) / original.
     """
 
-    original: Series
-    optimised: Series
     num_ranks: int | None
     percent: Estimate
 
@@ -86,7 +80,7 @@ def speedups(experiment: Experiment, series: Series, quantity: Number) -> list[S
         ratio = estimate_ratio(base.values(quantity), point.values(quantity))
         base_s = estimate_median(base.values(quantity)).value
         efficiency = _efficiency(experiment.mode, ratio, point.num_ranks / base.num_ranks)
-        found.append(Speedup(series, base, point, base_s, ratio, efficiency))
+        found.append(Speedup(base, point, base_s, ratio, efficiency))
     return found
 
 
@@ -124,11 +118,11 @@ def improvements(original: Series, optimised: Series, quantity: Number) -> list[
         before, after = point.values(quantity), other.values(quantity) if other else []
         if before and after:
             percent = _percent(estimate_ratio(after, before))
-            found.append(Improvement(original, optimised, point.num_ranks, percent))
+            found.append(Improvement(point.num_ranks, percent))
     ratios = _paired_ratios(original, optimised, quantity)
     if ratios:
         percent = _percent(estimate_median(ratios))
-        found.append(Improvement(original, optimised, None, percent))
+        found.append(Improvement(None, percent))
     return found
 
 

@@ -36,7 +36,6 @@ class FileLoad:
         alike: The settings of ABOUT_FILES that vary, in words.
         num_ranks: The number of ranks.
         seconds: The times of the slowest rank, in s.
-        estimate: Their median.
     """
 
     role: str
@@ -46,7 +45,11 @@ class FileLoad:
     alike: str
     num_ranks: int
     seconds: tuple[float, ...]
-    estimate: Estimate
+
+    @property
+    def estimate(self) -> Estimate:
+        """The median time."""
+        return estimate_median(self.seconds)
 
 
 def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoad]:
@@ -60,33 +63,17 @@ def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoa
         for point in each.timed:
             for run in point.runs:
                 method = describe(own) or f"loader {run.loader}"
-                for role, file_bytes, load_s in run.files:
-                    if load_s is not None:
+                for role, file in run.files.items():
+                    if file.load is not None:
                         key = (role, method, run.loader, alike, point.num_ranks)
-                        times[key][str(run.path)] = load_s
-                        sizes[role, method] = file_bytes
+                        times[key][str(run.path)] = file.load.max_s
+                        sizes[role, method] = file.file_bytes
     loads = [
-        FileLoad(
-            role,
-            sizes[role, method] / MB,
-            method,
-            loader,
-            alike,
-            num_ranks,
-            tuple(seconds.values()),
-            estimate_median(list(seconds.values())),
-        )
-        for (role, method, loader, alike, num_ranks), seconds in times.items()
+        FileLoad(role, sizes[role, method] / MB, method, loader, alike, num, tuple(each.values()))
+        for (role, method, loader, alike, num), each in times.items()
     ]
     return sorted(
-        loads,
-        key=lambda load: (
-            -load.file_mb,
-            load.role,
-            load.loader != "original",
-            load.method,
-            load.num_ranks,
-        ),
+        loads, key=lambda e: (-e.file_mb, e.role, e.loader != "original", e.method, e.num_ranks)
     )
 
 

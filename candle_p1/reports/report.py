@@ -15,7 +15,7 @@ from candle_p1.reports.table import ReportTable
 from candle_p1.reports.tables import make_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.findings.registry import Statement
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """The part of a report on one experiment.
 
     Attributes:
+        experiment: The experiment.
         slug: The beginning of the names of its files, and its anchor on the page.
-        title: Benchmark and mode.
-        machine: A description of the machine.
-        common: The settings that all of its runs share, in words.
         notes: What a reader has to know.
         statements: What the records show.
         figures: The figures.
@@ -40,15 +38,23 @@ class Section:
         tables: The tables that have rows.
     """
 
+    experiment: Experiment
     slug: str
-    title: str
-    machine: str
-    common: str
-    notes: tuple[str, ...]
-    statements: tuple[Statement, ...]
-    figures: tuple[Drawing, ...]
-    missing: tuple[Missing, ...]
-    tables: tuple[ReportTable, ...]
+    notes: Sequence[str]
+    statements: Sequence[Statement]
+    figures: Sequence[Drawing]
+    missing: Sequence[Missing]
+    tables: Sequence[ReportTable]
+
+    @property
+    def title(self) -> str:
+        """Benchmark and mode."""
+        return f"{self.experiment.benchmark.upper()}, {MODES[self.experiment.mode]}"
+
+    @property
+    def common(self) -> str:
+        """The settings that all of its runs share, in words."""
+        return describe(self.experiment.common)
 
     @property
     def table_slugs(self) -> set[str]:
@@ -73,8 +79,8 @@ class Report:
         exports: Files for other programs, by their paths within the report.
     """
 
-    notes: tuple[str, ...]
-    sections: tuple[Section, ...]
+    notes: Sequence[str]
+    sections: Sequence[ReportSection]
     runs: ReportTable
     problems: ReportTable
     exports: dict[str, str | bytes]
@@ -92,45 +98,29 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
         runs: The runs.
         starting: Is called with the title of each section before it is made.
     """
-    sections: list[Section] = []
+    sections: list[ReportSection] = []
     experiments = group(runs.runs)
     for experiment in experiments:
         slug = f"{experiment.benchmark}-{experiment.mode}"
         same = sum(section.slug.startswith(slug) for section in sections)
-        starting(_title(experiment))
-        sections.append(_section(experiment, slug + (f"-{same + 1}" if same else "")))
+        slug += f"-{same + 1}" if same else ""
+        starting(f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}")
+        has_times = bool(experiment.runs)
+        figures, missing = draw_figures(experiment, slug) if has_times else ([], [])
+        statements = find(experiment) if has_times else []
+        tables = make_tables(experiment, slug)
+        notes = notes_on(experiment)
+        sections.append(
+            ReportSection(experiment, slug, notes, statements, figures, missing, tables)
+        )
     exports: dict[str, str | bytes] = {"runs.csv": to_csv(runs.runs)}
     parquet = to_parquet(runs.runs)
     if parquet is not None:
         exports["runs.parquet"] = parquet
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
     return Report(
-        tuple(notes_on_all(runs)),
-        tuple(sections),
-        _table_of_runs(runs),
-        _table_of_problems(runs),
-        exports,
+        notes_on_all(runs), sections, _table_of_runs(runs), _table_of_problems(runs), exports
     )
-
-
-def _section(experiment: Experiment, slug: str) -> Section:
-    has_times = bool(experiment.runs)
-    figures, missing = draw_figures(experiment, slug) if has_times else ([], [])
-    return Section(
-        slug,
-        _title(experiment),
-        str(experiment.machine) if experiment.machine else "unknown machine",
-        describe(experiment.common),
-        tuple(notes_on(experiment)),
-        tuple(find(experiment)) if has_times else (),
-        tuple(figures),
-        tuple(missing),
-        tuple(make_tables(experiment, slug)),
-    )
-
-
-def _title(experiment: Experiment) -> str:
-    return f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}"
 
 
 def _table_of_runs(runs: Runs) -> ReportTable:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.records.types import EpochFacts, PhaseTimes, RunRecord
+    from candle_p1.records.types import EpochFacts, FileFacts, PhaseTimes, RunRecord
 
 GIB = 2**30
 
@@ -46,20 +46,6 @@ class Hardware(NamedTuple):
     def __str__(self) -> str:
         gpus = [name for name in self.devices if name != "cpu"]
         return ", ".join([self.cpu, f"{self.num_cores} cores", f"{self.memory_gib} GiB", *gpus])
-
-
-class LoadedFile(NamedTuple):
-    """A data file of a run.
-
-    Attributes:
-        role: train, test, ….
-        file_bytes: Its size.
-        load_s: Seconds of loading it, on the slowest rank; None where it was not timed.
-    """
-
-    role: str
-    file_bytes: int
-    load_s: float | None
 
 
 class Stretch(NamedTuple):
@@ -212,12 +198,9 @@ class RecordedRun:
         return self.record.data.loader if self.record.data else ""
 
     @property
-    def files(self) -> list[LoadedFile]:
-        """The data files that the run recorded."""
-        return [
-            LoadedFile(role, file.file_bytes, file.load.max_s if file.load else None)
-            for role, file in (self.record.data.files if self.record.data else {}).items()
-        ]
+    def files(self) -> Mapping[str, FileFacts]:
+        """The data files that the run recorded, by role."""
+        return self.record.data.files if self.record.data else {}
 
     @cached_property
     def disturbed(self) -> str | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.records.power_file import read_traces
+from candle_p1.reports.drawing import style, to_drawing
 from candle_p1.reports.missing import MissingDataError
 
 if TYPE_CHECKING:
@@ -42,22 +42,15 @@ def run_to_draw(series: Series) -> RecordedRun:
 def power_svg(run: RecordedRun) -> str:
     """Returns the picture of power and phases as SVG, in which text remains text.
 
-    Where no power was measured, the picture says so and shows the phases alone.
-
     Raises:
         DataError: A file of readings cannot be read.
     """
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "candle_p1", "font.size": 10}):
-        text = io.StringIO()
-        figure = power_figure(run)
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    with style():
+        return to_drawing(power_figure(run), "power", "", "").svg
 
 
 def power_figure(run: RecordedRun) -> Figure:
-    """Draws power over time, with the phases of rank 0 behind it.
+    """Draws power over time, with the phases of rank 0 behind it; the phases alone without power.
 
     Raises:
         DataError: A file of readings is missing or damaged.
