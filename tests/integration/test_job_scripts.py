@@ -1,7 +1,7 @@
-"""The job scripts of Summit and Theta, as they are, from submission to record.
+"""The job scripts of Summit and Theta, unchanged, from submission to record.
 
-The commands of those machines are stand-ins (stand_ins/), which check what is asked for and start
-the ranks on this machine.
+The commands of those machines are replaced by stand-ins (stand_ins/), which check their arguments
+and start the ranks on this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.records import read_record
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 ALL = "CANDLE_P1_ALL_JOBS"
-"""Set, all ready scripts of Summit and Theta run, which takes minutes; else two of each."""
+"""If set, all ready scripts of Summit and Theta run, which takes minutes; otherwise two of each."""
 STAND_INS = Path(__file__).parent / "stand_ins"
 STEPS = "--train_steps 2 --val_steps 1 --test_steps 1"
 SMALL = {
@@ -36,7 +36,7 @@ SUBMIT = "from candle_p1.cli.submit import command; command()"
 
 @pytest.fixture
 def settings(environment, mpirun, monkeypatch):
-    """What a job is told through its environment; stands in for the site too."""
+    """Environment variables of a job; also puts the stand-ins into $PATH."""
     monkeypatch.setenv("PATH", f"{STAND_INS}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     return {
         "CANDLE_P1_ROOT": str(ROOT),
@@ -49,7 +49,7 @@ def settings(environment, mpirun, monkeypatch):
 
 @pytest.fixture
 def set_all(settings, monkeypatch):
-    """Sets these in the environment, which LSF hands on to a job."""
+    """Sets these in the environment, which LSF passes on to a job."""
 
     def set_all(**further):
         for name, value in (settings | further).items():
@@ -65,14 +65,14 @@ def ready(pattern, *some):
 
 
 def flags_for(script, num_ranks):
-    """Returns what makes the run of a ready script small: an epoch on each rank."""
+    """Returns flags that make the run of a ready script small: one epoch on each rank."""
     benchmark, mode = Path(script).stem.split("_")
     shares = mode == "strong" and benchmark != "p1b3"
     return f"{SMALL[benchmark]} --epochs {num_ranks if shares else 1}"
 
 
 def preflight_for(script):
-    """Returns whether the nodes are looked at before: once for each machine, to save time."""
+    """Returns whether the preflight runs: once for each machine, to save time."""
     return "1" if Path(script).stem == "nt3_weak" else "0"
 
 
@@ -81,8 +81,8 @@ def record_of(directory, script):
     return read_record(directory / f"output/{benchmark}/EXP000/RUN000/run.json")
 
 
-def told(directory):
-    """Returns what jobs have said, for the message of a failure."""
+def printed_by(directory):
+    """Returns what jobs have printed."""
     return "\n".join(
         path.read_text()
         for ending in ("out", "output", "error")
@@ -94,7 +94,7 @@ def told(directory):
     "script", ready("summit/*.lsf", "nt3_weak", "p1b3_strong"), ids=lambda p: p.name
 )
 def test_summit(script, set_all, execute, tmp_path):
-    """NT3 under strong scaling with all ranks of a node; the others with two of them."""
+    """NT3 under strong scaling runs with all ranks of a node, the others with two of them."""
     num_ranks = 6 if script.name == "nt3_strong.lsf" else 2
     set_all(
         CANDLE_P1_FLAGS=flags_for(script, num_ranks),
@@ -104,42 +104,42 @@ def test_summit(script, set_all, execute, tmp_path):
     code, output = execute(["bsub", "-P", "ABC123", "-nnodes", "1", script])
     assert code == 0, output
     record = record_of(tmp_path, script)
-    assert record["status"] == "ok", told(tmp_path)
+    assert record["status"] == "ok", printed_by(tmp_path)
     assert_ranks(record, "jsrun", [(0, rank) for rank in range(num_ranks)])
     assert record["environment"]["settings"]["CUDA_VISIBLE_DEVICES"] == "0"
-    said = told(tmp_path)
-    assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in said
-    assert ("starts 2 of 6 ranks" in said) == (num_ranks == 2)
+    printed = printed_by(tmp_path)
+    assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in printed
+    assert ("starts 2 of 6 ranks" in printed) == (num_ranks == 2)
 
 
 @pytest.mark.parametrize(
     "script", ready("theta/*.sh", "nt3_weak", "p1b2_strong"), ids=lambda p: p.name
 )
 def test_theta(script, settings, execute, tmp_path):
-    """With two nodes, a rank on each."""
-    told_job = settings | {
+    """On two nodes, with a rank on each."""
+    variables = settings | {
         "CANDLE_P1_FLAGS": flags_for(script, 2),
         "CANDLE_P1_PREFLIGHT": preflight_for(script),
         "CANDLE_P1_MINUTES": "60",
     }
-    env = ":".join(f"{name}={value}" for name, value in told_job.items())
+    env = ":".join(f"{name}={value}" for name, value in variables.items())
     code, output = execute(["qsub", "-A", "ABC123", "-n", "2", "-t", "60", "--env", env, script])
     assert code == 0, output
     record = record_of(tmp_path, script)
-    assert record["status"] == "ok", told(tmp_path)
+    assert record["status"] == "ok", printed_by(tmp_path)
     assert_ranks(record, "aprun", [(0, 0), (1, 0)])
     assert record["environment"]["settings"]["KMP_BLOCKTIME"] == "0"
-    assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in told(tmp_path)
+    assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in printed_by(tmp_path)
 
 
-def test_a_submitted_job_has_script_and_record_side_by_side(set_all, execute, tmp_path):
+def test_the_script_of_a_submitted_job_lies_beside_its_record(set_all, execute, tmp_path):
     set_all(STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
     words = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
     code, output = execute([sys.executable, "-c", SUBMIT, *words.split(), *SMALL["nt3"].split()])
     assert code == 0, output
     directory = tmp_path / "output/nt3/EXP000/JOB000"
-    said = told(directory)
-    assert read_record(directory / "run.json")["status"] == "ok", said
+    printed = printed_by(directory)
+    assert read_record(directory / "run.json")["status"] == "ok", printed
     assert (directory / "job.lsf").exists()
     assert "job " in output
 
@@ -149,13 +149,13 @@ def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, 
     set_all(CANDLE_P1_FLAGS=flags, STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
     script = ROOT / "jobs/summit/nt3_weak.lsf"
     bsub = start(["bsub", "-P", "ABC123", "-nnodes", "1", script])
-    await_(lambda: "/100000" in told(tmp_path), 120)
+    await_(lambda: "/100000" in printed_by(tmp_path), 120)
     bsub.send_signal(signal.SIGUSR1)
     bsub.communicate(timeout=60)
     record = tmp_path / "output/nt3/EXP000/RUN000/run.json"
     # The watchdog server outlives the job.
     await_(lambda: read_record(record)["status"] != "running", 30)
-    assert read_record(record)["status"] == "interrupted", told(tmp_path)
+    assert read_record(record)["status"] == "interrupted", printed_by(tmp_path)
 
 
 def await_(condition, limit_s):
@@ -166,7 +166,7 @@ def await_(condition, limit_s):
 
 @pytest.fixture
 def within(set_all, execute, tmp_path):
-    """Runs lines as a job of a stand-in; returns what it said."""
+    """Runs lines as a job of a stand-in; returns its exit code and what it printed."""
     count = iter(range(100))
 
     def within(submit, lines):
@@ -175,10 +175,10 @@ def within(set_all, execute, tmp_path):
         script.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
         script.chmod(0o755)
         code, output = execute([*submit.split(), script], cwd=tmp_path)
-        said = output + told(tmp_path)
+        printed = output + printed_by(tmp_path)
         for path in tmp_path.glob("*.o*"):
             path.unlink()
-        return code, said
+        return code, printed
 
     return within
 
@@ -195,8 +195,8 @@ def within(set_all, execute, tmp_path):
     ],
 )
 def test_the_stand_in_of_jsrun_refuses(line, problem, within):
-    _, said = within("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", [line])
-    assert re.search(problem, said), said
+    _, printed = within("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", [line])
+    assert re.search(problem, printed), printed
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_the_stand_in_of_jsrun_refuses(line, problem, within):
     ],
 )
 def test_the_stand_in_of_aprun_refuses(line, problem, within):
-    _, said = within("qsub -A ABC123 -n 2 -t 30 -O x", [line])
-    assert problem in said
+    _, printed = within("qsub -A ABC123 -n 2 -t 30 -O x", [line])
+    assert problem in printed
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,6 @@ def test_the_stand_in_of_aprun_refuses(line, problem, within):
     ],
 )
 def test_the_stand_ins_of_schedulers_refuse(submit, problem, within):
-    code, said = within(submit, ["true"])
+    code, printed = within(submit, ["true"])
     assert code != 0
-    assert problem in said
+    assert problem in printed

@@ -1,4 +1,4 @@
-"""Jobs through a real Slurm, from submission to record."""
+"""Jobs under a real Slurm, from submission to record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ test_steps = 1
 
 @pytest.fixture(scope="module")
 def slurm(data_directory):
-    """A Slurm of this machine, whose jobs find data and Python."""
+    """Slurm on this machine, whose jobs find data and Python."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     reason = real.missing()
     if reason is not None:
@@ -90,30 +90,30 @@ def submit(slurm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def limited_job(submit):
-    """A job without end and a time limit of minutes, which passes during the other tests.
+    """An endless job whose time limit of a few minutes passes during the other tests.
 
-    It leaves the processor to these: Slurm hands its niceness on.
+    It leaves the processor to them, because Slurm passes its niceness on.
     """
     return submit("--time", "3", "--", *ENDLESS.split(), before=("nice", "-n", "19"))
 
 
 @pytest.fixture(scope="module")
 def ended(slurm):
-    """Waits for a job's end; returns its record and what it said."""
+    """Waits for the end of a job; returns its record and what it printed."""
 
     def ended(job, directory):
         running = ("PENDING", "RUNNING", "COMPLETING")
         await_(lambda: not slurm.state(job).strip().startswith(running), LIMIT_S)
         path = directory / "run.json"
-        assert path.exists(), told(directory) + slurm.logs()
+        assert path.exists(), printed_by(directory) + slurm.logs()
         await_(lambda: read_record(path)["status"] != "running", 10)
-        return read_record(path), told(directory) + slurm.logs()
+        return read_record(path), printed_by(directory) + slurm.logs()
 
     return ended
 
 
 def run(command, directory, slurm, variables):
-    """Runs a command in a directory; returns what it prints."""
+    """Runs a command in a directory; returns its output."""
     done = subprocess.run(
         [str(word) for word in command],
         check=False,
@@ -124,12 +124,12 @@ def run(command, directory, slurm, variables):
         env=slurm.environment | variables,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 0, done.stdout + told(directory)
+    assert done.returncode == 0, done.stdout + printed_by(directory)
     return done.stdout
 
 
-def told(directory):
-    """Returns what jobs have said."""
+def printed_by(directory):
+    """Returns what jobs have printed."""
     return "\n".join(path.read_text() for path in directory.glob("*.out"))
 
 
@@ -142,15 +142,15 @@ def await_(condition, limit_s):
 def test_from_submission_to_record(limited_job, submit, ended):
     flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
     job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
-    record, said = ended(job, directory)
-    assert record["status"] == "ok", said
+    record, printed = ended(job, directory)
+    assert record["status"] == "ok", printed
     assert_ranks(record, "srun", [(0, 0), (0, 1)])
-    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in said
+    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in printed
 
 
 def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit, ended):
     job, directory = submit("--", *ENDLESS.split())
-    await_(lambda: "/200000" in told(directory), 120)
+    await_(lambda: "/200000" in printed_by(directory), 120)
     rank = next(
         process
         for process in psutil.process_iter(["environ"])
@@ -158,8 +158,8 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
         and process.info["environ"].get("PMIX_RANK") == "1"
     )
     os.kill(rank.pid, signal.SIGKILL)
-    record, said = ended(job, directory)
-    assert record["status"] == "failed", said
+    record, printed = ended(job, directory)
+    assert record["status"] == "failed", printed
     assert (record["failure"]["rank"], record["failure"]["pid"]) == (1, rank.pid)
     assert "died" in record["failure"]["reason"]
     assert slurm.state(job).strip() == "FAILED"
@@ -173,15 +173,15 @@ def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
     (first, _), (second, _) = jobs
     assert f"afterany:{first}" in slurm.say("scontrol", "show", "job", second)
     for job, script in jobs:
-        record, said = ended(job, Path(script).parent)
-        assert record["status"] == "ok", said
+        record, printed = ended(job, Path(script).parent)
+        assert record["status"] == "ok", printed
         assert record["launcher"] == "srun"
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
     assert "0 jobs" in output
 
 
 def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
-    """Slurm counts in minutes, and warns up to one minute early."""
-    record, said = ended(*limited_job)
-    assert record["status"] == "interrupted", said
+    """Slurm counts in minutes, and sends its warning up to one minute early."""
+    record, printed = ended(*limited_job)
+    assert record["status"] == "interrupted", printed
     assert "SIGTERM" in record["failure"]["reason"]

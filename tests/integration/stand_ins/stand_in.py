@@ -1,9 +1,9 @@
 """What the stand-ins of launchers and schedulers share.
 
-A stand-in takes the options that the command's documentation names, and no other; checks that what
-is asked for fits the machine; and does the work on this one. Simulated nodes are told apart by
-$CANDLE_P1_NODE. $STAND_IN_MAX_RANKS starts no more ranks than that, and says so. SIGUSR1 to a
-scheduler stands for the time at which it warns a job that its time limit is near.
+A stand-in accepts only the options in the command's documentation, checks that the request fits the
+machine, and does the work on this one. $CANDLE_P1_NODE distinguishes the simulated nodes.
+$STAND_IN_MAX_RANKS limits the number of ranks that start; the stand-in then prints a note. A
+scheduler that gets SIGUSR1 warns its job that the time limit is near.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from candle_p1.cluster.launchers import mpirun
 
 
 class Options(argparse.ArgumentParser):
-    """Options of a command; an error is told in its name."""
+    """Options of a command, whose name begins all error messages."""
 
     def __init__(self, name):
         super().__init__(prog=name, allow_abbrev=False, add_help=False)
@@ -31,20 +31,20 @@ class Options(argparse.ArgumentParser):
         self.refuse(message)
 
 
-def directives(script, mark):
-    """Returns the words after a scheduler's mark, at the start of a script."""
-    words = []
+def directives(script, prefix):
+    """Returns the arguments in the directives of a scheduler, at the start of a script."""
+    argv = []
     for line in Path(script).read_text().splitlines():
-        if line.startswith(mark + " "):
-            words += shlex.split(line[len(mark) :])
+        if line.startswith(prefix + " "):
+            argv += shlex.split(line[len(prefix) :])
         elif not line.startswith("#"):
             break
-    return words
+    return argv
 
 
-def set_options(parser, words):
-    """Returns what words set, without defaults, so that the command line can go over directives."""
-    found = vars(parser.parse_args(words))
+def set_options(parser, argv):
+    """Returns the options that are set, without defaults: the command line overrides directives."""
+    found = vars(parser.parse_args(argv))
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -56,15 +56,15 @@ def minutes(parser, text):
 
 
 def start_ranks(name, num_ranks, per_node, hosts, settings, command):
-    """Becomes mpirun, whose own variables for the ranks are hidden behind those of `settings`.
+    """Becomes mpirun, and replaces its variables for the ranks by those in `settings`.
 
-    These are assignments of bash, for which RANK, LOCAL, SIZE and HERE are the rank, the local
-    rank, and the numbers of ranks in all and on the node.
+    These are bash assignments that may use RANK, LOCAL, SIZE and HERE: the rank, the local rank,
+    and the numbers of ranks in total and on the node.
     """
     most = int(os.environ.get("STAND_IN_MAX_RANKS", num_ranks))
     if most < num_ranks:
         print(f"{name} (stand-in): starts {most} of {num_ranks} ranks", flush=True)
-    # mpirun would ask the scheduler for nodes; the ranks get its variables back.
+    # Otherwise mpirun would ask the scheduler for nodes. The ranks get these variables back.
     of_scheduler = {name: os.environ.pop(name) for name in set(os.environ) if _is_schedulers(name)}
     settings += "".join(f" {name}={shlex.quote(value)}" for name, value in of_scheduler.items())
     wrapper = (
@@ -89,8 +89,8 @@ def run_job(script, environment, output, error=None, warns=True):
         script: The script.
         environment: Its environment.
         output: File for its output.
-        error: File for its errors; None is the same.
-        warns: Whether the scheduler warns a job, by SIGTERM to all its processes.
+        error: File for its errors; None is the same file.
+        warns: Whether the scheduler warns a job with SIGTERM to all its processes.
     """
     with Path(output).open("w") as out, Path(error or os.devnull).open("w") as err:
         job = subprocess.Popen(
