@@ -11,10 +11,10 @@ from candle_p1.reports.words import listed
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from candle_p1.reports.points import Experiment, Point
-    from candle_p1.reports.runs import RecordedRun, Runs
+    from candle_p1.reports.points import Experiment
+    from candle_p1.reports.runs import Runs
 
 MAX_LISTED = 6
 
@@ -39,23 +39,20 @@ def notes_on_all(runs: Runs) -> list[str]:
 
 def notes_on(experiment: Experiment) -> list[str]:
     """Returns the notes on the runs of one experiment."""
-    return [note for make in _NOTES for note in make(experiment)]
+    makers = (_left_out, _trained, _repeats, _energy, _data, _versions, _threads, _warnings)
+    return [note for make in makers for note in make(experiment)]
 
 
-def _finished(experiment: Experiment) -> Iterator[str]:
-    unfinished = _runs(experiment, "unfinished")
-    if unfinished:
-        statuses = Counter(run.status for run in unfinished)
+def _left_out(experiment: Experiment) -> Iterator[str]:
+    statuses = Counter(run.status for run in experiment.all_runs if run.status != "ok")
+    if statuses:
         parts = [f"{num} {status}" for status, num in sorted(statuses.items())]
         yield (
             f"Not finished, and not included in any number: {listed(parts)}. The table of runs has"
             " the reasons."
         )
-
-
-def _disturbed(experiment: Experiment) -> Iterator[str]:
-    disturbed = _runs(experiment, "disturbed")
-    for why, num in sorted(Counter(str(run.disturbed) for run in disturbed).items()):
+    finished = [run for run in experiment.all_runs if run.status == "ok"]
+    for why, num in sorted(Counter(run.disturbed for run in finished if run.disturbed).items()):
         yield f"{count(num, 'run')} {'was' if num == 1 else 'were'} {why}; the times are not used."
 
 
@@ -75,16 +72,13 @@ def _repeats(experiment: Experiment) -> Iterator[str]:
         )
 
 
-def _stopped(experiment: Experiment) -> Iterator[str]:
+def _trained(experiment: Experiment) -> Iterator[str]:
     reasons = Counter(run.stopped for run in experiment.runs if run.stopped)
     for reason, num in sorted(reasons.items()):
         yield (
             f"Training ended early in {count(num, 'run')} ({reason}): times are for fewer epochs"
             " than planned."
         )
-
-
-def _diverged(experiment: Experiment) -> Iterator[str]:
     name = merit(experiment.runs)
     diverged = [run for run in experiment.runs if name and run.has_diverged(name)]
     if diverged:
@@ -147,32 +141,3 @@ def _warnings(experiment: Experiment) -> Iterator[str]:
     found = Counter(text for run in experiment.runs for text in run.record.warnings or ())
     for text, num in found.most_common(MAX_LISTED):
         yield f"Warning in {count(num, 'run')}: {text}."
-
-
-_NOTES = (
-    _finished,
-    _disturbed,
-    _stopped,
-    _diverged,
-    _repeats,
-    _energy,
-    _data,
-    _versions,
-    _threads,
-    _warnings,
-)
-
-
-def _runs(experiment: Experiment, kind: str) -> Sequence[RecordedRun]:
-    """Returns the runs of a kind, "unfinished" or "disturbed", each once."""
-
-    def of(point: Point) -> tuple[RecordedRun, ...]:
-        return point.unfinished if kind == "unfinished" else point.disturbed
-
-    found = {
-        run.path: run
-        for series in experiment.series
-        for point in series.points
-        for run in of(point)
-    }
-    return list(found.values())

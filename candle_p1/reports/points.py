@@ -109,12 +109,20 @@ class Experiment:
     series: tuple[Series, ...]
 
     @cached_property
-    def runs(self) -> tuple[RecordedRun, ...]:
-        """The runs with valid times, each once: a run on one rank may be in several series."""
+    def all_runs(self) -> tuple[RecordedRun, ...]:
+        """All runs, each once: a run on one rank may be in several series."""
+        points = [point for series in self.series for point in series.points]
         found = {
-            run.path: run for series in self.series for point in series.points for run in point.runs
+            run.path: run
+            for point in points
+            for run in (*point.runs, *point.disturbed, *point.unfinished)
         }
         return tuple(found.values())
+
+    @cached_property
+    def runs(self) -> tuple[RecordedRun, ...]:
+        """The runs with valid times, each once."""
+        return tuple(run for run in self.all_runs if run.is_timed)
 
     @cached_property
     def rank_counts(self) -> tuple[int, ...]:

@@ -55,14 +55,14 @@ def test_a_planted_ratio_is_found_with_its_interval(sides):
     assert comparison.warnings == ()
 
 
-def test_what_did_not_change_is_not_shown(sides):
+def test_no_change_is_not_shown(sides):
     planted = [{"epoch_s": 1.0 + 0.1 * i, "load_s": 2.0 + 0.1 * i} for i in range(5)]
     row = rows_of(compare(*sides(planted, planted)))["phase_load_s"]
     assert row.change.value == pytest.approx(1)
     assert row.verdict == NOT_SHOWN
 
 
-def test_few_runs_and_single_ones_claim_nothing(sides):
+def test_few_and_single_runs_claim_nothing(sides):
     few = [{"load_s": s} for s in (8.0, 9.0, 10.0)]
     a, b = sides(few, [{"load_s": s / 100} for s in (8.0, 9.0, 10.0)])
     assert rows_of(compare(a, b))["phase_load_s"].verdict == TOO_FEW
@@ -100,7 +100,7 @@ def with_change(side, change):
     return replace(side, runs=tuple(runs))
 
 
-def test_zeros_and_what_one_side_lacks_have_no_ratio(sides):
+def test_zeros_and_values_of_one_side_have_no_ratio(sides):
     rows = rows_of(compare(*sides([{"energy_j": 5.0}], [{"wait_s": 1.0}])))
     assert rows["broadcast_wait_s"].change is None
     assert rows["broadcast_wait_s"].verdict != rows["energy_j"].verdict
@@ -160,7 +160,7 @@ def test_every_difference_is_listed(sides):
     assert "ranks differ: A 1, B 2" in warnings
 
 
-def test_what_is_hard_to_compare_is_said(sides, tmp_path):
+def test_caveats_are_stated(sides, tmp_path):
     a, b = sides(
         [{"training": {"traced": True}}, {"status": "failed"}],
         [{"size": "full"}, {"size": "full", "training": {"profiled": True}}],
@@ -176,7 +176,7 @@ def test_what_is_hard_to_compare_is_said(sides, tmp_path):
     assert any("1 run in A and also in B" in w for w in compare(b, Side("b", b.timed)).warnings)
 
 
-def test_real_data_are_told_from_synthetic_ones(tmp_path):
+def test_real_and_synthetic_data_are_distinguished(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         path = plant(tmp_path / name)
@@ -196,7 +196,7 @@ def test_real_data_are_told_from_synthetic_ones(tmp_path):
         ([{"epochs": 24}, {"epochs": 12}], "only b has runs with epochs 12"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(sides, planted, message):
+def test_incomparable_runs_are_refused(sides, planted, message):
     with pytest.raises(ParameterError, match=message):
         compare(*sides([{}], planted))
 
@@ -220,7 +220,7 @@ def test_the_command_prints_and_writes_json(sides, tmp_path):
     ]
 
 
-def test_a_place_that_cannot_be_written_is_named(sides, tmp_path):
+def test_a_file_that_cannot_be_written_is_named(sides, tmp_path):
     a, b = sides([{}], [{}])
     words = ["compare", a.runs[0].path, b.runs[0].path, "--json", tmp_path / "no/out.json"]
     result = CliRunner().invoke(cli.cli, [str(word) for word in words])

@@ -59,7 +59,7 @@ def files_of(directory):
     return extrap_files(group(read_runs([directory]).runs))
 
 
-def test_all_repeats_of_a_strong_series_are_there(tmp_path):
+def test_all_repeats_of_a_strong_series_are_exported(tmp_path):
     plant_series(tmp_path)
     plant(tmp_path, "nt3", 2, status="failed")
     files = files_of(tmp_path)
@@ -92,7 +92,7 @@ def test_every_series_has_a_file_that_the_index_explains(tmp_path):
     assert {row["points"] for row in index} == {"2"}
 
 
-def test_long_names_are_cut_and_told_apart(tmp_path):
+def test_long_names_are_shortened_and_unique(tmp_path):
     for size in ("1" * 40, "2" * 40):
         plant_series(tmp_path, (1, 2), batch_scaling="none", model=f"{'x' * 30} {'y' * 30} {size}")
     files = files_of(tmp_path)

@@ -81,7 +81,7 @@ def test_the_command_writes_page_figures_and_tables(written):
     assert {"nt3-strong-times", "nt3-strong-loading", "runs", "unreadable"} <= tables
 
 
-def test_figures_are_whole_and_their_text_is_text(written):
+def test_figures_are_complete_and_contain_text(written):
     _, out = written
     for path in (out / "figures").glob("*.svg"):
         root = ET.fromstring(path.read_text())
@@ -110,7 +110,7 @@ def test_tables_hold_the_planted_numbers(written):
     assert "rank 0 died" in runs
 
 
-def test_the_page_says_what_is_missing(written):
+def test_the_page_lists_what_is_missing(written):
     _, out = written
     text = (out / "index.html").read_text()
     for words in (
@@ -161,7 +161,7 @@ def test_many_series_are_drawn_in_several_figures(tmp_path):
     assert "Where the time goes (2 of 2)" in titles
 
 
-def test_runs_that_all_failed_make_a_report_that_says_so(tmp_path):
+def test_failed_runs_alone_make_a_report(tmp_path):
     plant(tmp_path, "p1b1", 2, status="failed")
     result = invoke(tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -169,7 +169,7 @@ def test_runs_that_all_failed_make_a_report_that_says_so(tmp_path):
     assert "rank 0 died" in text
 
 
-def test_errors_are_one_message(tmp_path, monkeypatch, capsys):
+def test_errors_name_the_directory(tmp_path, monkeypatch, capsys):
     result = invoke(tmp_path, "-o", tmp_path / "out")
     assert isinstance(result.exception, RecordError)
     plant(tmp_path, "nt3", 1)
@@ -203,7 +203,7 @@ def test_a_table_is_html_markdown_and_csv():
     assert lines[2][3:] == ["", "", "", "", ""]
 
 
-def test_published_values_have_machine_and_place():
+def test_published_values_name_the_machine_and_the_section():
     for benchmark in BENCHMARKS:
         for mode in ("strong", "weak", "batch"):
             for each in published(benchmark, mode, "epochs_needed", "load_s", "total_s"):
@@ -232,7 +232,7 @@ def test_the_axis_of_many_ranks_shows_the_first_and_the_last():
 
 
 @pytest.mark.extended
-def test_models_that_diverged_leave_a_report(tmp_path):
+def test_diverged_models_do_not_prevent_a_report(tmp_path):
     for num_ranks in (1, 2, 4, 8, 16, 32, 64):
         for seed in (0, 1):
             path = plant(

@@ -66,7 +66,7 @@ def test_a_single_run_supports_few_statements():
     assert all(each.lacking for what, each in statements.items() if what not in made)
 
 
-def test_what_dominates_is_said_by_scale():
+def test_what_dominates_is_stated_by_scale():
     original, parallel = statements_on(*study())["What dominates"].sentences
     assert original == (
         "loader original: the largest part of the time is training on 1 rank (59 % of the total"
@@ -249,7 +249,7 @@ def test_the_best_and_the_fastest_batch_scaling_are_named():
     assert any("0.6579 on 48 GPUs with cbrt" in text for text in statement.published)
 
 
-def test_what_to_change_names_the_measured_gain():
+def test_advice_names_the_measured_gain():
     original, parallel = statements_on(*study())["What to change"].sentences
     check_holds(original, "loader original, on 4 ranks", "--loader parallel", "60.3 % (90 %")
     check_holds(parallel, "loader parallel, on 4 ranks", "8 epochs")
@@ -299,7 +299,7 @@ def test_numbers_have_three_digits_and_four_after_a_one():
     assert listed([1, 2, 1024]) == "1, 2 and 1,024"
 
 
-def test_intervals_say_what_they_are():
+def test_intervals_name_their_kind():
     assert interval(estimate_median([1.0])) == "no interval, 1 run"
     assert interval(estimate_median([2.0, 3.0])) == "range 2.00 to 3.00, 2 runs"
     assert interval(estimate_median([2.0] * 6)) == "95 % interval 2.00 to 2.00, 6 runs"

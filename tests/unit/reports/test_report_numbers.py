@@ -128,7 +128,7 @@ def test_planted_improvements_are_found_exactly():
     assert over_all.verdict == SHOWN
 
 
-def test_an_improvement_is_claimed_only_where_the_interval_excludes_none():
+def test_an_improvement_is_claimed_only_where_the_interval_excludes_zero():
     assert compared(40.0, 30.0, repeats=4)[0].verdict == SHOWN
     assert compared(40.0, 39.9, repeats=4)[0].verdict == NOT_SHOWN
     assert compared(30.0, 40.0, repeats=4)[0].verdict == WORSE
@@ -153,7 +153,7 @@ def test_energy_improves_only_where_it_was_measured():
     assert over_all.percent.num == (6,)
 
 
-def test_only_the_original_settings_are_compared_with():
+def test_only_original_settings_are_bases_of_improvements():
     records = [
         strong(30.0, 1, loader=loader, kernels=kernels, batch_size=size)
         for loader in ("original", "cached", "parallel")
@@ -168,7 +168,7 @@ def test_only_the_original_settings_are_compared_with():
             assert before[name] in (first, after[name])
 
 
-def test_quality_by_epochs_per_rank_and_where_it_falls():
+def test_where_quality_falls_by_epochs_per_rank():
     records = [
         weak(20.0, num, quality={"accuracy": 0.98 + 0.001 * seed}, rng_seed=seed, loader=loader)
         for num in (1, 2)
@@ -208,7 +208,7 @@ def test_quality_by_epochs_per_rank_and_where_it_falls():
     assert falls(all_runs, 8, True) == []
 
 
-def test_a_loss_is_worse_when_it_rises_by_a_part_of_its_value():
+def test_a_loss_is_worse_when_it_rises_relative_to_its_value():
     records = [
         planted_record(
             "p1b1", 1, epochs=epochs, epochs_scaling="weak", quality={"loss": loss}, rng_seed=seed
@@ -223,7 +223,7 @@ def test_a_loss_is_worse_when_it_rises_by_a_part_of_its_value():
     assert one.difference.value == pytest.approx(0.01)
 
 
-def test_loads_of_a_file_count_together_whatever_the_batch_size():
+def test_loads_of_a_file_are_combined_over_batch_sizes():
     records = [
         strong(30.0, 1, loader=loader, batch_size=size)
         for loader in ("original", "parallel")

@@ -35,7 +35,7 @@ def outline(experiment):
     }
 
 
-def test_every_record_is_found_once_and_a_bad_one_is_a_problem(tmp_path):
+def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
     plant(tmp_path, num_ranks=2)
     plant(tmp_path, num_ranks=1)
     bad = tmp_path / "bad/deeper"
@@ -49,14 +49,14 @@ def test_every_record_is_found_once_and_a_bad_one_is_a_problem(tmp_path):
     assert str(bad) not in problem.reason
 
 
-def test_without_any_record_there_is_one_message(tmp_path):
+def test_directories_without_records_are_refused(tmp_path):
     with pytest.raises(RecordError, match=r"run\.json"):
         read_runs([tmp_path])
     with pytest.raises(RecordError, match="nowhere"):
         read_runs([tmp_path / "nowhere"])
 
 
-def test_times_are_of_the_slowest_rank_and_epochs_without_the_first_step():
+def test_times_are_those_of_the_slowest_rank_and_epochs_exclude_the_first_step():
     record = planted_record(num_ranks=2, load_s=3.0, epoch_s=1.5, first_step_s=9.0, epochs=8)
     run = RecordedRun(None, changed(record, {"phases.load.max_s": 4.0}))
     assert run.load_s == 4.0
@@ -66,7 +66,7 @@ def test_times_are_of_the_slowest_rank_and_epochs_without_the_first_step():
     assert run.train_s == 4 * 1.5 + 9.0
 
 
-def test_a_single_step_tells_no_time_per_epoch():
+def test_a_single_step_gives_no_time_per_epoch():
     record = changed(planted_record(epochs=1), {"training.epochs.0.steps.num": 1})
     assert RecordedRun(None, record).epoch_s is None
 
@@ -80,7 +80,7 @@ def test_the_parts_of_a_run_add_up_to_its_total():
     assert parts[OTHER] == pytest.approx(0)
 
 
-def test_communication_that_was_not_measured_is_one_part_with_the_training():
+def test_unmeasured_communication_is_one_part_with_training():
     record = planted_record(num_ranks=2, epochs=8)
     run = RecordedRun(None, changed(record, {"phases.train.communication": REMOVED}))
     parts = parts_s(run)
@@ -89,7 +89,7 @@ def test_communication_that_was_not_measured_is_one_part_with_the_training():
     assert sum(parts.values()) == pytest.approx(run.total_s)
 
 
-def test_epochs_are_those_that_were_trained():
+def test_epochs_are_counted_as_trained():
     record = planted_record(epochs=8, epochs_per_rank=3, training={"stopped": "early_stop"})
     stopped = RecordedRun(None, changed(record, {"plan.epochs_per_rank": 8}))
     assert stopped.epochs_per_rank == 3
@@ -97,19 +97,19 @@ def test_epochs_are_those_that_were_trained():
     assert any("1 run (early_stop)" in note for note in notes_on(experiment))
 
 
-def test_a_machine_has_the_cores_of_its_nodes_however_ranks_are_bound():
+def test_a_machine_has_the_cores_of_a_node_however_ranks_are_bound():
     bound = {"num_cores": 1, "node_cores": 16}
     assert run_of(environment=bound).machine == run_of(environment={"num_cores": 16}).machine
 
 
-def test_ranks_of_a_node_make_series_where_they_differ_at_the_same_number():
+def test_ranks_per_node_make_series_where_they_differ_at_the_same_scale():
     records = [planted_record(num_ranks=4) for _ in range(3)]
     records[0] = changed(records[0], {"num_nodes": 2})
     (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
     assert [series.name for series in experiment.series] == ["ranks_per_node 2", "ranks_per_node 4"]
 
 
-def test_caches_written_and_staged_stand_apart():
+def test_written_and_staged_caches_make_series():
     records = [planted_record(loader="cached", stage_dir=None) for _ in range(3)]
     write = records[0].phases["load"].model_dump(exclude_unset=True)
     records[0] = changed(records[0], {"phases.load.parts": {"write": write}})
@@ -122,14 +122,14 @@ def test_caches_written_and_staged_stand_apart():
     ]
 
 
-def test_communication_is_nothing_on_one_rank_and_unknown_where_it_was_not_logged():
+def test_communication_is_zero_on_one_rank_and_unknown_where_not_logged():
     assert run_of(num_ranks=1).communication_share == 0
     assert run_of(num_ranks=2, communication_s=12.25, epochs=48).communication_share == 0.5
     record = changed(planted_record(num_ranks=2), {"phases.train.communication": REMOVED})
     assert RecordedRun(None, record).communication_share is None
 
 
-def test_places_logging_and_seeds_do_not_make_a_point():
+def test_places_logging_and_seeds_do_not_define_a_point():
     one = run_of(rng_seed=1, output_dir="a", timeline="t", power="none", epochs_scaling=None)
     other = run_of(rng_seed=2, output_dir="b", epochs_scaling="strong")
     assert one.settings == other.settings
@@ -137,7 +137,7 @@ def test_places_logging_and_seeds_do_not_make_a_point():
     assert one.settings["epochs_scaling"] == "strong"
 
 
-def test_files_are_told_apart_by_their_values():
+def test_files_are_distinguished_by_their_values():
     records = [
         changed(
             planted_record(),
@@ -162,7 +162,7 @@ def test_the_mode_of_scaling_comes_from_the_plan():
         assert experiment.mode == mode
 
 
-def test_series_are_named_by_what_differs(tmp_path):
+def test_series_are_named_by_the_settings_that_differ(tmp_path):
     for loader in ("original", "parallel"):
         for batch_size in (20, 40):
             for num_ranks in (1, 2):
@@ -187,7 +187,7 @@ def test_series_are_named_by_what_differs(tmp_path):
     assert len(experiment.runs) == 24
 
 
-def test_what_did_not_finish_is_counted_beside_and_traced_runs_are_not_timed(tmp_path):
+def test_unfinished_and_traced_runs_are_counted_but_not_timed(tmp_path):
     for loader in ("original", "parallel"):
         plant(tmp_path, "nt3", 2, loader=loader)
     plant(tmp_path, "nt3", 2, loader="original", status="failed")
@@ -233,7 +233,7 @@ def test_threads_make_series_only_where_one_number_of_ranks_has_several(tmp_path
     assert set(outline(experiment)) == {"threads 1", "threads 2"}
 
 
-def test_one_rank_exchanges_nothing_and_is_the_base_of_every_exchange(tmp_path):
+def test_a_run_on_one_rank_is_the_base_of_all_communication_settings(tmp_path):
     plant(tmp_path, "nt3", 1)
     for size in ("0", "134217728"):
         settings = {"HOROVOD_FUSION_THRESHOLD": size, "HOROVOD_STALL_CHECK_TIME_SECONDS": size}
@@ -259,7 +259,7 @@ def test_one_rank_exchanges_nothing_and_is_the_base_of_every_exchange(tmp_path):
         ({"energy_j": 100.0}, "Energy was not measured in 1 of 2 runs"),
     ],
 )
-def test_what_is_missing_or_mixed_is_said(tmp_path, change, note):
+def test_missing_or_mixed_data_are_noted(tmp_path, change, note):
     plant(tmp_path, "nt3", 2)
     if change:
         plant(tmp_path, "nt3", 2, **change)
@@ -267,7 +267,7 @@ def test_what_is_missing_or_mixed_is_said(tmp_path, change, note):
     assert note in " ".join(notes_on(experiment))
 
 
-def test_estimated_and_simulated_energy_is_called_so(tmp_path):
+def test_simulated_energy_is_labelled(tmp_path):
     path = plant(tmp_path, "nt3", 2, energy_j=100.0)
     record = json.loads(path.read_text())
     record["energy"]["kind"] = "simulated"

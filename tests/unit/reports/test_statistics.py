@@ -28,7 +28,7 @@ TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
     ("num", "ranks"),
     [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (12, (3, 10)), (20, (6, 15))],
 )
-def test_the_interval_is_that_of_the_published_tables(num, ranks):
+def test_the_interval_agrees_with_published_tables(num, ranks):
     assert median_interval(range(1, num + 1)) == ranks
     assert (ranks is None) == (num < MIN_VALUES)
 
@@ -62,7 +62,7 @@ def test_the_order_of_the_values_does_not_matter(times, random):
     ("num", "confidence"),
     [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.96875), (9, 0.9609375)],
 )
-def test_few_values_give_their_range_with_the_confidence_it_has(num, confidence):
+def test_few_values_give_their_range_with_its_confidence(num, confidence):
     estimate = estimate_median(range(1, num + 1))
     assert estimate.confidence == pytest.approx(confidence)
     assert estimate.is_confident == (num >= MIN_VALUES)
@@ -71,7 +71,7 @@ def test_few_values_give_their_range_with_the_confidence_it_has(num, confidence)
 
 
 @pytest.mark.parametrize(("num_x", "num_y"), [(1, 1), (1, 4), (2, 3), (3, 3), (4, 4), (3, 5)])
-def test_the_distribution_of_the_mann_whitney_statistic_is_that_of_all_orders(num_x, num_y):
+def test_the_mann_whitney_distribution_agrees_with_enumeration(num_x, num_y):
     counts = [0] * (num_x * num_y + 1)
     for chosen in itertools.combinations(range(num_x + num_y), num_x):
         others = set(range(num_x + num_y)) - set(chosen)
@@ -82,7 +82,7 @@ def test_the_distribution_of_the_mann_whitney_statistic_is_that_of_all_orders(nu
 @pytest.mark.parametrize(
     ("num_x", "num_y"), [(2, 2), (3, 3), (3, 4), (4, 4), (3, 5), (5, 5), (4, 7)]
 )
-def test_a_ratio_misses_as_often_as_it_says_whatever_the_order(num_x, num_y):
+def test_the_interval_of_a_ratio_misses_as_often_as_it_says(num_x, num_y):
     """Of sets that differ by no factor all orders are equally likely."""
     values = np.exp(np.arange(num_x + num_y) ** 1.3)  # no two ratios are alike
     misses = 0
@@ -96,7 +96,7 @@ def test_a_ratio_misses_as_often_as_it_says_whatever_the_order(num_x, num_y):
 @pytest.mark.parametrize(
     ("num", "critical"), [(4, 0), (5, 2), (6, 5), (7, 8), (8, 13), (9, 17), (10, 23), (20, 127)]
 )
-def test_the_interval_of_a_ratio_is_that_of_the_published_critical_values(num, critical):
+def test_the_interval_of_a_ratio_agrees_with_published_critical_values(num, critical):
     """Two-sided Mann-Whitney test at 5 %: no difference is rejected where U is at most this."""
     x = np.exp(np.arange(num))
     y = np.exp(np.pi * np.arange(num))
@@ -120,7 +120,7 @@ def test_a_planted_factor_is_found_exactly():
 
 
 @given(TIMES, TIMES, st.floats(1e-3, 1e3))
-def test_a_ratio_follows_the_scale_and_turns_with_the_sets(x, y, factor):
+def test_a_ratio_scales_and_inverts_with_its_sets(x, y, factor):
     estimate = estimate_ratio(x, y)
     assert estimate.low <= estimate.value * (1 + 1e-12)
     assert estimate.value <= estimate.high * (1 + 1e-12)
@@ -137,7 +137,7 @@ def test_a_ratio_follows_the_scale_and_turns_with_the_sets(x, y, factor):
 
 
 @given(TIMES, st.floats(1e-3, 1e3))
-def test_an_estimate_maps_to_that_of_a_function(times, factor):
+def test_an_estimate_can_be_mapped_by_a_function(times, factor):
     estimate = estimate_median(times)
     falling = estimate.map(lambda value: -factor * value)
     assert falling.low <= falling.value <= falling.high

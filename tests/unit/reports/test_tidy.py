@@ -49,7 +49,7 @@ def test_every_run_is_a_row_with_its_quantities(runs):
     assert traced["parameter_loader"] == 'a "b", c'
 
 
-def test_columns_have_one_type_and_a_place(runs):
+def test_columns_have_one_type_and_a_fixed_order(runs):
     columns = tidy(runs)
     assert columns.keys() >= ALWAYS
     assert columns["num_ranks"] == (int, [2, 1, 1])
@@ -83,7 +83,7 @@ def test_without_pyarrow_there_is_no_parquet(runs, monkeypatch):
     assert to_parquet(runs) is None
 
 
-def test_no_run_that_knows_its_quantities_is_needed(tmp_path):
+def test_a_table_can_consist_of_running_runs(tmp_path):
     plant(tmp_path, status="running")
     (row,) = csv.DictReader(io.StringIO(to_csv(read_runs([tmp_path]).runs)))
     assert row["total_s"] == ""

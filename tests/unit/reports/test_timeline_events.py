@@ -52,7 +52,7 @@ def write(path, data):
     return path
 
 
-def test_a_real_timeline_reads_as_json_does():
+def test_a_real_timeline_is_read_like_json():
     found, cut = read(REAL)
     assert found == json.loads(REAL.read_text())
     assert not cut
@@ -61,7 +61,9 @@ def test_a_real_timeline_reads_as_json_does():
 
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 @pytest.mark.parametrize("unusual", [True, False])
-def test_cut_at_any_byte_it_reads_to_the_last_whole_event(tmp_path, unusual, ensure_ascii):
+def test_a_timeline_cut_at_any_byte_is_read_to_its_last_complete_event(
+    tmp_path, unusual, ensure_ascii
+):
     data = (
         json.dumps(UNUSUAL, ensure_ascii=ensure_ascii).encode()
         if unusual
@@ -75,7 +77,7 @@ def test_cut_at_any_byte_it_reads_to_the_last_whole_event(tmp_path, unusual, ens
         assert cut == (length < len(data))
 
 
-def test_a_gzipped_timeline_cut_at_any_byte_reads_to_some_event(tmp_path):
+def test_a_gzipped_timeline_cut_at_any_byte_is_read_as_far_as_possible(tmp_path):
     expected = json.loads(REAL.read_text())
     data = gzip.compress(REAL.read_bytes())
     assert read(write(tmp_path / "whole.json.gz", data)) == (expected, False)
@@ -90,7 +92,7 @@ def test_a_gzipped_timeline_cut_at_any_byte_reads_to_some_event(tmp_path):
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 1000])
-def test_where_a_chunk_ends_does_not_matter(tmp_path, monkeypatch, chunk_bytes):
+def test_the_size_of_chunks_does_not_matter(tmp_path, monkeypatch, chunk_bytes):
     monkeypatch.setattr(events, "CHUNK_BYTES", chunk_bytes)
     assert read(REAL)[0] == json.loads(REAL.read_text())
     data = json.dumps(UNUSUAL, ensure_ascii=False, indent=chunk_bytes % 2 or None).encode()
@@ -98,7 +100,7 @@ def test_where_a_chunk_ends_does_not_matter(tmp_path, monkeypatch, chunk_bytes):
 
 
 @pytest.mark.parametrize("end", [",", ",\n", "]", "]\n\n", ",]", "\0\0\0"])
-def test_ends_that_are_seen(tmp_path, end):
+def test_endings_of_a_timeline(tmp_path, end):
     data = '[\n{"ph": "E", "ts": 5, "pid": 1}' + end
     found, cut = read(write(tmp_path / "t.json", data.encode()))
     assert found == [{"ph": "E", "ts": 5, "pid": 1}]
@@ -126,7 +128,7 @@ EVENT = '{"ph": "E", "ts": 5, "pid": 1}'
         ("[" + " x" * 2**20, 1),
     ],
 )
-def test_what_is_no_timeline_is_named(tmp_path, content, line):
+def test_files_that_are_not_timelines_are_refused(tmp_path, content, line):
     path = write(tmp_path / "t.json", content.encode())
     with pytest.raises(DataError) as caught:
         read(path)

@@ -136,7 +136,7 @@ def check_clipped(path, begin_s, end_s, out):
     return events
 
 
-def test_a_piece_is_the_timeline_clipped(tmp_path):
+def test_a_piece_equals_the_clipped_timeline(tmp_path):
     last_s = summarize(REAL).end_s
     middle = [1.15, 1.2, 2.33, 2.3435, 2.4245]
     for begin_s in (0.0, 0.22, *middle):
@@ -145,7 +145,7 @@ def test_a_piece_is_the_timeline_clipped(tmp_path):
                 check_clipped(REAL, begin_s, end_s, tmp_path / "piece.json")
 
 
-def test_the_whole_is_read_as_the_timeline(tmp_path):
+def test_a_copy_of_the_whole_has_the_same_summary(tmp_path):
     out = tmp_path / "piece.json"
     piece = cut(REAL, out)
     check_trace(out)
@@ -161,7 +161,7 @@ def test_the_whole_is_read_as_the_timeline(tmp_path):
     assert not again.unfinished
 
 
-def test_a_piece_of_a_timeline_cut_anywhere_is_whole(tmp_path):
+def test_a_piece_of_a_truncated_timeline_is_valid(tmp_path):
     data = REAL.read_bytes()
     path, out = tmp_path / "cut.json", tmp_path / "piece.json"
     for length in range(4000, len(data), 997):
@@ -194,7 +194,7 @@ any_event = st.one_of(
 
 
 @given(st.lists(any_event, max_size=40), st.integers(0, 40), st.integers(1, 20))
-def test_whatever_follows_what_the_piece_is_whole(tmp_path_factory, events, begin_us, us):
+def test_a_piece_of_any_sequence_of_events_is_valid(tmp_path_factory, events, begin_us, us):
     """Not that Horovod writes this: every state must take every event."""
     path = tmp_path_factory.getbasetemp() / "any.json"
     out = path.with_name("piece.json")
@@ -226,7 +226,7 @@ def test_only_tensors_that_appear_are_named(tmp_path):
     assert events[0]["args"][ORIGIN_KEY] == read_origin_epoch_us(REAL)
 
 
-def test_what_follows_the_piece_is_not_read(tmp_path):
+def test_events_after_the_piece_are_not_read(tmp_path):
     path, out = tmp_path / "t.json", tmp_path / "piece.json"
     path.write_bytes(REAL.read_bytes()[:-1] + b", nonsense {}]")
     cut(path, out, 0.0, 2.0)
@@ -243,7 +243,7 @@ def test_a_gzipped_piece(tmp_path):
     assert check_trace(tmp_path / "piece.json.gz") == check_trace(tmp_path / "piece.json")
 
 
-def test_marks_of_cycles(tmp_path):
+def test_cycle_marks_are_kept(tmp_path):
     path, out = tmp_path / "t.json", tmp_path / "piece.json"
     origin = {"name": "process_name", "ph": "M", "pid": 0, "args": {ORIGIN_KEY: 5}}
     mark = {"ph": "i", "name": "CYCLE_START", "ts": 7, "s": "g"}
@@ -289,7 +289,7 @@ def test_tracks_are_drawn_beside_it(tmp_path):
     assert sorted(order.values())[:2] == [-2, -1]
 
 
-def test_spans_that_cross_are_drawn_on_rows_of_their_own(tmp_path):
+def test_crossing_spans_are_drawn_on_separate_rows(tmp_path):
     out = tmp_path / "piece.json"
     crossing = [Span("read", 100, 600), Span("parse", 200, 700), Span("scale", 650, 800)]
     cut(REAL, out, 0.0, 1.0, [Track("parts", spans=[Span("load", 100, 900), *crossing])])
@@ -342,7 +342,7 @@ def test_phases_come_from_the_raw_values(tmp_path):
     assert phase_track(RecordedRun(path, record), 0.0) is None
 
 
-def test_where_the_clocks_meet():
+def test_the_origin_of_the_timeline_on_the_clock_of_the_run():
     epoch_us = 1_767_225_600_000_000
     run = RecordedRun(None, make_record(RUNNING))
     assert origin_s(run, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
@@ -395,7 +395,7 @@ def test_pieces_that_cannot_be_cut(tmp_path, path, out, times_s, error, named):
     assert {file.name for file in tmp_path.iterdir()} == {"copy.json", "empty.json"}
 
 
-def test_a_quiet_piece_has_its_tracks(tmp_path):
+def test_a_piece_without_events_has_its_tracks(tmp_path):
     """Between the proof and the broadcast, while data are loaded, Horovod has nothing to do."""
     out = tmp_path / "piece.json"
     load = Track("rank 0: phases", spans=[Span("load", 300_000, 1_000_000)])

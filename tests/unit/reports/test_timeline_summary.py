@@ -148,7 +148,7 @@ def test_fused_tensors_count_once(timeline):
     }
 
 
-def test_messages_of_several_streams_are_told_apart(timeline):
+def test_messages_of_several_streams_are_distinguished(timeline):
     a, b, c = (f"gradient.{i}.x" for i in range(3))
     timeline.begin(0, "ALLREDUCE", a, b, c)
     timeline.begin(10, "NCCL_ALLREDUCE", a, b)
@@ -198,7 +198,7 @@ def test_a_step_is_a_round_of_gradients(timeline):
     }
 
 
-def test_a_gradient_that_ends_late_counts_to_its_own_step(timeline):
+def test_a_gradient_that_ends_late_belongs_to_its_own_step(timeline):
     a, b = GRADIENTS
     timeline.begin(0, "NEGOTIATE_ALLREDUCE", a, b)
     timeline.end(10, a, b)
@@ -215,7 +215,7 @@ def test_a_gradient_that_ends_late_counts_to_its_own_step(timeline):
     assert found["bytes"] == [80, 40]
 
 
-def test_of_very_many_steps_the_first_have_rows(timeline, monkeypatch):
+def test_only_the_first_of_very_many_steps_have_rows(timeline, monkeypatch):
     monkeypatch.setattr(steps, "MAX_STEPS", 3)
     for us in range(0, 5000, 1000):
         timeline.fused(us, *GRADIENTS)
@@ -232,7 +232,7 @@ def test_the_names_of_gradients_can_be_given(timeline):
     assert timeline.summarize(gradients="_Allreduce/").num_steps == 2
 
 
-def test_the_broadcast_overhead_is_from_the_first_negotiation_to_the_last_end(timeline):
+def test_the_broadcast_overhead_extends_from_the_first_negotiation_to_the_last_end(timeline):
     timeline.begin(0, "NEGOTIATE_BROADCAST", "earlier")
     timeline.end(10, "earlier")
     timeline.begin(10, "BROADCAST", "earlier")
@@ -264,7 +264,7 @@ def test_no_broadcast_is_none(timeline):
     assert timeline.summarize().broadcast is None
 
 
-def test_ranks_that_come_last(timeline):
+def test_the_last_ranks_of_negotiations(timeline):
     for us, delay in ((0, 30), (1000, 10)):
         timeline.begin(us, "NEGOTIATE_ALLREDUCE", "a")
         timeline.ready(us, 0, "a")
@@ -276,7 +276,7 @@ def test_ranks_that_come_last(timeline):
     }
 
 
-def test_a_run_that_hung_shows_what_it_waited_for(timeline):
+def test_a_hung_run_shows_what_it_waited_for(timeline):
     timeline.fused(0, *GRADIENTS)
     timeline.begin(500, "NEGOTIATE_ALLREDUCE", GRADIENTS[0])
     timeline.begin(900, "NEGOTIATE_ALLREDUCE", GRADIENTS[1])
@@ -289,7 +289,7 @@ def test_a_run_that_hung_shows_what_it_waited_for(timeline):
     assert summary.steps["num_tensors"] == [2, 2]
 
 
-def test_ends_without_a_begin_are_counted_and_left_out(timeline):
+def test_ends_without_a_begin_are_counted_and_ignored(timeline):
     timeline.end(5, "a")
     timeline.fused(10, "a")
     summary = timeline.summarize()
@@ -297,7 +297,7 @@ def test_ends_without_a_begin_are_counted_and_left_out(timeline):
     assert summary.kinds["transfer"]["union_s"] == 50e-6
 
 
-def test_no_event_at_all(tmp_path):
+def test_an_empty_timeline(tmp_path):
     path = tmp_path / "t.json"
     path.write_text("")
     summary = summarize(path)
