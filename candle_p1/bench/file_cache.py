@@ -1,4 +1,4 @@
-"""Files in the kernel's page cache (warm), or made to be read from storage (cold)."""
+"""Puts files into the kernel's page cache (warm), or removes them from it (cold)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 MAX_RESIDENT = 0.01
-"""The share of a file that may be left in the cache of a file called cold."""
+"""The share of a cold file that may still be in the cache."""
 
 
 def warm(paths: Iterable[Path]) -> None:
-    """Reads every file once."""
+    """Reads every file once, which puts it into the cache."""
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(BLOCK_BYTES):
@@ -27,25 +27,23 @@ def warm(paths: Iterable[Path]) -> None:
 
 
 def cool(paths: Iterable[Path]) -> None:
-    """Drops every file from the page cache, and makes sure that it is gone.
+    """Drops every file from the page cache, and checks that it is gone.
 
-    What the storage itself keeps in memory, a host's cache below a virtual machine for one, is out
-    of reach.
+    This does not reach caches of the storage itself, such as that of a virtual machine's host.
 
     Raises:
-        SetupError: The kernel keeps a file's pages, as of file systems that live in memory and of
-            files that other processes have mapped; or does not tell.
+        SetupError: The kernel keeps a file's pages, because its file system is in memory or another
+            process has mapped it; or the kernel cannot be asked.
     """
     for path in paths:
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # a page that is yet to be written cannot be dropped
+            os.fsync(file.fileno())  # dirty pages cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         resident = resident_share(path)
         if resident > MAX_RESIDENT:
             raise SetupError(
-                f"{path}: {resident:.0%} of it cannot be dropped from the file cache, so there is"
-                " no cold reading to measure: use a file of your own on a disk, or --file_cache"
-                " warm"
+                f"{path}: {resident:.0%} of it cannot be dropped from the file cache, so reading it"
+                " cold cannot be measured: use a copy on a disk, or --file_cache warm"
             )
 
 
@@ -55,10 +53,10 @@ PREPARATIONS: dict[str, Callable[[Iterable[Path]], None]] = {"warm": warm, "cold
 def resident_share(path: Path) -> float:
     """Returns the share of a file's pages that are in the page cache.
 
-    The kernel tells it to those who may write to the file, and 1 to others.
+    If the user may not write to the file, the kernel answers 1.
 
     Raises:
-        SetupError: There is no mincore() here.
+        SetupError: The system has no mincore(), or it fails.
     """
     num_bytes = path.stat().st_size
     if num_bytes == 0:
@@ -66,17 +64,17 @@ def resident_share(path: Path) -> float:
     try:
         mincore = ctypes.CDLL(None, use_errno=True).mincore
     except AttributeError as error:
-        raise SetupError(f"this system does not tell what its file cache holds: {error}") from error
+        raise SetupError(f"the file cache cannot be inspected on this system: {error}") from error
     pages = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
-    # A private mapping is writable, which ctypes wants for an address, and touches nothing.
+    # ctypes takes addresses of writable mappings only; a private one leaves the file untouched.
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY) as mapped,
     ):
         first = ctypes.c_char.from_buffer(mapped)
         failed = mincore(ctypes.byref(first), ctypes.c_size_t(num_bytes), pages)
-        del first  # a mapping with a pointer into it cannot be closed
+        del first  # otherwise the mapping cannot be closed
     if failed:
         problem = os.strerror(ctypes.get_errno())
-        raise SetupError(f"{path}: the file cache cannot be looked at: {problem}")
+        raise SetupError(f"{path}: the file cache cannot be inspected: {problem}")
     return sum(page & 1 for page in pages) / len(pages)

@@ -1,27 +1,25 @@
-"""Compares the methods of loading a benchmark's files, as the paper's Tables 3 and 4 do.
+"""Compares the loaders of a benchmark's files, as the paper's Tables 3 and 4 do.
 
 Every measurement is a job of its own: fresh processes, which import what the method needs and then
 meet at a barrier. The jobs of a method are
 
-- one that is not counted, where a method has to prepare something first;
-- one whose memory is sampled. The samples cost time, so this one is not timed;
-- as many timed ones as there are repeats, in rounds through all methods, every second round in
-  reverse order: a steady drift of the machine hits all alike.
+- one that is not counted, if the method has to prepare something first;
+- one whose memory is sampled, which takes time, so that this job is not timed;
+- one timed job for each repeat. The repeats go in rounds through all methods, every second round
+  in reverse order, so that a steady drift of the machine affects all methods alike.
 
-All jobs must read the same values, or none is reported.
+All jobs must read the same values; otherwise no result is reported.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import run
-from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
-from candle_p1.bench.measurement import Measurement, Starting, unheard
+from candle_p1.bench.job import Job, run
+from candle_p1.bench.measurement import Measurement, OnStart
 from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
@@ -29,7 +27,6 @@ from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
-from candle_p1.records import environment
 from candle_p1.records.record import utc_now
 from candle_p1.reports.published import machines, published_loading, source
 from candle_p1.reports.statistics import summarize
@@ -38,120 +35,143 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from candle_p1.benchmark import Benchmark
+    from candle_p1.bench.memory import MemorySamples
     from candle_p1.data.reader import FileSet
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
-PREPARED_BY_A_LOAD = frozenset({"cached"})
-"""Methods whose first load makes what later ones read."""
+NEEDS_PREPARATION = frozenset({"cached"})
+"""Methods whose first load creates what later ones read."""
 
 
 def choose_methods(text: str | None) -> list[str]:
-    """Returns the methods that a list separated by commas names; all that are installed of None.
+    """Returns the methods in a comma-separated list; None selects all that are installed.
 
     Raises:
-        ParameterError: One is unknown, or none is named.
-        SetupError: One needs a library that is not installed.
+        ParameterError: A method is unknown.
+        SetupError: A method needs a library that is not installed.
     """
     installed = installed_readers()
     if text is None:
         return installed
-    names = list(dict.fromkeys(name for name in map(str.strip, text.split(",")) if name))
-    if not names:
-        raise ParameterError(f"--methods names none: choose among {', '.join(READERS)}")
+    names = list(dict.fromkeys(map(str.strip, text.split(","))))
     for name in names:
         if name not in READERS:
-            raise ParameterError(
-                f"there is no method {name!r}{did_you_mean(name, READERS)}: choose among"
-                f" {', '.join(READERS)}"
-            )
+            near = did_you_mean(name, READERS)
+            known = ", ".join(READERS)
+            raise ParameterError(f"--methods: there is no {name!r}{near}; choose from {known}")
         if name not in installed:
             raise SetupError(
                 f"{name} needs {LIBRARIES[name]}, which is not installed: install"
-                " candle-p1[readers], or leave it out of --methods"
+                " candle-p1[readers], or omit it from --methods"
             )
     return names
 
 
 @dataclass(frozen=True)
-class Step:
-    """A job of a comparison.
+class LoadJob(Job):
+    """A job that loads the files of a benchmark once.
 
     Attributes:
         method: The loader.
+        threads: Threads of each rank, for loaders that use threads; 0 is its share of the cores.
         purpose: "preparation", "memory" or "time".
-        repeat: Of the timed ones, from 1; 0 of the others.
+        repeat: The number of a timed job, from 1; 0 for the others.
     """
 
+    worker: ClassVar[str] = "candle_p1.bench.load_worker"
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "loader": "use --methods",
+        "load_threads": "use --threads",
+    }
+
     method: str
-    purpose: str
+    threads: int = 0
+    purpose: str = "time"
     repeat: int = 0
+
+    @property
+    def name(self) -> str:
+        """The loader."""
+        return self.method
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The loader and its threads."""
+        return {"loader": self.method, "load_threads": self.threads}
 
     def __str__(self) -> str:
         return f"{self.method}, {self.purpose}" + (f" {self.repeat}" if self.repeat else "")
 
 
-Measured = list[tuple[Step, list[LoadOutcome]]]
-"""Jobs with what their ranks have measured, in their order."""
+@dataclass(frozen=True)
+class LoadOutcome:
+    """What a rank has measured.
+
+    Attributes:
+        elapsed_s: The time from the barrier to the end of loading.
+        file_s: The time of each file, by role.
+        threads: The number of threads that this rank may use.
+        matrix_bytes: The size of the matrices that this rank has loaded.
+        digests: Digests of the tables as they were read, by role.
+        memory: Memory samples that begin before the barrier; empty if none were taken.
+        bytes_read: Bytes read by system calls; None if the kernel does not count them.
+        storage_bytes_read: Bytes read from storage; None likewise.
+    """
+
+    elapsed_s: float
+    file_s: dict[str, float]
+    threads: int
+    matrix_bytes: int
+    digests: dict[str, str]
+    memory: MemorySamples
+    bytes_read: int | None
+    storage_bytes_read: int | None
 
 
-def schedule(methods: Sequence[str], num_repeats: int) -> list[Step]:
-    """Returns the jobs of a comparison in their order."""
-    steps = [Step(method, "preparation") for method in methods if method in PREPARED_BY_A_LOAD]
-    steps += [Step(method, "memory") for method in methods]
-    for repeat in range(1, num_repeats + 1):
-        in_order = methods if repeat % 2 else methods[::-1]
-        steps += [Step(method, "time", repeat) for method in in_order]
-    return steps
+Measured = list[tuple[LoadJob, list[LoadOutcome]]]
+"""The jobs in their order, with the outcomes of their ranks."""
 
 
 @dataclass(frozen=True)
-class Comparison(Measurement):
+class LoadComparison(Measurement):
     """What is compared, and under which conditions.
 
     Attributes:
         methods: Loaders, see `choose_methods`.
-        threads: Of each rank, for loaders that have threads; 0 is its share of the cores.
         num_repeats: Timed jobs of each method.
-        file_cache: "warm" or "cold", before every job.
+        file_cache: The state of the file cache before every job, "warm" or "cold".
     """
 
-    job = LoadJob
-
+    job: LoadJob
     methods: Sequence[str] = ()
-    threads: int = 0
     num_repeats: int = 6
     file_cache: str = "warm"
 
-    def bind(self, benchmark: Benchmark) -> ParameterSet:
-        """Returns the parameters of the first method."""
-        return bind(benchmark, self.flags, self.methods[0], self.threads)
+    def schedule(self) -> list[LoadJob]:
+        """Returns the jobs in their order."""
+        to_prepare = [method for method in self.methods if method in NEEDS_PREPARATION]
+        jobs = [replace(self.job, method=each, purpose="preparation") for each in to_prepare]
+        jobs += [replace(self.job, method=each, purpose="memory") for each in self.methods]
+        for repeat in range(1, self.num_repeats + 1):
+            in_order = self.methods if repeat % 2 else self.methods[::-1]
+            jobs += [replace(self.job, method=each, repeat=repeat) for each in in_order]
+        return jobs
 
-    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
-        """Runs all jobs; see Measurement.
-
-        Raises:
-            CandleError: A job cannot load, or reads other values than the first; the files cannot
-                be dropped from the file cache.
-            RuntimeError: A job has failed otherwise.
-        """
-        started, steps = utc_now(), schedule(self.methods, self.num_repeats)
+    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+        """Runs all jobs; see Measurement."""
+        started, jobs = utc_now(), self.schedule()
         measured: Measured = []
-        for number, step in enumerate(steps):
-            starting(number, len(steps), str(step))
-            self._prepare_file_cache(step.method, list(files.paths.values()))
-            sampled = step.purpose == "memory"
-            job = LoadJob(self.benchmark, self.flags, step.method, self.threads, sampled)
-            outcomes = run(job, self.num_ranks)
-            measured.append((step, [LoadOutcome(**outcome) for outcome in outcomes]))
+        for number, job in enumerate(jobs):
+            on_start(number, len(jobs), str(job))
+            self._prepare_file_cache(job.method, list(files.paths.values()))
+            measured.append((job, run(job, self.num_ranks, LoadOutcome)))
             _check_same_values(measured[0], measured[-1], files.paths)
-        return self._report(measured, files) | {"started": started}
+        return self.conditions(files, started) | self._results(measured, files)
 
     def _prepare_file_cache(self, method: str, paths: Sequence[Path]) -> None:
-        """Warms or cools the files that a method reads, those it has prepared among them."""
-        if method in PREPARED_BY_A_LOAD:
+        """Warms or cools the files that a method reads, including those it has prepared."""
+        if method in NEEDS_PREPARATION:
             paths = [*paths, *self._caches_of(paths)]
         try:
             PREPARATIONS[self.file_cache](paths)
@@ -159,8 +179,8 @@ class Comparison(Measurement):
             raise DataError(f"cannot read the file: {error.strerror}", error.filename) from error
 
     def _caches_of(self, paths: Sequence[Path]) -> list[Path]:
-        """Returns the files in which the loader cached keeps what it made of others."""
-        params = bind(find_benchmark(self.benchmark), self.flags, "cached", self.threads)
+        """Returns the files in which the loader `cached` keeps the content of others."""
+        params = replace(self.job, method="cached").bind(find_benchmark(self.job.benchmark))
         settings = loading(params, SerialCommunicator(), 1).cache
         sources = {str(path.resolve()) for path in paths}
         return [
@@ -170,7 +190,7 @@ class Comparison(Measurement):
             if cache.source and cache.source["path"] in sources
         ]
 
-    def _report(self, measured: Measured, files: FileSet) -> dict[str, Any]:
+    def _results(self, measured: Measured, files: FileSet) -> dict[str, Any]:
         file_bytes = {role: path.stat().st_size for role, path in files.paths.items()}
         conditions = {
             "file_bytes": sum(file_bytes.values()),
@@ -183,29 +203,28 @@ class Comparison(Measurement):
             result["speedup"] = {
                 name: medians[name] / result["median_s"] for name in BASELINES if name in medians
             }
-        name = find_benchmark(self.benchmark).name
+        digests = measured[0][1][0].digests
         return {
-            "benchmark": name,
-            "command": sys.argv,
-            "synthetic": files.synthetic,
             "files": {
                 role: {
                     "path": str(path),
                     "file_bytes": file_bytes[role],
-                    "values_sha256": measured[0][1][0].digests.get(role),
+                    "values_sha256": digests.get(role),
                 }
                 for role, path in files.paths.items()
             },
             "results": results,
-            "jobs": [asdict(step) | {"elapsed_s": _elapsed_s(ranks)} for step, ranks in measured],
-            "machine": environment.capture(),
-            "published": {"source": source(), "tables": published_tables(name)},
+            "jobs": [asdict(job) | {"elapsed_s": _elapsed_s(ranks)} for job, ranks in measured],
+            "published": {
+                "source": source(),
+                "tables": published_tables(find_benchmark(self.job.benchmark).name),
+            },
         }
 
 
 def _check_same_values(
-    first: tuple[Step, list[LoadOutcome]],
-    other: tuple[Step, list[LoadOutcome]],
+    first: tuple[LoadJob, list[LoadOutcome]],
+    other: tuple[LoadJob, list[LoadOutcome]],
     paths: Mapping[str, Path],
 ) -> None:
     """Raises DataError if a rank of a job has read other values than rank 0 of the first job."""
@@ -214,19 +233,17 @@ def _check_same_values(
         for role, path in paths.items():
             if outcome.digests.get(role) != expected.get(role):
                 raise DataError(
-                    f"{other[0].method} (rank {rank}) has read other values than"
-                    f" {first[0].method} (rank 0): no speed of a wrong result is shown",
+                    f"{other[0].method} (rank {rank}) read other values than {first[0].method}"
+                    " (rank 0), so their times are not compared",
                     path,
                 )
 
 
 def _result(method: str, measured: Measured) -> dict[str, Any]:
-    """Returns what the jobs of a method say together."""
-    jobs: dict[str, list[list[LoadOutcome]]] = {"preparation": [], "memory": [], "time": []}
-    for step, ranks in measured:
-        if step.method == method:
-            jobs[step.purpose].append(ranks)
-    timed, (sampled,) = jobs["time"], jobs["memory"]
+    """Returns the combined result of all jobs of a method."""
+    own = [(job, ranks) for job, ranks in measured if job.method == method]
+    timed = [ranks for job, ranks in own if job.purpose == "time"]
+    (sampled,) = (ranks for job, ranks in own if job.purpose == "memory")
     grown = [growth(rank.memory) for rank in sampled if rank.memory]
     return {
         "method": method,
@@ -240,44 +257,35 @@ def _result(method: str, measured: Measured) -> dict[str, Any]:
         "peak_bytes": peak_of_sum_bytes(grown) if grown else None,
         "threads": max(rank.threads for rank in sampled),
         "matrix_bytes": max(rank.matrix_bytes for rank in sampled),
-        "bytes_read": _typical([[rank.bytes_read for rank in ranks] for ranks in timed]),
-        "storage_bytes_read": _typical(
-            [[rank.storage_bytes_read for rank in ranks] for ranks in timed]
-        ),
+        "bytes_read": _median_sum(timed, "bytes_read"),
+        "storage_bytes_read": _median_sum(timed, "storage_bytes_read"),
     }
 
 
 def _elapsed_s(ranks: Iterable[LoadOutcome]) -> float:
-    """Returns the time of a job: that of its slowest rank, for all start at one barrier."""
+    """Returns the time of a job, which is that of its slowest rank."""
     return max(rank.elapsed_s for rank in ranks)
 
 
-def _typical(bytes_of_jobs: Iterable[Sequence[int | None]]) -> int | None:
-    """Returns the median over jobs of the sum over ranks; None if a rank has none."""
-    of_jobs = [list(ranks) for ranks in bytes_of_jobs]
-    if any(None in ranks for ranks in of_jobs):
+def _median_sum(timed: Iterable[Iterable[LoadOutcome]], name: str) -> int | None:
+    """Returns the median over jobs of the sum over ranks; None if a value is missing."""
+    jobs = [[getattr(rank, name) for rank in ranks] for ranks in timed]
+    if any(None in ranks for ranks in jobs):
         return None
-    return statistics.median_low([sum(filter(None, ranks)) for ranks in of_jobs])
+    return statistics.median_low(map(sum, jobs))
 
 
 def published_tables(benchmark: str) -> list[dict[str, Any]]:
-    """Returns what the paper's Tables 3 and 4 say of a benchmark; [] if nothing.
+    """Returns the values of the paper's Tables 3 and 4 for a benchmark; [] if there are none.
 
-    Each entry has the number of its ``table``, the ``machine`` and its ``node``, and ``files``: by
-    role ("train", "test") the size ``file_mb`` as the paper writes it, in MB, and the seconds of a
-    method, ``original_s`` and ``chunked_s``.
+    Each entry has the number of its ``table``, the ``machine`` and its ``node``, and ``files``: for
+    each role ("train", "test") the size ``file_mb`` as printed in the paper, in MB, and the times
+    of the methods, ``original_s`` and ``chunked_s``.
     """
     tables: dict[int, dict[str, Any]] = {}
     for cell in published_loading(benchmark):
-        table = tables.setdefault(
-            cell.table,
-            {
-                "table": cell.table,
-                "machine": cell.machine,
-                "node": machines()[cell.machine],
-                "files": {},
-            },
-        )
+        facts = {"machine": cell.machine, "node": machines()[cell.machine], "files": {}}
+        table = tables.setdefault(cell.table, {"table": cell.table, **facts})
         file = table["files"].setdefault(cell.role, {"file_mb": cell.file_mb})
         file[f"{cell.loader}_s"] = cell.seconds
     return list(tables.values())

@@ -1,6 +1,6 @@
-"""A rank of a measuring job: loads a benchmark's files once, as a run does, and says what it took.
+"""A rank of a measuring job that loads a benchmark's files once, as a run does.
 
-``python -m candle_p1.bench.load_worker DIRECTORY``, by itself or under a launcher.
+``python -m candle_p1.bench.load_worker DIRECTORY``, alone or under a launcher.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from candle_p1.bench.load_job import LoadJob, LoadOutcome, bind
+from candle_p1.bench.load import LoadJob, LoadOutcome
 from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.reads import ReadCounter
-from candle_p1.bench.worker import serve
-from candle_p1.benchmark import find_benchmark
+from candle_p1.bench.worker import locate, serve
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.devices import share_cores
 from candle_p1.records.environment import available_cores, core_quota
-from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.parameters.parameter_set import ParameterSet
 
-SPECIMEN = "1,0.5,-2\n0,1e-3,12.25\n"
+SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 
 def measure(directory: Path, comm: Communicator) -> LoadOutcome:
@@ -36,18 +34,16 @@ def measure(directory: Path, comm: Communicator) -> LoadOutcome:
         CandleError: Some rank cannot load; the same on every rank.
     """
     job = LoadJob.read(directory)
-    benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
-    params = Attempt(lambda: bind(benchmark, job.flags, job.method, job.threads)).agree(comm)
-    files = on_first_rank(lambda: locate_files(benchmark, params), comm)
+    benchmark, params, files = locate(job, comm)
     threads = (
         job.threads
         or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]
     )
-    _read_specimen(directory, params, comm, threads)
+    _warm_up(directory, params, comm, threads)
     reader = Reader(files, loading(params, comm, threads))
 
     with ExitStack() as stack:
-        sampler = stack.enter_context(MemorySampler()) if job.samples_memory else None
+        sampler = stack.enter_context(MemorySampler()) if job.purpose == "memory" else None
         counter = ReadCounter()
         comm.barrier()
         start = time.perf_counter()
@@ -55,7 +51,7 @@ def measure(directory: Path, comm: Communicator) -> LoadOutcome:
         elapsed_s = time.perf_counter() - start
         reads = counter.count()
         load.agree(comm)
-        reader.digest()  # looks at every value, so that memory written through files counts, too
+        reader.digest()  # touches every value, so that memory-mapped files count as memory too
         memory = sampler.stop() if sampler else []
     return LoadOutcome(
         elapsed_s=elapsed_s,
@@ -69,13 +65,13 @@ def measure(directory: Path, comm: Communicator) -> LoadOutcome:
     )
 
 
-def _read_specimen(directory: Path, params: ParameterSet, comm: Communicator, threads: int) -> None:
-    """Reads some numbers by the method, for what it imports and starts not to be measured."""
-    path = directory / "specimen.csv"
-    Attempt(lambda: path.write_text(SPECIMEN) if comm.rank == 0 else None).agree(comm)
+def _warm_up(directory: Path, params: ParameterSet, comm: Communicator, threads: int) -> None:
+    """Reads a few numbers by the same method, to exclude its imports and start-up from the time."""
+    path = directory / "sample.csv"
+    on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)
     here = params.replace({"cache_dir": str(directory), "stage_dir": None})
-    reader = Reader(FileSet.of({"specimen": path}), loading(here, comm, threads))
-    Attempt(lambda: reader.read("specimen")).agree(comm)
+    reader = Reader(FileSet.of({"sample": path}), loading(here, comm, threads))
+    Attempt(lambda: reader.read("sample")).agree(comm)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,25 @@
-"""What all measurements of `candle-p1 bench` have in common."""
+"""What all measurements of `candle-p1 bench` share."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.job import launch
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import ParameterError
+from candle_p1.records import environment
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from candle_p1.bench.job import Job
-    from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
-    from candle_p1.parameters.parameter_set import ParameterSet
 
-
-class Starting(Protocol):
-    """Is called before each job."""
-
-    def __call__(self, done: int, total: int, what: str, /) -> None:
-        """Tells the jobs done, all jobs, and what comes."""
-
-
-def unheard(done: int, total: int, what: str, /) -> None:
-    """Tells nobody."""
+OnStart = Callable[[int, int, str], None]
+"""Called before each job with the number of jobs done, that of all jobs, and the job's name."""
 
 
 @dataclass(frozen=True)
@@ -36,58 +27,55 @@ class Measurement:
     """What is measured, and under which conditions.
 
     Attributes:
-        job: What its jobs are.
-        benchmark: The benchmark's name, path or module.
-        flags: Of the benchmark.
-        num_ranks: Of a job, on this machine.
+        job: The job that is run, or from which all jobs are derived.
+        num_ranks: Ranks of a job, all on this machine.
     """
 
-    job: ClassVar[type[Job]]
-
-    benchmark: str
-    flags: Sequence[str]
+    job: Job
     num_ranks: int = 1
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know beforehand, as of how ranks are started.
+        """What the user should know in advance, such as how the ranks are started.
 
         Raises:
-            SetupError: Several cannot be.
+            SetupError: Several ranks cannot be started.
         """
         return launch(self.job.worker, self.num_ranks, "").notes
 
-    def bind(self, benchmark: Benchmark) -> ParameterSet:
-        """Returns the parameters that the benchmark's flags make.
-
-        Raises:
-            CandleError: A flag is wrong.
-        """
-        return benchmark.read_parameters(self.flags)
-
     def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the benchmark's files, made first where they are synthetic.
+        """Returns the benchmark's files; synthetic ones are generated first if they are missing.
 
         Args:
-            progress: Called while they are made; see `candle_p1.training.setup.locate_files`.
+            progress: Called while they are generated; see `candle_p1.training.setup.locate_files`.
 
         Raises:
             CandleError: The benchmark, a flag or a file is wrong.
         """
         if launcher_variable():
-            raise ParameterError("this command starts its ranks itself: call it without a launcher")
-        benchmark = find_benchmark(self.benchmark)
-        return locate_files(benchmark, self.bind(benchmark), progress)
+            raise ParameterError("this command starts its own ranks: call it without a launcher")
+        benchmark = find_benchmark(self.job.benchmark)
+        return locate_files(benchmark, self.job.bind(benchmark), progress)
 
-    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs; returns what ``--json`` writes.
 
         Args:
             files: As `locate_files` returned them.
-            starting: Is told what comes.
+            on_start: Called before each job.
 
         Raises:
-            CandleError: A job cannot do its work, or what it found must not be compared.
-            RuntimeError: A job has failed otherwise.
+            CandleError: A job cannot do its work, or its results must not be compared.
+            RuntimeError: A job failed in another way.
         """
         raise NotImplementedError
+
+    def conditions(self, files: FileSet, started: str) -> dict[str, Any]:
+        """Returns the facts that every result begins with."""
+        return {
+            "benchmark": find_benchmark(self.job.benchmark).name,
+            "command": sys.argv,
+            "started": started,
+            "synthetic": files.synthetic,
+            "machine": environment.capture(),
+        }

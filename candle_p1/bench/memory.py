@@ -1,12 +1,11 @@
-"""The memory of processes over time, sampled from outside of them.
+"""The memory of a process over time, sampled by another process.
 
-What counts is the proportional set size without the pages of files: ``Pss_Anon + Pss_Shmem`` of
-``/proc/PID/smaps_rollup``, or ``Pss`` where a kernel does not tell them apart. A page that several
-ranks share counts once in their sum.
+The quantity is the proportional set size without the pages of files (see
+candle_p1.instrument.usage.memory_bytes). A page that several ranks share counts once in their sum.
 
-The kernel walks every page for a sample, about 15 ms per GB, and a thread of the process would wait
-for its interpreter lock: a process of its own samples, and what it reads is not counted as read by
-the one it watches. Still no timing should come from a process that is sampled.
+The kernel walks through all pages for each sample, which takes about 15 ms per GB. A thread would
+hold up the interpreter meanwhile, so a separate process takes the samples; what it reads is not
+attributed to the process it watches. Even so, a process that is sampled should not be timed.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.05
 
-Samples = list[tuple[float, int]]
-"""Times by the node's monotonic clock, in s, and bytes."""
+MemorySamples = list[tuple[float, int]]
+"""Times by the node's monotonic clock, in s, with bytes."""
 
 
 class MemorySampler:
-    """Samples the memory of this process, from before the body of ``with`` until `stop`."""
+    """Samples the memory of this process from the beginning of a ``with`` block until `stop`."""
 
     def __enter__(self) -> MemorySampler:
         self._process = subprocess.Popen(
@@ -42,11 +41,11 @@ class MemorySampler:
             text=True,
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # it has taken its first sample
+        self._process.stdout.readline()  # printed after the first sample
         return self
 
-    def stop(self) -> Samples:
-        """Takes a last sample; returns all, none where the kernel does not offer them.
+    def stop(self) -> MemorySamples:
+        """Takes a last sample; returns all samples, or [] if the kernel does not support them.
 
         Raises:
             RuntimeError: The sampling process has failed.
@@ -62,21 +61,21 @@ class MemorySampler:
             self._process.communicate()
 
 
-def growth(samples: Samples) -> Samples:
-    """Returns the samples less the first of them."""
+def growth(samples: MemorySamples) -> MemorySamples:
+    """Returns the difference of each sample from the first one."""
     return [(time_s, num_bytes - samples[0][1]) for time_s, num_bytes in samples]
 
 
-def peak_bytes(samples: Samples) -> int:
+def peak_bytes(samples: MemorySamples) -> int:
     """Returns the largest sample."""
     return max(num_bytes for _, num_bytes in samples)
 
 
-def peak_of_sum_bytes(samples_of_ranks: Sequence[Samples]) -> int:
+def peak_of_sum_bytes(samples_of_ranks: Sequence[MemorySamples]) -> int:
     """Returns the largest sum over ranks at any one time, which is at most the sum of their peaks.
 
-    The ranks are sampled at times of their own; each holds its last sample until its next, and
-    0 bytes before its first.
+    The ranks are sampled at different times. Each counts as its latest sample, and as 0 bytes
+    before its first one.
     """
     in_order = sorted(
         (time_s, rank, num_bytes)
@@ -93,9 +92,9 @@ def peak_of_sum_bytes(samples_of_ranks: Sequence[Samples]) -> int:
 
 
 def _sample_parent() -> None:
-    """Samples the parent process until a line or the end of standard input; prints the samples."""
+    """Samples the parent process until standard input has a line or ends; prints the samples."""
     file = Path(f"/proc/{os.getppid()}/smaps_rollup")
-    samples: Samples = []
+    samples: MemorySamples = []
 
     def sample() -> None:
         if file.exists():

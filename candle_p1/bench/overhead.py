@@ -1,17 +1,13 @@
-"""Finds what the measuring of a run costs: its phases, steps and log of communication."""
+"""Measures the overhead of a run's own measuring: phases, steps and the log of communication."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench.job import run
-from candle_p1.bench.measurement import Measurement, Starting, unheard
-from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
-from candle_p1.benchmark import find_benchmark
-from candle_p1.records import environment
+from candle_p1.bench.job import Job, run
+from candle_p1.bench.measurement import Measurement, OnStart
 from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import MIN_VALUES, median_interval
 
@@ -22,41 +18,70 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OverheadMeasurement(Measurement):
-    """What is measured, and under which conditions.
+class OverheadJob(Job):
+    """What the job trains.
 
     Attributes:
-        num_epochs: Epochs of a stretch.
-        num_rounds: Rounds of a stretch with measuring and one without.
+        num_epochs: Epochs of a block.
+        num_rounds: Rounds of one block with measuring and one without.
     """
 
-    job = OverheadJob
+    worker: ClassVar[str] = "candle_p1.bench.overhead_worker"
 
-    num_epochs: int = 10
-    num_rounds: int = 30
+    num_epochs: int
+    num_rounds: int
 
-    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
+    @property
+    def name(self) -> str:
+        """What is measured."""
+        return "overhead of measuring"
+
+
+@dataclass(frozen=True)
+class OverheadOutcome:
+    """What a rank has measured.
+
+    Attributes:
+        measured_s: The time of each block with measuring.
+        bare_s: The time of each block without.
+        threads: The number of threads of an operation.
+        device: "cpu", or the GPU's name.
+        steps_per_epoch: The number of steps of an epoch.
+        direct_s: The time of measuring one step, measured by itself; see the worker's
+            `direct_cost_s`.
+    """
+
+    measured_s: list[float]
+    bare_s: list[float]
+    threads: int
+    device: str
+    steps_per_epoch: int
+    direct_s: float
+
+
+@dataclass(frozen=True)
+class OverheadMeasurement(Measurement):
+    """What is measured, and under which conditions."""
+
+    job: OverheadJob
+
+    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs the job; see Measurement."""
         started = utc_now()
-        job = OverheadJob(self.benchmark, list(self.flags), self.num_epochs, self.num_rounds)
-        starting(0, 1, f"{2 * self.num_rounds} stretches of {self.num_epochs} epochs")
-        outcomes = [OverheadOutcome(**found) for found in run(job, self.num_ranks)]
-        # A stretch takes as long as on the slowest rank.
+        on_start(0, 1, f"{2 * self.job.num_rounds} blocks of {self.job.num_epochs} epochs")
+        outcomes = run(self.job, self.num_ranks, OverheadOutcome)
+        # A block takes as long as on the slowest rank.
         measured_s = [max(each) for each in zip(*(one.measured_s for one in outcomes), strict=True)]
         bare_s = [max(each) for each in zip(*(one.bare_s for one in outcomes), strict=True)]
         ratios = [one / other for one, other in zip(measured_s, bare_s, strict=True)]
         interval = median_interval(ratios)
-        num_steps = self.num_epochs * outcomes[0].steps_per_epoch
-        return {
-            "benchmark": find_benchmark(self.benchmark).name,
-            "command": sys.argv,
-            "started": started,
-            "synthetic": files.synthetic,
+        num_steps = self.job.num_epochs * outcomes[0].steps_per_epoch
+        return self.conditions(files, started) | {
             "num_ranks": self.num_ranks,
             "threads": outcomes[0].threads,
             "device": outcomes[0].device,
             "num_steps": num_steps,
-            "num_rounds": self.num_rounds,
+            "num_rounds": self.job.num_rounds,
             "median_step_s": statistics.median(bare_s) / num_steps,
             "direct_s": max(outcome.direct_s for outcome in outcomes),
             "median_ratio": statistics.median(ratios),
@@ -64,12 +89,11 @@ class OverheadMeasurement(Measurement):
             "range_ratio": [min(ratios), max(ratios)],
             "measured_s": measured_s,
             "bare_s": bare_s,
-            "machine": environment.capture(),
         }
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a measurement says.
+    """Yields the results of a measurement as text.
 
     Args:
         report: What `OverheadMeasurement.measure` returned.
@@ -77,18 +101,22 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{report['benchmark']}: {report['num_ranks']} ranks x {report['threads']} threads on"
         f" {report['device']}, {report['num_rounds']} rounds of {report['num_steps']} steps with"
-        f" and as many without measuring, of {1e3 * report['median_step_s']:.3g} ms each"
+        f" and without measuring; a step takes {1e3 * report['median_step_s']:.3g} ms"
     )
     low, high = report["ci95_ratio"] or report["range_ratio"]
     kind = (
-        "95 % interval" if report["ci95_ratio"] else f"range; {MIN_VALUES} rounds give an interval"
+        "95 % interval"
+        if report["ci95_ratio"]
+        else f"range; an interval needs at least {MIN_VALUES} rounds"
     )
     yield (
-        f"phases, steps and the log of communication make a step longer by"
+        "phases, steps and the log of communication change the time of a step by"
         f" {report['median_ratio'] - 1:+.2%} ({kind} {low - 1:+.2%} to {high - 1:+.2%})"
     )
     share = report["direct_s"] / report["median_step_s"]
-    taken_us = 1e6 * report["direct_s"]
-    yield f"measured by itself it takes {taken_us:.3g} us of a step, {share:.2%} of it"
+    yield (
+        f"measured by itself, this takes {1e6 * report['direct_s']:.3g} us per step, which is"
+        f" {share:.2%} of it"
+    )
     if report["synthetic"]:
         yield "the data are synthetic"

@@ -1,25 +1,20 @@
-"""A rank of the job that finds what measuring costs.
+"""A rank of the job that measures the overhead of a run's own measuring.
 
-``python -m candle_p1.bench.overhead_worker DIRECTORY``. Two models of the same weights train in
-turn, stretch by stretch, in the same processes: jobs differ from each other by more than the
-percent that is looked for.
+``python -m candle_p1.bench.overhead_worker DIRECTORY``. Two models with the same weights train in
+turn in the same processes, because separate jobs differ by more than the percent to be measured.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from candle_p1.bench.overhead_job import OverheadJob, OverheadOutcome
-from candle_p1.bench.training import one_epoch, prepare_training
-from candle_p1.bench.worker import serve
-from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import TrainBatches
+from candle_p1.bench.overhead import OverheadJob, OverheadOutcome
+from candle_p1.bench.training import prepare_training
+from candle_p1.bench.worker import median_s, serve
 from candle_p1.distributed.allreduce_log import AllreduceLog, allreduce_times
-from candle_p1.distributed.comm import Attempt
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
@@ -27,12 +22,9 @@ from candle_p1.models.fast.batches import for_fit
 from candle_p1.training.callbacks import EpochTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from candle_p1.benchmark import Benchmark
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 NUM_CALLS = 1000
 
@@ -44,25 +36,19 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
         CandleError: Some rank cannot train; the same on every rank.
     """
     job = OverheadJob.read(directory)
-
-    def bind() -> tuple[Benchmark, ParameterSet]:
-        benchmark = find_benchmark(job.benchmark)
-        return benchmark, one_epoch(benchmark.read_parameters(job.flags))
-
-    benchmark, params = Attempt(bind).agree(comm)
-    log, timer = CommunicationLog(), PhaseTimer()
+    log, phase_timer = CommunicationLog(), PhaseTimer()
     allreduces = AllreduceLog(log) if comm.size > 1 else None
-    training = prepare_training(benchmark, params, comm, logs=(allreduces, None))
-    device, data, plan, (measured_model, bare_model), _ = training
-    batches = TrainBatches(data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=True)
+    training = prepare_training(job, comm, logs=(allreduces, None))
+    measured_model, bare_model = training.models
+    batches = training.batches()
 
     def train(model: Any, callbacks: list[Any]) -> float:
-        stretch = _Stretch()
-        callbacks = [*callbacks, stretch]
+        timer = _BlockTimer()
+        callbacks = [*callbacks, timer]
         model.fit(
             for_fit(batches), epochs=job.num_epochs, shuffle=False, verbose=0, callbacks=callbacks
         )
-        return stretch.seconds
+        return timer.seconds
 
     def train_measured() -> float:
         measuring: list[Any] = [EpochTimer(0.0, allreduce_times(allreduces, comm))]
@@ -73,7 +59,7 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
                     on_train_batch_begin=lambda batch, logs: count_step()
                 )
             )
-        with collectives.active(log), phases.active(timer), timer("train"):
+        with collectives.active(log), phases.active(phase_timer), phase_timer("train"):
             return train(measured_model, measuring)
 
     def train_bare() -> float:
@@ -82,53 +68,44 @@ def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
     seconds: dict[Any, list[float]] = {train_measured: [], train_bare: []}
     for number in range(1 + job.num_rounds):  # the first round traces the models
         order = [train_measured, train_bare]
-        for stretch in order if number % 2 else order[::-1]:
+        for block in order if number % 2 else order[::-1]:
             comm.barrier()
-            took = stretch()
+            block_s = block()
             if number:
-                seconds[stretch].append(took)
+                seconds[block].append(block_s)
+    num_steps = training.plan.steps_per_epoch
     return OverheadOutcome(
         seconds[train_measured],
         seconds[train_bare],
-        device.threads,
-        device.name,
-        plan.batch_size,
-        plan.steps_per_epoch,
-        direct_cost_s(len(bare_model.trainable_weights), plan.steps_per_epoch, comm.size > 1),
+        training.device.threads,
+        training.device.name,
+        num_steps,
+        direct_cost_s(len(bare_model.trainable_weights), num_steps, comm.size > 1),
     )
 
 
-def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_exchange: bool) -> float:
-    """Returns what the measuring of one step takes by itself, in s.
+def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_allreduces: bool) -> float:
+    """Returns the time of measuring one step, measured by itself, in s.
 
-    That is the operations in the graph, in one that holds nothing else; the callbacks before a
-    step; and the reading of the table at the end of an epoch, shared among its steps.
+    It consists of the operations in the graph, timed in a graph that holds nothing else; of the
+    callbacks before a step; and of reading the table at the end of an epoch, divided by its steps.
     """
     timer = EpochTimer(0.0, lambda: (0.0, 0.0))
     timer.on_epoch_begin(0)
-    seconds = _median_s(lambda: timer.on_train_batch_begin(0))
-    if not has_exchange:
+    seconds = median_s(lambda: timer.on_train_batch_begin(0), NUM_CALLS)
+    if not has_allreduces:
         return seconds
     log = AllreduceLog(CommunicationLog())
     measured, bare = log.example(num_gradients)
-    graph_s = _median_s(measured) - _median_s(bare)
-    return seconds + _median_s(log.count_step) + graph_s + _median_s(log.take) / steps_per_epoch
+    seconds += median_s(measured, NUM_CALLS) - median_s(bare, NUM_CALLS)
+    seconds += median_s(log.count_step, NUM_CALLS)
+    return seconds + median_s(log.take, NUM_CALLS) / steps_per_epoch
 
 
-def _median_s(work: Callable[[], Any]) -> float:
-    """Returns the median time of many calls."""
-    seconds = []
-    for _ in range(NUM_CALLS):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+class _BlockTimer(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times epochs, each from its first step until the other callbacks have seen its end.
 
-
-class _Stretch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times epochs, each from its first step until all callbacks have heard of its end.
-
-    Must come last in the list.
+    It must be the last callback.
 
     Attributes:
         seconds: The time of all epochs.

@@ -1,8 +1,8 @@
-"""The bytes this process has read, as the kernel counts them in ``/proc/self/io``.
+"""The bytes that this process has read, as the kernel counts them in ``/proc/self/io``.
 
-``rchar`` is what system calls like read() returned, from the page cache or not. It does not see
-pages of a file that is mapped into memory, as pandas 3.1 does with large files; those that come
-from storage are in ``read_bytes``.
+``rchar`` is what system calls such as read() returned, from the page cache or not. It does not
+include pages of files that are mapped into memory, as pandas 3.1 does with large files; those that
+come from storage are included in ``read_bytes``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Reads(NamedTuple):
 
     Attributes:
         bytes_read: By system calls.
-        storage_bytes_read: Fetched from storage.
+        storage_bytes_read: From storage.
     """
 
     bytes_read: int
@@ -26,15 +26,15 @@ class Reads(NamedTuple):
 
 
 class ReadCounter:
-    """Counts from its making."""
+    """Counts the bytes read since it was created."""
 
     def __init__(self) -> None:
         self._before, self._own_bytes = _counters()
 
     def count(self) -> Reads | None:
-        """Returns the bytes read since, less what the counting read; None if the kernel has none.
+        """Returns the bytes read, without those of counting; None if the kernel does not count.
 
-        A child process counts from the moment it has been waited for.
+        A child process is included once it has been waited for.
         """
         after, _ = _counters()
         if self._before is None or after is None:
@@ -46,10 +46,7 @@ class ReadCounter:
 
 
 def _counters() -> tuple[Reads | None, int]:
-    """Returns the counters, None where there are none, and the bytes it took to read them.
-
-    They do not yet hold this reading.
-    """
+    """Returns the counters, or None, and the bytes of reading them, which they do not include."""
     if not COUNTERS.exists():
         return None, 0
     text = COUNTERS.read_text()

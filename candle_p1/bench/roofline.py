@@ -1,34 +1,45 @@
-"""What a training step cannot be faster than: matrix products and the optimizer's memory traffic.
+"""The roofline bound of a training step: its matrix products and the optimizer's memory traffic.
 
-Both are counted from the model and divided by what this machine reaches, measured in the same job
-with the same threads.
+Both are derived from the model, and divided by the rates of this machine, which the same job
+measures with the same threads.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from candle_p1.bench.worker import median_s
 from candle_p1.scaling import share_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MATRIX_SIZE = 4096
 COPY_BYTES = 1 << 28
 REPEATS = 5
 
 
-def matrix_product_flops(model: Any, batch_size: int) -> float:
-    """Returns the floating-point operations of the matrix products of a step.
+def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float]:
+    """Returns the shortest possible time of a step, ``total_s``, and what it is derived from."""
+    flops, num_bytes = matrix_product_flops(model, batch_size), optimizer_bytes(model)
+    flops_per_s, bytes_per_s = matmul_flops_per_s(), copy_bytes_per_s(num_threads)
+    return {
+        "flops": flops,
+        "matmul_flops_per_s": flops_per_s,
+        "products_s": flops / flops_per_s,
+        "optimizer_bytes": num_bytes,
+        "copy_bytes_per_s": bytes_per_s,
+        "optimizer_s": num_bytes / bytes_per_s,
+        "total_s": flops / flops_per_s + num_bytes / bytes_per_s,
+    }
 
-    A product of (m, k) and (k, n) has 2 m k n. Forward, and backward to weights and to inputs, each
-    have the same number; the inputs of the first layer need no gradient. Counted are dense layers
-    and convolutions.
+
+def matrix_product_flops(model: Any, batch_size: int) -> float:
+    """Returns the number of floating-point operations in the matrix products of a step.
+
+    A product of (m, k) and (k, n) has 2 m k n operations. The forward pass and the gradients of
+    weights and of inputs have the same number each; the inputs of the first layer need no gradient.
+    Only dense layers and convolutions are counted.
     """
     import keras
 
@@ -46,19 +57,19 @@ def matrix_product_flops(model: Any, batch_size: int) -> float:
 
 
 def optimizer_bytes(model: Any) -> int:
-    """Returns what an update has to read (weights, gradients, state) and write (weights, state)."""
+    """Returns the bytes an update reads (weights, gradients, state) and writes (weights, state)."""
     weights = _num_bytes(model.trainable_weights)
     return 3 * weights + 2 * _num_bytes(_states(model.optimizer))
 
 
 def state_bytes(model: Any) -> int:
-    """Returns what weights, their gradients and the optimizer's state take."""
+    """Returns the bytes of the weights, their gradients and the optimizer's state."""
     gradients = _num_bytes(model.trainable_weights)
     return _num_bytes(model.weights) + gradients + _num_bytes(model.optimizer.variables)
 
 
 def matmul_flops_per_s() -> float:
-    """Returns what products of float32 matrices reach, by the threads the framework has here."""
+    """Returns the rate of float32 matrix products, with the threads the framework uses here."""
     import keras
 
     random = np.random.default_rng(0)
@@ -67,13 +78,13 @@ def matmul_flops_per_s() -> float:
 
     def multiply() -> None:
         product = keras.ops.matmul(matrix, matrix)
-        np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for it
+        np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
 
-    return 2.0 * MATRIX_SIZE**3 / _median_s(multiply)
+    return 2.0 * MATRIX_SIZE**3 / median_s(multiply, REPEATS)
 
 
 def copy_bytes_per_s(num_threads: int) -> float:
-    """Returns what copies of a large array reach: bytes read and bytes written."""
+    """Returns the rate of copying a large array: bytes read plus bytes written."""
     source, target = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
     parts = [slice(*share_bounds(COPY_BYTES, i, num_threads)) for i in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
@@ -81,21 +92,11 @@ def copy_bytes_per_s(num_threads: int) -> float:
         def copy() -> None:
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
 
-        return 2.0 * COPY_BYTES / _median_s(copy)
-
-
-def _median_s(work: Callable[[], None]) -> float:
-    work()
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        return 2.0 * COPY_BYTES / median_s(copy, REPEATS)
 
 
 def _states(optimizer: Any) -> list[Any]:
-    """Returns the state that the algorithm needs: not the counters."""
+    """Returns the variables that the algorithm needs, without counters."""
     return [variable for variable in optimizer.variables if variable.ndim > 0]
 
 

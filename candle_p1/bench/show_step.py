@@ -1,11 +1,10 @@
-"""A comparison of training steps, as tables."""
+"""Shows a comparison of training steps as tables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.show import MB, digits, plain_table
-from candle_p1.reports.statistics import MIN_VALUES
+from candle_p1.bench.tables import MB, digits, plain_table, spread, too_few
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -27,35 +26,31 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     ours = results[0]
     rounds, steps = count(report["num_rounds"], "round"), count(report["num_steps"], "step")
     yield (
-        f"{report['benchmark']}: training step, batch of a rank {ours['batch_size']},"
+        f"{report['benchmark']}: training step, {ours['batch_size']} samples per rank,"
         f" {ours['device']}, {rounds} of {steps}"
     )
     yield _times(results)
     if ours["ci95_s"] is None:
-        yield (
-            f"{count(ours['repeats'], 'step')}: fewer than {MIN_VALUES} give no 95 % interval of"
-            " the median, so the range is shown"
-        )
+        yield too_few(ours, "step")
     for name, found in report["differences"].items():
         yield (
-            f"{name} trains the same: losses differ by {found['loss']:.1g} and the first updates by"
-            f" {found['update']:.1g}, at most and relative"
+            f"{name} trains the same model: the largest relative difference is {found['loss']:.1g}"
+            f" in the losses and {found['update']:.1g} in the first updates"
         )
-    floor = report["floor"]
+    bound = report["roofline"]
     yield (
-        f"floor of a rank: {_ms(floor['total_s'])} ms, of which"
-        f" {_ms(floor['products_s'])} ms are matrix products"
-        f" ({digits(floor['flops'] / GIGA)} GFLOP at {digits(floor['matmul_flops_per_s'] / GIGA)}"
-        f" GFLOP/s) and {_ms(floor['optimizer_s'])} ms the optimizer's memory traffic"
-        f" ({digits(floor['optimizer_bytes'] / GIGA)} GB at"
-        f" {digits(floor['copy_bytes_per_s'] / GIGA)} GB/s);"
-        f" a step takes {digits(ours['median_s'] / floor['total_s'])} times as long"
+        f"roofline bound of a rank: {_ms(bound['total_s'])} ms, of which matrix products take"
+        f" {_ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
+        f" {digits(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
+        f" {_ms(bound['optimizer_s'])} ms ({digits(bound['optimizer_bytes'] / GIGA)} GB at"
+        f" {digits(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
+        f" a step takes {digits(ours['median_s'] / bound['total_s'])} times as long"
     )
     if report["communication"]:
         exposed = report["communication"]
         yield (
-            f"exposed communication: {_ms(exposed['exposed_s'])} ms of a step,"
-            f" {100 * exposed['share']:.1f} %"
+            f"exposed communication: {_ms(exposed['exposed_s'])} ms per step,"
+            f" {100 * exposed['share']:.1f} % of it"
         )
     yield _memory(results)
     if report["synthetic"]:
@@ -63,20 +58,19 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
 
 
 def _times(results: list[dict[str, Any]]) -> Table:
-    spread = "range" if results[0]["ci95_s"] is None else "95 % interval"
-    others = [result["variant"] for result in results[1:]]
+    has_others = len(results) > 1
     table = plain_table(
         "variant",
         "ranks x\nthreads",
         "median\n(ms)",
-        f"{spread}\n(ms)",
+        f"{spread(results[0])}\n(ms)",
         "samples\n/s",
         "GFLOP\n/s",
-        *(["the first\nover this"] if others else []),
+        *(["the first\nover this"] if has_others else []),
     )
     for result in results:
         low, high = result["ci95_s"] or result["range_s"]
-        speedup = [digits(results[0]["speedup"].get(result["variant"], 1.0))] if others else []
+        speedup = results[0]["speedup"].get(result["variant"], 1.0)
         table.add_row(
             result["variant"],
             f"{result['num_ranks']} x {result['threads']}",
@@ -84,7 +78,7 @@ def _times(results: list[dict[str, Any]]) -> Table:
             f"{_ms(low)} to {_ms(high)}",
             digits(result["samples_per_s"]),
             digits(result["flops_per_s"] / GIGA),
-            *speedup,
+            *([digits(speedup)] if has_others else []),
         )
     return table
 

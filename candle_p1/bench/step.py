@@ -1,56 +1,116 @@
-"""Compares training steps: the same batches, in the form of a run and in others.
+"""Compares variants of a training step on the same batches, that of a run first.
 
 Every measurement is a job of its own, which trains a few steps. The jobs go in rounds through all
-variants, every second round in reverse order: a steady drift of the machine hits all alike.
-Variants that should compute the same must agree in their losses and in what the first steps have
-changed, or none is reported.
+variants, every second round in reverse order, so that a steady drift of the machine affects all
+variants alike. Variants that should compute the same must agree in their losses and in the updates
+of the first steps; otherwise no result is reported.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from candle_p1.bench.job import run
-from candle_p1.bench.measurement import Measurement, Starting, unheard
+from candle_p1.bench.job import Job, run
+from candle_p1.bench.measurement import Measurement, OnStart
 from candle_p1.bench.memory import peak_of_sum_bytes
-from candle_p1.bench.step_job import StepJob, StepOutcome
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import CandleError
-from candle_p1.records import environment
 from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from candle_p1.bench.memory import MemorySamples
     from candle_p1.data.reader import FileSet
 
 OURS = "as in a run"
 PLAIN = "plain Keras"
-ALONE = "no exchange"
+ALONE = "no allreduce"
 ONE_PROCESS = "one process"
 LOSS_TOLERANCE = 1e-4
-"""Relative, of mean losses."""
+"""Relative tolerance of mean losses."""
 UPDATE_TOLERANCE = 1e-2
-"""Of the norm of an update, relative to that of the other one. Adam makes steps of the same size of
-gradients of any size, of which small ones are rounded differently."""
+"""Tolerance of an update, relative to the norm of the other one. The steps of Adam have the same
+size for gradients of any size, and small gradients have large rounding errors."""
+WARM_UP_STEPS = 2
+"""Steps of every job that are not timed; the first one traces the model."""
+MAX_COMPARED = 4096
+"""The number of elements of a weight that are compared."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What is compared.
+class StepJob(Job):
+    """What a job trains, and how.
 
     Attributes:
-        job: What each of its jobs measures.
-        num_ranks: Of its jobs.
-        same: Whether its losses must be those of the first variant.
+        variant: The name of what is measured.
+        kernels: "fast" or "plain".
+        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays, or the name of
+            one of the benchmark's `other_samples`.
+        averages_gradients: Whether the ranks average their gradients.
+        num_steps: The number of timed steps.
+        measures_machine: Whether to measure the machine's rates, and the memory in a further step.
     """
 
-    job: StepJob
-    num_ranks: int
-    same: bool = True
+    worker: ClassVar[str] = "candle_p1.bench.step_worker"
+    own_flags: ClassVar[Mapping[str, str]] = {"kernels": "both kinds are measured"}
+
+    variant: str = OURS
+    kernels: str = "fast"
+    inputs: str = "samples"
+    averages_gradients: bool = True
+    num_steps: int = 5
+    measures_machine: bool = False
+
+    @property
+    def name(self) -> str:
+        """The variant."""
+        return self.variant
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """One epoch, and the kernels."""
+        return super().settings | {"kernels": self.kernels}
+
+    @property
+    def all_steps(self) -> int:
+        """The number of steps, including those that are not timed."""
+        return WARM_UP_STEPS + self.num_steps + self.measures_machine
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a rank has measured.
+
+    Attributes:
+        steps_s: The time of each timed step.
+        losses: The mean loss of the epoch after each step, including the warm-up.
+        updates: For each weight, what the warm-up steps have added to some of its elements.
+        batch_size: The number of samples in a step of this rank.
+        threads: The number of threads of an operation.
+        device: "cpu", or the GPU's name.
+        flops: Operations in the matrix products of a step; see candle_p1.bench.roofline.
+        state_bytes: Size of the weights, gradients and optimizer state.
+        matrix_bytes: Size of the matrices that the ranks of a node share.
+        roofline: See candle_p1.bench.roofline.bound; None if it was not measured.
+        memory: Memory samples of this process in a further step; empty if none were taken.
+    """
+
+    steps_s: list[float]
+    losses: list[float]
+    updates: dict[str, list[float]]
+    batch_size: int
+    threads: int
+    device: str
+    flops: float
+    state_bytes: int
+    matrix_bytes: int
+    roofline: dict[str, float] | None = None
+    memory: MemorySamples = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -58,113 +118,89 @@ class StepComparison(Measurement):
     """What is compared, and under which conditions.
 
     Attributes:
-        against: Whether to compare with other forms.
-        num_steps: Timed steps of a job.
+        against: Whether to compare with other variants.
         num_rounds: Jobs of each variant.
     """
 
-    job = StepJob
-
+    job: StepJob
     against: bool = True
-    num_steps: int = 3
     num_rounds: int = 2
 
-    def variants(self) -> list[Variant]:
-        """Returns what is compared, the form of a run first."""
-        ours = StepJob(self.benchmark, list(self.flags), OURS, num_steps=self.num_steps)
-        found = [Variant(ours, self.num_ranks)]
+    def variants(self) -> list[StepJob]:
+        """Returns a job of each variant, that of a run first."""
         if not self.against:
-            return found
+            return [self.job]
         if self.num_ranks > 1:
-            alone = replace(ours, variant=ALONE, exchange=False)
-            one = replace(ours, variant=ONE_PROCESS)
-            return [*found, Variant(alone, self.num_ranks, same=False), Variant(one, 1, same=False)]
-        plain = replace(ours, variant=PLAIN, kernels="plain", inputs="arrays")
-        others = find_benchmark(self.benchmark).other_sample_names
-        return [
-            *found,
-            Variant(plain, 1),
-            *(Variant(replace(plain, variant=f"plain, {name}", inputs=name), 1) for name in others),
-        ]
+            alone = replace(self.job, variant=ALONE, averages_gradients=False)
+            return [self.job, alone, replace(self.job, variant=ONE_PROCESS)]
+        plain = replace(self.job, variant=PLAIN, kernels="plain", inputs="arrays")
+        others = find_benchmark(self.job.benchmark).other_sample_names
+        more = [replace(plain, variant=f"plain, {name}", inputs=name) for name in others]
+        return [self.job, plain, *more]
 
-    def measure(self, files: FileSet, starting: Starting = unheard) -> dict[str, Any]:
-        """Runs all jobs; see Measurement.
-
-        Raises:
-            CandleError: A job cannot train, or variants that should agree do not.
-            RuntimeError: A job has failed otherwise.
-        """
+    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+        """Runs all jobs; see Measurement."""
         started, variants = utc_now(), self.variants()
-        measured: dict[str, list[list[StepOutcome]]] = {each.job.variant: [] for each in variants}
+        num_ranks = {job.variant: self.num_ranks for job in variants} | {ONE_PROCESS: 1}
+        measured: dict[str, list[list[StepOutcome]]] = {job.variant: [] for job in variants}
         total = len(variants) * self.num_rounds
         for number in range(self.num_rounds):
             for variant in variants if number % 2 == 0 else variants[::-1]:
-                job = replace(variant.job, measures_machine=number == 0)
+                job = replace(variant, measures_machine=number == 0)
                 done = sum(map(len, measured.values()))
-                starting(done, total, f"{job.variant}, round {number + 1}")
-                outcomes = run(job, variant.num_ranks)
-                measured[job.variant].append([StepOutcome(**outcome) for outcome in outcomes])
-        first = measured[variants[0].job.variant][0][0]
-        differences = {
-            name: difference(first, jobs[0][0])
-            for variant in variants[1:]
-            if variant.same
-            for name, jobs in [(variant.job.variant, measured[variant.job.variant])]
-        }
+                on_start(done, total, f"{job.variant}, round {number + 1}")
+                measured[job.variant].append(run(job, num_ranks[job.variant], StepOutcome))
+        first = measured[OURS][0][0]
+        same = [job.variant for job in variants[1:]] if self.num_ranks == 1 else []
+        differences = {name: difference(first, measured[name][0][0]) for name in same}
         _check(differences)
-        results = [_result(variant, measured[variant.job.variant]) for variant in variants]
+        results = [_result(job, measured[job.variant]) for job in variants]
         for result in results:
             result["speedup"] = {
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
-        return {
-            "benchmark": find_benchmark(self.benchmark).name,
-            "command": sys.argv,
-            "started": started,
-            "synthetic": files.synthetic,
-            "num_steps": self.num_steps,
+        return self.conditions(files, started) | {
+            "num_steps": self.job.num_steps,
             "num_rounds": self.num_rounds,
             "results": results,
             "differences": differences,
-            "floor": _floor(first),
-            "communication": _communication(results) if self.num_ranks > 1 else None,
-            "machine": environment.capture(),
+            "roofline": first.roofline,
+            "communication": _communication(results),
         }
 
 
 def difference(one: StepOutcome, other: StepOutcome) -> dict[str, float]:
-    """Returns the largest relative differences of two trainings of the same batches.
+    """Returns the largest relative differences between two trainings on the same batches.
 
-    Of a loss, relative to it; of the update of a weight by the first steps, by the norm of the
-    elements compared. Weights that hardly move are compared with the largest move of all.
+    The difference of losses is relative to the loss, that of the update of a weight to the norm of
+    the elements compared. Weights that hardly change are compared with the largest update of all.
     """
     losses = np.array(one.losses), np.array(other.losses)
     num = min(map(len, losses))
     loss = np.max(np.abs(losses[0][:num] - losses[1][:num]) / np.abs(losses[1][:num]))
-    moved = {name: np.linalg.norm(values) for name, values in other.updates.items()}
-    least = 1e-6 * max(moved.values())
+    norms = {name: np.linalg.norm(values) for name, values in other.updates.items()}
+    least = 1e-6 * max(norms.values())
     update = max(
         np.linalg.norm(np.subtract(one.updates[name], other.updates[name]))
-        / max(moved[name], least)
-        for name in moved
+        / max(norms[name], least)
+        for name in norms
     )
     return {"loss": float(loss), "update": float(update)}
 
 
 def _check(differences: dict[str, dict[str, float]]) -> None:
     for name, found in differences.items():
-        limits = {"loss": LOSS_TOLERANCE, "update": UPDATE_TOLERANCE}
-        for what, limit in limits.items():
+        for what, limit in {"loss": LOSS_TOLERANCE, "update": UPDATE_TOLERANCE}.items():
             if not found[what] <= limit:  # also NaN
                 raise CandleError(
-                    f"{name} trains another model: after the first steps the {what} differs by"
-                    f" {found[what]:.2g}, more than rounding explains ({limit:g})"
+                    f"{name} trains a different model: after the first steps the {what} differs by"
+                    f" {found[what]:.2g}, which is more than rounding explains ({limit:g})"
                 )
 
 
-def _result(variant: Variant, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
-    """Returns the times of a variant; a step takes as long as its slowest rank."""
+def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
+    """Returns the times of a variant; a step takes as long as on its slowest rank."""
     first = jobs[0]
     seconds = [
         max(times)
@@ -176,9 +212,8 @@ def _result(variant: Variant, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
     flops = sum(rank.flops for rank in first)
     memory = [rank.memory for rank in first]
     return {
-        "variant": variant.job.variant,
-        **asdict(variant.job),
-        "num_ranks": variant.num_ranks,
+        **asdict(job),
+        "num_ranks": len(first),
         "threads": first[0].threads,
         "device": first[0].device,
         "batch_size": first[0].batch_size,
@@ -191,25 +226,8 @@ def _result(variant: Variant, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
     }
 
 
-def _floor(outcome: StepOutcome) -> dict[str, Any]:
-    """Returns what a step of one rank cannot be faster than, and what that follows from."""
-    assert outcome.matmul_flops_per_s is not None
-    assert outcome.copy_bytes_per_s is not None
-    products_s = outcome.flops / outcome.matmul_flops_per_s
-    optimizer_s = outcome.optimizer_bytes / outcome.copy_bytes_per_s
-    return {
-        "flops": outcome.flops,
-        "matmul_flops_per_s": outcome.matmul_flops_per_s,
-        "products_s": products_s,
-        "optimizer_bytes": outcome.optimizer_bytes,
-        "copy_bytes_per_s": outcome.copy_bytes_per_s,
-        "optimizer_s": optimizer_s,
-        "total_s": products_s + optimizer_s,
-    }
-
-
 def _communication(results: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Returns how long a step waits for the exchange of gradients, not hidden behind its work."""
+    """Returns the exposed communication: how long a step waits for allreduces of gradients."""
     median_s = {result["variant"]: result["median_s"] for result in results}
     if ALONE not in median_s:
         return None

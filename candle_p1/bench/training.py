@@ -1,18 +1,21 @@
-"""A benchmark made ready to train within a measuring job, as far as a run does."""
+"""Prepares a benchmark for training within a measuring job, as a run does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from candle_p1.bench.worker import locate
+from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod
-from candle_p1.distributed.comm import Attempt, on_first_rank
+from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
-from candle_p1.training.setup import build_model, locate_files, make_plan, set_up_device
+from candle_p1.training.setup import build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
+    from candle_p1.bench.job import Job
     from candle_p1.benchmark import Benchmark
-    from candle_p1.data.samples import DataSet
+    from candle_p1.data.samples import DataSet, Samples
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
@@ -20,33 +23,38 @@ if TYPE_CHECKING:
     from candle_p1.scaling import ScalingPlan
 
 
-class Training(NamedTuple):
-    """What can be trained.
+@dataclass(frozen=True)
+class Training:
+    """A benchmark that is ready to train.
 
     Attributes:
-        device: Of this rank.
-        data: Loaded and scaled.
-        plan: Of an epoch.
-        models: As many as were asked for, each compiled and with the weights of rank 0.
-        matrix_bytes: Of the matrices that the ranks of a node share.
+        benchmark: The benchmark.
+        params: Its parameters.
+        rank: This rank.
+        device: The device of this rank.
+        data: The data, loaded and scaled.
+        plan: The plan of an epoch.
+        models: Compiled models with the weights of rank 0, one for each log.
+        matrix_bytes: The size of the matrices that the ranks of a node share.
     """
 
+    benchmark: Benchmark
+    params: ParameterSet
+    rank: int
     device: Device
     data: DataSet
     plan: ScalingPlan
     models: list[Any]
     matrix_bytes: int
 
-
-def one_epoch(params: ParameterSet, **changes: Any) -> ParameterSet:
-    """Returns parameters of an epoch of any length, which every number of ranks can divide."""
-    whole = {"epochs": 1, "epochs_scaling": "none", "train_steps": 0}
-    return params.replace(whole | changes)
+    def batches(self, samples: Samples | None = None) -> TrainBatches:
+        """Returns the batches that this rank trains on; of the training samples by default."""
+        samples, seed = samples or self.data.train, self.params["rng_seed"]
+        return TrainBatches(samples, self.plan, seed=seed, rank=self.rank, shuffle=True)
 
 
 def prepare_training(
-    benchmark: Benchmark,
-    params: ParameterSet,
+    job: Job,
     comm: Communicator,
     *,
     partners: Communicator | None = None,
@@ -56,20 +64,19 @@ def prepare_training(
     """Sets up the device, loads the data and builds the models; collective.
 
     Args:
-        benchmark: What to train.
-        params: Its parameters.
-        comm: The ranks that load.
-        partners: Those that exchange gradients; None is the same.
-        num_steps: The least that an epoch must have.
+        job: The job of this process.
+        comm: The ranks, which load together.
+        partners: The ranks that average gradients; None selects the same.
+        num_steps: The number of steps that an epoch must have.
         logs: For each model, the log of its gradients' allreduces.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
     """
     partners = partners or comm
+    benchmark, params, files = locate(job, comm)
     device = set_up_device(params, comm)
     horovod.start_horovod(partners, deterministic=params["deterministic"])
-    files = on_first_rank(lambda: locate_files(benchmark, params), comm)
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:
@@ -77,8 +84,8 @@ def prepare_training(
         plan = make_plan(params, len(data.train), comm)
         if plan.steps_per_epoch < num_steps:
             raise ParameterError(
-                f"an epoch has {plan.steps_per_epoch} steps and {num_steps} are measured: ask for"
-                " fewer by --steps, or take --size full"
+                f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
+                " --steps, or --size full"
             )
         models = [build_model(benchmark, params, data, plan, device, partners, log) for log in logs]
         return data, plan, models
@@ -86,4 +93,4 @@ def prepare_training(
     data, plan, models = Attempt(prepare).agree(comm)
     for model in models:
         horovod.broadcast_state(model, partners)
-    return Training(device, data, plan, models, reader.matrix_bytes)
+    return Training(benchmark, params, comm.rank, device, data, plan, models, reader.matrix_bytes)

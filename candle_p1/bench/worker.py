@@ -1,27 +1,35 @@
-"""A rank of a measuring job, by itself or under a launcher."""
+"""What the ranks of all measuring jobs share."""
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from candle_p1.bench.job import ERROR_MARK, write_outcomes
-from candle_p1.distributed.comm import connect
+from candle_p1.benchmark import find_benchmark
+from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from candle_p1.bench.job import Job
+    from candle_p1.benchmark import Benchmark
+    from candle_p1.data.reader import FileSet
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 def serve(measure: Callable[[Path, Communicator], Any]) -> None:
-    """Measures; rank 0 writes what all ranks have measured into the job's directory.
+    """Measures; rank 0 writes the outcomes of all ranks into the job's directory.
 
     Args:
-        measure: Takes that directory and the ranks; returns a dataclass; collective.
+        measure: Takes that directory and the ranks, and returns a dataclass; collective.
     """
     directory = Path(sys.argv[1])
     try:
@@ -32,11 +40,33 @@ def serve(measure: Callable[[Path, Communicator], Any]) -> None:
         outcomes = comm.gather(measure(directory, comm))
         if outcomes is not None:
             write_outcomes(directory, outcomes)
-    except CandleError as error:  # all ranks have agreed upon it
+    except CandleError as error:  # all ranks raise the same
         _fail(error)
     except Exception:
         traceback.print_exc()
         comm.abort(1)
+
+
+def locate(job: Job, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileSet]:
+    """Returns the benchmark of a job, its parameters and its files; collective.
+
+    Raises:
+        CandleError: One of them is wrong; the same on every rank.
+    """
+    benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
+    params = Attempt(lambda: job.bind(benchmark)).agree(comm)
+    return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
+
+
+def median_s(work: Callable[[], Any], num_calls: int) -> float:
+    """Returns the median time of several calls, in s, after one that is not timed."""
+    work()
+    seconds = []
+    for _ in range(num_calls):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def _fail(error: CandleError) -> NoReturn:

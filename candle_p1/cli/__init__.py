@@ -1,4 +1,4 @@
-"""The command line: ``candle-p1 VERB``. A file per verb; each parses and calls, nothing else."""
+"""The command line, ``candle-p1 VERB``: one file per verb, which only parses and calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERBS = (
 
 
 class _Verbs(click.Group):
-    """Imports a verb's module only when it is asked for."""
+    """Imports the module of a verb only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -45,7 +45,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error the user can mend ends it with one message and code 2."""
+    """Runs the command line; an error that the user can resolve is printed and gives code 2."""
     try:
         cli(prog_name="candle-p1")
     except CandleError as error:

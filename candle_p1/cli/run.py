@@ -27,10 +27,10 @@ from candle_p1.training.screen import Screen
 @click.option("--dry-run", is_flag=True, help="Print the command line and start nothing.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
-    """Train BENCHMARK (a name, or a folder's path) on this machine.
+    """Train BENCHMARK (a name, or the path of a folder) on this machine.
 
-    Flags after "--" go to the benchmark: candle-p1 run nt3 --np 2 -- --epochs 16. Its own --help
-    lists them: candle-p1 run nt3 -- --help.
+    Flags after "--" go to the benchmark: candle-p1 run nt3 --np 2 -- --epochs 16. To list them:
+    candle-p1 run nt3 -- --help.
     """
     script = [sys.executable, str(find_benchmark(benchmark).script), *flags]
     launch = on_this_machine(num_ranks, script)

@@ -77,16 +77,20 @@ def run_to_end(
     Returns:
         Its exit code, negative for a signal, and whether it reached the limit.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "candle_p1.cluster.process_group_guard", str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=dict(variables),
-        start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
-    )
+    guard = [sys.executable, "-m", "candle_p1.cluster.process_group_guard", str(os.getpid())]
+    this = psutil.Process()
+    others = this.children()
     start = time.monotonic()
+    process: subprocess.Popen[bytes] | None = None
     try:
+        process = subprocess.Popen(
+            [*guard, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(variables),
+            start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
+        )
         while True:
             elapsed_s = time.monotonic() - start
             if tick:
@@ -95,29 +99,33 @@ def run_to_end(
                 # Without a limit nothing wakes this process up while the command runs.
                 return process.wait(POLL_S if tick or limit_s else None), False
             if limit_s is not None and elapsed_s > limit_s:
-                _end(process, grace_s)
+                process.returncode = _end(psutil.Process(process.pid), grace_s)
                 return process.returncode, True
     finally:
-        _end(process, grace_s)
+        # A signal may have interrupted Popen when the process had started already.
+        for child in this.children():
+            if child not in others:
+                _end(child, grace_s)
+        if process:
+            process.poll()
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end(process: psutil.Process, grace_s: float) -> int:
     """Ends a process and all it started: SIGTERM to its group, then SIGKILL to what is left.
 
-    A further signal to this process cuts the wait between the two short.
+    A further signal to this process cuts the wait between the two short. Returns the exit code.
     """
-    if process.poll() is not None:
-        return
-    family = psutil.Process(process.pid).children(recursive=True)
+    family = process.children(recursive=True)
     deadline = time.monotonic() + grace_s
-    with suppress(ProcessLookupError):
+    try:
         os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired, Interrupted):
-        process.wait(timeout=grace_s)
+    except ProcessLookupError:  # it has no group of its own yet
+        process.terminate()
+    with suppress(psutil.TimeoutExpired, Interrupted):
+        process.wait(grace_s)
         # The watchdog server, which completes the record, ends last.
         psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
-    process.kill()
-    for member in family:
+    for member in (process, *family):
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    process.wait()
+    return int(process.wait())

@@ -22,8 +22,8 @@ def bench_load(execute, tmp_path):
     """Compares the paper's methods on small data; returns (report, output)."""
 
     def bench_load(*flags):
-        words = ["nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(METHODS)]
-        code, output = execute([*LOAD, *words, "--json", "load.json", *flags])
+        argv = ["nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(METHODS)]
+        code, output = execute([*LOAD, *argv, "--json", "load.json", *flags])
         print(output)
         assert code == 0, output
         return json.loads((tmp_path / "load.json").read_text()), output
@@ -50,12 +50,12 @@ def test_the_papers_methods_are_compared(bench_load, tmp_path):
     assert [table["machine"] for table in report["published"]["tables"]] == ["Summit", "Theta"]
     assert "Summit (published)" in output
     assert "the data are synthetic" in output
-    assert "fewer than 6" in output
+    assert "2 repeats: " in output
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parallel
-def test_ranks_load_at_once(mpirun, bench_load):
+def test_several_ranks_load_at_the_same_time(mpirun, bench_load):
     report, _ = bench_load("--np", "2")
     for result in report["results"]:
         assert result["num_ranks"] == 2
@@ -67,43 +67,44 @@ def test_ranks_load_at_once(mpirun, bench_load):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("argv", "parts"),
     [
-        (["nt4"], "error: there is no benchmark 'nt4' (did you mean 'nt3'?)"),
-        (["nt3", "--methods", "chunkd"], "error: there is no method 'chunkd' (did you mean 'chun"),
-        (["nt3", "--size", "small", "--data_dir", "."], "error: --size is of synthetic files and"),
-        (["nt3", "--json", "no/such.json"], "error: --json no/such.json: there is no directory to"),
-        (["nt3", "--", "--epoch", "3"], "error: --epoch is not a flag (did you mean '--epochs'?)"),
-        (["nt3", "--", "--loader", "chunked"], "error: --loader is not for a comparison: use --me"),
+        (["nt4"], ["'nt4'", "'nt3'"]),
+        (["nt3", "--methods", "chunkd"], ["'chunkd'", "'chunked'"]),
+        (["nt3", "--size", "small", "--data_dir", "."], ["--size", "--data_dir"]),
+        (["nt3", "--json", "no/such.json"], ["--json no/such.json"]),
+        (["nt3", "--", "--epoch", "3"], ["--epoch ", "'--epochs'"]),
+        (["nt3", "--", "--loader", "chunked"], ["--loader ", "--methods"]),
     ],
 )
-def test_bad_input_ends_with_one_message_and_code_2(execute, words, problem):
-    code, output = execute([*LOAD, *words])
+def test_bad_input_ends_with_one_message_and_code_2(execute, argv, parts):
+    code, output = execute([*LOAD, *argv])
     assert code == 2
-    assert output.startswith(problem)
+    assert output.startswith("error: ")
+    assert all(part in output for part in parts)
     assert output.count("\n") == 1
 
 
 def test_a_file_that_cannot_be_loaded_ends_the_comparison(execute, tmp_path):
     (tmp_path / "nt_train2.csv").write_text("0,1.5,2\n1,x,2\n")
     (tmp_path / "nt_test2.csv").write_text("0,1.5,2\n")
-    words = ["nt3", "--data_dir", ".", "--methods", "chunked", "--json", "load.json"]
-    code, output = execute([*LOAD, *words])
+    argv = ["nt3", "--data_dir", ".", "--methods", "chunked", "--json", "load.json"]
+    code, output = execute([*LOAD, *argv])
     assert code == 2
     assert output.startswith("error: chunked: ")
-    assert "nt_train2.csv, line 2, column 2: the field 'x' is not a finite" in output
+    assert "nt_train2.csv, line 2, column 2: " in output
     assert not (tmp_path / "load.json").exists()
 
 
 @pytest.mark.parametrize(
     ("number", "code", "num_ranks"),
     [
-        (signal.SIGINT, 1, 1),
+        (signal.SIGINT, 130, 1),
         (signal.SIGTERM, 143, 1),
-        pytest.param(signal.SIGINT, 1, 2, marks=pytest.mark.parallel),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.parallel),
     ],
 )
-def test_a_signal_ends_the_jobs_too(request, start, number, code, num_ranks):
+def test_a_signal_ends_the_comparison_and_its_jobs(request, start, number, code, num_ranks):
     if num_ranks > 1:
         request.getfixturevalue("mpirun")
     process = start([*LOAD, "nt3", "--repeats", "1000", "--np", num_ranks])
@@ -134,8 +135,8 @@ def bench_step(execute, tmp_path):
     """Compares steps of a small NT3; returns (report, output)."""
 
     def bench_step(*flags, code=0):
-        words = ["nt3", "--size", "small", "--steps", "1", "--rounds", "1", "--json", "step.json"]
-        found, output = execute([*LOAD[:-1], "step", *words, *flags, "--", *SMALL_MODEL])
+        argv = ["nt3", "--size", "small", "--steps", "1", "--rounds", "1", "--json", "step.json"]
+        found, output = execute([*LOAD[:-1], "step", *argv, *flags, "--", *SMALL_MODEL])
         print(output)
         assert found == code, output
         return json.loads((tmp_path / "step.json").read_text()), output
@@ -154,8 +155,8 @@ def test_a_step_is_compared_with_plain_keras(bench_step):
     found = report["differences"]["plain Keras"]
     assert found["loss"] < 1e-5
     assert 0 <= found["update"] < 1e-3
-    assert report["floor"]["total_s"] > 0
-    assert "plain Keras trains the same" in output
+    assert report["roofline"]["total_s"] > 0
+    assert "roofline bound of a rank: " in output
     assert "the data are synthetic" in output
 
 
@@ -164,31 +165,30 @@ def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench_step):
     report, output = bench_step("--np", "2")
     together, alone, one = report["results"]
     assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
-    assert (together["exchange"], alone["exchange"]) == (True, False)
+    assert [result["averages_gradients"] for result in (together, alone)] == [True, False]
     assert together["state_bytes"] == 2 * one["state_bytes"]
     assert "exposed communication" in output
 
 
-def test_an_epoch_that_is_too_short_is_refused(execute):
-    words = ["step", "nt3", "--size", "small", "--steps", "500", "--against", "none"]
-    code, output = execute([*LOAD[:-1], *words, "--", *SMALL_MODEL])
+def test_an_epoch_with_too_few_steps_is_refused(execute):
+    argv = ["step", "nt3", "--size", "small", "--steps", "500", "--against", "none"]
+    code, output = execute([*LOAD[:-1], *argv, "--", *SMALL_MODEL])
     assert code == 2
-    assert "ask for fewer by --steps" in output
+    assert "--steps" in output
 
 
-def test_the_overhead_of_measuring_is_told_with_its_interval(execute, tmp_path):
-    words = ["nt3", "--size", "small", "--epochs", "1", "--rounds", "6", "--json", "overhead.json"]
-    code, output = execute([*LOAD[:-1], "overhead", *words, "--", *SMALL_MODEL])
+def test_the_overhead_of_measuring_has_an_interval(execute, tmp_path):
+    argv = ["nt3", "--size", "small", "--epochs", "1", "--rounds", "6", "--json", "overhead.json"]
+    code, output = execute([*LOAD[:-1], "overhead", *argv, "--", *SMALL_MODEL])
     assert code == 0, output
     report = json.loads((tmp_path / "overhead.json").read_text())
     assert report["num_ranks"] == 2
     assert report["num_steps"] == 14
     assert len(report["measured_s"]) == len(report["bare_s"]) == 6
-    ratios = [one / other for one, other in zip(*(report[k] for k in SERIES), strict=True)]
+    ratios = [
+        one / other for one, other in zip(report["measured_s"], report["bare_s"], strict=True)
+    ]
     assert report["range_ratio"] == [min(ratios), max(ratios)]
     assert report["ci95_ratio"][0] <= report["median_ratio"] <= report["ci95_ratio"][1]
     assert 0 < report["direct_s"] < report["median_step_s"]
-    assert "make a step longer by" in output
-
-
-SERIES = ("measured_s", "bare_s")
+    assert "95 % interval" in output

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.bench.file_cache import cool, resident_share, warm
-from candle_p1.bench.memory import (
-    MemorySampler,
-    growth,
-    peak_bytes,
-    peak_of_sum_bytes,
-)
+from candle_p1.bench.memory import MemorySampler, growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.bench.reads import ReadCounter
 from candle_p1.errors import SetupError
 from candle_p1.instrument.usage import memory_bytes
@@ -32,16 +27,16 @@ SAMPLES = st.lists(
 ).map(sorted)
 
 
-def test_the_file_cache_does_not_count_as_memory():
+def test_the_file_cache_is_not_counted_as_memory():
     assert memory_bytes(ROLLUP) == 122 * 1024
 
 
-def test_a_kernel_that_does_not_tell_files_apart_counts_them():
+def test_a_kernel_without_separate_counts_includes_files():
     old = "".join(line for line in ROLLUP.splitlines(True) if not line.startswith("Pss_"))
     assert memory_bytes(old) == 328 * 1024
 
 
-def test_growth_counts_from_the_first_sample():
+def test_growth_is_relative_to_the_first_sample():
     assert growth([(1.0, 100), (2.0, 150), (3.0, 90)]) == [(1.0, 0), (2.0, 50), (3.0, -10)]
 
 
@@ -59,13 +54,13 @@ def test_the_peak_of_the_sum_lies_between_the_largest_peak_and_their_sum(samples
 
 
 @given(SAMPLES, st.integers(1, 4))
-def test_ranks_that_do_the_same_at_once_add_up(samples, num_ranks):
+def test_ranks_with_the_same_samples_add_up(samples, num_ranks):
     ends = dict(samples)  # one sample at a time
     alike = [list(ends.items())] * num_ranks
     assert peak_of_sum_bytes(alike) == num_ranks * peak_bytes(alike[0])
 
 
-def test_the_sampler_sees_what_is_allocated_and_not_what_is_mapped(tmp_path):
+def test_the_sampler_counts_allocated_memory_and_not_mapped_files(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(64 * MIB))
     with MemorySampler() as sampler, file.open("rb") as opened:
@@ -78,7 +73,7 @@ def test_the_sampler_sees_what_is_allocated_and_not_what_is_mapped(tmp_path):
     assert samples == sorted(samples)
 
 
-def test_reads_are_counted_to_the_byte_without_the_counting(tmp_path):
+def test_reads_are_counted_exactly(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(3 * MIB + 17))
     counter = ReadCounter()
@@ -89,7 +84,7 @@ def test_reads_are_counted_to_the_byte_without_the_counting(tmp_path):
     assert counter.count().storage_bytes_read >= 0
 
 
-def test_what_is_mapped_into_memory_is_not_counted_as_read(tmp_path):
+def test_mapped_files_are_not_counted_as_read(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB))
     with file.open("rb") as opened:
@@ -99,7 +94,7 @@ def test_what_is_mapped_into_memory_is_not_counted_as_read(tmp_path):
     assert counter.count().bytes_read == 0
 
 
-def test_a_file_that_was_read_is_in_the_file_cache(tmp_path):
+def test_a_file_that_has_been_read_is_in_the_file_cache(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB + 5))
     warm([file])
@@ -108,13 +103,13 @@ def test_a_file_that_was_read_is_in_the_file_cache(tmp_path):
     assert resident_share(tmp_path / "empty") == 0
 
 
-def test_a_file_that_stays_in_the_cache_is_not_called_cold(tmp_path):
+def test_a_file_that_stays_in_the_cache_is_not_cold(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB))
     with (
         file.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
-        assert sum(mapped[::4096]) == 0  # what a process has mapped is not dropped
-        with pytest.raises(SetupError, match="100% of it cannot be dropped from the file cache"):
+        assert sum(mapped[::4096]) == 0  # mapped pages are not dropped
+        with pytest.raises(SetupError, match="100%"):
             cool([file])

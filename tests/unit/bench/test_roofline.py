@@ -4,6 +4,7 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
+from candle_p1.bench import roofline  # noqa: E402
 from candle_p1.bench.roofline import matrix_product_flops, optimizer_bytes, state_bytes  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, Dense  # noqa: E402
@@ -22,6 +23,16 @@ def test_the_flops_of_a_step(model):
     dense = 2 * batch * positions * 4 * 3
     last = 2 * batch * 3 * 2
     assert matrix_product_flops(model, batch) == 2 * convolution + 3 * dense + 3 * last
+
+
+def test_the_bound_is_products_and_memory_traffic(model, monkeypatch):
+    monkeypatch.setattr(roofline, "matmul_flops_per_s", lambda: 1e9)
+    monkeypatch.setattr(roofline, "copy_bytes_per_s", lambda num_threads: 1e6 * num_threads)
+    model.compile("sgd", "mse")
+    bound = roofline.bound(model, 10, 2)
+    assert bound["products_s"] == matrix_product_flops(model, 10) / 1e9
+    assert bound["optimizer_s"] == optimizer_bytes(model) / 2e6
+    assert bound["total_s"] == bound["products_s"] + bound["optimizer_s"]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,26 @@
-"""A comparison of loading, as tables and as a picture."""
+"""Shows a comparison of loaders as tables and as a picture."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-
 from candle_p1.bench.load import BASELINES
+from candle_p1.bench.tables import MB, digits, plain_table, spread, too_few
 from candle_p1.figures import compared_times
-from candle_p1.reports.statistics import MIN_VALUES
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-MB = 1e6
+    from rich.table import Table
 
 
 def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yields the lines and tables that show a comparison.
 
     Args:
-        report: What `candle_p1.bench.load.Comparison.measure` returned.
+        report: What `candle_p1.bench.load.LoadComparison.measure` returned.
     """
     results = report["results"]
     first = results[0]
@@ -32,7 +29,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         f" {_conditions(first)}, {count(first['repeats'], 'repeat')}"
     )
     yield _times(results)
-    yield f"memory and bytes read; a rank's matrices have {_megabytes(first['matrix_bytes'])} MB"
+    yield f"memory and bytes read; the matrices of a rank: {_megabytes(first['matrix_bytes'])} MB"
     yield _bytes(results)
     files = _files(report, results)
     if files.row_count:
@@ -42,19 +39,16 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
 
 
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a reader of the tables has to know."""
+    """Yields explanations of the tables."""
     result = report["results"][0]
     if result["ci95_s"] is None:
-        yield (
-            f"{count(result['repeats'], 'repeat')}: fewer than {MIN_VALUES} give no 95 % interval"
-            " of the median, so the range is shown"
-        )
+        yield too_few(result, "repeat")
     if report["synthetic"]:
         yield "the data are synthetic"
-    yield "memory is what the load adds, without the file cache, in a job that is not timed"
+    yield "memory is what loading adds, without the file cache, in a job that is not timed"
     yield (
-        "bytes read are those of system calls: of a file mapped into memory, as cached and recent"
-        " pandas do, only the storage tells, with --file_cache cold"
+        "bytes read are those of system calls; for files mapped into memory, as by cached and"
+        " recent versions of pandas, only the bytes from storage count, with --file_cache cold"
     )
     if report["published"]["tables"]:
         yield f"published: {report['published']['source']}"
@@ -63,10 +57,10 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def picture(report: Mapping[str, Any], path: Path) -> None:
-    """Draws the times of all repeats, and the published ones beside them.
+    """Draws the times of all repeats, beside the published ones.
 
     Args:
-        report: What `candle_p1.bench.load.Comparison.measure` returned.
+        report: What `candle_p1.bench.load.LoadComparison.measure` returned.
         path: The PNG file.
     """
     published = {
@@ -86,17 +80,15 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _conditions(result: Mapping[str, Any]) -> str:
-    """Returns ranks, threads and the state of the file cache, in words."""
     ranks, threads = count(result["num_ranks"], "rank"), count(result["threads"], "thread")
-    return f"{ranks} of {threads}, {result['file_cache']} file cache"
+    return f"{ranks} with {threads} each, {result['file_cache']} file cache"
 
 
 def _times(results: Sequence[Mapping[str, Any]]) -> Table:
     first = results[0]
-    spread = "range" if first["ci95_s"] is None else "95 % interval"
     baselines = [name for name in BASELINES if name in first["speedup"] and len(results) > 1]
     speedups = [f"speed-up\nover {name}" for name in baselines]
-    table = plain_table("method", "median\n(s)", f"{spread}\n(s)", "MB/s", *speedups)
+    table = plain_table("method", "median\n(s)", f"{spread(first)}\n(s)", "MB/s", *speedups)
     for result in results:
         low, high = result["ci95_s"] or result["range_s"]
         table.add_row(
@@ -136,36 +128,19 @@ def _megabytes(num_bytes: int | None, of_bytes: int | None = None) -> str:
 
 
 def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns the paper's tables for this benchmark, under the same of this machine."""
+    """Returns the times of each file on this machine, above the paper's tables."""
     table = plain_table("machine", "file", "size", *BASELINES, "speed-up")
     measured = {result["method"]: result["per_file_median_s"] for result in results}
     if all(name in measured for name in BASELINES):
         for role in results[0]["per_file_median_s"]:
             size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
-            times = [measured[name][role] for name in BASELINES]
-            table.add_row("this one", role, size, *map(digits, times), _ratio(*times))
+            slow, fast = (measured[name][role] for name in BASELINES)
+            table.add_row("this one", role, size, digits(slow), digits(fast), digits(slow / fast))
     for published in report["published"]["tables"]:
         table.add_section()
+        machine = f"{published['machine']} (published)"
         for role, file in published["files"].items():
-            times = [file[f"{name}_s"] for name in BASELINES]
-            size = f"{file['file_mb']} MB"
-            cells = [*(f"{seconds:.2f}" for seconds in times), _ratio(*times)]
-            table.add_row(f"{published['machine']} (published)", role, size, *cells)
+            slow, fast = (file[f"{name}_s"] for name in BASELINES)
+            cells = (f"{file['file_mb']} MB", f"{slow:.2f}", f"{fast:.2f}", digits(slow / fast))
+            table.add_row(machine, role, *cells)
     return table
-
-
-def plain_table(*columns: str) -> Table:
-    """Returns a table without rows; its first column is text, and the others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return table
-
-
-def _ratio(slow: float, fast: float) -> str:
-    return digits(slow / fast)
-
-
-def digits(value: float) -> str:
-    """Returns a number with three digits, or all before its point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
