@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.bench.worker import locate
 from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
+from candle_p1.distributed import horovod
 from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
 from candle_p1.training.setup import build_model, make_plan, set_up_device
