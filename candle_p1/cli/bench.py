@@ -217,7 +217,7 @@ def record_command(json_file: Path | None, **conditions: int) -> None:
 def _benchmark_flags(size: str | None, data_dir: str | None, flags: tuple[str, ...]) -> list[str]:
     """Returns the benchmark's flags, including those for the data."""
     if size and data_dir:
-        raise ParameterError("--size selects synthetic files and --data_dir other ones: give only one of them")
+        raise ParameterError("--size and --data_dir select different files: give only one of them")
     named = [("--size", size), ("--data_dir", data_dir)]
     return [argument for flag, value in named if value for argument in (flag, value)] + list(flags)
 
