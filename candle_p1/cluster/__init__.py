@@ -1,1 +1,1 @@
-"""Machines and how jobs are launched on them."""
+"""Machines, and how jobs are written, submitted and checked there."""

@@ -12,7 +12,7 @@ import subprocess
 import time
 
 CPUS = 8
-"""Slurm is told of so many, so that several jobs of two ranks run at once."""
+"""The number that Slurm is configured with, so that several jobs of two ranks run at once."""
 START_S = 30
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SBIN = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
@@ -46,7 +46,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing():
-    """Returns what of Slurm this machine lacks; None if it has all."""
+    """Returns which part of Slurm is missing on this machine; None if none is."""
     for command in (*DAEMONS, "sbatch", "srun"):
         if shutil.which(command, path=SBIN) is None:
             return f"{command} is not installed"
@@ -58,7 +58,7 @@ def missing():
 
 
 class Slurm:
-    """The daemons, with all they write in a directory.
+    """The daemons, which write all their files into one directory.
 
     Args:
         directory: Theirs. Short, because it holds sockets.
@@ -70,7 +70,7 @@ class Slurm:
         self._daemons = []
 
     def start(self):
-        """Returns when the node takes jobs."""
+        """Starts the daemons; returns when the node accepts jobs."""
         for name in ("state", "spool"):
             (self.directory / name).mkdir()
         self.directory.chmod(0o755)  # munged wants its socket where all users can reach it
@@ -111,14 +111,14 @@ class Slurm:
             daemon.kill()
 
     def say(self, *command):
-        """Returns what a command of Slurm prints."""
+        """Returns the output of a command of Slurm."""
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, env=self.environment
         )
         return done.stdout + done.stderr
 
     def state(self, job):
-        """Returns the state of a job, such as RUNNING or COMPLETED; "" of one long gone."""
+        """Returns the state of a job, such as RUNNING or COMPLETED; "" if it ended long ago."""
         return self.say("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
 
     def logs(self):
@@ -145,7 +145,7 @@ class Slurm:
 
 
 def free_ports(num):
-    """Returns ports that nothing listens on."""
+    """Returns ports that are free."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
         for each in sockets:

@@ -56,6 +56,7 @@ def test_more_ranks_than_usual_get_smaller_shares():
         ("theta", 1, 65, "65 ranks .* theta.* 64 cores"),
         ("local", 2, None, "2 nodes.* local .* 1"),
         ("slurm", 0, None, "0 nodes"),
+        ("slurm", 1, 0, "0 ranks"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_machine(name, nodes, ranks, numbers):

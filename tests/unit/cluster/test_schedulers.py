@@ -28,38 +28,25 @@ def job(machine_name, num_nodes=2, **changes):
 
 
 @pytest.mark.parametrize(
-    ("machine_name", "lines"),
+    ("machine_name", "options"),
     [
-        (
-            "summit",
-            ["-P ABC123", "-q debug", "-J nt3_weak", "-nnodes 2", "-W 1:30", "-o out/job.%J.out"],
-        ),
-        (
-            "theta",
-            ["-A ABC123", "-q debug", "-n 2", "-t 90", "--jobname nt3_weak", "-O out/job"],
-        ),
+        ("summit", ["-P ABC123", "-q debug", "-W 1:30", "-o out/job.%J.out"]),
+        ("theta", ["-A ABC123", "-q debug", "-t 90", "-O out/job"]),
         (
             "frontier",
             [
-                *("--account=ABC123", "--partition=debug", "--job-name=nt3_weak", "--nodes=2"),
-                *("--ntasks-per-node=8", "--cpus-per-task=7", "--time=01:30:00"),
+                *("--account=ABC123", "--partition=debug", "--time=01:30:00"),
                 "--output=out/job.%j.out",
             ],
         ),
-        (
-            "polaris",
-            [
-                *("-A ABC123", "-q debug", "-N nt3_weak", "-l select=2:mpiprocs=4"),
-                *("-l walltime=01:30:00", "-j oe", "-o out/job.out"),
-            ],
-        ),
+        ("polaris", ["-A ABC123", "-q debug", "-l walltime=01:30:00", "-o out/job.out"]),
     ],
 )
-def test_the_directives_begin_with_those_of_the_job(machine_name, lines):
+def test_directives_of_a_job(machine_name, options):
     """tests/files/jobs has all directives of each machine."""
-    scheduler = scheduler_of(job(machine_name))
-    found = scheduler.lines(job(machine_name))
-    assert found[: len(lines)] == [f"{scheduler.prefix} {line}" for line in lines]
+    request = job(machine_name)
+    scheduler = scheduler_of(request)
+    assert {f"{scheduler.prefix} {option}" for option in options} <= set(scheduler.lines(request))
 
 
 def test_without_a_scheduler_there_are_no_directives():

@@ -205,7 +205,7 @@ def test_malformed_time_limits(text):
 
 
 STUDY = """\
-title = "Two batch sizes"
+title = "Two\\nbatch sizes"
 benchmark = "nt3"
 flags.epochs_scaling = "weak"
 vary.batch_size = [5, 10]
@@ -270,6 +270,7 @@ def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
     output = submit("nt3", "--machine", "pbs", "--study", study, "--dry-run").output
     assert "batch_size-10-np1-r0: " in output
     assert output.count("#PBS -N ") == 1
+    assert "# Two batch sizes.\n" in output
     assert not (tmp_path / "output").exists()
 
 
@@ -356,12 +357,6 @@ def test_a_job_without_an_id_is_not_submitted_twice(scheduler, study):
     assert "1 job of two" in submit(*line).output
 
 
-def test_a_machine_without_ranks_takes_no_study(study, tmp_path):
-    (tmp_path / "none.toml").write_text('base = "slurm"\nranks_per_node = 0\n')
-    with pytest.raises(ParameterError, match="0 ranks"):
-        submit("nt3", "--machine", "none.toml", "--study", study)
-
-
 def test_a_study_whose_directory_cannot_be_written_submits_nothing(scheduler, study, tmp_path):
     scheduler("sbatch", "12")
     (tmp_path / "file").touch()
@@ -369,9 +364,3 @@ def test_a_study_whose_directory_cannot_be_written_submits_nothing(scheduler, st
     with pytest.raises(SetupError, match="file/below/two-paper"):
         submit(*line)
     assert not (tmp_path / "argv").exists()
-
-
-def test_a_title_of_two_lines_stays_a_comment(study):
-    study.write_text(study.read_text().replace('"Two batch sizes"', '"Two\\nbatch sizes"'))
-    line = ["nt3", "--machine", "slurm", "--study", study, "--dry-run"]
-    assert "# Two batch sizes.\n" in submit(*line).output
