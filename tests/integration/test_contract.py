@@ -1,4 +1,4 @@
-"""CANDLE's contract: a driver imports the scripts, overlays parameters and runs each twice."""
+"""CANDLE's contract: a driver imports the scripts, changes parameters and runs each twice."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_a_driver_runs_each_script_twice_in_one_process(
 ):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    words = [script, *(benchmark_folders / name for name in BENCHMARKS)]
-    code, output = execute(mpirun(num_ranks, *words) if num_ranks > 1 else [sys.executable, *words])
+    argv = [script, *(benchmark_folders / name for name in BENCHMARKS)]
+    code, output = execute(mpirun(num_ranks, *argv) if num_ranks > 1 else [sys.executable, *argv])
     print(output)
     assert code == 0, output
     for name in BENCHMARKS:

@@ -32,19 +32,19 @@ def files(tmp_path):
     return directory
 
 
-def test_the_four_are_found_from_anywhere():
+def test_the_four_benchmarks_are_found_from_anywhere():
     assert list_benchmarks() == ["nt3", "p1b1", "p1b2", "p1b3"]
     assert [find_benchmark(name).name for name in list_benchmarks()] == list_benchmarks()
 
 
-def test_a_folder_of_results_is_not_taken_for_a_benchmark(tmp_path):
+def test_a_folder_of_results_is_not_mistaken_for_a_benchmark(tmp_path):
     (tmp_path / "nt3").mkdir()
     assert find_benchmark("nt3") is NT3
     with pytest.raises(ParameterError, match=r"./nt3 is not a benchmark.*nt3.py"):
         find_benchmark("./nt3")
 
 
-def test_without_files_they_are_synthetic():
+def test_without_files_the_data_are_synthetic():
     params = bind()
     assert params["train_data"] is params["test_data"] is None
     located = locate_files(NT3, params)
@@ -52,26 +52,26 @@ def test_without_files_they_are_synthetic():
     assert set(located.paths) == {"train", "test"}
 
 
-def test_a_directory_stands_for_candles_names(files):
+def test_a_directory_names_all_files(files):
     located = locate_files(NT3, bind("--data_dir", str(files)))
     assert not located.synthetic
     assert located.paths == {role: files / name for role, name in NAMES.items()}
 
 
-def test_a_file_that_is_named_goes_before_the_directory(files, tmp_path):
+def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
     (tmp_path / "other.csv").write_text("0,1\n")
     params = bind("--data_dir", "data", "--test_data", "other.csv")
     assert params["test_data"] == str(tmp_path / "other.csv")
     assert params["train_data"] == str(files / "nt_train2.csv")
 
 
-def test_a_directory_that_lacks_a_file_is_said(files):
+def test_a_file_missing_from_the_directory_is_named(files):
     (files / "nt_test2.csv").unlink()
     with pytest.raises(DataError, match=r"nt_test2.csv: .*candle-p1 data fetch nt3"):
         bind("--data_dir", str(files))
 
 
-def test_some_files_are_not_enough(files):
+def test_naming_only_some_files_is_refused(files):
     with pytest.raises(ParameterError, match=r"nt3 .*test_data"):
         bind("--train_data", str(files / "nt_train2.csv"))
 
@@ -95,7 +95,7 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
     ("name", "flag"),
     [("nt3", "batch_normalization"), ("p1b2", "locally_connected"), ("p1b1", "tb"), ("p1b1", "cp")],
 )
-def test_what_a_benchmark_does_not_read_is_refused(name, flag):
+def test_unsupported_parameters_are_refused(name, flag):
     with pytest.raises(ParameterError, match=rf"{flag} \(flag\) .* {name}"):
         bind(f"--{flag}", "True", benchmark=find_benchmark(name))
 
