@@ -42,7 +42,7 @@ def interval(estimate: Estimate, of: str = "run") -> str:
         estimate: The estimate.
         of: The noun for what it was made from.
     """
-    runs = num_behind(estimate, of)
+    runs = f"{' against '.join(map(str, estimate.num))} {of}{'s' * (estimate.num != (1,))}"
     if estimate.confidence == 0:
         return f"no interval, {runs}"
     ends = _ends(estimate)
@@ -51,11 +51,6 @@ def interval(estimate: Estimate, of: str = "run") -> str:
     if len(estimate.num) == 1:
         return f"range {ends}, {runs}"
     return f"{floor(100 * estimate.confidence)} % interval {ends}, {runs}: too few for 95 %"
-
-
-def num_behind(estimate: Estimate, of: str = "run") -> str:
-    """Returns the sample size of an estimate, as "3 runs" or "3 against 4 runs"."""
-    return f"{' against '.join(map(str, estimate.num))} {of}{'s' * (estimate.num != (1,))}"
 
 
 def cell(estimate: Estimate) -> str:

@@ -35,6 +35,10 @@ QUANTITIES = (
     quantities.ENERGY,
     quantities.POWER,
 )
+ATTRIBUTES = (
+    "status", "disturbed", "failure", "started", "num_ranks", "num_nodes", "threads", "synthetic",
+    "data",
+)  # fmt: skip
 ALWAYS = {quantity.name for quantity in QUANTITIES}
 """Columns of numbers that exist even where no run has a value."""
 
@@ -88,24 +92,15 @@ def to_parquet(runs: Sequence[RecordedRun]) -> bytes | None:
 
 def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a run with their values; None is unknown."""
-    machine = run.machine
     yield "record", str(run.path)
     yield "benchmark", run.benchmark
     yield "mode", mode_of(run)
-    yield "status", run.status
-    yield "disturbed", run.disturbed
-    yield "failure", run.failure
-    yield "started", run.started
-    yield "num_ranks", run.num_ranks
-    yield "num_nodes", run.num_nodes
-    yield "threads", run.threads
-    yield "synthetic", run.synthetic
-    yield "data", run.data
+    for name in ATTRIBUTES:
+        yield name, getattr(run, name)
     yield "hosts", " ".join(run.hosts) or None
-    yield "cpu", machine.cpu if machine else None
-    yield "num_cores", machine.num_cores if machine else None
-    yield "memory_gib", machine.memory_gib if machine else None
-    yield "devices", " ".join(machine.devices) if machine else None
+    for name in ("cpu", "num_cores", "memory_gib"):
+        yield name, getattr(run.machine, name, None)
+    yield "devices", " ".join(run.machine.devices) if run.machine else None
     yield "energy_kind", run.energy_kind
     for quantity in QUANTITIES:
         yield quantity.name, quantity.of(run)

@@ -20,6 +20,7 @@ from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.figures.bars import ranks_over_time
 from candle_p1.reports.figures.lines import epochs_per_rank
 from candle_p1.reports.figures.registry import KINDS, POWER_TITLE
+from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import group
 from candle_p1.reports.published import machines, published
 from candle_p1.reports.report import make_report
@@ -277,3 +278,7 @@ def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
     assert 40 in shown  # the slowest loader
     drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
     assert {(3.0, 2.0), (3.0, 2.5), (5.5, 4.0)} <= drawn  # loading, then waiting
+    (tmp_path / "run000/per_rank.npz").unlink()
+    (experiment,) = group(read_runs([tmp_path]).runs)
+    with pytest.raises(MissingDataError, match=r"per_rank\.npz"):
+        ranks_over_time(experiment, experiment.series)
