@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
 from candle_p1.errors import RecordError
-from candle_p1.records.types import Absent
+from candle_p1.records.types import Absent, StepTimes
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from candle_p1.records.spread import Bytes, Seconds
     from candle_p1.records.types import (
         CommunicationFacts,
         Efficiency,
@@ -104,16 +105,15 @@ def _head(record: RunRecord) -> Iterator[str | Table]:
 
 def _rank_table(ranks: Sequence[RankFacts]) -> Table:
     """Returns the ranks, those of a node that are alike in one row."""
-    table = _table("ranks", "ranks", "host", "node", "device", "threads", num_words=2)
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         key = (rank.host, str(rank.node), rank.device, str(rank.threads))
         alike.setdefault(key, []).append(rank.rank)
+    table = _empty_table("ranks", "ranks", "host", "node", "device", "threads", num_words=2)
     for facts, numbers in alike.items():
         first, last = numbers[0], numbers[-1]
-        is_range = last - first + 1 == len(numbers)
-        shown = f"{first} to {last}" if is_range and first != last else ", ".join(map(str, numbers))
-        table.add_row(shown, *facts)
+        is_range = first < last == first + len(numbers) - 1
+        table.add_row(f"{first} to {last}" if is_range else ", ".join(map(str, numbers)), *facts)
     return table
 
 
@@ -126,7 +126,7 @@ def _phase_table(record: RunRecord, phases: Mapping[str, PhaseTimes]) -> Table:
     columns = ["phase", "min", "mean", "max", "waiting"]
     columns += ["energy (J)", "power (W)"] if has_energy else []
     ranks = count(record.num_ranks, "rank")
-    table = _table(f"{record.benchmark} on {ranks}: seconds per phase", *columns)
+    table = _empty_table(f"{record.benchmark} on {ranks}: seconds per phase", *columns)
     for name, phase in phases.items():
         of_phase = energy.phases.get(name) if energy else None
         _add_phase(table, name, phase, _energy_cells(of_phase) if has_energy else [], indent=0)
@@ -155,62 +155,55 @@ def _add_phase(
 
 
 def _usage_table(phases: Mapping[str, PhaseTimes]) -> Table:
-    table = _table(
+    def mebibytes(size: Bytes | None) -> str:
+        return f"{size.mean_bytes / MIB:,.1f}" if size else "unknown"
+
+    return _table(
         "use of the machine, mean over ranks",
-        "phase",
-        "CPU (s)",
-        "waits",
-        "preempted",
-        "page faults",
-        "read (MiB)",
-        "peak memory (MiB)",
-        "memory at its end (MiB)",
+        [(name, phase.usage) for name, phase in phases.items() if phase.usage],
+        {
+            "phase": lambda name, usage: name,
+            "CPU (s)": lambda name, usage: f"{usage.cpu.mean_s:.2f}",
+            "waits": lambda name, usage: f"{usage.voluntary_switches.mean_num:,.0f}",
+            "preempted": lambda name, usage: f"{usage.involuntary_switches.mean_num:,.0f}",
+            "page faults": lambda name, usage: (
+                f"{usage.minor_faults.mean_num + usage.major_faults.mean_num:,.0f}"
+            ),
+            "read (MiB)": lambda name, usage: mebibytes(usage.read),
+            "peak memory (MiB)": lambda name, usage: mebibytes(usage.peak_rss),
+            "memory at its end (MiB)": lambda name, usage: mebibytes(usage.pss),
+        },
     )
-    for name, phase in phases.items():
-        if phase.usage:
-            usage = phase.usage
-            faults = usage.minor_faults.mean_num + usage.major_faults.mean_num
-            table.add_row(
-                name,
-                f"{usage.cpu.mean_s:.2f}",
-                f"{usage.voluntary_switches.mean_num:,.0f}",
-                f"{usage.involuntary_switches.mean_num:,.0f}",
-                f"{faults:,.0f}",
-                *(
-                    f"{size.mean_bytes / MIB:,.1f}" if size else "unknown"
-                    for size in (usage.read, usage.peak_rss, usage.pss)
-                ),
-            )
-    return table
 
 
 def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
-    table = _table(
+    def milliseconds(times: Seconds | None) -> str:
+        return f"{1e3 * times.max_s:.2f}" if times else ""
+
+    def factor(epoch: EpochFacts, i: int) -> str:
+        return f"{_factors(epoch.efficiency)[i]:.3f}" if epoch.efficiency else ""
+
+    def exposed(epoch: EpochFacts) -> str:
+        seconds = epoch.exposed_communication
+        return f"{seconds.mean_s:.3f}" if seconds else ""
+
+    yield _table(
         "epochs: slowest rank",
-        "epoch",
-        "train (s)",
-        "step: median",
-        "99 % (ms)",
-        "exposed (s)",
-        "hidden",
-        "balance",
-        "communication",
-        "parallel",
-    )
-    for epoch in epochs:
-        steps, exposed, hidden = epoch.steps, epoch.exposed_communication, epoch.hidden_share
-        table.add_row(
-            str(epoch.epoch),
-            f"{epoch.train.max_s:.3f}",
-            *(
-                f"{1e3 * times.max_s:.2f}" if times else ""
-                for times in ((steps.median, steps.p99) if steps else (None, None))
+        [(epoch, epoch.steps or StepTimes(num=0)) for epoch in epochs],
+        {
+            "epoch": lambda epoch, steps: str(epoch.epoch),
+            "train (s)": lambda epoch, steps: f"{epoch.train.max_s:.3f}",
+            "step: median": lambda epoch, steps: milliseconds(steps.median),
+            "99 % (ms)": lambda epoch, steps: milliseconds(steps.p99),
+            "exposed (s)": lambda epoch, steps: exposed(epoch),
+            "hidden": lambda epoch, steps: (
+                "" if epoch.hidden_share is None else f"{epoch.hidden_share:.0%}"
             ),
-            "" if exposed is None else f"{exposed.mean_s:.3f}",
-            "" if hidden is None else f"{hidden:.0%}",
-            *(f"{value:.3f}" for value in _factors(epoch.efficiency)),
-        )
-    yield table
+            "balance": lambda epoch, steps: factor(epoch, 0),
+            "communication": lambda epoch, steps: factor(epoch, 1),
+            "parallel": lambda epoch, steps: factor(epoch, 2),
+        },
+    )
     first = epochs[0].steps.first if epochs[0].steps else None
     if first:
         yield (
@@ -219,10 +212,8 @@ def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
         )
 
 
-def _factors(efficiency: Efficiency | None) -> tuple[float, ...]:
+def _factors(efficiency: Efficiency) -> tuple[float, float, float]:
     """Returns load balance, communication efficiency and parallel efficiency."""
-    if efficiency is None:
-        return ()
     return (
         efficiency.load_balance,
         efficiency.communication_efficiency,
@@ -245,45 +236,29 @@ def _efficiency(record: RunRecord) -> Iterator[str]:
 
 
 def _communication_tables(communication: CommunicationFacts) -> Iterator[Table]:
+    totals: dict[str, Callable[[Any], str]] = {
+        "MiB": lambda each: f"{each.num_bytes / MIB:,.2f}",
+        "s per rank": lambda each: f"{each.time.mean_s:.3f}",
+    }
     if communication.collectives:
-        table = _table(
-            "communication: all ranks",
-            "library",
-            "operation",
-            "calls",
-            "MiB",
-            "s per rank",
-            num_words=2,
-        )
-        for each in communication.collectives:
-            table.add_row(
-                each.library,
-                each.name,
-                f"{each.num_calls:,}",
-                f"{each.num_bytes / MIB:,.2f}",
-                f"{each.time.mean_s:.3f}",
-            )
-        yield table
+        columns: dict[str, Callable[[Any], str]] = {
+            "library": lambda each: each.library,
+            "operation": lambda each: each.name,
+            "calls": lambda each: f"{each.num_calls:,}",
+        }
+        rows = [(each,) for each in communication.collectives]
+        yield _table("communication: all ranks", rows, columns | totals, num_words=2)
     if communication.message_sizes:
-        table = _table(
-            "messages by size",
-            "library",
-            "bytes",
-            "messages",
-            "MiB",
-            "s per rank",
-            "MB/s of a rank",
-        )
-        for size in communication.message_sizes:
-            table.add_row(
-                size.library,
-                f"{size.from_bytes:,} to {size.below_bytes - 1:,}",
-                f"{size.num_calls:,}",
-                f"{size.num_bytes / MIB:,.2f}",
-                f"{size.time.mean_s:.3f}",
-                f"{size.bytes_per_s / 1e6:,.1f}",
-            )
-        yield table
+        columns = {
+            "library": lambda each: each.library,
+            "bytes": lambda each: f"{each.from_bytes:,} to {each.below_bytes - 1:,}",
+            "messages": lambda each: f"{each.num_calls:,}",
+        }
+        rate: dict[str, Callable[[Any], str]] = {
+            "MB/s of a rank": lambda each: f"{each.bytes_per_s / 1e6:,.1f}"
+        }
+        sizes = [(each,) for each in communication.message_sizes]
+        yield _table("messages by size", sizes, columns | totals | rate)
 
 
 def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
@@ -291,31 +266,21 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
         yield f"energy: not measured: {energy.reason}"
         return
     yield _energy_line(energy)
-    table = _table(
+    yield _table(
         "energy by kind of device",
-        "device",
-        "source",
-        "devices",
-        "counted",
-        "J of one: mean",
-        "max",
-        "W of one: mean",
-        "max",
+        [(group,) for group in energy.devices],
+        {
+            "device": lambda group: group.label,
+            "source": lambda group: group.source,
+            "devices": lambda group: str(group.num_devices),
+            "counted": lambda group: "yes" if group.counted else "no",
+            "J of one: mean": lambda group: _quantity(group.energy and group.energy.mean_j),
+            "J: max": lambda group: _quantity(group.energy and group.energy.max_j),
+            "W of one: mean": lambda group: _quantity(group.power and group.power.mean_w),
+            "W: max": lambda group: _quantity(group.power and group.power.max_w),
+        },
         num_words=2,
     )
-    for group in energy.devices:
-        joules, watts = group.energy, group.power
-        table.add_row(
-            group.label,
-            group.source,
-            str(group.num_devices),
-            "yes" if group.counted else "no",
-            _quantity(joules.mean_j if joules else None),
-            _quantity(joules.max_j if joules else None),
-            _quantity(watts.mean_w if watts else None),
-            _quantity(watts.max_w if watts else None),
-        )
-    yield table
     yield from (f"note: {note}" for note in energy.notes)
 
 
@@ -336,11 +301,16 @@ def _quality(record: RunRecord) -> Iterator[str]:
 
 
 def _parameter_table(record: RunRecord) -> Table:
-    table = _table("parameters that are not the defaults", "name", "value", "from", num_words=3)
-    for name, parameter in sorted(record.parameters.items()):
-        if parameter.origin != "default":
-            table.add_row(name, str(parameter.value), parameter.origin)
-    return table
+    return _table(
+        "parameters that are not the defaults",
+        [each for each in sorted(record.parameters.items()) if each[1].origin != "default"],
+        {
+            "name": lambda name, parameter: name,
+            "value": lambda name, parameter: str(parameter.value),
+            "from": lambda name, parameter: parameter.origin,
+        },
+        num_words=3,
+    )
 
 
 def _not_comparable(record: RunRecord) -> Iterator[str]:
@@ -351,11 +321,24 @@ def _not_comparable(record: RunRecord) -> Iterator[str]:
         yield "the run was profiled: do not compare its times"
 
 
-def _table(title: str, *columns: str, num_words: int = 1) -> Table:
-    """Returns an empty table, whose first columns are words and the others numbers."""
+def _table(
+    title: str,
+    rows: Iterable[tuple[Any, ...]],
+    columns: Mapping[str, Callable[..., str]],
+    num_words: int = 1,
+) -> Table:
+    """Returns a table of what the columns' functions make of each row."""
+    table = _empty_table(title, *columns, num_words=num_words)
+    for row in rows:
+        table.add_row(*(cell(*row) for cell in columns.values()))
+    return table
+
+
+def _empty_table(title: str, *headings: str, num_words: int = 1) -> Table:
+    """Returns a table without rows, whose first columns are words and the others numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < num_words else "right", overflow="fold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < num_words else "right", overflow="fold")
     return table
 
 
