@@ -112,7 +112,9 @@ def test_epochs_per_rank(epochs, num_ranks, scaling, level):
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64), st.integers(0, 50))
-def test_batch_step_level_gives_every_rank_the_same_whole_steps(samples, batch, num_ranks, limit):
+def test_batch_step_level_gives_every_rank_the_same_number_of_steps(
+    samples, batch, num_ranks, limit
+):
     make = {
         "num_ranks": num_ranks,
         "epochs": 2,
@@ -134,7 +136,7 @@ def test_batch_step_level_gives_every_rank_the_same_whole_steps(samples, batch, 
     assert limit == 0 or plan.steps_per_epoch <= limit
 
 
-def test_a_limit_of_steps_limits_the_samples():
+def test_limiting_the_steps_limits_the_samples():
     plan = ScalingPlan.make(num_ranks=1, max_steps=2, **NT3)
     assert (plan.steps_per_epoch, plan.samples_per_epoch) == (2, 40)
 

@@ -86,7 +86,7 @@ def inputs(frame, tables):
 
 
 @pytest.mark.extended
-def test_samples_are_those_of_candles_merged_frames(prepared, directory):
+def test_samples_equal_those_of_candles_merged_frames(prepared, directory):
     data = prepared()
     tables = [
         ("CELLNAME", table(directory, "P1B3_cellline_expressions.tsv", "CellLine")),
@@ -108,19 +108,19 @@ def test_samples_are_those_of_candles_merged_frames(prepared, directory):
         np.testing.assert_allclose(x, inputs(frame.iloc[which], tables), rtol=1e-3, atol=2e-3)
 
 
-def test_no_test_drug_is_trained_on(prepared):
+def test_test_drugs_are_not_used_for_training(prepared):
     data = prepared()
     seen = {*data.train.x.drug, *data.validation.x.drug}
     assert not seen & set(data.test.x.drug)
     assert set(data.test.x.line) <= set(data.train.x.line)
 
 
-def test_other_lines_test_where_no_share_is_given(prepared):
+def test_without_a_fraction_the_reserved_lines_are_used_for_testing(prepared):
     data = prepared("--test_cell_split", "0")
     assert not set(data.test.x.line) & {*data.train.x.line, *data.validation.x.line}
 
 
-def test_all_kinds_of_features_stand_side_by_side(prepared, directory):
+def test_features_of_all_kinds_are_joined(prepared, directory):
     data = prepared("--cell_features", "all", "--drug_features", "all")
     expected = 1
     for name in P1B3.recipe.roles.values():
@@ -141,7 +141,7 @@ def test_categorical_lines_and_noise_for_drugs(prepared):
     assert np.unique(x[same_drug][:, 1 + num_lines :], axis=0).shape[0] == 1
 
 
-def test_a_subsample_of_each_kind_is_as_candle_draws_it(prepared, directory):
+def test_features_are_subsampled_as_in_candle(prepared, directory):
     x, _ = prepared("--feature_subsample", "7").train[:1]
     assert x.shape == (1, 15)
     random = np.random.RandomState(SEED)
@@ -161,7 +161,7 @@ def test_scrambled_growth_belongs_to_other_samples(prepared):
     np.testing.assert_array_equal(*(np.sort(part) for part in parts))
 
 
-def test_scaling_fit_to_the_training_samples_leaves_out_the_test_drugs(prepared):
+def test_scaling_fitted_to_training_samples_ignores_the_test_drugs(prepared):
     data = prepared("--scaling_fit", "train")
     used = np.unique(data.train.x.drug)
     drugs = data.train.x.drugs[used]
@@ -169,12 +169,12 @@ def test_scaling_fit_to_the_training_samples_leaves_out_the_test_drugs(prepared)
     assert np.abs(prepared().train.x.drugs[used].mean(axis=0)).max() > 1e-3
 
 
-def test_nothing_left_to_train_on_is_said(prepared):
+def test_too_few_samples_for_training_are_refused(prepared):
     with pytest.raises(ParameterError, match=r"\b0 samples .*min_logconc"):
         prepared("--min_logconc", "-3", "--max_logconc", "-2")
 
 
-def test_a_name_twice_in_a_table_is_said(tmp_path):
+def test_a_repeated_name_in_a_table_is_refused(tmp_path):
     module = sys.modules["p1b3_tables"]
     path = tmp_path / "mirna.tsv"
     path.write_text("CellLine\ta\nNCI60.A\t1\nNCI60.A\t2\n")
