@@ -48,7 +48,7 @@ class TableBuilder:
     Args:
         source: The file.
         layout: The file's layout.
-        head: What its first line tells.
+        head: What its first line says.
         comm: The ranks; creating a builder is collective.
         directory: Where shared memory is allocated.
 

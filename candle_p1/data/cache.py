@@ -139,7 +139,7 @@ class CacheFile:
         num_bytes: Its size.
         used_s: When it was last used, in s since the epoch.
         source: What it was made from; None if that cannot be read.
-        problem: Why it will be rebuilt; None if it matches its source, as far as its header tells.
+        problem: Why it will be rebuilt; None if it matches its source, as far as its header says.
     """
 
     path: Path

@@ -176,7 +176,7 @@ def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
 
 
 def header_problem(path: Path, source: dict[str, Any]) -> str | None:
-    """Returns why a cache does not match a source, as far as its header tells; None if it does."""
+    """Returns why a cache does not match a source, as far as its header says; None if it does."""
     try:
         check_header(path, source)
     except UnfitCacheError as error:

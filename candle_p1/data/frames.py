@@ -53,7 +53,7 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
     """Reads a table by one of FRAME_READERS.
 
     Raises:
-        DataError: The file cannot be read or does not fit the layout.
+        DataError: The file cannot be read or does not match the layout.
         SetupError: The library is not installed.
     """
     try:

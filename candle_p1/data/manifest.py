@@ -37,7 +37,7 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def fits(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Returns whether a file is there, with the size it was made with."""
         try:
             return bool((self.directory / name).stat().st_size == self.files[name]["bytes"])
@@ -47,7 +47,7 @@ class Manifest:
     @property
     def whole(self) -> bool:
         """Whether all files are there, with their sizes."""
-        return all(self.fits(name) for name in self.files)
+        return all(self.matches(name) for name in self.files)
 
     def write(self) -> None:
         """Writes the manifest, atomically."""
@@ -61,4 +61,4 @@ def synthetic_facts(path: Path) -> dict[str, Any] | None:
     The file counts as synthetic even if the rest of its data set is gone.
     """
     manifest = Manifest.read(path.parent)
-    return manifest.files.get(path.name) if manifest and manifest.fits(path.name) else None
+    return manifest.files.get(path.name) if manifest and manifest.matches(path.name) else None

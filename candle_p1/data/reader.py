@@ -40,7 +40,7 @@ class FileSet:
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> FileSet:
-        """Returns these files, with what their manifests tell."""
+        """Returns these files, with what their manifests say about them."""
         known = {role: synthetic_facts(path) for role, path in paths.items()}
         return cls(
             paths,

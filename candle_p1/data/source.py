@@ -1,4 +1,4 @@
-"""The file of a table: its bytes, its lines, and its first line, which tells the columns."""
+"""The file of a table: its bytes, its lines, and its first line, which gives the columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Head(NamedTuple):
-    """What the first line tells.
+    """What the first line says.
 
     Attributes:
         names: The columns' names; empty if there is no header.
@@ -56,7 +56,7 @@ class Source:
     prefix: bytes = b""
 
     def read_head(self, layout: CsvLayout) -> Head:
-        """Reads the first line, keeps the bytes read for it as prefix, and returns what it tells.
+        """Reads the first line, keeps the bytes read for it as prefix, and returns what it says.
 
         Raises:
             DataError: The file is empty, its header does not match the layout, or it cannot be

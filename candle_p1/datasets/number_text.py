@@ -44,7 +44,7 @@ def format_rows(
     absent = np.isnan(values)
     scaled = np.rint(np.abs(np.where(absent, 0, values)).astype(np.float64) * 10**decimals)
     if scaled.size and scaled.max() > MAX_SCALED:
-        raise ValueError(f"{np.nanmax(np.abs(values))} does not fit with {decimals} decimals")
+        raise ValueError(f"{np.nanmax(np.abs(values))} is too large for {decimals} decimals")
     left = scaled.astype(np.uint32)
     negative = (values < 0) & (left > 0)
     num_integer_digits = max(1, len(str(int(left.max(initial=0)))) - decimals)

@@ -62,7 +62,7 @@ def unpack(archive: Path, reserved: Collection[str] = ()) -> list[Path]:
     """Unpacks an archive into the directory it is in; returns the files.
 
     Args:
-        archive: The archive; its name tells its format.
+        archive: The archive; its suffix gives its format.
         reserved: Names in the directory that no member may have.
 
     Raises:
