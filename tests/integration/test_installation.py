@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from candle_p1.records.record import read_record
 from tests.conftest import CANDLE_P1
+from tests.records import read_record
 
 STEPS = ["--train_steps", "2", "--val_steps", "1", "--test_steps", "1"]
 FLAGS = {
