@@ -48,15 +48,14 @@ if TYPE_CHECKING:
 BENCHMARK = "nt3"
 RANKS_PER_NODE = 6
 STEPS_PER_EPOCH = 56
-PHASES: dict[tuple[str, ...], float] = {
+NUM_REPEATS = 5
+PHASES_S = {
     ("startup",): 20.0,
     ("load",): 60.0,
     ("load", "read"): 20.0,
     ("load", "parse"): 30.0,
-    ("load", "communicate"): 5.0,
     ("digest",): 1.0,
     ("preprocess",): 2.0,
-    ("preprocess", "scale"): 1.0,
     ("build",): 3.0,
     ("broadcast",): 8.0,
     ("broadcast", "wait"): 6.0,
@@ -65,7 +64,9 @@ PHASES: dict[tuple[str, ...], float] = {
     ("evaluate",): 3.0,
     ("report",): 1.0,
 }
-"""The phases of a run, and roughly what each takes, in s."""
+"""The phases of a run and roughly what each takes, in s."""
+LOADERS = ("original", "parallel")
+FILES = (RECORD_NAME, PER_RANK_NAME)
 MIB = 2**20
 
 
@@ -77,13 +78,11 @@ class RecordMeasurement:
         num_ranks: Ranks of every synthetic run.
         num_epochs: Epochs of each.
         num_records: Records that one report is made of.
-        num_repeats: Times that a record is written and read.
     """
 
     num_ranks: int = 3072
     num_epochs: int = 8
     num_records: int = 20
-    num_repeats: int = 5
 
     def measure(self) -> dict[str, Any]:
         """Returns what ``--json`` writes; all files are in a temporary directory."""
@@ -101,9 +100,11 @@ class RecordMeasurement:
                 "write": lambda: write_record(path, records[0]),
                 "read": lambda: read_record(path),
                 "read raw values": lambda: read_per_rank(path),
+                "report": lambda: write_report(
+                    make_report(read_runs([directory])), directory / "report"
+                ),
             }
-            results = [self._time(what, work, self.num_repeats) for what, work in timed.items()]
-            results.append(self._time("report", lambda: _report(directory), 1))
+            results = [self._time(what, work) for what, work in timed.items()]
             files = {name: (path.with_name(name)).stat().st_size for name in FILES}
         return {
             "synthetic": True,
@@ -117,22 +118,19 @@ class RecordMeasurement:
             "machine": environment.capture(),
         }
 
-    def _time(self, what: str, work: Callable[[], object], num_repeats: int) -> dict[str, Any]:
+    def _time(self, what: str, work: Callable[[], object]) -> dict[str, Any]:
         seconds = []
-        for _ in range(num_repeats):
+        for _ in range(1 if what == "report" else NUM_REPEATS):
             begin = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - begin)
+        median_s = statistics.median(seconds)
         return {
             "variant": what,
-            "median_s": statistics.median(seconds),
-            "repeats": num_repeats,
+            "median_s": median_s,
+            "repeats": len(seconds),
             "repeats_s": seconds,
         }
-
-
-LOADERS = ("original", "parallel")
-FILES = (RECORD_NAME, PER_RANK_NAME)
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:
@@ -155,11 +153,6 @@ def lines(results: Mapping[str, Any]) -> Iterator[str]:
     }
     for result in results["results"]:
         yield f"{what[result['variant']]}: {result['median_s']:.2f} s"
-
-
-def _report(directory: Path) -> None:
-    report = make_report(read_runs([directory]))
-    write_report(report, directory / "report")
 
 
 def synthetic_record(num_ranks: int, num_epochs: int, seed: int, loader: str) -> RunRecord:
@@ -255,7 +248,7 @@ def _rank(rank: int) -> dict[str, Any]:
 
 def _phases(rng: np.random.Generator) -> dict[tuple[str, ...], Phase]:
     begin_s, phases = 0.0, {}
-    for path, usual_s in PHASES.items():
+    for path, usual_s in PHASES_S.items():
         seconds = usual_s * rng.uniform(0.9, 1.1)
         usage = Usage(*rng.integers(0, 10**6, 6).tolist()) if len(path) == 1 else None
         phases[path] = Phase(begin_s, seconds, 0.1 * seconds, usage, 2**31, 2**31)
@@ -289,7 +282,7 @@ def _energy(node: int, total_s: float, rng: np.random.Generator) -> NodeEnergy:
         DeviceEnergy(
             Channel(f"gpu:{node}-{i}", "Tesla V100-SXM2-16GB", "gpu", "nvml", "energy"),
             energy(total_s),
-            {path[0]: energy(seconds) for path, seconds in PHASES.items() if len(path) == 1},
+            {path[0]: energy(seconds) for path, seconds in PHASES_S.items() if len(path) == 1},
         )
         for i in range(RANKS_PER_NODE)
     ]
