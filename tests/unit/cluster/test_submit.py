@@ -147,6 +147,12 @@ def test_the_project_may_be_named_in_the_environment(monkeypatch):
     assert "#COBALT -A ABC123\n" in result.output
 
 
+def test_a_script_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ParameterError, match="file/below"):
+        submit("nt3", "--machine", "slurm", "--", "--output_dir", "file/below")
+
+
 def test_without_the_command_of_the_scheduler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match=r"sbatch.* slurm.*--dry-run"):
