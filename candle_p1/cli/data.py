@@ -22,6 +22,7 @@ MIB = 2**20
 SHOWN_DIGITS = 12
 """The digits of a SHA-256 that the table shows."""
 PATH = click.Path(path_type=Path)
+DEFAULT = "by default the benchmark's own in the data directory ($CANDLE_DATA_DIR)"
 
 
 @click.group("data")
@@ -61,13 +62,7 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
 
 @command.command("fetch")
 @click.argument("benchmark")
-@click.option(
-    "--out",
-    "directory",
-    type=PATH,
-    help="The directory to write to; by default the benchmark's own in the data directory"
-    " ($CANDLE_DATA_DIR).",
-)
+@click.option("--out", "directory", type=PATH, help=f"The directory to write to; {DEFAULT}.")
 @click.option(
     "--data_url",
     help="The directory to download from instead of CANDLE's: https://…, http://… or file:///….",
@@ -120,13 +115,7 @@ def fetch_command(
 
 @command.command("info")
 @click.argument("benchmark", required=False)
-@click.option(
-    "--data_dir",
-    "directory",
-    type=PATH,
-    help="The directory to look in; by default each benchmark's own in the data directory"
-    " ($CANDLE_DATA_DIR).",
-)
+@click.option("--data_dir", "directory", type=PATH, help=f"The directory to look in; {DEFAULT}.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with complete sums and paths.")
 def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -> None:
     """Show which files BENCHMARK (by default, each one) has, and how to get the missing ones."""
