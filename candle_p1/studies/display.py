@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.studies.cost import Cost, cost, duration
+from candle_p1.studies.cost import cost, duration
 from candle_p1.studies.planned_run import to_argv
 from candle_p1.studies.run_state import (
     FAILED,
@@ -28,8 +28,9 @@ from candle_p1.studies.run_state import (
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from candle_p1.studies.cost import Cost
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
 
@@ -65,42 +66,16 @@ def _command_line(run: PlannedRun) -> str:
     return shlex.join([*variables, "candle-p1", "run", name, *ranks, "--", *to_argv(run.flags)])
 
 
-class StudyBar:
-    """The progress of a study, on the last line of the terminal.
-
-    Args:
-        progress: Draws it.
-        num_runs: The number of runs of the study.
-    """
-
-    def __init__(self, progress: Progress, num_runs: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=num_runs, left="")
-        self._remaining = Cost([])
-
-    def begin(self, num_past: int, name: str, remaining: Cost) -> None:
-        """Shows that a run begins.
-
-        Args:
-            num_past: The number of runs before it.
-            name: Its name.
-            remaining: The cost of this run and of those after it.
-        """
-        self._remaining = remaining
-        self._progress.update(self._task, completed=num_past, description=name)
-        self.tick(0.0)
-
-    def tick(self, elapsed_s: float) -> None:
-        """Shows the remaining time, `elapsed_s` after the current run has started."""
-        self._progress.update(self._task, left=f"{self._remaining.remaining(elapsed_s)} left")
-
-
 class StudyScreen(Screen):
     """Adds the progress bar of a study to the screen of a run."""
 
     @contextmanager
-    def study_bar(self, num_runs: int) -> Iterator[StudyBar]:
-        """Provides the bar of a study, which is drawn on terminals only."""
+    def study_bar(self, num_runs: int) -> Iterator[Callable[[int, str, Cost, float], None]]:
+        """Provides a function that shows progress on the last line of a terminal.
+
+        It takes the number of runs before the current one, the name of the current one, the cost of
+        that and of those after it, and the time since it started, in s.
+        """
         progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -112,8 +87,14 @@ class StudyScreen(Screen):
             disable=not self._console.is_terminal,
             transient=True,
         )
+        task = progress.add_task("", total=num_runs, left="")
+
+        def show(num_past: int, name: str, remaining: Cost, elapsed_s: float) -> None:
+            left = f"{remaining.remaining(elapsed_s)} left"
+            progress.update(task, completed=num_past, description=name, left=left)
+
         with progress:
-            yield StudyBar(progress, num_runs)
+            yield show
 
 
 def result_line(state: RunState) -> str:

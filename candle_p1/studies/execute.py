@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import filelock
@@ -92,11 +93,11 @@ class Execution:
             due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
             self._introduce(self._cost(due))
             _make_data([self.states[i].run for i in due], self.screen)
-            with self.screen.study_bar(len(self.states)) as bar:
+            with self.screen.study_bar(len(self.states)) as show:
                 while due:
-                    run = self.states[due[0]].run
-                    bar.begin(len(self.states) - len(due), run.name, self._cost(due))
-                    self.states[due[0]] = execute_run(run, bar.tick)
+                    run, num_past = self.states[due[0]].run, len(self.states) - len(due)
+                    tick = partial(show, num_past, run.name, self._cost(due))
+                    self.states[due[0]] = execute_run(run, tick)
                     self.screen.say(self._result(due.pop(0), due))
 
     def _cost(self, due: Sequence[int]) -> Cost:
