@@ -43,15 +43,21 @@ class Point:
 
     Attributes:
         num_ranks: The number of ranks.
-        runs: The runs with valid times, by start.
-        disturbed: Finished runs that were traced or profiled, whose times are not used.
-        unfinished: Runs that failed, were interrupted or are still running.
+        all_runs: All of its runs, by start.
     """
 
     num_ranks: int
-    runs: tuple[RecordedRun, ...]
-    disturbed: tuple[RecordedRun, ...] = ()
-    unfinished: tuple[RecordedRun, ...] = ()
+    all_runs: tuple[RecordedRun, ...]
+
+    @cached_property
+    def runs(self) -> tuple[RecordedRun, ...]:
+        """The runs with valid times."""
+        return tuple(run for run in self.all_runs if run.is_timed)
+
+    @property
+    def unfinished(self) -> tuple[RecordedRun, ...]:
+        """The runs that failed, were interrupted or are still running."""
+        return tuple(run for run in self.all_runs if run.status != "ok")
 
     def values(self, quantity: Callable[[RecordedRun], float | None]) -> list[float]:
         """Returns the known values of a quantity."""
@@ -112,12 +118,7 @@ class Experiment:
     def all_runs(self) -> tuple[RecordedRun, ...]:
         """All runs, each once: a run on one rank may be in several series."""
         points = [point for series in self.series for point in series.points]
-        found = {
-            run.path: run
-            for point in points
-            for run in (*point.runs, *point.disturbed, *point.unfinished)
-        }
-        return tuple(found.values())
+        return tuple({run.path: run for point in points for run in point.all_runs}.values())
 
     @cached_property
     def runs(self) -> tuple[RecordedRun, ...]:
@@ -251,16 +252,7 @@ def _agree(own: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 def _points(runs: Sequence[RecordedRun]) -> tuple[Point, ...]:
     counts = sorted({run.num_ranks for run in runs})
-    return tuple(_point(num, [run for run in runs if run.num_ranks == num]) for num in counts)
-
-
-def _point(num_ranks: int, runs: Sequence[RecordedRun]) -> Point:
-    return Point(
-        num_ranks,
-        tuple(run for run in runs if run.is_timed),
-        tuple(run for run in runs if run.status == "ok" and not run.is_timed),
-        tuple(run for run in runs if run.status != "ok"),
-    )
+    return tuple(Point(num, tuple(run for run in runs if run.num_ranks == num)) for num in counts)
 
 
 def _all_settings(run: RecordedRun, placement: set[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What defines a point: a run's parameters without those that only say where and how to log."""
+"""The settings that define a point: the parameters that affect what a run learns or its speed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DATA = "data"
-"""The setting that says which data: synthetic ones of a size, or files with these values."""
+"""The setting that identifies the data: the size of synthetic data, or the values of files."""
 
 FIRST_TIME = "cached (first time)"
-"""In place of the loader `cached` where it read the file and wrote the cache, or a part of it."""
+"""Replaces the loader `cached` where it read the file and wrote the cache, or a part of it."""
 
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
-"""The plan has these as they were resolved."""
+"""Settings for which the plan has the resolved values."""
 
 HOROVOD = "HOROVOD_"
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
@@ -34,9 +34,9 @@ def settings_of(
 ) -> dict[str, Any]:
     """Returns the parameters that define a point, and DATA.
 
-    Left out are the seed, places, logging, names of data files (DATA stands for these) and what
-    CANDLE Supervisor adds. Of the place where caches are staged only its presence counts, and a
-    run that had to write its cache counts as another loader (FIRST_TIME). Lists become tuples.
+    Omitted are the seed, places, logging, names of data files (DATA stands for these) and what
+    CANDLE Supervisor adds. Where caches are staged does not matter, only whether they are. A run
+    that had to write its cache has another loader (FIRST_TIME). Lists become tuples.
 
     Args:
         parameters: Values by name.
@@ -67,7 +67,7 @@ def settings_of(
 
 
 def about_communication(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of Horovod's settings that bear on how gradients are averaged."""
+    """Returns those of Horovod's settings that affect how gradients are averaged."""
     return {
         name: value
         for name, value in settings.items()

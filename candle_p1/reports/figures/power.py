@@ -33,7 +33,7 @@ def run_to_draw(series: Series) -> RecordedRun:
         MissingDataError: No run has power readings.
     """
     for point in reversed(series.points):
-        runs = [run for run in (*point.runs, *point.disturbed) if run.power_files]
+        runs = [run for run in point.all_runs if run.status == "ok" and run.power_files]
         if runs:
             return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
     raise MissingDataError("no run has power readings")

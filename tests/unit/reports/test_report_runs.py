@@ -28,7 +28,14 @@ def outline(experiment):
     """Returns {series: {ranks: (timed, disturbed, unfinished)}}."""
     return {
         series.name: {
-            point.num_ranks: (len(point.runs), len(point.disturbed), len(point.unfinished))
+            point.num_ranks: tuple(
+                sum(kind(run) for run in point.all_runs)
+                for kind in (
+                    lambda run: run.is_timed,
+                    lambda run: run.disturbed is not None,
+                    lambda run: run.status != "ok",
+                )
+            )
             for point in series.points
         }
         for series in experiment.series
