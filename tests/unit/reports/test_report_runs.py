@@ -26,18 +26,13 @@ def runs_in(directory):
 
 def outline(experiment):
     """Returns {series: {ranks: (timed, disturbed, unfinished)}}."""
+
+    def nums(point):
+        timed, unfinished = len(point.runs), len(point.unfinished)
+        return timed, len(point.all_runs) - timed - unfinished, unfinished
+
     return {
-        series.name: {
-            point.num_ranks: tuple(
-                sum(kind(run) for run in point.all_runs)
-                for kind in (
-                    lambda run: run.is_timed,
-                    lambda run: run.disturbed is not None,
-                    lambda run: run.status != "ok",
-                )
-            )
-            for point in series.points
-        }
+        series.name: {point.num_ranks: nums(point) for point in series.points}
         for series in experiment.series
     }
 
