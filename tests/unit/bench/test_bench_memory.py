@@ -11,29 +11,11 @@ from candle_p1.bench.file_cache import cool, resident_share, warm
 from candle_p1.bench.memory import MemorySampler, growth, peak_bytes, peak_of_sum_bytes
 from candle_p1.bench.reads import ReadCounter
 from candle_p1.errors import SetupError
-from candle_p1.instrument.usage import memory_bytes
 
-ROLLUP = """\
-00400000-7ffe40f52000 ---p 00000000 00:00 0                          [rollup]
-Rss:                1708 kB
-Pss:                 328 kB
-Pss_Anon:            112 kB
-Pss_File:            206 kB
-Pss_Shmem:            10 kB
-"""
 MIB = 2**20
 SAMPLES = st.lists(
     st.tuples(st.floats(0, 100), st.integers(0, 10**12)), min_size=1, max_size=20
 ).map(sorted)
-
-
-def test_the_file_cache_is_not_counted_as_memory():
-    assert memory_bytes(ROLLUP) == 122 * 1024
-
-
-def test_a_kernel_without_separate_counts_includes_files():
-    old = "".join(line for line in ROLLUP.splitlines(True) if not line.startswith("Pss_"))
-    assert memory_bytes(old) == 328 * 1024
 
 
 def test_growth_is_relative_to_the_first_sample():

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from candle_p1.instrument.usage import memory_bytes
+
+ROLLUP = """\
+00400000-7ffe40f52000 ---p 00000000 00:00 0                          [rollup]
+Rss:                1708 kB
+Pss:                 328 kB
+Pss_Anon:            112 kB
+Pss_File:            206 kB
+Pss_Shmem:            10 kB
+"""
+
+
+def test_the_file_cache_is_not_counted_as_memory():
+    assert memory_bytes(ROLLUP) == 122 * 1024
+
+
+def test_a_kernel_without_separate_counts_includes_files():
+    old = "".join(line for line in ROLLUP.splitlines(True) if not line.startswith("Pss_"))
+    assert memory_bytes(old) == 328 * 1024
