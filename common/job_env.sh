@@ -165,9 +165,9 @@ job_run() {
     flags+=(--loader cached --stage_dir "$stage")
   fi
   if [[ -n ${CANDLE_P1_FLAGS:-} ]]; then
-    local words
-    read -ra words <<<"$CANDLE_P1_FLAGS"
-    flags+=("${words[@]}")
+    local further
+    read -ra further <<<"$CANDLE_P1_FLAGS"
+    flags+=("${further[@]}")
   fi
   if [[ -n ${JOB_END_S:-} ]]; then
     ((JOB_END_S > SECONDS)) || job_fail "the time limit ends before the ranks can start"

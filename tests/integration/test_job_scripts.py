@@ -134,8 +134,8 @@ def test_theta(script, settings, execute, tmp_path):
 
 def test_the_script_of_a_submitted_job_lies_beside_its_record(set_all, execute, tmp_path):
     set_all(STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
-    words = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
-    code, output = execute([sys.executable, "-c", SUBMIT, *words.split(), *SMALL["nt3"].split()])
+    argv = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
+    code, output = execute([sys.executable, "-c", SUBMIT, *argv.split(), *SMALL["nt3"].split()])
     assert code == 0, output
     directory = tmp_path / "output/nt3/EXP000/JOB000"
     printed = printed_by(directory)

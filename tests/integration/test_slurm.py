@@ -78,11 +78,11 @@ def slurm(data_directory):
 def submit(slurm, tmp_path_factory):
     """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
 
-    def submit(*words, before=(), **variables):
+    def submit(*arguments, before=(), **variables):
         command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "slurm", "--nodes", "1"]
         place = tmp_path_factory.mktemp("job")
-        output = run([*before, *command, *words], place, slurm, variables)
-        job, script = re.search(r"submitted job (\d+): (\S+)", output.replace("\n", "")).groups()
+        output = run([*before, *command, *arguments], place, slurm, variables)
+        job, script = re.search(r"submitted job (\d+): ?(\S+)", output.replace("\n", "")).groups()
         return job, Path(script).parent
 
     return submit
@@ -169,7 +169,7 @@ def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
     (tmp_path / "two.toml").write_text(STUDY)
     line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study-size", "small"]
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
-    jobs = re.findall(r"submitted job (\d+): (\S+)", re.sub(r"\n(?!submitted)", "", output))
+    jobs = re.findall(r"submitted job (\d+): ?(\S+)", re.sub(r"\n(?!submitted)", "", output))
     (first, _), (second, _) = jobs
     assert f"afterany:{first}" in slurm.say("scontrol", "show", "job", second)
     for job, script in jobs:
