@@ -39,10 +39,8 @@ class ReadCounter:
         after, _ = _counters()
         if self._before is None or after is None:
             return None
-        return Reads(
-            after.bytes_read - self._before.bytes_read - self._own_bytes,
-            after.storage_bytes_read - self._before.storage_bytes_read,
-        )
+        since = [now - before for now, before in zip(after, self._before, strict=True)]
+        return Reads(since[0] - self._own_bytes, since[1])
 
 
 def _counters() -> tuple[Reads | None, int]:
@@ -50,5 +48,5 @@ def _counters() -> tuple[Reads | None, int]:
     if not COUNTERS.exists():
         return None, 0
     text = COUNTERS.read_text()
-    values = {name: int(value) for name, value in (line.split(": ") for line in text.splitlines())}
-    return Reads(values["rchar"], values["read_bytes"]), len(text)
+    values = dict(line.split(": ") for line in text.splitlines())
+    return Reads(int(values["rchar"]), int(values["read_bytes"])), len(text)

@@ -1,4 +1,4 @@
-"""A benchmark that trains nothing: its script writes the record that it is told to, and ends."""
+"""A benchmark that trains nothing: its script only writes the record that it is asked for."""
 
 from __future__ import annotations
 

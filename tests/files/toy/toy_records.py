@@ -1,4 +1,4 @@
-"""Records of runs that never were."""
+"""Synthetic records of the toy benchmark."""
 
 from __future__ import annotations
 
