@@ -201,7 +201,7 @@ def summarize_phases(
 def _summarize(
     phases: Sequence[Phase | None], starts: Sequence[float], parts: dict[str, PhaseTimes]
 ) -> PhaseTimes:
-    """Returns one phase of all ranks; None is a rank that did not enter it."""
+    """Returns one phase of all ranks; None stands for a rank that did not enter it."""
     entered = [phase for phase in phases if phase is not None]
     facts: dict[str, Any] = {
         "begin": Seconds.over(

@@ -1,4 +1,4 @@
-"""The communicator, and what ranks must agree upon before and while they train."""
+"""The communicator, and what ranks must agree on before and during training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ranks_know_each_other(comm):
     np.testing.assert_array_equal(total, np.full((2, 2), sum(range(1, comm.size + 1))))
 
 
-def one_ranks_error_is_everyones(comm):
+def an_error_of_one_rank_is_raised_on_all(comm):
     def fail_on_last():
         if comm.rank == comm.size - 1:
             raise DataError("is empty", "x.csv")
@@ -46,13 +46,13 @@ def different_parameters_and_different_data_are_refused(comm):
     parameters = find_benchmark("nt3").initialize_parameters(argv=[])
     train._check_same_parameters(parameters.base, comm)
     parameters["batch_size"] += comm.rank
-    with pytest.raises(DistributedError, match="different values of batch_size"):
+    with pytest.raises(DistributedError, match="batch_size"):
         train._check_same_parameters(parameters.base.replace(parameters), comm)
 
     files = SimpleNamespace(paths={"train": Path("train.csv")})
     train._check_same_data(SimpleNamespace(digests={"train": "same"}, files=files), comm)
     reader = SimpleNamespace(digests={"train": f"from node {comm.rank}"}, files=files)
-    with pytest.raises(DistributedError, match=r"ranks 1.* have read other values than rank 0"):
+    with pytest.raises(DistributedError, match=r"ranks 1"):
         train._check_same_data(reader, comm)
 
 
@@ -63,7 +63,7 @@ def linear_model():
     return model
 
 
-def a_rank_without_samples_learns_the_result(comm):
+def a_rank_without_samples_gets_the_result(comm):
     x = np.arange(2, dtype="float32").reshape(1, 2)  # one sample: all ranks but one have none
     y = np.ones((1, 1), "float32")
     metrics = evaluate_shared(linear_model(), EvaluationBatches(Samples(x, y), 4, comm), comm)
@@ -87,8 +87,8 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
 if __name__ == "__main__":
     run_checks(
         ranks_know_each_other,
-        one_ranks_error_is_everyones,
+        an_error_of_one_rank_is_raised_on_all,
         different_parameters_and_different_data_are_refused,
-        a_rank_without_samples_learns_the_result,
+        a_rank_without_samples_gets_the_result,
         all_ranks_stop_when_rank_0_is_out_of_time,
     )

@@ -1,4 +1,4 @@
-"""What ranks measure of their exchanges, where one of them is slow."""
+"""What ranks measure of their communication if one of them is slow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Slow(keras.callbacks.Callback):
 
 
 def trained(comm, slow_rank, compression="none", accumulate=None):
-    """Returns log, timer and what `take` gives of a small model's epoch; one rank is slow."""
+    """Trains a small model for an epoch; returns the log, the timer and what `take` returns."""
     keras.utils.set_random_seed(1)
     log, timer = CommunicationLog(), PhaseTimer()
     allreduces = AllreduceLog(log)
@@ -70,7 +70,7 @@ def every_step_of_every_gradient_is_counted(comm):
     assert {each.from_bytes for each in facts.message_sizes} >= {8, 32}
 
 
-def what_is_sent_is_counted_where_it_is_compressed_or_added_up(comm):
+def bytes_are_counted_as_sent_after_compression_and_accumulation(comm):
     log, _, _ = trained(comm, slow_rank=0, compression="fp16", accumulate=2)
     (kernel, _) = (each for name, each in log.by_name.items() if "allreduce" in name[1])
     assert kernel.num_calls == NUM_STEPS // 2
@@ -80,5 +80,5 @@ def what_is_sent_is_counted_where_it_is_compressed_or_added_up(comm):
 run_checks(
     the_fast_rank_waits_for_the_slow_one,
     every_step_of_every_gradient_is_counted,
-    what_is_sent_is_counted_where_it_is_compressed_or_added_up,
+    bytes_are_counted_as_sent_after_compression_and_accumulation,
 )

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: they run under mpirun, check after check on all ranks."""
+"""Shared by the scripts of this folder, which run checks on all ranks under mpirun."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import traceback
 from candle_p1.distributed.comm import connect
 
 
-def run_checks(*checks, horovod=True):
-    """Calls each check with the communicator; prints every rank's error and exits 1 if any failed.
+def run_checks(*checks, horovod=True, **named_checks):
+    """Calls each check with the communicator; prints every rank's error, and exits 1 if any failed.
 
     If the command line names checks, only these are called.
-    The ranks meet after each check, so one that fails does not leave the others hanging in the
-    next, unless it left them in a collective: the launcher's time limit is for that.
+
+    The ranks meet after each check, so that a failure on one rank does not make the others hang in
+    the next check. If it makes them hang in a collective of the check, the time limit ends them.
     """
+    checks = {check.__name__: check for check in checks} | named_checks
     comm = connect()
     if horovod:
         from candle_p1.distributed import devices
@@ -24,8 +26,8 @@ def run_checks(*checks, horovod=True):
         start_horovod(comm)
     num_failed = 0
     if sys.argv[1:]:
-        checks = [check for check in checks if check.__name__ in sys.argv]
-    for check in checks:
+        checks = {name: checks[name] for name in sys.argv[1:]}
+    for name, check in checks.items():
         try:
             check(comm)
             error = None
@@ -33,7 +35,7 @@ def run_checks(*checks, horovod=True):
             error = traceback.format_exc()
         errors = comm.allgather(error)
         if comm.rank == 0:
-            print("FAILED" if any(errors) else "ok", check.__name__, flush=True)
+            print("FAILED" if any(errors) else "ok", name, flush=True)
             for rank, text in enumerate(errors):
                 if text:
                     print(f"--- rank {rank}\n{text}", flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-AVERAGING = "averaged_gradients_equal_numpy replicas_stay_identical_and_the_check_can_fail"
+AVERAGING = "averaged_gradients_equal_numpy replicas_stay_identical_and_differences_are_detected"
 """The checks without which no training on several ranks is right."""
 
 

@@ -227,7 +227,7 @@ def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[
 
 
 def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[records.AbsentSource]:
-    """Returns the sources that are not there, one reason once, with the nodes where it holds."""
+    """Returns each missing source and reason once, with the nodes where it is missing."""
     found: dict[tuple[str, str], list[int]] = {}
     for node in nodes:
         for source, reason in node.absent.items():

@@ -14,14 +14,14 @@ from candle_p1.distributed.devices import share_cores
         ([range(42)] * 6, 7),  # Summit, unbound
         ([range(7 * i, 7 * i + 7) for i in range(6)], 7),  # Summit, bound by jsrun
         ([range(4)] * 3, 1),
-        ([[0], [1]], 1),  # bound to a core each
+        ([[0], [1]], 1),  # each bound to one core
     ],
 )
 def test_a_rank_gets_its_share_of_the_node(node_cores, threads):
     assert share_cores(node_cores, 0) == (threads, None)
 
 
-def test_a_containers_quota_counts_as_cores():
+def test_a_containers_quota_limits_the_cores():
     assert share_cores([range(64)] * 2, 0, quota=2.5) == (1, None)
     assert share_cores([range(64)], 0, quota=0.5) == (1, None)
 
@@ -39,4 +39,4 @@ def test_threads_never_outnumber_cores_unless_ranks_do(node_cores):
         assert sum(threads for threads, _ in shares) <= num_cores
         assert all(warning is None for _, warning in shares)
     else:
-        assert all("share" in warning for _, warning in shares)
+        assert all(f"{num_cores} cores" in warning for _, warning in shares)

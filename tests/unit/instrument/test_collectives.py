@@ -19,7 +19,7 @@ from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.instrument.phases import active as timer_active
 
 
-def test_exchanges_are_added_up_by_name_and_by_size():
+def test_calls_are_added_up_by_name_and_by_size():
     one, other = CommunicationLog(), CommunicationLog()
     one.add("mpi", "barrier", 0, 0.5)
     one.add("horovod", "allreduce a", 1024, 2.0, num_calls=4)
@@ -37,7 +37,7 @@ def test_exchanges_are_added_up_by_name_and_by_size():
     assert sizes.bytes_per_s == pytest.approx((8 * 1024 + 2047) / 9.0)
 
 
-def test_a_collective_tells_the_log_and_the_phase_also_if_it_fails():
+def test_a_collective_is_added_to_log_and_phase_even_if_it_fails():
     log, timer = CommunicationLog(), PhaseTimer()
     with collective("mpi", "unheard", lambda: pytest.fail("nobody asked")):
         pass
@@ -59,15 +59,7 @@ def test_efficiencies_are_those_of_pop():
     assert facts.useful.values.tolist() == [0.8, 0.64]
 
 
-@given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=8), st.floats(1.0, 5.0))
-def test_parallel_efficiency_is_the_product(useful_s, runtime_s):
-    facts = efficiencies(useful_s, runtime_s)
-    product = facts.load_balance * facts.communication_efficiency
-    assert facts.parallel_efficiency == pytest.approx(product)
-    assert 0 < facts.parallel_efficiency <= 1
-
-
-def test_an_epoch_tells_the_first_step_apart_and_a_slow_rank():
+def test_an_epoch_separates_its_first_step_and_shows_a_slow_rank():
     fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, allreduce_s=0.4)
     slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, allreduce_s=0.3)
     facts = summarize_epoch(1, [fast, slow], {})
@@ -99,7 +91,7 @@ def test_what_is_not_measured_of_an_epoch_is_absent():
         max_size=5,
     )
 )
-def test_the_union_of_intervals_is_that_of_their_seconds(steps):
+def test_the_union_of_intervals_counts_every_second_once(steps):
     begins = np.array([[begin for begin, _ in step] for step in steps], float)
     ends = begins + np.array([[length for _, length in step] for step in steps])
     covered = [len({s for begin, n in step for s in range(begin, begin + n)}) for step in steps]

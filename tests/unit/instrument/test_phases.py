@@ -37,7 +37,7 @@ def test_phases_nest_and_add_up():
     assert phases.intervals() == [("broadcast", 0, 5), ("train", 6, 8)]
 
 
-def test_the_first_phase_can_begin_before_the_timer():
+def test_the_first_phase_may_begin_before_the_timer():
     phases = PhaseTimer(clock=itertools.count(10).__next__, begin=7)
     with phases("startup"):
         pass
@@ -46,7 +46,7 @@ def test_the_first_phase_can_begin_before_the_timer():
     assert phases.intervals() == [("startup", 7, 10), ("load", 11, 12)]
 
 
-def test_the_phase_an_error_leaves_is_known_and_timed():
+def test_the_phase_in_which_an_error_occurs_is_known_and_timed():
     phases = PhaseTimer()
     with pytest.raises(ValueError, match="x"), phases("load"), phases("parse"):
         raise ValueError("x")
@@ -76,7 +76,7 @@ def test_code_that_has_no_timer_tells_the_one_active():
     assert phases.phases["load", "read"].usage is None
 
 
-def test_a_phase_knows_what_it_used(tmp_path):
+def test_a_phase_measures_what_it_uses(tmp_path):
     (tmp_path / "file").write_bytes(bytes(3_000_000))
     phases = PhaseTimer()
     num_bytes = 64 << 20
@@ -93,7 +93,7 @@ def test_a_phase_knows_what_it_used(tmp_path):
     assert first.usage.read_bytes >= 3_000_000 > second.usage.read_bytes
     assert first.usage.cpu_s > second.usage.cpu_s
     assert first.usage.num_minor_faults >= num_bytes / mmap.PAGESIZE > second.usage.num_minor_faults
-    # The peak of a phase is at least that of what lies in it, and a later one has its own.
+    # The peak of a phase includes those of its parts, but not those of earlier phases.
     large = phases.phases["first", "large"]
     assert first.peak_rss_bytes >= large.peak_rss_bytes > second.peak_rss_bytes + num_bytes / 2
     assert phases.peak_rss_bytes == first.peak_rss_bytes
@@ -101,7 +101,7 @@ def test_a_phase_knows_what_it_used(tmp_path):
     assert large.pss_bytes is None
 
 
-def test_the_summary_keeps_every_ranks_seconds_and_the_order_in_time():
+def test_the_summary_has_the_values_of_all_ranks_in_order_of_time():
     used = Usage(1.5, 1, 2, 3, 4, 5)
     first = {
         ("load", "read"): Phase(10.25, 0.5),
@@ -129,7 +129,7 @@ def test_the_summary_keeps_every_ranks_seconds_and_the_order_in_time():
     assert broadcast.communication is None
 
 
-def test_what_the_kernel_does_not_tell_is_left_out():
+def test_what_the_kernel_does_not_count_is_left_out():
     unknown = Usage(1.0, 0, 0, 0, 0, -1)
     assert unknown.since(unknown).read_bytes == -1
     summary = summarize([{("load",): Phase(0.0, 1.0, 0.0, unknown, 100, None)}])

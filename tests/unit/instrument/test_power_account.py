@@ -191,5 +191,5 @@ def test_a_run_that_measures_nothing_is_absent():
     intervals = [("load", sampler.start_s, sampler.start_s + 1)]
     section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent, trace="x")])
     assert section.kind == "absent"
-    assert section.reason.startswith("none: ")
+    assert [each.source for each in section.absent] == ["none"]
     assert (section.devices, section.phases, section.traces) == ([], {}, [])

@@ -42,7 +42,7 @@ def train(screen):
     screen.end_training()
 
 
-def test_a_log_has_a_line_per_epoch_and_one_when_it_was_long_silent(capsys, monkeypatch):
+def test_a_log_has_a_line_per_epoch_and_more_after_a_long_silence(capsys, monkeypatch):
     train(Screen())
     assert capsys.readouterr().out.splitlines() == [
         "epoch 1/2  loss 0.5  accuracy 0.75  learning_rate 0.1  val_loss 0.25"
@@ -81,19 +81,11 @@ def test_other_ranks_are_silent(capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
-def test_the_result_names_phases_quality_and_record(capsys, tmp_path):
+def test_the_result_shows_phases_quality_and_record(capsys, tmp_path):
     Screen().show_result(RECORD, tmp_path / "run.json")
     output = capsys.readouterr().out
-    for words in (
-        "nt3 on 2 ranks",
-        "  wait",
-        "test accuracy 0.9750 (naive predictor 0.5000)",
-        "test loss not a number",
-        "50% of the time went into load",
-        "trained on synthetic data at 1,600.0 samples/s",
-        str(tmp_path / "run.json"),
-    ):
-        assert words in output.replace("\n", " ") or words in output
+    for shown in ("nt3", "wait", "0.9750", "0.5000", "50%", "1,600.0", str(tmp_path / "run.json")):
+        assert shown in output
 
 
 PROGRAM = """
@@ -106,7 +98,7 @@ print("on screen")
 """
 
 
-def test_output_goes_to_a_file_also_below_python(tmp_path):
+def test_output_is_redirected_also_below_python(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
     )
