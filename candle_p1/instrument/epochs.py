@@ -46,7 +46,7 @@ def summarize_epoch(
 
     Args:
         epoch: Its number, from 1. The first step of the first one, in which the framework compiles,
-            is told apart.
+            is reported separately.
         of_ranks: The epoch on each rank.
         metrics: Over all ranks, by name.
         validation_s: The time of its validation on each rank.
