@@ -83,7 +83,6 @@ def fetch_command(
     Files that are already there are checked by their SHA-256 and not downloaded again. If CANDLE
     has not published a file's sum, its first download is recorded, and later ones must match it.
     """
-    from candle_p1.datasets.download import RetryPolicy
     from candle_p1.datasets.fetch import fetch
 
     found = find_benchmark(benchmark)
@@ -102,7 +101,7 @@ def fetch_command(
             directory or published.directory,
             progress=progress,
             notify=screen.warn,
-            retry=RetryPolicy(num_retries=num_retries),
+            num_retries=num_retries,
         )
     for file in files:
         origin = f"downloaded from {file.source}" if file.source else "was there already"
@@ -167,7 +166,7 @@ def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
         "directory": str(where),
         "data_url": published.url,
         "files": [
-            {"role": role} | asdict(file_status(benchmark.name, name, where))
+            {"role": role} | file_status(benchmark.name, name, where)
             for role, name in published.files.items()
         ],
         "synthetic_sets": [

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -37,6 +36,10 @@ SCHEMES = ("http", "https", "file")
 BLOCK_BYTES = 1 << 18
 TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Client errors (4xx) after which another attempt may succeed."""
+TIMEOUTS_S = (10, 60)
+"""How long to wait for a connection, and how long it may stay silent."""
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+"""The pause before the first retry, which doubles with each, and the longest one."""
 
 
 class CannotDownloadError(Exception):
@@ -54,32 +57,6 @@ class _TransientError(Exception):
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How often and how long to try.
-
-    Attributes:
-        num_retries: How many attempts in a row, after the first, may fail without a new byte.
-        first_wait_s: The pause before the first retry; each further pause is twice as long.
-        max_wait_s: The longest pause, whatever the server asks for.
-        connect_timeout_s: How long to wait for a connection.
-        read_timeout_s: How long a connection may stay silent.
-        sleep: Waits for a number of seconds.
-    """
-
-    num_retries: int = 4
-    first_wait_s: float = 1.0
-    max_wait_s: float = 60.0
-    connect_timeout_s: float = 10.0
-    read_timeout_s: float = 60.0
-    sleep: Callable[[float], None] = time.sleep
-
-    def wait_s(self, num_failures: int, retry_after_s: float) -> float:
-        """Returns the pause after this many failures in a row."""
-        wait_s = max(retry_after_s, self.first_wait_s * 2.0 ** (num_failures - 1))
-        return min(wait_s, self.max_wait_s)
 
 
 @dataclass(frozen=True)
@@ -111,7 +88,7 @@ class ResumingDownloader:
 
     Args:
         path: The file's final path; its partial file is kept beside it, and must be locked.
-        retry: How often and how long to try.
+        num_retries: How many attempts in a row, after the first, may fail without a new byte.
         progress: Told how far the download is.
         notify: Told when an attempt has failed and another one follows.
 
@@ -122,12 +99,12 @@ class ResumingDownloader:
     def __init__(
         self,
         path: Path,
-        retry: RetryPolicy,
+        num_retries: int,
         progress: Progress | None = None,
         notify: Notify | None = None,
     ) -> None:
         self.name, self.version = path.name, Version("")
-        self._retry, self._progress, self._notify = retry, progress, notify
+        self._num_retries, self._progress, self._notify = num_retries, progress, notify
         self._partial = partial_path(path.parent, path.name)
         self._version_path = self._partial.with_name(f"{self._partial.name}.json")
 
@@ -176,15 +153,16 @@ class ResumingDownloader:
                     if num_bytes > most_bytes:
                         num_failures, most_bytes = 0, num_bytes
                     num_failures += 1
-                    if num_failures > self._retry.num_retries:
+                    if num_failures > self._num_retries:
                         raise CannotDownloadError(str(error)) from error
-                    wait_s = self._retry.wait_s(num_failures, error.retry_after_s)
+                    wait_s = max(error.retry_after_s, FIRST_WAIT_S * 2 ** (num_failures - 1))
+                    wait_s = min(wait_s, MAX_WAIT_S)
                     if self._notify:
                         self._notify(
                             f"{self.name}: {error}; {num_bytes / 2**20:.1f} MiB downloaded so far,"
                             f" trying again in {wait_s:g} s"
                         )
-                    self._retry.sleep(wait_s)
+                    time.sleep(wait_s)
 
     def _attempt(self, session: requests.Session, url: str) -> None:
         import requests
@@ -192,9 +170,8 @@ class ResumingDownloader:
 
         start, validator = self._resume_point(url)
         headers = {"Range": f"bytes={start}-", "If-Range": validator} if start else {}
-        timeout_s = (self._retry.connect_timeout_s, self._retry.read_timeout_s)
         try:
-            with session.get(url, headers=headers, stream=True, timeout=timeout_s) as response:
+            with session.get(url, headers=headers, stream=True, timeout=TIMEOUTS_S) as response:
                 self._receive(response, url, start)
         except (
             requests.ConnectionError,

@@ -19,7 +19,6 @@ from candle_p1.datasets.download import (
     SCHEMES,
     CannotDownloadError,
     ResumingDownloader,
-    RetryPolicy,
     without_password,
 )
 from candle_p1.datasets.registry import RECORD_NAME, Expected, expected_file, record_download
@@ -63,7 +62,7 @@ def fetch(
     *,
     progress: Progress | None = None,
     notify: Notify | None = None,
-    retry: RetryPolicy | None = None,
+    num_retries: int = 4,
 ) -> list[FetchedFile]:
     """Downloads the files that a directory does not have yet, and checks those it has.
 
@@ -77,7 +76,7 @@ def fetch(
         directory: Where they go; made if missing.
         progress: Told how far each download is.
         notify: Told when another process is waited for, or a download is tried again.
-        retry: How often and how long to try.
+        num_retries: How many attempts in a row, after the first, may fail without a new byte.
 
     Returns:
         The files, in the order of `names`.
@@ -99,7 +98,7 @@ def fetch(
         found = _find(path, expected)
         if found:
             return found
-        downloader = ResumingDownloader(path, retry or RetryPolicy(), progress, notify)
+        downloader = ResumingDownloader(path, num_retries, progress, notify)
         try:
             return _download(path, base_url, expected, downloader)
         except CannotDownloadError as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.directory import data_directory
 from candle_p1.data.manifest import Manifest, synthetic_facts
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
     from candle_p1.datasets.synthetic import SyntheticRecipe
 
 
-@dataclass(frozen=True)
-class FileStatus:
-    """One file of a benchmark.
+def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
+    """Returns what is known about a benchmark's file in a directory.
 
-    Attributes:
+    Returns:
         name: CANDLE's name for it.
         path: Where it is expected.
         state: "absent", "real", "synthetic", or "wrong size" if it cannot be the expected file.
@@ -28,19 +26,6 @@ class FileStatus:
         partial_bytes: The size of an interrupted download; 0 if there is none.
         sha256: The sum it must have, or was made with; None if none is known.
         sha256_source: "published", "recorded" at the first download, "synthetic", or None.
-    """
-
-    name: str
-    path: str
-    state: str
-    file_bytes: int | None
-    partial_bytes: int
-    sha256: str | None
-    sha256_source: str | None
-
-
-def file_status(benchmark: str, name: str, directory: Path) -> FileStatus:
-    """Returns the status of a benchmark's file in a directory.
 
     Raises:
         DataError: The directory's record of downloads cannot be read.
@@ -56,8 +41,15 @@ def file_status(benchmark: str, name: str, directory: Path) -> FileStatus:
         sha256, source = expected.sha256, "published" if expected.published else "recorded"
         if file_bytes not in (None, expected.file_bytes):
             state = "wrong size"
-    partial_bytes = partial.stat().st_size if partial.is_file() else 0
-    return FileStatus(name, str(path), state, file_bytes, partial_bytes, sha256, source)
+    return {
+        "name": name,
+        "path": str(path),
+        "state": state,
+        "file_bytes": file_bytes,
+        "partial_bytes": partial.stat().st_size if partial.is_file() else 0,
+        "sha256": sha256,
+        "sha256_source": source,
+    }
 
 
 def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:

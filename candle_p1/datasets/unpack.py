@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 TAR_SUFFIXES = (".tar.gz", ".tgz")
 SUFFIXES = (*TAR_SUFFIXES, ".zip")
-BROKEN_TAR = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
-BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)  # the last: encrypted
+BROKEN = (tarfile.TarError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError)
 
 
 class _Member(NamedTuple):
@@ -109,7 +108,7 @@ def _opened(archive: Path, reserved: Collection[str]) -> Iterator[dict[Path, _Me
                 if problem:
                     raise DataError(f"not unpacked: its member {member.name!r} {problem}", archive)
             yield {Path(PurePosixPath(each.name)): each for each in members if each.is_file}
-    except (*BROKEN_TAR, *BROKEN_ZIP) as error:
+    except (*BROKEN, RuntimeError) as error:  # the latter: an encrypted zip
         raise DataError(f"cannot be unpacked ({error}); download it again", archive) from error
 
 

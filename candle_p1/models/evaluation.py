@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from candle_p1.models.scores import Score
+from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.records.record import finite
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Quality = dict[str, dict[str, "float | None"]]
 """Figures by name: the value, and the naive predictor's if there is one."""
 
-AnyScore = TypeVar("AnyScore", bound=Score)
+AnyScore = TypeVar("AnyScore", RegressionScore, ConfusionScore)
 
 
 def compare_with_naive(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
@@ -78,18 +78,15 @@ class Trained:
 
         return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
-    def score(
-        self, samples: Samples, score: AnyScore, max_steps: int = 0, model: Any = None
-    ) -> AnyScore:
+    def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
         """Returns a score of the predictions for the samples, on all ranks.
 
         Args:
             samples: The samples that all ranks share.
             score: A new score.
             max_steps: As for `metrics`.
-            model: The model that predicts; None means the trained model.
         """
-        for y, predicted in self._predictions(samples, max_steps, model):
+        for y, predicted in self._predictions(samples, max_steps, self.model):
             score.update(y, predicted)
         score.sums = self.comm.allreduce_sum(score.sums)
         return score
@@ -101,7 +98,7 @@ class Trained:
 
         For small predictions only, because rank 0 gathers all of them.
         """
-        mine = list(self._predictions(samples, max_steps, model))
+        mine = list(self._predictions(samples, max_steps, model or self.model))
         everyone = self.comm.gather(mine)
         if everyone is None:
             return None
@@ -114,7 +111,7 @@ class Trained:
         batches = self._batches(samples, max_steps)
         for step in range(len(batches)):
             x, y = batches[step]
-            predicted = (model or self.model).predict_on_batch(x)
+            predicted = model.predict_on_batch(x)
             yield y, np.asarray(predicted)
 
     def _batches(self, samples: Samples, max_steps: int) -> Any:

@@ -31,9 +31,9 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         strides: int = 1,
         activation: Any = None,
         kernel_initializer: Any = "glorot_uniform",
-        **options: Any,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(**kwargs)
         self.filters, self.kernel_size, self.strides = filters, kernel_size, strides
         self.activation = keras.activations.get(activation)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -68,17 +68,6 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
         assert length is not None
         return batch, (length - self.kernel_size) // self.strides + 1, self.filters
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "activation": keras.activations.serialize(self.activation),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
-
 
 @keras.saving.register_keras_serializable("candle_p1")
 class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
@@ -95,8 +84,8 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
         kl_weight: The weight of the divergence in the loss.
     """
 
-    def __init__(self, stddev: float = 1.0, kl_weight: float = 1.0, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, stddev: float = 1.0, kl_weight: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.stddev, self.kl_weight = stddev, kl_weight
         self.seed_generator = keras.random.SeedGenerator()
 
@@ -118,10 +107,6 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
         """Returns the shape of the mean."""
         return input_shape[0]
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {**super().get_config(), "stddev": self.stddev, "kl_weight": self.kl_weight}
-
 
 @keras.saving.register_keras_serializable("candle_p1")
 class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
@@ -133,8 +118,8 @@ class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
         stop: The column after the last.
     """
 
-    def __init__(self, stddev: float, first: int, stop: int, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, stddev: float, first: int, stop: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.stddev, self.first, self.stop = stddev, first, stop
         self.seed_generator = keras.random.SeedGenerator()
 
@@ -153,12 +138,3 @@ class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the input's shape."""
         return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
-        return {
-            **super().get_config(),
-            "stddev": self.stddev,
-            "first": self.first,
-            "stop": self.stop,
-        }

@@ -6,30 +6,12 @@ added, the result is what one process would compute from all samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-class Score(Protocol):
-    """Something that can be computed from sums over samples.
-
-    Attributes:
-        sums: Its whole state, to be added up over ranks; the same shape on all of them.
-    """
-
-    sums: NDArray[Any]
-
-    def update(self, y_true: Any, y_pred: Any) -> None:
-        """Adds a batch of predictions, shape (samples, …)."""
-        ...
-
-    def result(self) -> dict[str, float]:
-        """Returns the figures, by name; NaN if undefined."""
-        ...
 
 
 class RegressionScore:

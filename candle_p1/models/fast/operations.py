@@ -105,87 +105,49 @@ def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) ->
     return tf.squeeze(gradient, axis=0)
 
 
-def descend(variable: Any, gradient: Any, rate: Any, momentum: Any, decay: float) -> None:
-    """Moves a variable by gradient descent.
-
-    Args:
-        variable: A ``tf.Variable``.
-        gradient: The gradient, with the same shape and dtype.
-        rate: The learning rate.
-        momentum: The state, a ``tf.Variable`` or ``keras.Variable``; None means no momentum.
-        decay: The decay of the momentum.
-    """
-    if momentum is None:
+def descend(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
+    """Moves a ``tf.Variable`` as the optimizer SGD does at this learning rate."""
+    if not optimizer.momentum:
         tf.raw_ops.ResourceApplyGradientDescent(
             var=variable.handle, alpha=_like(rate, variable), delta=gradient
         )
-    else:
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=_handle(momentum),
-            lr=_like(rate, variable),
-            grad=gradient,
-            momentum=_like(decay, variable),
-        )
+        return
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=_state(optimizer, optimizer.momentums, variable),
+        lr=_like(rate, variable),
+        grad=gradient,
+        momentum=_like(optimizer.momentum, variable),
+    )
 
 
-def adam(
-    variable: Any,
-    gradient: Any,
-    rate: Any,
-    *,
-    moments: tuple[Any, Any],
-    decays: tuple[float, float],
-    epsilon: float,
-    step: Any,
-) -> None:
-    """Moves a variable as Adam does.
-
-    Args:
-        variable: As for `descend`, and so are the gradient and the states.
-        gradient: The gradient.
-        rate: The learning rate.
-        moments: The states of the first and the second moment.
-        decays: The decays of the first and the second moment.
-        epsilon: Added to the root of the second moment.
-        step: The number of this update, from 1.
-    """
-    step = _like(step, variable)
-    first, second = (_like(decay, variable) for decay in decays)
+def adam(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
+    """Moves a ``tf.Variable`` as the optimizer Adam does at this learning rate."""
+    step = _like(optimizer.iterations + 1, variable)
+    first, second = (_like(each, variable) for each in (optimizer.beta_1, optimizer.beta_2))
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
-        m=_handle(moments[0]),
-        v=_handle(moments[1]),
+        m=_state(optimizer, optimizer._momentums, variable),
+        v=_state(optimizer, optimizer._velocities, variable),
         beta1_power=first**step,
         beta2_power=second**step,
         lr=_like(rate, variable),
         beta1=first,
         beta2=second,
-        epsilon=_like(epsilon, variable),
+        epsilon=_like(optimizer.epsilon, variable),
         grad=gradient,
     )
 
 
-def rmsprop(
-    variable: Any, gradient: Any, rate: Any, *, mean_square: Any, decay: float, epsilon: float
-) -> None:
-    """Moves a float32 variable as RMSprop without momentum does.
-
-    Args:
-        variable: As for `descend`, and so are the gradient and the state.
-        gradient: The gradient.
-        rate: The learning rate.
-        mean_square: The state of the mean square.
-        decay: The decay of the mean square.
-        epsilon: Added to the mean square.
-    """
+def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
+    """Moves a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum."""
     ops.load().candle_p1_rmsprop(
         variable.handle,
-        _handle(mean_square),
+        _state(optimizer, optimizer._velocities, variable),
         gradient,
         _like(rate, variable),
-        decay=decay,
-        epsilon=epsilon,
+        decay=optimizer.rho,
+        epsilon=optimizer.epsilon,
         threads=ops.num_threads(),
     )
 
@@ -217,7 +179,9 @@ def square_sum(values: Any) -> Any:
     return 2 * tf.nn.l2_loss(values)
 
 
-def _handle(state: Any) -> Any:
+def _state(optimizer: Any, states: Any, variable: Any) -> Any:
+    """Returns the handle of the state that an optimizer keeps for a variable."""
+    state = states[optimizer._get_variable_index(variable)]
     return getattr(state, "value", state).handle
 
 

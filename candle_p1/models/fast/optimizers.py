@@ -26,8 +26,7 @@ class SGD(keras.optimizers.SGD):  # type: ignore[misc]
             return
         from candle_p1.models.fast import operations
 
-        momentum = self.momentums[self._get_variable_index(variable)] if self.momentum else None
-        operations.descend(variable, gradient, learning_rate, momentum, self.momentum)
+        operations.descend(self, variable, gradient, learning_rate)
 
 
 @keras.saving.register_keras_serializable("candle_p1")
@@ -41,16 +40,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
             return
         from candle_p1.models.fast import operations
 
-        index = self._get_variable_index(variable)
-        operations.adam(
-            variable,
-            gradient,
-            learning_rate,
-            moments=(self._momentums[index], self._velocities[index]),
-            decays=(self.beta_1, self.beta_2),
-            epsilon=self.epsilon,
-            step=self.iterations + 1,
-        )
+        operations.adam(self, variable, gradient, learning_rate)
 
 
 @keras.saving.register_keras_serializable("candle_p1")
@@ -65,15 +55,7 @@ class RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
             return
         from candle_p1.models.fast import operations
 
-        index = self._get_variable_index(variable)
-        operations.rmsprop(
-            variable,
-            gradient,
-            learning_rate,
-            mean_square=self._velocities[index],
-            decay=self.rho,
-            epsilon=self.epsilon,
-        )
+        operations.rmsprop(self, variable, gradient, learning_rate)
 
 
 FORMS = {

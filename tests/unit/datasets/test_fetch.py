@@ -12,13 +12,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from candle_p1 import cli
-from candle_p1.datasets import registry, storing
-from candle_p1.datasets.download import ResumingDownloader, RetryPolicy, without_password
+from candle_p1.datasets import download, registry, storing
+from candle_p1.datasets.download import ResumingDownloader, without_password
 from candle_p1.datasets.fetch import fetch
 from candle_p1.datasets.status import file_status
 from candle_p1.datasets.synthetic import make
@@ -135,11 +136,10 @@ def surroundings(environment, monkeypatch):
 
 
 @pytest.fixture
-def get(server, tmp_path):
+def get(server, tmp_path, monkeypatch):
     """Fetches a.csv, or other names, into tmp_path/data; records waits, messages and progress."""
 
-    def get(*names, url=None, directory=tmp_path / "data", benchmark="none", **options):
-        options = {"num_retries": 2, "sleep": get.waits.append} | options
+    def get(*names, url=None, directory=tmp_path / "data", benchmark="none", num_retries=2):
         return fetch(
             benchmark,
             names or [NAME],
@@ -147,7 +147,7 @@ def get(server, tmp_path):
             directory,
             progress=lambda *facts: get.progress.append(facts),
             notify=get.said.append,
-            retry=RetryPolicy(**options),
+            num_retries=num_retries,
         )
 
     def interrupted(**options):
@@ -156,6 +156,7 @@ def get(server, tmp_path):
             get(num_retries=0, **options)
 
     get.waits, get.said, get.progress, get.directory = [], [], [], tmp_path / "data"
+    monkeypatch.setattr(download, "time", SimpleNamespace(sleep=get.waits.append))
     get.interrupted, get.content = interrupted, lambda: (get.directory / NAME).read_bytes()
     return get
 
@@ -642,8 +643,8 @@ def test_a_wrong_size_is_noticed_without_reading_the_file(get, known):
     get.directory.mkdir()
     (get.directory / NAME).write_bytes(CONTENT[:-1])
     (get.directory / "b.csv").write_bytes(OTHER)
-    assert file_status("known", NAME, get.directory).state == "wrong size"
-    assert file_status("known", "b.csv", get.directory).state == "real"
+    assert file_status("known", NAME, get.directory)["state"] == "wrong size"
+    assert file_status("known", "b.csv", get.directory)["state"] == "real"
 
 
 def test_published_sums_are_well_formed():

@@ -46,6 +46,18 @@ def test_the_latent_sample_and_its_divergence():
     assert np.std(np.asarray(layer(many, training=True))) == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [LocallyConnected1D(3, 5, 2, "relu", "he_normal", name="a"), SampleNormal(0.5, kl_weight=0.25)],
+)
+def test_layers_are_made_again_from_their_configuration(layer):
+    config = layer.get_config()
+    again = type(layer).from_config(config)
+    assert (again.name, again.get_config()) == (layer.name, config)
+    for name in {"filters", "strides", "activation", "stddev", "kl_weight"} & set(vars(layer)):
+        assert getattr(again, name) == getattr(layer, name)
+
+
 def test_noise_is_added_only_to_its_columns_and_only_in_training():
     x = np.zeros((500, 6), "float32")
     layer = NoiseOnColumns(0.3, 1, 4)
