@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.errors import ParameterError
-from candle_p1.studies.study import OUTPUT
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from candle_p1.studies.plan import Plan
 
+OUTPUT = "output"
+"""The directory for the results of studies, unless the user names another one."""
 WIDTH = 120
 """Columns of output that does not go to a terminal."""
 
@@ -84,14 +86,14 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
     candle-p1 study run strong-nt3 -- --data_dir DIR. The exit code is 1 unless all runs are done.
     """
     from candle_p1.cluster.process import Interrupted
-    from candle_p1.studies.display import StudyScreen, total_duration
+    from candle_p1.studies.display import total_duration
     from candle_p1.studies.execute import Execution
 
     plan = _plan(**options)
     if dry_run:
         _show(plan)
         return
-    screen = StudyScreen()
+    screen = Screen()
     screen.say(f"{plan.study.name}, {plan.size}: {plan.study.title}")
     execution = Execution(plan, screen, retry_failed)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from candle_p1.studies.planned_run import PlannedRun
     from candle_p1.studies.run_state import RunState
@@ -39,33 +39,19 @@ class CostEstimate:
     basis: str
 
 
-@dataclass(frozen=True)
-class Cost:
-    """How long several runs will take, one after the other.
-
-    Attributes:
-        estimates: One for each run.
-    """
-
-    estimates: Sequence[CostEstimate]
-
-    def remaining(self, elapsed_s: float = 0.0) -> str:
-        """Returns the remaining time as text, `elapsed_s` after the first run has started."""
-        seconds = [estimate.seconds for estimate in self.estimates]
-        is_bound = any(estimate.basis == LIMIT for estimate in self.estimates)
-        remaining_s = sum(seconds) - min(elapsed_s, seconds[0] if seconds else 0.0)
-        return f"{'at most' if is_bound else 'about'} {duration(remaining_s)}"
-
-    def explain(self) -> str:
-        """Returns the cost as text, with what it is derived from."""
-        bases = [estimate.basis for estimate in self.estimates]
-        parts = [f"{bases.count(basis)} {text}" for basis, text in BASES.items() if basis in bases]
-        return f"{count(len(bases), 'run')}, {self.remaining()}: {', '.join(parts)}"
+def remaining(estimates: Sequence[CostEstimate], elapsed_s: float = 0.0) -> str:
+    """Returns the time of runs as text, `elapsed_s` after the first of them has started."""
+    seconds = [estimate.seconds for estimate in estimates]
+    is_bound = any(estimate.basis == LIMIT for estimate in estimates)
+    remaining_s = sum(seconds) - min(elapsed_s, seconds[0] if seconds else 0.0)
+    return f"{'at most' if is_bound else 'about'} {duration(remaining_s)}"
 
 
-def cost(runs: Iterable[PlannedRun], finished: Sequence[RunState]) -> Cost:
-    """Returns how long runs will take; see `estimate`."""
-    return Cost([estimate(run, finished) for run in runs])
+def explain(estimates: Sequence[CostEstimate]) -> str:
+    """Returns the time of runs as text, with what it is derived from."""
+    bases = [estimate.basis for estimate in estimates]
+    parts = [f"{bases.count(basis)} {text}" for basis, text in BASES.items() if basis in bases]
+    return f"{count(len(bases), 'run')}, {remaining(estimates)}: {', '.join(parts)}"
 
 
 def estimate(run: PlannedRun, finished: Sequence[RunState]) -> CostEstimate:

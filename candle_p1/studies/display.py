@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.studies.cost import cost, duration
+from candle_p1.studies.cost import duration, estimate, explain
 from candle_p1.studies.planned_run import to_argv
 from candle_p1.studies.run_state import (
     FAILED,
@@ -25,14 +24,14 @@ from candle_p1.studies.run_state import (
     RunState,
     finished,
 )
-from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from candle_p1.studies.cost import Cost
+    from candle_p1.studies.cost import CostEstimate
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
+    from candle_p1.training.screen import Screen
 
 SHOWN_METRICS = ("accuracy", "r2", "loss")
 """The first of these that a run has is shown as its quality, or else its first metric."""
@@ -49,13 +48,17 @@ def plan_lines(plan: Plan, states: Sequence[RunState]) -> Iterator[str]:
     for i, state in enumerate(states, start=1):
         status = f"  # {state.status}" if state.status in (OK, FAILED) else ""
         yield f"{i:>{len(str(len(states)))}}  {state.run.name}: {_command_line(state.run)}{status}"
-    due = [state.run for state in states if state.is_due()]
-    if due:
-        yield cost(due, finished(states)).explain()
+    if due := _estimates_of_due(states):
+        yield explain(due)
     elif num_submitted := sum(state.status == SUBMITTED for state in states):
         yield f"nothing is left to do here; {num_submitted} submitted as jobs"
     else:
         yield "nothing is left to do"
+
+
+def _estimates_of_due(states: Sequence[RunState]) -> list[CostEstimate]:
+    done = finished(states)
+    return [estimate(state.run, done) for state in states if state.is_due()]
 
 
 def _command_line(run: PlannedRun) -> str:
@@ -66,35 +69,16 @@ def _command_line(run: PlannedRun) -> str:
     return shlex.join([*variables, "candle-p1", "run", name, *ranks, "--", *to_argv(run.flags)])
 
 
-class StudyScreen(Screen):
-    """Adds the progress bar of a study to the screen of a run."""
-
-    @contextmanager
-    def study_bar(self, num_runs: int) -> Iterator[Callable[[int, str, Cost, float], None]]:
-        """Provides a function that shows progress on the last line of a terminal.
-
-        It takes the number of runs before the current one, the name of the current one, the cost of
-        that and of those after it, and the time since it started, in s.
-        """
-        progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("runs"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-        )
-        task = progress.add_task("", total=num_runs, left="")
-
-        def show(num_past: int, name: str, remaining: Cost, elapsed_s: float) -> None:
-            left = f"{remaining.remaining(elapsed_s)} left"
-            progress.update(task, completed=num_past, description=name, left=left)
-
-        with progress:
-            yield show
+def study_bar(screen: Screen) -> Progress:
+    """Returns the progress bar of a study; the field "left" of its task is the remaining time."""
+    return screen.bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
 
 
 def result_line(state: RunState) -> str:
@@ -139,9 +123,8 @@ def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table
     counts = [f"{num[OK]} of {len(states)} runs are done"]
     for status in (RUNNING, SUBMITTED, FAILED):
         counts += [f"{num[status]} {status}"] * bool(num[status])
-    due = [state.run for state in states if state.is_due()]
-    remaining = f"; remaining: {cost(due, finished(states)).explain()}" if due else ""
-    yield ", ".join(counts) + remaining
+    due = _estimates_of_due(states)
+    yield ", ".join(counts) + (f"; remaining: {explain(due)}" if due else "")
 
 
 def total_duration(states: Sequence[RunState]) -> str:

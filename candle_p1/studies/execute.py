@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import filelock
@@ -15,8 +14,8 @@ from candle_p1.cluster.process import GRACE_S, signals_interrupt
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from candle_p1.records.environment import available_cores
-from candle_p1.studies.cost import Cost, cost
-from candle_p1.studies.display import result_line
+from candle_p1.studies.cost import CostEstimate, estimate, explain, remaining
+from candle_p1.studies.display import result_line, study_bar
 from candle_p1.studies.local_run import execute_run, launch
 from candle_p1.studies.manifest import write_manifest
 from candle_p1.studies.planned_run import to_argv
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from candle_p1.studies.display import StudyScreen
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
+    from candle_p1.training.screen import Screen
 
 MAX_RANKS_PER_CORE = 8
 """More ranks would exhaust the machine's memory before they trained."""
@@ -55,7 +54,7 @@ class Execution:
     """
 
     plan: Plan
-    screen: StudyScreen
+    screen: Screen
     retry_failed: bool = False
     states: list[RunState] = field(default_factory=list)
 
@@ -91,20 +90,27 @@ class Execution:
             self.states = _states_at_rest(self.plan)
             write_manifest(self.plan)
             due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
-            self._introduce(self._cost(due))
+            self._introduce(self._estimates(due))
             _make_data([self.states[i].run for i in due], self.screen)
-            with self.screen.study_bar(len(self.states)) as show:
+            with study_bar(self.screen) as bar:
+                task = bar.add_task("", total=len(self.states), left="")
                 while due:
-                    run, num_past = self.states[due[0]].run, len(self.states) - len(due)
-                    tick = partial(show, num_past, run.name, self._cost(due))
+                    run, estimates = self.states[due[0]].run, self._estimates(due)
+                    num_past = len(self.states) - len(due)
+                    bar.update(task, completed=num_past, description=run.name)
+
+                    def tick(elapsed_s: float, estimates: list[CostEstimate] = estimates) -> None:
+                        bar.update(task, left=f"{remaining(estimates, elapsed_s)} left")
+
                     self.states[due[0]] = execute_run(run, tick)
                     self.screen.say(self._result(due.pop(0), due))
 
-    def _cost(self, due: Sequence[int]) -> Cost:
-        """Returns how long the runs at these positions will take."""
-        return cost([self.states[i].run for i in due], finished(self.states))
+    def _estimates(self, due: Sequence[int]) -> list[CostEstimate]:
+        """Returns how long each of the runs at these positions will take."""
+        done = finished(self.states)
+        return [estimate(self.states[i].run, done) for i in due]
 
-    def _introduce(self, remaining: Cost) -> None:
+    def _introduce(self, estimates: list[CostEstimate]) -> None:
         """Says what is done, and what remains to be done."""
         if self.num_done:
             self.screen.say(f"{self.num_done} of {len(self.states)} runs are already done")
@@ -112,20 +118,20 @@ class Execution:
             self.screen.say(
                 f"{len(self.failed)} failed earlier and are skipped; --retry-failed repeats them"
             )
-        if not remaining.estimates:
+        if not estimates:
             return
         for note in dict.fromkeys(note for run in self.plan.runs for note in launch(run).notes):
             self.screen.say(f"note: {note}")
-        self.screen.say(remaining.explain())
+        self.screen.say(explain(estimates))
 
     def _result(self, i: int, due: Sequence[int]) -> str:
         """Returns the result of the run at a position, with the remaining time of the study."""
         total = str(len(self.states))
-        remaining = f"  ({self._cost(due).remaining()} left)" if due else ""
-        return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{remaining}"
+        left = f"  ({remaining(self._estimates(due))} left)" if due else ""
+        return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{left}"
 
 
-def _make_data(runs: Iterable[PlannedRun], screen: StudyScreen) -> None:
+def _make_data(runs: Iterable[PlannedRun], screen: Screen) -> None:
     """Generates missing synthetic files, so that no run's time includes this."""
     by_data = {
         (run.benchmark, run.settings["size"], run.settings["data_seed"]): run for run in runs

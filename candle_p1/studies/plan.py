@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.studies.study import Size, Study
+    from candle_p1.studies.study_file import Size, Study
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
     repeats = size.repeats if choice.repeats is None else choice.repeats
     first = [
         run
-        for benchmark in study.benchmarks
+        for benchmark in study.benchmark
         for run in _points(study, size, benchmark, choice, directory)
     ]
     _check_distinct(study, first)
@@ -118,7 +118,7 @@ def _points(
     ):
         flags = {**size.flags, **chosen, **variant.flags, **values}
         series = _series(
-            [found.name] * (len(study.benchmarks) > 1) + [variant.name] * bool(variant.name),
+            [found.name] * (len(study.benchmark) > 1) + [variant.name] * bool(variant.name),
             values
             | {name: variables[name] for name in variables if len(size.environment[name]) > 1}
             | ({"threads": threads} if len(size.threads) > 1 else {}),

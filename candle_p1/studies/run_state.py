@@ -27,7 +27,7 @@ from candle_p1.records.types import RunRecord
 from candle_p1.studies.plan import settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from candle_p1.studies.planned_run import PlannedRun
@@ -103,19 +103,13 @@ def pids_of(directory: Path) -> list[int]:
     ]
 
 
-def states_of(
-    runs: Iterable[PlannedRun], pids: Callable[[Path], list[int]] = pids_of
-) -> list[RunState]:
+def states_of(runs: Iterable[PlannedRun]) -> list[RunState]:
     """Returns the state of each run; see `state_of`."""
-    return [state_of(run, pids) for run in runs]
+    return [state_of(run) for run in runs]
 
 
-def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> RunState:
+def state_of(run: PlannedRun) -> RunState:
     """Returns the state of a run.
-
-    Args:
-        run: The run.
-        pids: Finds the processes that write the record of a directory.
 
     Raises:
         RecordError: A record cannot be read, or a record in the run's place is ok and belongs to
@@ -133,7 +127,7 @@ def state_of(run: PlannedRun, pids: Callable[[Path], list[int]] = pids_of) -> Ru
                 f"{path} belongs to another run than the study's: {'; '.join(different)}. It is"
                 " not overwritten: choose another directory with -o, or move this one"
             )
-        is_gone = not was_submitted(directory) and not pids(directory)
+        is_gone = not was_submitted(directory) and not pids_of(directory)
         if (status == RUNNING and is_gone) or (status == FAILED and _lost_its_study(directory)):
             status = INTERRUPTED
         if different and status != RUNNING:

@@ -24,17 +24,25 @@ A study file is TOML. Unknown keys, and entries that contradict each other, are 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from typing_extensions import Self
 
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import SETTINGS
 from candle_p1.studies.planned_run import THREADS_VARIABLE
-from candle_p1.studies.study import Size, Study, StudyVariant
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
 DEFAULT_SEED = 2019
@@ -73,35 +81,104 @@ OneOrMore = BeforeValidator(_as_list)
 """Accepts a single value in place of a list of one."""
 
 
-class _VariantTable(BaseModel):
+class StudyVariant(BaseModel):
+    """Parameters that change together.
+
+    Attributes:
+        name: Part of the names of its runs; "" for the only variant of a study without any.
+    """
+
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     __pydantic_extra__: dict[str, Value]
 
     name: Name
 
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """The parameters, by name."""
+        return self.model_extra or {}
 
-class _CommonTable(TomlTable):
-    """What the study may define for all sizes, and each size for itself."""
 
-    repeats: Count | None = None
-    minutes: Count | None = None
-    threads: Annotated[list[Count], OneOrMore, Distinct] | None = None
+class StudyEntries(TomlTable):
+    """What a study may define for all sizes, and each size for itself.
+
+    Attributes:
+        repeats: Number of runs of each point.
+        minutes: Time limit of a run.
+        threads: Values of OMP_NUM_THREADS for each rank; empty leaves the number to the rank.
+        flags: Parameters of all runs.
+        vary: Values of each parameter that is varied, by name.
+        environment: Values of each environment variable, one or several, by name.
+        variants: Sets of parameters.
+    """
+
+    repeats: Count = 0
+    minutes: Count = 0
+    threads: Annotated[list[Count], OneOrMore, Distinct] = Field(default_factory=list)
     flags: dict[str, Value] = Field(default_factory=dict)
     vary: dict[str, Annotated[list[Value], Distinct]] = Field(default_factory=dict)
     environment: dict[str, Annotated[list[str], OneOrMore, Distinct]] = Field(default_factory=dict)
-    variants: list[_VariantTable] | None = None
+    variants: list[StudyVariant] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _fixed_or_varied(self) -> Self:
+        if both := sorted(self.flags.keys() & self.vary.keys()):
+            raise ValueError(f"{both[0]} is both in flags and in vary; keep one of them")
+        return self
 
 
-class _SizeTable(_CommonTable):
+class Size(StudyEntries):
+    """A study at one size: what is crossed to give its points, and how often each is run.
+
+    Attributes:
+        ranks: Numbers of ranks.
+    """
+
     ranks: Annotated[list[Count], Distinct]
 
+    @property
+    def varied(self) -> set[str]:
+        """The names of the parameters in which runs differ."""
+        return {*self.vary, *(name for variant in self.variants for name in variant.flags)}
 
-class _StudyTable(_CommonTable):
+
+class Study(StudyEntries):
+    """A study: its entries hold for all sizes, and those of `sizes` are complete.
+
+    Attributes:
+        path: Its file.
+        title: The question it answers.
+        shows: The parts of the paper it reproduces or belongs to, such as "Figure 6".
+        benchmark: The benchmarks to train, as `find_benchmark` takes them.
+        seed: Seed of the order of the runs.
+        sizes: Its sizes by name; the first one is the default.
+    """
+
+    path: Path
     title: str
     shows: list[str] = Field(default_factory=list)
     benchmark: Annotated[list[str], OneOrMore, Distinct]
     seed: Annotated[int, Field(ge=0)] = DEFAULT_SEED
-    sizes: Annotated[dict[Name, _SizeTable], Field(min_length=1)]
+    sizes: Annotated[dict[Name, Size], Field(min_length=1)]
+
+    @property
+    def name(self) -> str:
+        """The name of its file, without the suffix."""
+        return self.path.stem
+
+    def size(self, name: str | None = None) -> tuple[str, Size]:
+        """Returns a size with its name; None selects the first one.
+
+        Raises:
+            ParameterError: The study has no such size.
+        """
+        name = next(iter(self.sizes)) if name is None else name
+        if name not in self.sizes:
+            raise ParameterError(
+                f"{self.name} has no size {name!r}{did_you_mean(name, self.sizes)}; choose one of"
+                f" {', '.join(self.sizes)}"
+            )
+        return name, self.sizes[name]
 
 
 def find_study(name: str) -> Study:
@@ -139,44 +216,29 @@ def read_study(path: Path) -> Study:
         ParameterError: It cannot be read; a key is unknown or missing; or a value has the wrong
             type, or contradicts another one.
     """
-    table = validate(_StudyTable, read_toml(path), path)
-    return Study(
-        name=path.stem,
-        path=path,
-        title=table.title,
-        shows=table.shows,
-        benchmarks=table.benchmark,
-        seed=table.seed,
-        sizes={name: _size(path, table, name) for name in table.sizes},
-    )
+    study = validate(Study, read_toml(path) | {"path": path}, path)
+    return study.model_copy(update={"sizes": {name: _size(study, name) for name in study.sizes}})
 
 
-def _size(path: Path, study: _StudyTable, name: str) -> Size:
+def _size(study: Study, name: str) -> Size:
     """Returns a size, whose own entries take precedence over those of the study."""
     own = study.sizes[name]
-    for prefix, table in (("", study), (f"sizes.{name}.", own)):
-        if both := sorted(table.flags.keys() & table.vary.keys()):
-            raise ParameterError(
-                f"{path}: {both[0]} is both in {prefix}flags and in {prefix}vary; keep one of them"
-            )
-    repeats, minutes = own.repeats or study.repeats, own.minutes or study.minutes
-    if repeats is None or minutes is None:
-        missing = "repeats" if repeats is None else "minutes"
-        raise ParameterError(f"{path}: sizes.{name}.{missing} is missing")
-    variants = study.variants if own.variants is None else own.variants
-    size = Size(
-        ranks=own.ranks,
-        repeats=repeats,
-        minutes=minutes,
-        threads=own.threads or study.threads or [],
+    for key in ("repeats", "minutes"):
+        if not (getattr(own, key) or getattr(study, key)):
+            raise ParameterError(f"{study.path}: sizes.{name}.{key} is missing")
+    variants = own.variants if "variants" in own.model_fields_set else study.variants
+    entries = {
+        "repeats": own.repeats or study.repeats,
+        "minutes": own.minutes or study.minutes,
+        "threads": own.threads or study.threads,
         # What a size fixes is no longer varied, and what it varies is no longer fixed.
-        flags={key: study.flags[key] for key in study.flags if key not in own.vary} | own.flags,
-        vary={key: study.vary[key] for key in study.vary if key not in own.flags} | own.vary,
-        environment=study.environment | own.environment,
-        variants=[StudyVariant(each.name, each.model_extra or {}) for each in variants or []]
-        or [StudyVariant("", {})],
-    )
-    _check_together(path, size)
+        "flags": {key: study.flags[key] for key in study.flags if key not in own.vary} | own.flags,
+        "vary": {key: study.vary[key] for key in study.vary if key not in own.flags} | own.vary,
+        "environment": study.environment | own.environment,
+        "variants": variants or [StudyVariant.model_construct(name="")],
+    }
+    size = own.model_copy(update=entries)
+    _check_together(study.path, size)
     return size
 
 

@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -59,9 +60,9 @@ class Screen:
             if file:
                 file.close()
 
-    def say(self, text: str) -> None:
-        """Prints a line."""
-        self._print(text)
+    def say(self, what: str | Table) -> None:
+        """Prints a line or a table."""
+        self._print(what)
 
     def warn(self, text: str) -> None:
         """Prints a warning."""
@@ -103,21 +104,27 @@ class Screen:
         with progress:
             yield show
 
+    def bar(self, *columns: ProgressColumn) -> Progress:
+        """Returns a progress bar, which a terminal shows until it ends, and nothing else does."""
+        return Progress(
+            *columns,
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+            refresh_per_second=4,
+        )
+
     def begin_training(self, num_epochs: int, num_steps: int) -> None:
         """Shows an empty bar for all steps of all epochs."""
         self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, 0
         self._last_line = time.monotonic()
-        self._progress = Progress(
+        self._progress = self.bar(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("steps"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
-            refresh_per_second=4,
         )
         self._task = self._progress.add_task("training", total=num_epochs * num_steps)
         self._progress.start()
@@ -148,7 +155,7 @@ class Screen:
     def show_result(self, record: RunRecord, path: Path) -> None:
         """Prints the results of a run, and where its record is."""
         for part in summary(record):
-            self._print(part)
+            self.say(part)
         self.say(f"record: {path}")
 
 

@@ -17,12 +17,13 @@ from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
 from candle_p1.studies import execute, local_run
-from candle_p1.studies.display import StudyScreen, plan_lines, status_parts
+from candle_p1.studies.display import plan_lines, status_parts
 from candle_p1.studies.execute import Execution
 from candle_p1.studies.manifest import read_plan
 from candle_p1.studies.plan import Choice, make_plan
 from candle_p1.studies.run_state import states_of
 from candle_p1.studies.study_file import read_study
+from candle_p1.training.screen import Screen
 
 TOY = Path(__file__).parents[2] / "files/toy"
 STUDY = f"""
@@ -54,7 +55,7 @@ def plan(tmp_path):
 
 
 def perform(plan, retry_failed=False):
-    execution = Execution(plan, StudyScreen(), retry_failed)
+    execution = Execution(plan, Screen(), retry_failed)
     execution.execute()
     return execution
 

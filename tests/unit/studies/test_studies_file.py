@@ -38,7 +38,7 @@ def read(tmp_path):
 
 def test_what_a_file_says(read):
     study = read(STUDY)
-    assert (study.name, study.title, study.benchmarks) == ("mine", "a study", ["nt3"])
+    assert (study.name, study.title, study.benchmark) == ("mine", "a study", ["nt3"])
     assert (study.shows, study.seed) == ([], 2019)
     name, size = study.size()
     assert name == "small"

@@ -12,9 +12,9 @@ import pytest
 from candle_p1.benchmark import Benchmark
 from candle_p1.errors import ParameterError, RecordError
 from candle_p1.records.record import read_record, write_record
-from candle_p1.studies import completion
-from candle_p1.studies.completion import complete_record
-from candle_p1.studies.cost import LAUNCH_S, cost, duration, estimate
+from candle_p1.studies import run_state
+from candle_p1.studies.cost import LAUNCH_S, duration, estimate, explain, remaining
+from candle_p1.studies.local_run import complete_record
 from candle_p1.studies.planned_run import PlannedRun
 from candle_p1.studies.run_state import RunState, pids_of, state_of
 from tests.files.toy.toy_records import toy_record
@@ -61,10 +61,6 @@ def write(run):
     return write
 
 
-def nobody(directory):
-    return []
-
-
 def test_a_run_without_a_record_waits(run):
     state = state_of(run)
     assert (state.status, state.directory, state.is_due()) == ("waiting", None, True)
@@ -82,9 +78,10 @@ def test_a_run_with_a_record_that_is_ok_is_done(run, write):
 
 
 @pytest.mark.parametrize("pids", [[], [1]])
-def test_a_running_record_counts_only_while_its_processes_are_alive(run, write, pids):
+def test_a_running_record_counts_only_while_its_processes_are_alive(run, write, pids, monkeypatch):
+    monkeypatch.setattr(run_state, "pids_of", lambda directory: pids)
     write("running")
-    state = state_of(run, lambda directory: pids)
+    state = state_of(run)
     assert state.status == ("running" if pids else "interrupted")
     assert state.is_due() == (not pids)
 
@@ -92,7 +89,7 @@ def test_a_running_record_counts_only_while_its_processes_are_alive(run, write, 
 def test_a_run_with_an_empty_record_was_interrupted(run):
     run.directory().mkdir()
     (run.directory() / "run.json").touch()
-    assert state_of(run, nobody).status == "interrupted"
+    assert state_of(run).status == "interrupted"
     assert run.next_directory() == run.directory(2)
 
 
@@ -120,7 +117,7 @@ def test_a_run_that_failed_when_its_study_was_killed_counts_as_interrupted(run, 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
 def test_unfinished_records_of_other_parameters_do_not_count(run, write, status):
     write(status, changes={"epochs": 4})
-    assert state_of(run, nobody).status == "waiting"
+    assert state_of(run).status == "waiting"
     assert run.next_directory() == run.directory(2)
 
 
@@ -152,23 +149,23 @@ def test_a_parameter_that_a_record_lacks_had_its_default(run, write):
     path = run.directory() / "run.json"
     newer = "loader"
     write_record(path, changed(read_record(path), {f"parameters.{newer}": REMOVED}))
-    assert state_of(run, nobody).status == "ok"
+    assert state_of(run).status == "ok"
     another = replace(run, settings=dict(run.settings) | {newer: "of another value"})
     with pytest.raises(RecordError, match=f"{newer} is .* there and"):
-        state_of(another, nobody)
+        state_of(another)
 
 
 def test_a_run_that_was_submitted_as_a_job_is_left_to_its_scheduler(run, write):
     run.directory().mkdir()
     (run.directory() / "job.sh").touch()
-    state = state_of(run, nobody)
+    state = state_of(run)
     assert (state.status, state.is_due(retry_failed=True)) == ("submitted", False)
     run.directory().joinpath("job.sh").unlink()
     run.directory().rmdir()
     write("running")
-    assert state_of(run, nobody).status == "interrupted"
+    assert state_of(run).status == "interrupted"
     (run.directory() / "job.sh").touch()  # its processes are on other machines
-    assert state_of(run, nobody).status == "running"
+    assert state_of(run).status == "running"
 
 
 def test_a_record_that_cannot_be_read_is_named(run, write):
@@ -218,8 +215,7 @@ def test_a_run_that_died_without_a_record_gets_one(run, printed, reason):
     assert (state.status, state.directory) == ("failed", run.directory())
 
 
-def test_a_record_that_still_says_running_is_completed(run, write, monkeypatch):
-    monkeypatch.setattr(completion, "pids_of", nobody)
+def test_a_record_that_still_says_running_is_completed(run, write):
     write("running")
     assert complete(run, code=-9)["failure"]["reason"] == "ended with code -9"
     assert state_of(run).status == "failed"
@@ -289,12 +285,13 @@ def test_the_cost_is_at_most_the_time_limit(run):
 def test_the_cost_as_text(run):
     states = finished(run, ("plain", 2, 8, 40, 8))
     runs = [run, replace(run, num_ranks=4), replace(run, benchmark="nt3")]
-    text = cost(runs, states).explain()
+    several = [estimate(each, states) for each in runs]
+    text = explain(several)
     assert text.startswith("3 runs, at most 6 min: 1 ")
     assert text.count(", 1 from") == 2
-    assert cost([run], states).explain().startswith(f"1 run, about {LAUNCH_S + 40:.0f} s: 1 ")
-    assert cost(runs, states).remaining(1000.0) == "at most 6 min"
-    assert cost([run], states).remaining(10.0) == f"about {LAUNCH_S + 30:.0f} s"
+    assert explain(several[:1]).startswith(f"1 run, about {LAUNCH_S + 40:.0f} s: 1 ")
+    assert remaining(several, 1000.0) == "at most 6 min"
+    assert remaining(several[:1], 10.0) == f"about {LAUNCH_S + 30:.0f} s"
 
 
 @pytest.mark.parametrize(
@@ -310,11 +307,11 @@ def test_removing_an_attempt_does_not_repeat_a_run(run, write):
     write("ok", attempt=2)
     (run.directory() / "run.json").unlink()
     run.directory().rmdir()
-    assert state_of(run, nobody).status == "ok"
+    assert state_of(run).status == "ok"
     assert run.next_directory() == run.directory(3)
     (run.directory(2) / "run.json").unlink()
     (run.directory(2) / "job.sh").touch()
-    assert state_of(run, nobody).status == "submitted"
+    assert state_of(run).status == "submitted"
     assert run.next_directory() == run.directory(2)
 
 
@@ -322,7 +319,7 @@ def test_a_job_that_failed_before_its_ranks_counts_as_not_submitted(run):
     run.directory().mkdir()
     (run.directory() / "job.sh.failed").touch()
     (run.directory() / "job.12.out").touch()
-    state = state_of(run, nobody)
+    state = state_of(run)
     assert (state.status, state.is_due()) == ("waiting", True)
 
 
@@ -332,4 +329,4 @@ def test_a_benchmark_without_synthetic_data_can_be_studied(run, write, monkeypat
 
     monkeypatch.setattr(Benchmark, "bind", refuse)
     write()
-    assert state_of(run, nobody).status == "ok"
+    assert state_of(run).status == "ok"
