@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from rich.table import Table
 
     from candle_p1.bench.measurement import Measurement
 
-_file = click.Path(dir_okay=False, path_type=Path)
-_json = click.option("--json", "json_file", type=_file, help="Write all results to this file.")
+
+def _output_file(flag: str, name: str, text: str) -> Callable[..., Any]:
+    """Returns an option that takes a file to write, in a directory where this is possible."""
+
+    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+        if path and not os.access(path.absolute().parent, os.W_OK):
+            raise ParameterError(f"{flag} {path}: the directory does not exist or is read-only")
+        return path
+
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(flag, name, type=kind, callback=check, help=text)
+
+
+_json = _output_file("--json", "json_file", "Write all results to this file.")
 
 
 def _count(flag: str, name: str, default: int, text: str) -> Callable[..., Any]:
@@ -32,7 +46,10 @@ def _count(flag: str, name: str, default: int, text: str) -> Callable[..., Any]:
 
 
 def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a decorator that adds the arguments and options of all measurements, and own ones."""
+    """Returns a decorator that adds the arguments and options of all measurements, and own ones.
+
+    The function gets the benchmark's flags, among them those for the data.
+    """
     sizes = click.Choice(["small", "full"])
     shared = (
         click.argument("benchmark"),
@@ -46,9 +63,21 @@ def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
     )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(
+            size: str | None, data_dir: str | None, flags: tuple[str, ...], **options: Any
+        ) -> None:
+            if size and data_dir:
+                raise ParameterError(
+                    "--size and --data_dir select different files: give only one of them"
+                )
+            named = {"--size": size, "--data_dir": data_dir}
+            data = [word for flag, value in named.items() if value for word in (flag, value)]
+            function(flags=[*data, *flags], **options)
+
         for option in reversed(shared):
-            function = option(function)
-        return function
+            command = option(command)
+        return command
 
     return decorate
 
@@ -86,19 +115,15 @@ def command() -> None:
         show_default=True,
         help="Read the files once before every load, or drop them from the file cache.",
     ),
-    click.option(
-        "--picture", "picture_file", type=_file, help="Draw the times into this PNG file."
-    ),
+    _output_file("--picture", "picture_file", "Draw the times into this PNG file."),
 )
 def load_command(
     benchmark: str,
-    size: str | None,
-    data_dir: str | None,
     methods: str | None,
     threads: int,
     json_file: Path | None,
     picture_file: Path | None,
-    flags: tuple[str, ...],
+    flags: list[str],
     **conditions: Any,
 ) -> None:
     """Compare the loaders of BENCHMARK's files, as the paper's Tables 3 and 4 do.
@@ -111,9 +136,8 @@ def load_command(
     from candle_p1.bench import show_load
     from candle_p1.bench.load import LoadComparison, LoadJob, choose_methods
 
-    _check_directories({"--json": json_file, "--picture": picture_file})
     names = choose_methods(methods)
-    job = LoadJob(benchmark, _benchmark_flags(size, data_dir, flags), names[0], threads)
+    job = LoadJob(benchmark, flags, names[0], threads)
     report = _measure(LoadComparison(job, methods=names, **conditions))
     _show(show_load.parts(report), report, json_file)
     if picture_file:
@@ -142,12 +166,10 @@ def load_command(
 )
 def step_command(
     benchmark: str,
-    size: str | None,
-    data_dir: str | None,
     against: str,
     num_steps: int,
     json_file: Path | None,
-    flags: tuple[str, ...],
+    flags: list[str],
     **conditions: Any,
 ) -> None:
     """Compare BENCHMARK's training step with that of plain Keras and with its roofline bound.
@@ -160,8 +182,7 @@ def step_command(
     from candle_p1.bench import show_step
     from candle_p1.bench.step import StepComparison, StepJob
 
-    _check_directories({"--json": json_file})
-    job = StepJob(benchmark, _benchmark_flags(size, data_dir, flags), num_steps=num_steps)
+    job = StepJob(benchmark, flags, num_steps=num_steps)
     report = _measure(StepComparison(job, against=against == "plain", **conditions))
     _show(show_step.parts(report), report, json_file)
 
@@ -174,13 +195,11 @@ def step_command(
 )
 def overhead_command(
     benchmark: str,
-    size: str | None,
-    data_dir: str | None,
     num_ranks: int,
     num_epochs: int,
     num_rounds: int,
     json_file: Path | None,
-    flags: tuple[str, ...],
+    flags: list[str],
 ) -> None:
     """Measure the overhead of a run's own measuring: phases, steps and the log of communication.
 
@@ -190,9 +209,7 @@ def overhead_command(
     """
     from candle_p1.bench.overhead import OverheadJob, OverheadMeasurement, lines
 
-    _check_directories({"--json": json_file})
-    own_flags = _benchmark_flags(size, data_dir, flags)
-    job = OverheadJob(benchmark, own_flags, num_epochs, num_rounds)
+    job = OverheadJob(benchmark, flags, num_epochs, num_rounds)
     report = _measure(OverheadMeasurement(job, num_ranks))
     _show(lines(report), report, json_file)
 
@@ -209,70 +226,34 @@ def record_command(json_file: Path | None, **conditions: int) -> None:
     """
     from candle_p1.bench.record import RecordMeasurement, lines
 
-    _check_directories({"--json": json_file})
     report = RecordMeasurement(**conditions).measure()
     _show(lines(report), report, json_file)
 
 
-def _benchmark_flags(size: str | None, data_dir: str | None, flags: tuple[str, ...]) -> list[str]:
-    """Returns the benchmark's flags, including those for the data."""
-    if size and data_dir:
-        raise ParameterError("--size and --data_dir select different files: give only one of them")
-    named = [("--size", size), ("--data_dir", data_dir)]
-    return [argument for flag, value in named if value for argument in (flag, value)] + list(flags)
-
-
-def _check_directories(paths: Mapping[str, Path | None]) -> None:
-    for option, path in paths.items():
-        if path and not os.access(path.absolute().parent, os.W_OK):
-            raise ParameterError(f"{option} {path}: the directory does not exist or is read-only")
-
-
 def _measure(comparison: Measurement) -> dict[str, Any]:
     """Generates missing data, and measures."""
-    from candle_p1.cluster.process import Interrupted, signals_interrupt
-
     screen = Screen()
     with screen.making_data() as progress:
         files = comparison.locate_files(progress)
     for note in comparison.notes:
         screen.say(f"note: {note}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with signals_interrupt(), _progress() as on_start:
+        with signals_interrupt(), screen.bar(*columns, TimeElapsedColumn()) as bar:
+            task = bar.add_task("", total=None)
+
+            def on_start(done: int, total: int, what: str) -> None:
+                bar.update(task, completed=done, total=total, description=what)
+
             return comparison.measure(files, on_start)
     except Interrupted as interrupted:
         raise click.exceptions.Exit(128 + interrupted.number) from None
 
 
 def _show(parts: Iterable[str | Table], report: Mapping[str, Any], json_file: Path | None) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    screen = Screen()
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        screen.say(part)
     if json_file:
         write_atomically(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
-        Screen().say(f"results: {json_file}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Provides a function (jobs done, all jobs, next job) that shows a bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(highlight=False)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    task = progress.add_task("", total=None)
-    with progress:
-        yield lambda done, total, what: progress.update(
-            task, completed=done, total=total, description=what
-        )
+        screen.say(f"results: {json_file}")

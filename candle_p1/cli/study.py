@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
+from candle_p1.cluster.process import Interrupted
 from candle_p1.errors import ParameterError
+from candle_p1.studies.display import plan_lines, status_parts, total_duration
+from candle_p1.studies.execute import Execution
+from candle_p1.studies.manifest import read_plan
+from candle_p1.studies.plan import Choice, Plan, make_plan
+from candle_p1.studies.run_state import states_of
+from candle_p1.studies.study_file import find_study, list_studies
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from candle_p1.studies.plan import Plan
 
 OUTPUT = "output"
 """The directory for the results of studies, unless the user names another one."""
@@ -31,6 +37,25 @@ _output = click.option(
     show_default=True,
     help="Directory for results; those of a study go to STUDY-SIZE in it.",
 )
+
+
+def read_ranks(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> list[int] | None:
+    """Returns the numbers of ranks in an option's text, such as "1,2,4", in ascending order.
+
+    Raises:
+        ParameterError: The text is something else.
+    """
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ParameterError(
+            f"{parameter.opts[0]} {text!r}: give positive integers, separated by commas"
+        )
+    return sorted({int(number) for number in text.split(",")})
+
+
 _size = click.option("--size", help="Size of the study: small or paper; its first one by default.")
 
 
@@ -40,7 +65,7 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         click.argument("flags", nargs=-1, type=click.UNPROCESSED),
         click.option("--seed", type=click.IntRange(min=0), help="Seed of the order of the runs."),
         click.option("--repeats", type=click.IntRange(min=1), help="Number of runs of each point."),
-        click.option("--ranks", metavar="N,N,...", help="Numbers of ranks."),
+        click.option("--ranks", metavar="N,N,...", callback=read_ranks, help="Numbers of ranks."),
         _output,
         _size,
         click.argument("name"),
@@ -57,8 +82,6 @@ def command() -> None:
 @command.command("list")
 def list_command() -> None:
     """List the available studies, with the parts of the paper that they reproduce."""
-    from candle_p1.studies.study_file import find_study, list_studies
-
     for name in list_studies():
         study = find_study(name)
         shows = f" ({', '.join(study.shows)})" if study.shows else ""
@@ -85,10 +108,6 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
     Runs that are done are not repeated. Flags after "--" go to the benchmark in all runs:
     candle-p1 study run strong-nt3 -- --data_dir DIR. The exit code is 1 unless all runs are done.
     """
-    from candle_p1.cluster.process import Interrupted
-    from candle_p1.studies.display import total_duration
-    from candle_p1.studies.execute import Execution
-
     plan = _plan(**options)
     if dry_run:
         _show(plan)
@@ -125,13 +144,6 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
 @_output
 def status_command(name: str, size: str | None, output: Path) -> None:
     """Show the progress of study NAME, or of the study in DIRECTORY."""
-    from rich.console import Console
-
-    from candle_p1.studies.display import status_parts
-    from candle_p1.studies.manifest import read_plan
-    from candle_p1.studies.run_state import states_of
-    from candle_p1.studies.study_file import find_study
-
     directory = Path(name)
     if not directory.is_dir():
         study = find_study(name)
@@ -149,32 +161,14 @@ def _plan(
     name: str,
     size: str | None,
     output: Path,
-    ranks: str | None,
+    ranks: list[int] | None,
     repeats: int | None,
     seed: int | None,
     flags: tuple[str, ...],
 ) -> Plan:
-    from candle_p1.studies.plan import Choice, make_plan
-    from candle_p1.studies.study_file import find_study
-
-    numbers = None if ranks is None else read_ranks(ranks)
-    return make_plan(find_study(name), Choice(size, numbers, repeats, seed, list(flags)), output)
-
-
-def read_ranks(text: str, option: str = "--ranks") -> list[int]:
-    """Returns numbers of ranks in ascending order, from text such as "1,2,4".
-
-    Raises:
-        ParameterError: The text is something else.
-    """
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ParameterError(f"{option} {text!r}: give positive integers, separated by commas")
-    return sorted({int(number) for number in text.split(",")})
+    return make_plan(find_study(name), Choice(size, ranks, repeats, seed, list(flags)), output)
 
 
 def _show(plan: Plan) -> None:
-    from candle_p1.studies.display import plan_lines
-    from candle_p1.studies.run_state import states_of
-
     for line in plan_lines(plan, states_of(plan.runs)):
         click.echo(line)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark
-from candle_p1.cli.study import read_ranks
+from candle_p1.cli.study import OUTPUT, read_ranks
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
@@ -29,6 +29,9 @@ from candle_p1.cluster.submission import (
 from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
+from candle_p1.studies.jobs import StudyJobs
+from candle_p1.studies.plan import Choice, make_plan
+from candle_p1.studies.study_file import find_study
 from candle_p1.text import count
 from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
@@ -37,7 +40,21 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.cluster.machine import Machine
     from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.studies.jobs import StudyJobs
+
+
+def _read_minutes(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> int | None:
+    """Returns a time limit in minutes, from "90" (minutes), "1:30" (hours) or "1:30:00"."""
+    if text is None:
+        return None
+    parts = text.split(":")
+    if len(parts) > 3 or not all(re.fullmatch(r"\d+", part) for part in parts):
+        raise ParameterError(f"--time {text}: give minutes, H:MM or H:MM:SS")
+    if len(parts) == 1:
+        return int(parts[0])
+    hours, minutes, seconds = (int(part) for part in [*parts, "0"][:3])
+    return hours * 60 + minutes + (seconds > 0)
 
 
 @click.command("submit")
@@ -63,8 +80,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--time",
-    "time_limit",
+    "minutes",
     metavar="MINUTES|H:MM",
+    callback=_read_minutes,
     help="Time limit of the job; default: the machine's, which is usually an hour.",
 )
 @click.option("--project", envvar="CANDLE_P1_PROJECT", help="Project to charge the job to.")
@@ -93,11 +111,16 @@ if TYPE_CHECKING:
 @click.option(
     "--study-output",
     type=click.Path(file_okay=False, path_type=Path),
-    default="output",
+    default=OUTPUT,
     show_default=True,
     help="Directory for a study's results.",
 )
-@click.option("--study-ranks", metavar="N,N,...", help="Numbers of ranks of a study's runs.")
+@click.option(
+    "--study-ranks",
+    metavar="N,N,...",
+    callback=read_ranks,
+    help="Numbers of ranks of a study's runs.",
+)
 @click.option(
     "--study-repeats", type=click.IntRange(min=1), help="How often a study runs each configuration."
 )
@@ -109,7 +132,7 @@ def command(
     machine_name: str,
     num_nodes: int | None,
     ranks_per_node: int | None,
-    time_limit: str | None,
+    minutes: int | None,
     project: str | None,
     queue: str | None,
     mode: str | None,
@@ -117,7 +140,7 @@ def command(
     study_size: str,
     at_once: int,
     study_output: Path,
-    study_ranks: str | None,
+    study_ranks: list[int] | None,
     study_repeats: int | None,
     retry_failed: bool,
     dry_run: bool,
@@ -134,7 +157,6 @@ def command(
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
-    minutes = None if time_limit is None else read_minutes(time_limit)
     if study is None:
         layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
         minutes = machine.minutes if minutes is None else minutes
@@ -145,12 +167,7 @@ def command(
         raise ParameterError(
             "--nodes and --mode cannot be combined with --study, which determines both"
         )
-    from candle_p1.studies.jobs import StudyJobs
-    from candle_p1.studies.plan import Choice, make_plan
-    from candle_p1.studies.study_file import find_study
-
-    ranks = None if study_ranks is None else read_ranks(study_ranks, "--study-ranks")
-    choice = Choice(study_size, ranks, study_repeats, flags=list(flags))
+    choice = Choice(study_size, study_ranks, study_repeats, flags=list(flags))
     plan = make_plan(find_study(study), choice, study_output)
     jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue)
     _submit_study(jobs, chosen.name, at_once, retry_failed, dry_run)
@@ -234,21 +251,6 @@ def _submit_study(
         return
     for job_id, script in jobs.submit(due, at_once, under_way):
         screen.say(f"submitted job {job_id}: {script}")
-
-
-def read_minutes(text: str) -> int:
-    """Returns a time limit in minutes, from "90" (minutes), "1:30" (hours) or "1:30:00".
-
-    Raises:
-        ParameterError: The text has another format.
-    """
-    parts = text.split(":")
-    if len(parts) > 3 or not all(re.fullmatch(r"\d+", part) for part in parts):
-        raise ParameterError(f"--time {text}: give minutes, H:MM or H:MM:SS")
-    if len(parts) == 1:
-        return int(parts[0])
-    hours, minutes, seconds = (int(part) for part in [*parts, "0"][:3])
-    return hours * 60 + minutes + (seconds > 0)
 
 
 def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from candle_p1.cli.submit import command, read_minutes
+from candle_p1.cli.submit import command
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from tests.conftest import ROOT
 
@@ -198,16 +198,18 @@ def test_a_benchmark_elsewhere_and_a_machine_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "minutes"), [("90", 90), ("1:30", 90), ("01:30:00", 90), ("0:00:30", 1)]
+    ("text", "limit"),
+    [("90", "01:30"), ("1:30", "01:30"), ("01:30:00", "01:30"), ("0:00:30", "00:01")],
 )
-def test_time_limits(text, minutes):
-    assert read_minutes(text) == minutes
+def test_time_limits(text, limit):
+    script = submit("nt3", "--machine", "slurm", "--dry-run", "--time", text).output
+    assert f"#SBATCH --time={limit}:00\n" in script
 
 
 @pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "-5"])
 def test_malformed_time_limits(text):
     with pytest.raises(ParameterError, match="--time "):
-        read_minutes(text)
+        submit("nt3", "--machine", "slurm", f"--time={text}")
 
 
 STUDY = """\

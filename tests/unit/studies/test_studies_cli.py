@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from candle_p1.cli.study import command, read_ranks
+from candle_p1.cli.study import command
 from candle_p1.cluster.process import Interrupted
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError
@@ -85,10 +85,11 @@ def test_a_study_that_was_never_started():
 
 
 def test_numbers_of_ranks_are_read_from_text():
-    assert read_ranks("4,1,2,1") == [1, 2, 4]
+    runs = study("show", "strong-nt3", "--ranks", "4,1,4").output
+    assert {number for number in range(9) if f"-np{number}-" in runs} == {1, 4}
     for text in ("", "0", "1,", "1;2", "a", "-1"):
         with pytest.raises(ParameterError, match="--ranks"):
-            read_ranks(text)
+            study("show", "strong-nt3", f"--ranks={text}")
 
 
 def test_planning_a_study_loads_neither_framework_nor_mpi():
