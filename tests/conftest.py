@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -22,6 +23,21 @@ CANDLE_P1 = (sys.executable, "-m", "candle_p1.cli")
 def data_directory(tmp_path_factory):
     """The directory of the session's synthetic data, which are made once."""
     return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory):
+    """Returns the directory of a benchmark's small synthetic data, which are made once."""
+    from candle_p1.benchmark import find_benchmark
+    from candle_p1.datasets.synthetic import make
+
+    @functools.cache
+    def directory(name):
+        directory = tmp_path_factory.mktemp(name)
+        make(find_benchmark(name).recipe, "small", directory, seed=2019)
+        return directory
+
+    return directory
 
 
 def _is_of_a_job(name):

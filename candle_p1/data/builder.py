@@ -45,12 +45,7 @@ class TableBuilder:
     Every field takes at least one byte of the file, which limits the number of rows. Only the rows
     that are written take memory.
 
-    Args:
-        source: The file.
-        layout: The file's layout.
-        head: What its first line says.
-        comm: The ranks; creating a builder is collective.
-        directory: Where shared memory is allocated.
+    Creating one is collective; shared memory is allocated in `directory`.
 
     Attributes:
         is_text: Whether each column is text.

@@ -86,13 +86,7 @@ def read_cached(
 ) -> Table:
     """Reads a table from its cache, which is made first if there is none that matches; collective.
 
-    Args:
-        path: The source.
-        layout: The source's layout.
-        comm: The ranks.
-        settings: Where caches are.
-        num_threads: Threads of each rank.
-        notify: Told, on rank 0, why a cache is rebuilt.
+    `notify` is told, on rank 0, why a cache is rebuilt.
 
     Returns:
         The table. A single process maps the file, and changes go to a private copy; several ranks

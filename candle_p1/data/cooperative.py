@@ -59,18 +59,10 @@ def read_together(
     block_bytes: int | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> Table:
-    """Reads a table; collective.
+    """Returns a table, which the ranks of a node share; collective.
 
-    Args:
-        path: The file; the same on all ranks.
-        layout: The file's layout.
-        comm: The ranks; None means this one alone.
-        num_threads: Threads of each rank.
-        block_bytes: Bytes of a rank's block; None chooses.
-        notify: Told, on one rank of a node, if its shared memory is too small.
-
-    Returns:
-        The table, which the ranks of a node share.
+    Without `comm`, this process reads alone. `block_bytes` is the size of a rank's block. `notify`
+    is told, on one rank of a node, if its shared memory is too small.
 
     Raises:
         DataError: The file cannot be read or does not match the layout; the same on all ranks.
@@ -272,16 +264,10 @@ class _Load:
     def _parse(
         self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
     ) -> list[_Problem]:
-        """Parses lines into their rows; does nothing after an error in an earlier block.
+        """Parses the lines between bounds, a thread each; does nothing after an earlier error.
 
-        Args:
-            text: The lines.
-            bounds: The bounds of the text that each thread parses.
-            rows: The row of the first line after each bound.
-            first_byte: Where in the file the text begins.
-
-        Returns:
-            The first problem that each thread has found, if any.
+        `rows` has the row of the first line after each bound; `first_byte` is where in the file the
+        text begins. Returns the first problem that each thread has found, if any.
         """
         if self._error is not None or self._problem is not None:
             return []

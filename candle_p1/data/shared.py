@@ -159,11 +159,7 @@ def allocate(
 ) -> NodeArray:
     """Returns an array whose memory is already taken; collective over the node.
 
-    Args:
-        shape: Of the array.
-        dtype: Of its elements.
-        node: The ranks of this node.
-        notify: See `try_directories`.
+    `notify` is told as by `try_directories`.
 
     Raises:
         DataError: There is no space in memory or on disk; the same on the node's ranks.
@@ -181,12 +177,9 @@ def allocate(
 def try_directories(
     make: Callable[[Path], T], node: Communicator, notify: Callable[[str], None] | None
 ) -> T:
-    """Returns what `make` gives with memory or, if that is too small, with the disk.
+    """Returns what `make` gives for a directory in memory or, if that is too small, on disk.
 
-    Args:
-        make: Takes the directory of the files; raises NoRoomError on all ranks.
-        node: The ranks of this node.
-        notify: Told, on one of them, if the disk has to be used.
+    `make` raises NoRoomError on all ranks; `notify` is told, on one of them, if the disk is used.
 
     Raises:
         DataError: There is no space in either.

@@ -143,8 +143,7 @@ def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
 def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
     """Returns rows of several matrices side by side, shared if the first matrix is.
 
-    Args:
-        parts: Matrices, and the rows to take of each, int64, shape (rows,), as many of each.
+    A part is a matrix and the rows to take of it, int64, shape (rows,), as many of each.
     """
     num_rows = len(parts[0][1])
     num_columns = sum(matrix.shape[1] for matrix, _ in parts)

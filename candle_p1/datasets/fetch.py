@@ -71,15 +71,12 @@ def fetch(
 
     Args:
         benchmark: The benchmark's name, under which sums are published.
-        names: The files' names.
+        names: The files' names; the result has the same order.
         url: The directory they are in: http, https or file.
         directory: Where they go; made if missing.
         progress: Told how far each download is.
         notify: Told when another process is waited for, or a download is tried again.
         num_retries: How many attempts in a row, after the first, may fail without a new byte.
-
-    Returns:
-        The files, in the order of `names`.
 
     Raises:
         ParameterError: The URL or a name cannot be used.

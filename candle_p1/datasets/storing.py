@@ -32,9 +32,7 @@ def partial_path(directory: Path, name: str) -> Path:
 def storing(directory: Path, remedy: str) -> Iterator[None]:
     """Turns errors of the file system into a DataError.
 
-    Args:
-        directory: Where files are stored.
-        remedy: What the user can do, as a clause.
+    `remedy` says what the user can do, as a clause.
     """
     try:
         yield
@@ -46,9 +44,7 @@ def storing(directory: Path, remedy: str) -> Iterator[None]:
 def locked(directory: Path, notify: Notify | None = None) -> AbstractContextManager[Any]:
     """Returns a context in which no other process writes to a directory, which is made if missing.
 
-    Args:
-        directory: The directory.
-        notify: Told if another process has to be waited for.
+    `notify` is told if another process has to be waited for.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(directory / LOCK_NAME)

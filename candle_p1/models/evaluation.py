@@ -70,22 +70,14 @@ class Trained:
     def metrics(self, samples: Samples, max_steps: int = 0) -> dict[str, float]:
         """Returns the compiled loss and metrics over the samples; the same on every rank.
 
-        Args:
-            samples: The samples that all ranks share.
-            max_steps: The largest number of steps, of all ranks together; 0 means no limit.
+        `max_steps` limits the number of steps, of all ranks together; 0 means no limit.
         """
         from candle_p1.distributed.callbacks import evaluate_shared
 
         return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
     def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
-        """Returns a score of the predictions for the samples, on all ranks.
-
-        Args:
-            samples: The samples that all ranks share.
-            score: A new score.
-            max_steps: As for `metrics`.
-        """
+        """Returns a new score, updated with the predictions for the samples, on all ranks."""
         for y, predicted in self._predictions(samples, max_steps, self.model):
             score.update(y, predicted)
         score.sums = self.comm.allreduce_sum(score.sums)

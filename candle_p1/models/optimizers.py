@@ -26,9 +26,8 @@ def default_learning_rate(name: str) -> float:
 def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
     """Returns a ``keras.optimizers.Optimizer``, with loss scaling if data_type is f16.
 
-    Args:
-        params: Gives optimizer, momentum, backward_passes_per_step and data_type.
-        learning_rate: The learning rate, already scaled.
+    The parameters give optimizer, momentum, backward_passes_per_step and data_type; the learning
+    rate is already scaled.
 
     Raises:
         ParameterError: There is no such optimizer, or it has no momentum and momentum is set, or

@@ -13,12 +13,7 @@ _fast = False
 
 
 def choose(kind: str, *, on_cpu: bool) -> None:
-    """Chooses the implementation for all models that this process builds from now on.
-
-    Args:
-        kind: One of KERNELS; "plain" is Keras's own.
-        on_cpu: Whether the models run on a CPU.
-    """
+    """Chooses one of KERNELS for all models that this process builds from now on."""
     import keras
 
     global _fast

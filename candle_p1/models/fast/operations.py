@@ -27,14 +27,9 @@ STRETCH = 64
 def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
     """Returns the 1D convolution with a stride of one and no padding, plus a bias for each filter.
 
-    Args:
-        inputs: Shape (batch, length, channels).
-        kernel: Shape (size, channels, filters).
-        bias: Shape (filters,).
-        rectify: Whether to replace negative values by zeros.
-
-    Returns:
-        Shape (batch, length - size + 1, filters).
+    With inputs of shape (batch, length, channels), a kernel (size, channels, filters) and a bias
+    (filters,), the result has shape (batch, length - size + 1, filters). `rectify` replaces
+    negative values by zeros.
     """
 
     # TensorFlow fuses the three operations only within one function.
@@ -59,15 +54,9 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
 
 
 def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
-    """Returns a dense layer's outputs.
+    """Returns a dense layer's outputs, shape (batch, units).
 
-    Args:
-        inputs: Shape (batch, features).
-        kernel: Shape (features, units).
-        bias: Shape (units,).
-
-    Returns:
-        Shape (batch, units).
+    The inputs have shape (batch, features), the kernel (features, units), the bias (units,).
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -155,11 +144,8 @@ def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
     """Returns weights, and the penalty on the sum of their squares.
 
-    Only the returned weights may be used from here on: the penalty's gradient is added to theirs.
-
-    Args:
-        weights: The weights, float32.
-        weight: The factor of the sum of squares in the penalty.
+    Only the returned float32 weights may be used from here on: the penalty's gradient is added to
+    theirs. `weight` is the factor of the sum of squares in the penalty.
     """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

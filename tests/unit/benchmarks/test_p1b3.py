@@ -10,7 +10,6 @@ import pytest
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader
-from candle_p1.datasets.synthetic import make
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.training.setup import locate_files
 
@@ -19,10 +18,8 @@ SEED = 2017
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("p1b3")
-    make(P1B3.recipe, "small", directory, seed=2019)
-    return directory
+def directory(small_data):
+    return small_data("p1b3")
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -32,12 +30,12 @@ def source(tmp_path):
 
 @pytest.fixture
 def read(source, tmp_path):
-    """Reads the source through its cache; returns the table and the messages."""
+    """Reads a file through its cache; returns the table and the messages."""
 
-    def read(**settings):
+    def read(path=source, layout=LAYOUT, directory=tmp_path / "cache", **settings):
         notes = []
-        settings = CacheSettings(tmp_path / "cache", **settings)
-        table = read_cached(source, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
+        settings = CacheSettings(directory, **settings)
+        table = read_cached(path, layout, SerialCommunicator(), settings, notify=notes.append)
         return table, notes
 
     return read
@@ -101,50 +99,39 @@ def test_a_truncated_cache_is_rebuilt(read, parsed, tmp_path, num_bytes):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("text", "same_time", "reason"),
     [
-        (lambda path: path.write_text(TEXT + "z,0,0\n"), "size"),
-        (lambda path: os.utime(path, ns=(1, 1)), "modified"),
+        (TEXT + "z,0,0\n", False, "size"),
+        (TEXT, False, "modified"),
+        (TEXT.replace("4.5", "5.5"), True, "content"),
     ],
 )
-def test_a_changed_source_is_read_again(read, parsed, source, change, reason):
+def test_a_changed_source_is_read_again(read, parsed, source, text, same_time, reason):
     read()
-    change(source)
+    time_ns = source.stat().st_mtime_ns if same_time else 1
+    source.write_text(text)
+    os.utime(source, ns=(time_ns, time_ns))
     table, notes = read()
     assert len(parsed) == 2
     assert reason in notes[0]
-    assert table.text["name"].values() == [
-        row.split(",")[0] for row in source.read_text().split()[1:]
-    ]
+    rows = [row.split(",") for row in text.split()[1:]]
+    assert table.text["name"].values() == [name for name, *_ in rows]
+    assert table.values.tolist() == [[float(a), float(b)] for _, a, b in rows]
 
 
-def test_changed_content_of_the_same_size_and_time_is_noticed(read, parsed, source):
-    read()
-    status = source.stat()
-    source.write_text(TEXT.replace("4.5", "5.5"))
-    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
-    table, notes = read()
-    assert table.values[1, 1] == np.float32(5.5)
-    assert "content" in notes[0]
-
-
-def test_each_layout_has_its_own_cache(source, tmp_path):
-    settings = CacheSettings(tmp_path / "cache")
-    source.write_text("1,2\n3,4\n")
-    for layout in (CsvLayout(), CsvLayout(header=True), CsvLayout()):
-        read_cached(source, layout, SerialCommunicator(), settings)
+def test_each_layout_has_its_own_cache(read, tmp_path):
+    for layout in (LAYOUT, CsvLayout(header=True, text_columns=("name", "a")), LAYOUT):
+        read(layout=layout)
     assert len(list((tmp_path / "cache").glob("*.table"))) == 2
 
 
-def test_the_limit_removes_the_least_recently_used_cache(read, source, tmp_path):
+def test_the_limit_removes_the_least_recently_used_cache(read, tmp_path):
     read()
     first = only_cache(tmp_path)
     os.utime(first, (1, 1))
     other = tmp_path / "other.csv"
     other.write_text(TEXT)
-    notes = []
-    settings = CacheSettings(tmp_path / "cache", limit_bytes=first.stat().st_size + 10)
-    read_cached(other, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
+    _, notes = read(other, limit_bytes=first.stat().st_size + 10)
     assert not first.exists()
     assert only_cache(tmp_path).name.startswith("other.csv")
     assert str(first) in notes[0]
@@ -164,11 +151,10 @@ def test_a_copy_on_the_node_is_used_and_repaired(read, parsed, tmp_path):
     assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
 
 
-def test_a_directory_that_cannot_be_written_is_an_error(source, tmp_path):
+def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
     (tmp_path / "file").write_text("")
-    settings = CacheSettings(tmp_path / "file/cache")
     with pytest.raises(DataError, match="--cache_dir"):
-        read_cached(source, LAYOUT, SerialCommunicator(), settings)
+        read(directory=tmp_path / "file/cache")
 
 
 def test_caches_are_listed_with_their_problems(read, source, tmp_path):
@@ -196,61 +182,47 @@ def test_the_command_lists_and_removes_caches(read, tmp_path):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def read_once(path, directory, results):
+def read_once(path, directory):
     calls = []
     parse = cache.read_together
     cache.read_together = lambda *a, **k: calls.append(1) or parse(*a, **k)
     table = read_cached(path, LAYOUT, SerialCommunicator(), CacheSettings(directory))
-    results.put((len(calls), table.sha256()))
+    return len(calls), table.sha256()
 
 
 def test_of_eight_processes_only_one_makes_the_cache(source, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    arguments = (source, tmp_path / "cache", results)
-    processes = [context.Process(target=read_once, args=arguments) for _ in range(8)]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=120) for _ in processes]
-    for process in processes:
-        process.join()
+    with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
+        readers = [pool.submit(read_once, source, tmp_path / "cache") for _ in range(8)]
+        found = [reader.result(timeout=120) for reader in readers]
     assert sum(num for num, _ in found) == 1
     assert len({digest for _, digest in found}) == 1
 
 
-WRITE_FOREVER = """
-import sys
-from pathlib import Path
-from candle_p1.data.cache import CacheSettings, read_cached
-from candle_p1.data.table import CsvLayout
-from candle_p1.distributed.comm import SerialCommunicator
-source, directory = map(Path, sys.argv[1:])
-print("ready", flush=True)
-while True:
-    read_cached(source, CsvLayout(), SerialCommunicator(), CacheSettings(directory))
-    for path in directory.glob("*.table"):
-        path.unlink()
-"""
+def write_forever(source, directory, ready):
+    ready.set()
+    while True:
+        read_cached(source, CsvLayout(), SerialCommunicator(), CacheSettings(directory))
+        for path in directory.glob("*.table"):
+            path.unlink()
 
 
 @pytest.mark.extended
-def test_killing_a_writer_leaves_no_partial_cache(tmp_path):
+def test_killing_a_writer_leaves_no_partial_cache(read, tmp_path):
     source, directory = tmp_path / "big.csv", tmp_path / "cache"
     row = ",".join(["1.5"] * 2000) + "\n"
     source.write_text(row * 500)
+    context = multiprocessing.get_context("spawn")
     for delay in np.linspace(0.01, 0.2, 8):
-        command = [sys.executable, "-c", WRITE_FOREVER, str(source), str(directory)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        process.stdout.readline()
+        ready = context.Event()
+        process = context.Process(target=write_forever, args=(source, directory, ready))
+        process.start()
+        ready.wait()
         time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.join()
         for cached in list_caches(directory):
             assert cached.problem is None
-        notes = []
-        table = read_cached(
-            source, CsvLayout(), SerialCommunicator(), CacheSettings(directory), notify=notes.append
-        )
+        table, notes = read(source, CsvLayout())
         assert notes == []
         assert table.values.shape == (500, 2000)
         assert (table.values == np.float32(1.5)).all()

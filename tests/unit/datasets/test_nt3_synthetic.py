@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.datasets.synthetic import make
 
 pytestmark = pytest.mark.extended
 
@@ -16,11 +15,10 @@ synthetic = sys.modules[type(NT3).__module__]
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small(small_data):
     """NT3's small data: (label, genes) of the training and the test file."""
-    directory = tmp_path_factory.mktemp("small")
-    make(NT3, "small", directory, seed=2019)
-    tables = [np.loadtxt(directory / name, delimiter=",") for name in NT3.roles.values()]
+    names = NT3.roles.values()
+    tables = [np.loadtxt(small_data("nt3") / name, delimiter=",") for name in names]
     return [(table[:, 0], table[:, 1:]) for table in tables]
 
 

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.datasets.synthetic import make
 
 pytestmark = pytest.mark.extended
 
@@ -17,10 +16,8 @@ synthetic = sys.modules[type(P1B1).__module__]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("small")
-    make(P1B1, "small", directory, seed=2019)
-    return directory
+def directory(small_data):
+    return small_data("p1b1")
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +97,3 @@ def test_types_of_an_organ_system_are_close_to_each_other():
     distance = np.linalg.norm(place[:, np.newaxis] - place, axis=2)
     same = np.equal.outer(system, system)
     assert distance[same & (distance > 0)].mean() < 0.6 * distance[~same].mean()
-
-
-def test_full_data_have_the_published_rows(monkeypatch):
-    monkeypatch.setattr(synthetic.Genes, "tumor", lambda *_, seed: np.zeros(3))
-    files = P1B1.files("full", 1)
-    for role, num_rows, file in zip(("train", "test"), (3000, 1000), files, strict=False):
-        assert file.name == P1B1.roles[role]
-        assert sum(block.count(b"\n") for block in file.blocks) == 1 + num_rows

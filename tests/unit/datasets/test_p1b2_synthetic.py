@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.datasets.synthetic import make
 
 pytestmark = pytest.mark.extended
 
@@ -17,11 +16,9 @@ synthetic = sys.modules[type(P1B2).__module__]
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory):
+def tables(small_data):
     """The small data, by role."""
-    directory = tmp_path_factory.mktemp("small")
-    make(P1B2, "small", directory, seed=2019)
-    return {role: pd.read_csv(directory / name) for role, name in P1B2.roles.items()}
+    return {role: pd.read_csv(small_data("p1b2") / name) for role, name in P1B2.roles.items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +76,3 @@ def test_types_can_be_predicted_by_their_mean_rates(tables):
     likelihood = test @ np.log(rates).T + ~test @ np.log(1 - rates).T
     predicted = names[likelihood.argmax(axis=1)]
     assert 0.4 < (predicted == test_types).mean() < 0.95
-
-
-def test_full_data_have_the_published_rows(monkeypatch):
-    monkeypatch.setattr(synthetic.Genome, "tumor", lambda *_, seed: np.zeros(3, np.int64))
-    for num_rows, file in zip((3000, 1000), P1B2.files("full", 1), strict=True):
-        assert sum(block.count(b"\n") for block in file.blocks) == 1 + num_rows

@@ -161,11 +161,22 @@ def test_full_files_have_the_published_size(
     assert file.num_bytes_estimate == pytest.approx(num_bytes, rel=max(tolerance, 0.01))
 
 
-@pytest.mark.parametrize(("name", "num_rows"), [("p1b1", (400, 200)), ("p1b2", (320, 160))])
-def test_small_tables_of_cases_have_the_published_layout(tmp_path, name, num_rows):
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "drawn"), [("p1b1", "Genes"), ("p1b2", "Genome")])
+def test_full_tables_of_cases_have_the_published_rows(monkeypatch, name, drawn):
     recipe = find_benchmark(name).recipe
-    make(recipe, "small", tmp_path, 2019)
-    train, test = (pd.read_csv(tmp_path / recipe.roles[role]) for role in ("train", "test"))
+    drawn = getattr(sys.modules[type(recipe).__module__], drawn)
+    monkeypatch.setattr(drawn, "tumor", lambda *_, seed: np.zeros(3, np.int64))
+    files = {file.name: file for file in recipe.files("full", 1)}
+    for role, num_rows in (("train", 3000), ("test", 1000)):
+        blocks = files[recipe.roles[role]].blocks
+        assert sum(block.count(b"\n") for block in blocks) == 1 + num_rows
+
+
+@pytest.mark.parametrize(("name", "num_rows"), [("p1b1", (400, 200)), ("p1b2", (320, 160))])
+def test_small_tables_of_cases_have_the_published_layout(small_data, name, num_rows):
+    roles = find_benchmark(name).recipe.roles
+    train, test = (pd.read_csv(small_data(name) / roles[role]) for role in ("train", "test"))
     assert (train.shape, test.shape) == tuple((num, 302) for num in num_rows)
     assert list(train.columns) == list(test.columns)
     assert list(train.columns[:2]) == ["case_id", "cancer_type"]
