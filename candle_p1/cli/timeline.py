@@ -120,7 +120,7 @@ def _tracks(path: Path, record_path: Path) -> list[Track]:
     """Returns the phases and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
     from candle_p1.reports.runs import RecordedRun
-    from candle_p1.reports.timeline.clock import read_origin_epoch_us
+    from candle_p1.reports.timeline.events import read_origin_epoch_us
     from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track
 
     run = RecordedRun(record_path, read_record(record_path))

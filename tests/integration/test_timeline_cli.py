@@ -13,8 +13,7 @@ from candle_p1.errors import CandleError, ParameterError
 from candle_p1.instrument.clock import ClockAnchor
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.reports.timeline.clock import read_origin_epoch_us
-from candle_p1.reports.timeline.events import EventReader
+from candle_p1.reports.timeline.events import EventReader, read_origin_epoch_us
 from candle_p1.reports.timeline.summary import summarize
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]

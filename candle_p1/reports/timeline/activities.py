@@ -14,8 +14,8 @@ after the other::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 OPERATIONS = {
     "ALLREDUCE": "allreduce",
@@ -44,32 +44,30 @@ KINDS_BY_WORD = {
 """By the first word of the name: WAIT_FOR_DATA, INIT_NCCL."""
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(NamedTuple):
     """The meaning of an event's name.
 
     Attributes:
         name: As in the file.
-        kind: "negotiate"; the operation ("allreduce", "broadcast", ...); or, within an operation,
+        kind: "negotiate"; the operation ("allreduce", "broadcast", ...), which lasts from the end
+            of its negotiation; or, within an operation,
             "queue", "wait" (for a tensor's data), "memcpy", "setup" (of buffers and communicators),
             "transfer" (by a library) or "other".
         operation: The operation that is negotiated or performed; else None.
         library: The communication library that performs it; else None.
-        is_operation: Whether this is a whole operation, from the end of its negotiation.
     """
 
     name: str
     kind: str
     operation: str | None = None
     library: str | None = None
-    is_operation: bool = False
 
 
 @cache
 def classify(name: str) -> Activity:
     """Returns the meaning of an event's name; an unknown name is of kind "other"."""
     if name in OPERATIONS:
-        return Activity(name, OPERATIONS[name], OPERATIONS[name], is_operation=True)
+        return Activity(name, OPERATIONS[name], OPERATIONS[name])
     first, _, rest = name.partition("_")
     if first == "NEGOTIATE":
         return Activity(name, NEGOTIATE, OPERATIONS.get(rest, rest.lower()))

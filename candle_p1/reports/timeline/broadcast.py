@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,54 +48,37 @@ class BroadcastOverhead:
     whole: bool
 
 
-class _Sequence:
-    """Broadcasts without an allreduce between them."""
-
-    def __init__(self) -> None:
-        self.negotiate, self.broadcast, self.transfer = (RunningUnion() for _ in range(3))
-
-    def union(self, kind: str) -> RunningUnion:
-        """Returns the intervals of a kind (`activities.Activity.kind`)."""
-        if kind == NEGOTIATE:
-            return self.negotiate
-        return self.transfer if kind == TRANSFER else self.broadcast
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a broadcast is being negotiated or is in progress."""
-        return bool(self.negotiate.num_open or self.broadcast.num_open)
-
-
 class InitialBroadcast:
     """Finds the broadcast of the weights.
 
     It is the one with the most tensors among all sequences of broadcasts without an allreduce
-    between them.
+    between them. A sequence is its intervals by kind (`activities.Activity.kind`).
     """
 
     def __init__(self) -> None:
-        self._largest, self._current = _Sequence(), _Sequence()
+        self._largest: dict[str, RunningUnion] = defaultdict(RunningUnion)
+        self._current: dict[str, RunningUnion] = defaultdict(RunningUnion)
 
     def begin(self, activity: Activity, us: int) -> None:
         """Takes the begin of a negotiation, a broadcast or a transfer."""
         if activity.operation == "broadcast":
-            self._current.union(activity.kind).begin(us)
+            self._current[activity.kind].begin(us)
         elif (
             activity.kind == NEGOTIATE
-            and self._current.broadcast.num_intervals
-            and not self._current.is_open
+            and self._current
+            and not any(union.num_open for union in self._current.values())
         ):
             self._compare()
 
     def end(self, activity: Activity, us: int) -> None:
         """Takes the end of one."""
         if activity.operation == "broadcast":
-            self._current.union(activity.kind).end(us)
+            self._current[activity.kind].end(us)
 
     def _compare(self) -> None:
         both = self._largest, self._current
-        self._largest = max(both, key=lambda each: each.negotiate.num_intervals)
-        self._current = _Sequence()
+        self._largest = max(both, key=lambda unions: unions[NEGOTIATE].num_intervals)
+        self._current = defaultdict(RunningUnion)
 
     def overhead(self, last_us: int) -> BroadcastOverhead | None:
         """Returns the time that the broadcast took; None if there was none.
@@ -103,22 +87,23 @@ class InitialBroadcast:
             last_us: When the timeline ends, and with it a broadcast still in progress.
         """
         self._compare()
-        found = self._largest
-        whole = not found.is_open
-        for union in (found.negotiate, found.broadcast, found.transfer):
-            union.end_all(last_us)
-        begin_us = found.negotiate.first_us
-        ends_us = [u.last_us for u in (found.negotiate, found.broadcast) if u.last_us is not None]
-        if begin_us is None or not ends_us:
+        negotiate, broadcast, transfer = (
+            self._largest[kind] for kind in (NEGOTIATE, "broadcast", TRANSFER)
+        )
+        if not negotiate.num_intervals:
             return None
-        overhead_us = max(ends_us) - begin_us
+        whole = not (negotiate.num_open or broadcast.num_open)
+        for union in (negotiate, broadcast, transfer):
+            union.end_all(last_us)
+        end_us = max(negotiate.last_us, broadcast.last_us)
+        overhead_us = end_us - negotiate.first_us
         return BroadcastOverhead(
-            begin_s=begin_us / US_PER_S,
-            end_s=max(ends_us) / US_PER_S,
+            begin_s=negotiate.first_us / US_PER_S,
+            end_s=end_us / US_PER_S,
             overhead_s=overhead_us / US_PER_S,
-            waiting_s=(overhead_us - found.broadcast.total_us) / US_PER_S,
-            broadcast_s=found.broadcast.total_us / US_PER_S,
-            transfer_s=found.transfer.total_us / US_PER_S,
-            num_tensors=found.negotiate.num_intervals,
+            waiting_s=(overhead_us - broadcast.total_us) / US_PER_S,
+            broadcast_s=broadcast.total_us / US_PER_S,
+            transfer_s=transfer.total_us / US_PER_S,
+            num_tensors=negotiate.num_intervals,
             whole=whole,
         )

@@ -20,8 +20,8 @@ import gzip
 import json
 import re
 import zlib
-from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from candle_p1.errors import DataError
 
@@ -36,10 +36,11 @@ CHUNK_BYTES = 2**18
 MAX_EVENT_CHARS = 2**20
 """Horovod's events have about a hundred characters; longer text than this is not an event."""
 
+ORIGIN_KEY = "start_time_since_epoch_in_micros"
 GZIP_MAGIC = b"\x1f\x8b"
 
 # A file system that lost the end of a file may have left zeros.
-_BETWEEN = re.compile(r"[\s,\0]*")
+_SOMETHING = re.compile(r"[^\s,\0\ufeff]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[][{}]")
 
@@ -72,31 +73,39 @@ class EventReader:
         self.path = path
         self.cut = True
         self.num_events = 0
-        self._num_lines = 0  # before the pending text
-        self._text = ""
-        self._decoder = json.JSONDecoder(parse_constant=_refuse)
 
     def __iter__(self) -> Iterator[Event]:
         """Yields the events in the order of the file."""
-        return chain.from_iterable(self.batches())
-
-    def batches(self) -> Iterator[list[Event]]:
-        """Yields the events in lists of a few thousand."""
-        opened = False
+        decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
+        text, position, opened = "", 0, False
         for chunk in self._chunks():
-            self._text += chunk
-            if not opened:
-                opened = self._open_array()
-            elif not self.cut:  # closed: only white space may follow
-                self._decode_singly()
-            if opened and self.cut and (batch := self._decode_block()):
-                yield batch
-        if not opened:
-            return
-        if batch := self._decode_singly():
-            yield batch
-        if self._text and not (self.cut and _is_partial(self._text)):
-            self._fail()
+            text = text[position:] + chunk
+            position = 0
+            while found := _SOMETHING.search(text, position):
+                position = found.start()
+                if not opened and found[0] == "[":
+                    opened = True
+                    position += 1
+                elif opened and self.cut and found[0] == "]":
+                    self.cut = False
+                    position += 1
+                elif not opened or not self.cut:
+                    self._fail(text[position:])
+                else:
+                    try:
+                        event, position = decode(text, position)
+                    except ValueError:  # the end of the event is in the next chunk
+                        break
+                    if not _is_event(event):
+                        self._fail(json.dumps(event))
+                    self.num_events += 1
+                    yield event
+            else:
+                position = len(text)
+            if len(text) - position > MAX_EVENT_CHARS:
+                self._fail(text[position:])
+        if position < len(text) and not _is_partial(text[position:]):
+            self._fail(text[position:])
 
     def _chunks(self) -> Iterator[str]:
         """Yields the file's text, with invalid or truncated UTF-8 replaced."""
@@ -104,89 +113,50 @@ class EventReader:
         try:
             with self.path.open("rb") as file:
                 zipped = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
-                yield from map(decode, _unzipped(file) if zipped else _pieces(file))
+                # Unlike read(), read1() returns what precedes the truncation of a gzip file.
+                read = gzip.GzipFile(fileobj=file).read1 if zipped else file.read1
+                with suppress(EOFError):
+                    while piece := read(CHUNK_BYTES):
+                        yield decode(piece)
         except (OSError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise DataError(f"cannot be read: {reason}", self.path) from error
 
-    def _open_array(self) -> bool:
-        """Consumes the opening bracket; returns whether it has been seen."""
-        start = _BETWEEN.match(self._text.removeprefix("\ufeff"))
-        text = self._text.removeprefix("\ufeff")[start.end() if start else 0 :]
-        if not text:
-            return False
-        if text[0] != "[":
-            raise DataError(
-                "not a Horovod timeline: a JSON array of trace events begins with '['", self.path, 1
-            )
-        self._take(len(self._text) - len(text) + 1)
-        return True
-
-    def _decode_block(self) -> list[Event]:
-        """Decodes the pending text up to the probable end of its last event but one."""
-        end = self._text.rfind("},") + 1
-        if end == 0:
-            return self._decode_singly() if len(self._text) > MAX_EVENT_CHARS else []
-        try:
-            batch: list[Event] = self._decoder.decode(f"[{self._text[:end]}]")
-        except ValueError:  # that was within an event, or the array is closed
-            return self._decode_singly()
-        self._check(batch)
-        self._take(end + 1)
-        return batch
-
-    def _decode_singly(self) -> list[Event]:
-        """Decodes the pending text, event by event, to the last complete one."""
-        batch: list[Event] = []
-        position = 0
-        while True:
-            between = _BETWEEN.match(self._text, position)
-            position = between.end() if between else position
-            if self.cut and self._text.startswith("]", position):
-                position += 1
-                self.cut = False
-                continue
-            if not self.cut or position == len(self._text):
-                break
-            try:
-                event, position = self._decoder.raw_decode(self._text, position)
-            except ValueError:
-                break
-            batch.append(event)
-        self._check(batch)
-        self._take(position)
-        if self._text and (not self.cut or len(self._text) > MAX_EVENT_CHARS):
-            self._fail()
-        return batch
-
-    def _take(self, num_chars: int) -> None:
-        self._num_lines += self._text.count("\n", 0, num_chars)
-        self._text = self._text[num_chars:]
-
-    def _check(self, batch: list[Event]) -> None:
-        """Counts the events and checks that they are what the class guarantees."""
-        try:
-            for event in batch:
-                phase = event["ph"]
-                if (
-                    (phase != "M" and type(event["ts"]) is not int)
-                    or (phase != "i" and type(event["pid"]) is not int)
-                    or (phase != "E" and type(event["name"]) is not str)
-                    or ("args" in event and type(event["args"]) is not dict)
-                ):
-                    raise TypeError
-        except (KeyError, TypeError):
-            self._text = json.dumps(event)
-            self._fail()
-        self.num_events += len(batch)
-
-    def _fail(self) -> NoReturn:
+    def _fail(self, text: str) -> NoReturn:
         raise DataError(
-            f"not a Horovod timeline: no trace event follows the first {self.num_events:,} events:"
-            f" {self._text[:60]!r}",
+            "not a Horovod timeline, which is a JSON array of trace events: after"
+            f" {self.num_events:,} events follows {text[:60]!r}",
             self.path,
-            self._num_lines + 1,
         )
+
+
+def read_origin_epoch_us(path: Path) -> int | None:
+    """Returns the time of day at the clock's 0 from a timeline's first event; None if it lacks it.
+
+    Raises:
+        DataError: The file cannot be read or is not a timeline.
+    """
+    first = next(iter(EventReader(path)), None)
+    return None if first is None else origin_epoch_us(first)
+
+
+def origin_epoch_us(event: Event) -> int | None:
+    """Returns the time of day at the clock's 0, in µs since 1970, if an event states it."""
+    value = event.get("args", {}).get(ORIGIN_KEY)
+    return value if isinstance(value, int) else None
+
+
+def _is_event(value: Any) -> bool:
+    try:
+        phase = value["ph"]
+        return (
+            (phase == "M" or type(value["ts"]) is int)
+            and (phase == "i" or type(value["pid"]) is int)
+            and (phase == "E" or type(value["name"]) is str)
+            and type(value.get("args", {})) is dict
+        )
+    except (KeyError, TypeError):
+        return False
 
 
 def _is_partial(text: str) -> bool:
@@ -197,24 +167,6 @@ def _is_partial(text: str) -> bool:
         if depth <= 0:
             return False
     return text.startswith("{")
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(CHUNK_BYTES):
-        yield piece
-
-
-def _unzipped(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a gzip file, up to where it is truncated."""
-    with gzip.open(file) as unzipped:
-        while True:
-            try:
-                piece = unzipped.read1(CHUNK_BYTES)  # unlike read(), keeps what precedes a cut
-            except EOFError:
-                return
-            if not piece:
-                return
-            yield piece
 
 
 def _refuse(constant: str) -> NoReturn:

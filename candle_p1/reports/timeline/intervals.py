@@ -6,36 +6,34 @@ it many times. The time that an activity took is the length of the union of its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class RunningUnion:
     """The union of intervals whose begins and ends arrive in the order of time.
-
-    It needs constant memory.
 
     Attributes:
         total_us: The length of the union, up to the last time at which no interval was open.
         num_intervals: Begun so far.
         num_open: Begun and not ended.
-        first_us: When the first began; None before that.
-        last_us: When the latest ended; None before that.
+        first_us: When the first began; 0 before that.
+        last_us: When the latest ended; 0 before that.
     """
 
-    __slots__ = ("_begin_us", "first_us", "last_us", "num_intervals", "num_open", "total_us")
-
-    def __init__(self) -> None:
-        self.total_us = 0
-        self.num_intervals = 0
-        self.num_open = 0
-        self.first_us: int | None = None
-        self.last_us: int | None = None
-        self._begin_us = 0
+    total_us: int = 0
+    num_intervals: int = 0
+    num_open: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    _begin_us: int = 0
 
     def begin(self, us: int) -> None:
         """Begins an interval."""
+        if not self.num_intervals:
+            self.first_us = us
         if not self.num_open:
             self._begin_us = us
-            if self.first_us is None:
-                self.first_us = us
         self.num_open += 1
         self.num_intervals += 1
 

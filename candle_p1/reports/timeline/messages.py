@@ -18,65 +18,41 @@ from candle_p1.reports.timeline.events import US_PER_S
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_BITS = re.compile(r"\d+$")
-_NUMBER = re.compile(r"\d+")
 
-
-def tensor_bytes(args: Mapping[str, Any] | None) -> int | None:
+def tensor_bytes(args: Mapping[str, Any]) -> int | None:
     """Returns the size that the end of an operation states as dtype and shape; None if it does not.
 
     Args:
         args: Such as ``{"dtype": "float32", "shape": "[20, 1, 128]"}``.
     """
-    if not args:
+    if "dtype" not in args or "shape" not in args:
         return None
-    dtype, shape = args.get("dtype"), args.get("shape")
-    return _size(dtype, shape) if isinstance(dtype, str) and isinstance(shape, str) else None
+    return _size(str(args["dtype"]), str(args["shape"]))
 
 
 @lru_cache(maxsize=4096)
 def _size(dtype: str, shape: str) -> int:
-    bits = _BITS.search(dtype)  # float16, bfloat16, int8, ...; "bool" has none
-    return (int(bits[0]) // 8 if bits else 1) * math.prod(map(int, _NUMBER.findall(shape)))
+    bits = re.search(r"\d+$", dtype)  # float16, bfloat16, int8, ...; "bool" has none
+    return (int(bits[0]) // 8 if bits else 1) * math.prod(map(int, re.findall(r"\d+", shape)))
 
 
+@dataclass(slots=True)
 class Message:
     """One message.
 
     Attributes:
         name: The library's activity.
         begin_us: When the library receives it.
-        end_us: When the library has finished.
+        end_us: When the activity has ended for the latest of its tensors; None before the first.
         num_tensors: Tensors fused in it.
-        num_bytes: Size of its tensors; None where that of one is not logged.
-        ending: Whether the activity of one of its tensors has ended.
+        sizes: The bytes of its tensors whose operation has ended; None where they are not logged.
     """
 
-    __slots__ = ("_num_unsized", "begin_us", "end_us", "ending", "name", "num_bytes", "num_tensors")
-
-    def __init__(self, name: str, begin_us: int) -> None:
-        self.name, self.begin_us, self.end_us = name, begin_us, begin_us
-        self.num_tensors = self._num_unsized = 0
-        self.num_bytes: int | None = 0
-        self.ending = False
-
-    def add_tensor(self) -> None:
-        """Counts a tensor."""
-        self.num_tensors += 1
-        self._num_unsized += 1
-
-    def end_tensor(self, us: int) -> None:
-        """Ends the activity of one tensor."""
-        self.ending, self.end_us = True, us
-
-    def add_size(self, num_bytes: int | None) -> bool:
-        """Adds a tensor's size; returns whether that was the last tensor."""
-        if num_bytes is None or self.num_bytes is None:
-            self.num_bytes = None
-        else:
-            self.num_bytes += num_bytes
-        self._num_unsized -= 1
-        return self._num_unsized == 0
+    name: str
+    begin_us: int
+    end_us: int | None = None
+    num_tensors: int = 0
+    sizes: list[int | None] = field(default_factory=list)
 
 
 @dataclass
@@ -102,17 +78,20 @@ class MessageStatistics:
 
     def add(self, message: Message) -> None:
         """Adds a complete message."""
-        duration_us = max(message.end_us - max(message.begin_us, self._end_us), 0)
-        self._end_us = max(self._end_us, message.end_us)
+        end_us = message.end_us or message.begin_us
+        duration_us = max(end_us - max(message.begin_us, self._end_us), 0)
+        self._end_us = max(self._end_us, end_us)
         self.num += 1
         self.num_tensors += message.num_tensors
         self.duration_us += duration_us
-        if message.num_bytes is None:
+        known = [size for size in message.sizes if size is not None]
+        if len(known) < message.num_tensors:
             self.num_unsized += 1
             return
-        self.num_bytes += message.num_bytes
-        size = self.sizes.setdefault(max(message.num_bytes.bit_length() - 1, 0), [0, 0, 0])
-        for i, amount in enumerate((1, message.num_bytes, duration_us)):
+        num_bytes = sum(known)
+        self.num_bytes += num_bytes
+        size = self.sizes.setdefault(max(num_bytes.bit_length() - 1, 0), [0, 0, 0])
+        for i, amount in enumerate((1, num_bytes, duration_us)):
             size[i] += amount
 
     def to_dict(self) -> dict[str, Any]:

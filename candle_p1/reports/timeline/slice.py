@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from candle_p1.errors import DataError, ParameterError
-from candle_p1.reports.timeline.clock import ORIGIN_KEY, origin_epoch_us
-from candle_p1.reports.timeline.events import US_PER_S, EventReader
+from candle_p1.reports.timeline.events import ORIGIN_KEY, US_PER_S, EventReader, origin_epoch_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from candle_p1.reports.timeline.events import Event
-    from candle_p1.reports.timeline.tracks import Sample, Track
+    from candle_p1.reports.timeline.tracks import Track
 
 CLOCK_PID = 0
 """Belongs to no tensor: Horovod states the clock's origin there."""
@@ -76,33 +77,22 @@ def cut(
         raise ParameterError(f"a piece from {begin_s} s to {end_s} s is empty")
     if out.exists() and path.exists() and out.samefile(path):
         raise ParameterError(f"{out} is the timeline itself: choose another file for the piece")
-    begin_us = round(begin_s * US_PER_S)
     end_us = None if end_s is None else round(end_s * US_PER_S)
+    piece = _Piece(path, round(begin_s * US_PER_S), end_us)
     with _replacing(out) as file:
-        writer = _Writer(file)
-        piece = _Piece(writer, begin_us, end_us)
-        for event in EventReader(path):
-            if not piece.take(event):
-                break
-        last_us = piece.finish()
-        if last_us is None:
-            raise DataError("the timeline has no events", path)
-        if not piece.begun:
-            raise ParameterError(
-                f"{path} ends at {last_us / US_PER_S:.6f} s, before the piece begins at {begin_s} s"
-            )
-        end_us = last_us if end_us is None else end_us
-        drawing = _Drawing(writer, begin_us, end_us)
-        for i, track in enumerate(tracks):
-            drawing.draw(track, pid=piece.last_pid + 1 + i, sort_index=i - len(tracks))
-        writer.close()
+        file.write("[")
+        separator = "\n"
+        for event in piece.events(tracks):
+            file.write(separator + json.dumps(event, allow_nan=False))
+            separator = ",\n"
+        file.write("\n]\n")
     return Slice(
         path=out,
         begin_s=begin_s,
-        end_s=end_us / US_PER_S,
+        end_s=piece.end_us / US_PER_S,
         num_events=piece.num_events,
         num_tensors=len(piece.pids),
-        num_track_events=drawing.num_events,
+        num_track_events=piece.num_track_events,
     )
 
 
@@ -112,10 +102,9 @@ def _replacing(path: Path) -> Iterator[TextIO]:
     partial = path.with_name(f".{path.name}.part")
     try:
         with (
-            partial.open("wb") as raw,
-            gzip.open(raw, "wt", encoding="utf-8", compresslevel=6)
+            gzip.open(partial, "wt", compresslevel=6, encoding="utf-8")
             if path.suffix == ".gz"
-            else open(raw.fileno(), "w", encoding="utf-8", closefd=False) as file,
+            else partial.open("w", encoding="utf-8") as file
         ):
             yield file
         partial.replace(path)
@@ -126,152 +115,109 @@ def _replacing(path: Path) -> Iterator[TextIO]:
             partial.unlink()
 
 
-class _Writer:
-    """Writes a JSON array, an event per line."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._separator = "[\n"
-
-    def write(self, event: Event) -> None:
-        self._file.write(self._separator + json.dumps(event, allow_nan=False))
-        self._separator = ",\n"
-
-    def metadata(self, name: str, pid: int, /, **args: Any) -> None:
-        self.write({"name": name, "ph": "M", "pid": pid, "tid": pid, "args": args})
-
-    def close(self) -> None:
-        self._file.write("[]\n" if self._separator == "[\n" else "\n]\n")
-
-
 class _Piece:
-    """The timeline's own part of a piece.
+    """The events of a piece. Its attributes are known when all of them have been yielded.
 
     Attributes:
-        begun: Whether an event at or after the begin has been seen.
+        end_us: Where the piece ends, on the timeline's clock.
         pids: The processes of the tensors that appear.
-        num_events: Events written, without metadata.
-        last_pid: The largest process number seen.
+        num_events: Events of the timeline, without metadata.
+        num_track_events: Events of the tracks, likewise.
     """
 
-    def __init__(self, writer: _Writer, begin_us: int, end_us: int | None) -> None:
-        self._writer, self._begin_us, self._end_us = writer, begin_us, end_us
+    def __init__(self, path: Path, begin_us: int, limit_us: int | None) -> None:
+        self._path, self._begin_us, self._limit_us = path, begin_us, limit_us
         self._names: dict[int, str] = {}
-        self._open: dict[int, list[Event]] = {}
-        self._us: int | None = None
-        self.begun = False
+        self._last_pid = CLOCK_PID
+        self.end_us = begin_us
         self.pids: set[int] = set()
-        self.num_events = 0
-        self.last_pid = CLOCK_PID
+        self.num_events = self.num_track_events = 0
 
-    def take(self, event: Event) -> bool:
-        """Takes the next event of the timeline; returns whether more are needed."""
-        phase = event["ph"]
-        if phase == "M":
-            self._name(event)
-            return True
-        us: int = event["ts"]
-        if us >= self._begin_us and not self.begun:
-            self.begun = True
-            self._write_open()
-        if self._end_us is not None and us > self._end_us:
-            self._us = self._end_us
-            return False
-        self._us = us if self._us is None else max(us, self._us)
-        if phase == "B":
-            self._open.setdefault(event["pid"], []).append(event)
-            if self.begun:
-                self._write(event)
-        elif phase == "E":
-            # Omit an end without a begin: the timeline was started during an operation.
-            if self._open.get(event["pid"]):
-                self._open[event["pid"]].pop()
-                if self.begun:
-                    self._write(event)
-        elif phase in "Xi" and us >= self._begin_us:
-            self._write(event)
-        return True
+    def events(self, tracks: Sequence[Track]) -> Iterator[Event]:
+        """Yields the timeline's own events, then those of the tracks."""
+        yield from self._timeline()
+        for i, track in enumerate(tracks):
+            yield from self._drawn(track, self._last_pid + 1 + i, sort_index=i - len(tracks))
 
-    def _name(self, event: Event) -> None:
-        pid, args = event["pid"], event.get("args", {})
-        self.last_pid = max(self.last_pid, pid)
-        if event["name"] != "process_name":
-            return
+    def _timeline(self) -> Iterator[Event]:
+        begun = False
+        us: int | None = None
+        unfinished: dict[int, list[Event]] = defaultdict(list)  # by process
+        for event in EventReader(self._path):
+            phase = event["ph"]
+            if phase == "M":
+                yield from self._named(event)
+                continue
+            us = event["ts"]
+            if not begun and us >= self._begin_us:
+                begun = True
+                for earlier in chain.from_iterable(unfinished.values()):
+                    yield from self._own(earlier | {"ts": self._begin_us})
+            if self._limit_us is not None and us > self._limit_us:
+                break
+            if phase == "B":
+                unfinished[event["pid"]].append(event)
+            elif phase == "E":
+                if not unfinished[event["pid"]]:
+                    continue  # it has no begin: the timeline was started during an operation
+                unfinished[event["pid"]].pop()
+            if begun and phase in "BEXi":
+                yield from self._own(event)
+        if us is None:
+            raise DataError("the timeline has no events", self._path)
+        if not begun:
+            raise ParameterError(
+                f"{self._path} ends at {us / US_PER_S:.6f} s, before the piece begins at"
+                f" {self._begin_us / US_PER_S} s"
+            )
+        self.end_us = us if self._limit_us is None else self._limit_us
+        for pid, events in unfinished.items():
+            for _ in events:
+                yield from self._own({"ph": "E", "ts": min(us, self.end_us), "pid": pid})
+
+    def _named(self, event: Event) -> Iterator[Event]:
+        """Remembers a tensor's name; yields the event that states the clock's origin."""
+        pid = event["pid"]
+        self._last_pid = max(self._last_pid, pid)
         epoch_us = origin_epoch_us(event)
         if epoch_us is not None:
-            self._writer.metadata(
-                "process_name", pid, name="Horovod timeline", **{ORIGIN_KEY: epoch_us}
-            )
-        elif "name" in args:
-            self._names[pid] = args["name"]
+            facts = {"name": "Horovod timeline", ORIGIN_KEY: epoch_us}
+            yield _metadata("process_name", pid, **facts)
+        elif event["name"] == "process_name":
+            self._names[pid] = event.get("args", {}).get("name", f"tensor {pid}")
 
-    def _write_open(self) -> None:
-        """Begins everything that is open where the piece begins."""
-        for events in self._open.values():
-            for event in events:
-                self._write(event | {"ts": self._begin_us})
-
-    def _write(self, event: Event) -> None:
+    def _own(self, event: Event) -> Iterator[Event]:
+        """Yields an event of the timeline, after the name of its tensor when that is new."""
         pid = event.get("pid", CLOCK_PID)  # a mark of Horovod's cycles belongs to no tensor
         if pid != CLOCK_PID and pid not in self.pids:
             self.pids.add(pid)
-            self.last_pid = max(self.last_pid, pid)
-            self._writer.metadata("process_name", pid, name=self._names.get(pid, f"tensor {pid}"))
-            self._writer.metadata("process_sort_index", pid, sort_index=pid)
-        self._writer.write(event | {"pid": pid, "tid": pid})
+            self._last_pid = max(self._last_pid, pid)
+            yield _metadata("process_name", pid, name=self._names.get(pid, f"tensor {pid}"))
+            yield _metadata("process_sort_index", pid, sort_index=pid)
         self.num_events += 1
+        yield event | {"pid": pid, "tid": pid}
 
-    def finish(self) -> int | None:
-        """Ends everything that is open at the end; returns that time in µs, None without events."""
-        if self.begun:
-            for pid, events in self._open.items():
-                for _ in events:
-                    self._write({"ph": "E", "ts": self._us, "pid": pid})
-        return self._us
-
-
-class _Drawing:
-    """Writes tracks, each as a process of its own, clipped to the piece.
-
-    Attributes:
-        num_events: Events written, without metadata.
-    """
-
-    def __init__(self, writer: _Writer, begin_us: int, end_us: int) -> None:
-        self._writer, self._begin_us, self._end_us = writer, begin_us, end_us
-        self.num_events = 0
-
-    def draw(self, track: Track, pid: int, sort_index: int) -> None:
-        """Draws a track as the process `pid`, at `sort_index` from the top."""
-        self._writer.metadata("process_name", pid, name=track.name)
-        self._writer.metadata("process_sort_index", pid, sort_index=sort_index)
+    def _drawn(self, track: Track, pid: int, sort_index: int) -> Iterator[Event]:
+        """Yields a track as the process `pid`, clipped to the piece."""
+        yield _metadata("process_name", pid, name=track.name)
+        yield _metadata("process_sort_index", pid, sort_index=sort_index)
         lanes: list[list[int]] = []
         # A viewer nests spans that begin together in the order of the file.
         for span in sorted(track.spans, key=lambda span: (span.begin_us, -span.end_us)):
-            begin_us, end_us = max(span.begin_us, self._begin_us), min(span.end_us, self._end_us)
-            if begin_us < end_us:
-                lane = _lane(lanes, begin_us, end_us)
-                facts = {"name": span.name, "ph": "X", "dur": end_us - begin_us}
-                self._write(facts, begin_us, pid, tid=pid + lane * LANE_TIDS)
-        before: dict[str, Sample] = {}
-        for sample in track.samples:
-            if sample.us <= self._begin_us:
-                before[sample.series] = sample
-            elif sample.us <= self._end_us:
-                if sample.series in before:  # the value with which the piece begins
-                    self._write_sample(before.pop(sample.series), pid)
-                self._write_sample(sample, pid)
-        for sample in before.values():
-            self._write_sample(sample, pid)
+            begin_us, end_us = max(span.begin_us, self._begin_us), min(span.end_us, self.end_us)
+            if begin_us >= end_us:
+                continue
+            self.num_track_events += 1
+            event = {"name": span.name, "ts": begin_us, "pid": pid}
+            if span.power_w is None:
+                tid = pid + LANE_TIDS * _lane(lanes, begin_us, end_us)
+                yield event | {"ph": "X", "dur": end_us - begin_us, "tid": tid}
+            else:
+                yield event | {"ph": "C", "args": {"W": span.power_w}, "tid": pid}
 
-    def _write_sample(self, sample: Sample, pid: int) -> None:
-        us = max(sample.us, self._begin_us)
-        args = {sample.unit: sample.value}
-        self._write({"name": sample.series, "ph": "C", "args": args}, us, pid, tid=pid)
 
-    def _write(self, event: Event, us: int, pid: int, tid: int) -> None:
-        self._writer.write(event | {"ts": us, "pid": pid, "tid": tid})
-        self.num_events += 1
+def _metadata(name: str, pid: int, /, **args: Any) -> Event:
+    return {"name": name, "ph": "M", "pid": pid, "tid": pid, "args": args}
 
 
 def _lane(lanes: list[list[int]], begin_us: int, end_us: int) -> int:
@@ -282,12 +228,11 @@ def _lane(lanes: list[list[int]], begin_us: int, end_us: int) -> int:
         begin_us: Where the span begins, not before the previous one.
         end_us: Where it ends.
     """
-    for i, ends in enumerate([*lanes, []]):
+    for lane, ends in enumerate(lanes):
         while ends and ends[-1] <= begin_us:
             ends.pop()
         if not ends or end_us <= ends[-1]:
-            if i == len(lanes):
-                lanes.append(ends)
             ends.append(end_us)
-            return i
-    raise AssertionError("a new lane takes every span")
+            return lane
+    lanes.append([end_us])
+    return len(lanes) - 1

@@ -10,7 +10,10 @@ run) is not joined to that of another.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from candle_p1.reports.timeline.events import US_PER_S
 from candle_p1.reports.timeline.intervals import RunningUnion
@@ -18,36 +21,32 @@ from candle_p1.reports.timeline.intervals import RunningUnion
 MAX_STEPS = 100_000
 """The number of steps for which a row is kept, at 64 bytes; later steps are only counted."""
 
-TIMES = ("begin", "end", "communication", "negotiate", "allreduce")
+TIMES = ("begin_s", "end_s", "communication_s", "negotiate_s", "allreduce_s")
 COUNTS = ("num_tensors", "num_messages", "bytes")
+NUM_COLUMNS = len(TIMES + COUNTS)
 
 
+@dataclass(slots=True, eq=False)
 class GradientStep:
     """A step in progress.
 
     Attributes:
+        index: Its number, from 0.
         communication: From the first rank's submission of a gradient until it is reduced.
         negotiate: The part of this until all ranks have submitted it.
         allreduce: The part from the end of the negotiation.
+        pids: Its gradients.
         num_messages: Complete messages.
         num_bytes: The size of its gradients, as far as it is logged.
     """
 
-    __slots__ = (
-        "allreduce",
-        "communication",
-        "index",
-        "negotiate",
-        "num_bytes",
-        "num_messages",
-        "tensors",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.communication, self.negotiate, self.allreduce = (RunningUnion() for _ in range(3))
-        self.tensors: set[int] = set()
-        self.num_messages = self.num_bytes = 0
+    index: int
+    communication: RunningUnion = field(default_factory=RunningUnion)
+    negotiate: RunningUnion = field(default_factory=RunningUnion)
+    allreduce: RunningUnion = field(default_factory=RunningUnion)
+    pids: set[int] = field(default_factory=set)
+    num_messages: int = 0
+    num_bytes: int = 0
 
 
 class Steps:
@@ -59,18 +58,17 @@ class Steps:
 
     def __init__(self) -> None:
         self._current: GradientStep | None = None
-        self._columns = {name: array("q") for name in TIMES + COUNTS}
+        self._rows = array("q")
         self.num = 0
 
     def place(self, pid: int) -> GradientStep:
         """Returns the step of a gradient whose negotiation begins."""
-        if self._current is None or pid in self._current.tensors:
+        if self._current is None or pid in self._current.pids:
             self._current = GradientStep(self.num)
             self.num += 1
             if self.num <= MAX_STEPS:
-                for column in self._columns.values():
-                    column.append(0)
-        self._current.tensors.add(pid)
+                self._rows.extend([0] * NUM_COLUMNS)
+        self._current.pids.add(pid)
         return self._current
 
     def interrupt(self) -> None:
@@ -82,21 +80,20 @@ class Steps:
         if step.index >= MAX_STEPS:
             return
         values = (
-            step.communication.first_us or 0,
-            step.communication.last_us or 0,
+            step.communication.first_us,
+            step.communication.last_us,
             step.communication.total_us,
             step.negotiate.total_us,
             step.allreduce.total_us,
-            len(step.tensors),
+            len(step.pids),
             step.num_messages,
             step.num_bytes,
         )
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column[step.index] = value
+        start = step.index * NUM_COLUMNS
+        self._rows[start : start + NUM_COLUMNS] = array("q", values)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Returns a list for each column, with units in their names; step i is at index i."""
-        columns: dict[str, list[Any]] = {
-            f"{name}_s": [us / US_PER_S for us in self._columns[name]] for name in TIMES
-        }
-        return columns | {name: list(self._columns[name]) for name in COUNTS}
+        columns = np.array(self._rows).reshape(-1, NUM_COLUMNS).T
+        times = dict(zip(TIMES, (columns[: len(TIMES)] / US_PER_S).tolist(), strict=True))
+        return times | dict(zip(COUNTS, columns[len(TIMES) :].tolist(), strict=True))

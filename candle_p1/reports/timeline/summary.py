@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.reports.timeline.activities import NEGOTIATE, TRANSFER, Activity, classify
 from candle_p1.reports.timeline.broadcast import BroadcastOverhead, InitialBroadcast
-from candle_p1.reports.timeline.clock import origin_epoch_us
-from candle_p1.reports.timeline.events import US_PER_S, EventReader
+from candle_p1.reports.timeline.events import US_PER_S, EventReader, origin_epoch_us
 from candle_p1.reports.timeline.intervals import RunningUnion
 from candle_p1.reports.timeline.messages import Message, MessageStatistics, tensor_bytes
 from candle_p1.reports.timeline.steps import GradientStep, Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from candle_p1.reports.timeline.events import Event
@@ -31,7 +30,7 @@ MAX_UNFINISHED = 100
 
 @dataclass(frozen=True)
 class TimelineSummary:
-    """The summary of a timeline. Times are in seconds on its own clock, see `clock`.
+    """The summary of a timeline. Times are in seconds on its own clock.
 
     Attributes:
         path: The file.
@@ -93,18 +92,20 @@ def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
     """
     walk = _Walk(gradients)
     reader = EventReader(path)
-    walk.follow(reader)
-    return walk.finish(path, reader)
+    for event in reader:
+        walk.take(event)
+    return walk.finish(reader)
 
 
 @dataclass
 class _Tensor:
     name: str
-    is_gradient: bool = False
+    is_gradient: bool
     num: int = 0
     num_bytes: int | None = None
     us: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by kind
     open: list[tuple[Activity, int]] = field(default_factory=list)
+    last_ready: int | None = None  # the rank
     messages: list[Message] = field(default_factory=list)
     step: GradientStep | None = None
 
@@ -123,136 +124,127 @@ class _Walk:
         self._is_gradient = re.compile(gradients).search
         self._names: dict[int, str] = {}
         self._tensors: dict[int, _Tensor] = {}
-        self._unions: dict[str, dict[str, RunningUnion]] = {"kind": {}, "library": {}, "name": {}}
-        self._unions_of: dict[str, tuple[RunningUnion, ...]] = {}
+        self._unions: dict[str, dict[str | None, RunningUnion]] = {
+            key: defaultdict(RunningUnion) for key in ("kind", "library", "name")
+        }
+        self._unions_by_name: dict[str, list[RunningUnion]] = {}
         self._steps = Steps()
         self._broadcast = InitialBroadcast()
         self._message: dict[str, Message] = {}  # the latest of each activity
         self._messages: dict[str, MessageStatistics] = defaultdict(MessageStatistics)
         self._ranks: dict[int, _Rank] = defaultdict(_Rank)
-        self._last_ready: dict[int, int] = {}
         self._first_us: int | None = None
         self._us = 0
         self._origin_epoch_us: int | None = None
         self._num_unmatched = 0
 
-    def follow(self, events: Iterable[Event]) -> None:
-        """Takes the events of a file in order."""
-        for event in events:
-            phase = event["ph"]
-            if phase == "M":
-                self._name(event)
-                continue
-            us: int = event["ts"]
-            if self._first_us is None:
-                self._first_us = self._us = us
-            elif us > self._us:
-                self._us = us
-            if phase == "E":
-                self._end(event["pid"], self._us, event.get("args"))
-            elif phase == "B":
-                self._begin(event["pid"], classify(event["name"]), self._us)
-            elif phase == "X":
-                self._ready(event["pid"], event["name"], self._us)
-
-    def _name(self, event: Event) -> None:
-        args = event.get("args", {})
-        if event["name"] != "process_name":
+    def take(self, event: Event) -> None:
+        """Takes the next event of the file."""
+        phase = event["ph"]
+        if phase == "M":
+            self._take_name(event)
             return
-        if "name" in args:
-            self._names[event["pid"]] = args["name"]
+        if self._first_us is None:
+            self._first_us = event["ts"]
+        self._us = max(self._us, event["ts"])
+        if phase == "E":
+            self._end(event["pid"], event.get("args", {}))
+        elif phase == "B":
+            self._begin(event["pid"], classify(event["name"]))
+        elif phase == "X":
+            self._take_ready(event["pid"], event["name"])
+
+    def _take_name(self, event: Event) -> None:
+        if event["name"] == "process_name" and "name" in event.get("args", {}):
+            self._names[event["pid"]] = event["args"]["name"]
         if self._origin_epoch_us is None:
             self._origin_epoch_us = origin_epoch_us(event)
 
-    def _tensor(self, pid: int) -> _Tensor:
-        name = self._names.get(pid, f"tensor {pid}")
-        tensor = self._tensors[pid] = _Tensor(name, is_gradient=bool(self._is_gradient(name)))
-        return tensor
+    def _take_ready(self, pid: int, rank: str) -> None:
+        tensor = self._tensors.get(pid)
+        if tensor is None or not tensor.open or not rank.isdecimal():
+            return  # a track that was drawn beside the timeline
+        tensor.last_ready = int(rank)
+        ready = self._ranks[int(rank)]
+        ready.num += 1
+        ready.after_us += self._us - tensor.open[-1][1]
 
-    def _begin(self, pid: int, activity: Activity, us: int) -> None:
-        tensor = self._tensors.get(pid) or self._tensor(pid)
+    def _begin(self, pid: int, activity: Activity) -> None:
+        us = self._us
+        if pid not in self._tensors:
+            name = self._names.get(pid, f"tensor {pid}")
+            self._tensors[pid] = _Tensor(name, is_gradient=bool(self._is_gradient(name)))
+        tensor = self._tensors[pid]
         tensor.open.append((activity, us))
-        for union in self._unions_of.get(activity.name) or self._new_unions(activity):
+        for union in self._unions_of(activity):
             union.begin(us)
-        kind = activity.kind
         if activity.operation == "broadcast":
             self._steps.interrupt()
-        if kind == NEGOTIATE:
+        self._broadcast.begin(activity, us)
+        if activity.kind == NEGOTIATE:
             if tensor.is_gradient and activity.operation == "allreduce":
                 tensor.step = self._steps.place(pid)
                 tensor.step.communication.begin(us)
                 tensor.step.negotiate.begin(us)
-        elif kind == TRANSFER:
+        elif activity.kind == TRANSFER:
             message = self._message.get(activity.name)
-            if message is None or message.ending:
+            if message is None or message.end_us is not None:
                 message = self._message[activity.name] = Message(activity.name, us)
-            message.add_tensor()
+            message.num_tensors += 1
             tensor.messages.append(message)
-        elif activity.is_operation and tensor.step:
+        elif activity.operation and tensor.step:
             tensor.step.allreduce.begin(us)
-        if kind == NEGOTIATE or activity.operation == "broadcast":
-            self._broadcast.begin(activity, us)
 
-    def _end(self, pid: int, us: int, args: Mapping[str, Any] | None) -> None:
+    def _end(self, pid: int, args: Mapping[str, Any]) -> None:
+        us = self._us
         tensor = self._tensors.get(pid)
         if tensor is None or not tensor.open:
             self._num_unmatched += 1
             return
         activity, begin_us = tensor.open.pop()
         tensor.us[activity.kind] += us - begin_us
-        for union in self._unions_of[activity.name]:
+        for union in self._unions_of(activity):
             union.end(us)
+        self._broadcast.end(activity, us)
         if activity.kind == NEGOTIATE:
             if tensor.step:
                 tensor.step.negotiate.end(us)
-            if pid in self._last_ready:
-                self._ranks[self._last_ready.pop(pid)].num_last += 1
+            if tensor.last_ready is not None:
+                self._ranks[tensor.last_ready].num_last += 1
+                tensor.last_ready = None
         elif activity.kind == TRANSFER:
             if tensor.messages:
-                tensor.messages[-1].end_tensor(us)
-        elif activity.is_operation:
-            self._end_operation(tensor, us, tensor_bytes(args))
-        if activity.operation == "broadcast":
-            self._broadcast.end(activity, us)
+                tensor.messages[-1].end_us = us
+        elif activity.operation:
+            self._end_operation(tensor, tensor_bytes(args))
 
-    def _end_operation(self, tensor: _Tensor, us: int, num_bytes: int | None) -> None:
+    def _end_operation(self, tensor: _Tensor, num_bytes: int | None) -> None:
         tensor.num += 1
         tensor.num_bytes = num_bytes
         step = tensor.step
         for message in tensor.messages:
-            if message.add_size(num_bytes):
+            message.sizes.append(num_bytes)
+            if len(message.sizes) == message.num_tensors:
                 self._messages[message.name].add(message)
                 if step:
                     step.num_messages += 1
         tensor.messages.clear()
         if step:
             step.num_bytes += num_bytes or 0
-            step.allreduce.end(us)
-            step.communication.end(us)
+            step.allreduce.end(self._us)
+            step.communication.end(self._us)
             if not step.communication.num_open:
                 self._steps.update(step)
             tensor.step = None
 
-    def _ready(self, pid: int, rank: str, us: int) -> None:
-        tensor = self._tensors.get(pid)
-        if tensor is None or not tensor.open or not rank.isdecimal():
-            return  # a track that was drawn beside the timeline
-        ready = self._ranks[int(rank)]
-        ready.num += 1
-        ready.after_us += us - tensor.open[-1][1]
-        self._last_ready[pid] = int(rank)
+    def _unions_of(self, activity: Activity) -> list[RunningUnion]:
+        if activity.name not in self._unions_by_name:
+            self._unions_by_name[activity.name] = [
+                unions[getattr(activity, key)] for key, unions in self._unions.items()
+            ]
+        return self._unions_by_name[activity.name]
 
-    def _new_unions(self, activity: Activity) -> tuple[RunningUnion, ...]:
-        keys = {"kind": activity.kind, "library": activity.library, "name": activity.name}
-        unions = tuple(
-            self._unions[key].setdefault(value, RunningUnion())
-            for key, value in keys.items()
-            if value is not None
-        )
-        self._unions_of[activity.name] = unions
-        return unions
-
-    def finish(self, path: Path, reader: EventReader) -> TimelineSummary:
+    def finish(self, reader: EventReader) -> TimelineSummary:
         """Ends everything that is open at the end of the timeline, and returns the summary."""
         unfinished: list[dict[str, Any]] = [
             {"tensor": tensor.name, "activity": activity.name, "begin_s": begin_us / US_PER_S}
@@ -262,14 +254,12 @@ class _Walk:
         for unions in self._unions.values():
             for union in unions.values():
                 union.end_all(self._us)
-        for tensor in self._tensors.values():
-            if tensor.step:
-                step = tensor.step
-                for union in (step.communication, step.negotiate, step.allreduce):
-                    union.end_all(self._us)
-                self._steps.update(step)
+        for step in [tensor.step for tensor in self._tensors.values() if tensor.step]:
+            for union in (step.communication, step.negotiate, step.allreduce):
+                union.end_all(self._us)
+            self._steps.update(step)
         return TimelineSummary(
-            path=str(path),
+            path=str(reader.path),
             num_events=reader.num_events,
             cut=reader.cut,
             origin_epoch_us=self._origin_epoch_us,
@@ -292,15 +282,15 @@ class _Walk:
         )
 
 
-def _union_rows(unions: Mapping[str, RunningUnion]) -> dict[str, dict[str, Any]]:
+def _union_rows(unions: Mapping[str | None, RunningUnion]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "union_s": union.total_us / US_PER_S,
             "num": union.num_intervals,
-            "first_s": (union.first_us or 0) / US_PER_S,
-            "last_s": (union.last_us or 0) / US_PER_S,
+            "first_s": union.first_us / US_PER_S,
+            "last_s": union.last_us / US_PER_S,
         }
-        for name, union in sorted(unions.items())
+        for name, union in sorted((name, union) for name, union in unions.items() if name)
     }
 
 

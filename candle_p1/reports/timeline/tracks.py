@@ -6,10 +6,8 @@ counts from ``hvd.init``; `origin_s` is the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,52 +22,34 @@ if TYPE_CHECKING:
     from candle_p1.reports.runs import RecordedRun
 
 
-@dataclass(frozen=True)
-class Span:
-    """A named interval on the timeline's clock."""
+class Span(NamedTuple):
+    """A named interval on the timeline's clock.
+
+    Attributes:
+        name: What lasts; for power, the name of the series.
+        begin_us: When it begins.
+        end_us: When it ends.
+        power_w: The power during this time; None where the span is no value of a series.
+    """
 
     name: str
     begin_us: int
     end_us: int
+    power_w: float | None = None
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The value of a series from a time on, until its next sample.
-
-    Attributes:
-        series: The name of the series.
-        us: The time, on the timeline's clock.
-        unit: The unit of the value.
-        value: A finite number.
-    """
-
-    series: str
-    us: int
-    unit: str
-    value: float
-
-
-@dataclass(frozen=True)
-class Track:
-    """A process of its own in the viewer.
-
-    Attributes:
-        name: Its title.
-        spans: Intervals, in any order.
-        samples: Samples of several series, each in the order of time.
-    """
+class Track(NamedTuple):
+    """A process of its own in the viewer: its title, and its spans in any order."""
 
     name: str
-    spans: Iterable[Span] = field(default=())
-    samples: Iterable[Sample] = field(default=())
+    spans: list[Span]
 
 
 def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     """Returns when a timeline's clock was 0, in seconds from the start of the run.
 
     It follows from the time of day that the record of a traced run relates to the run's own clock,
-    exact to microseconds (see `clock`); without one, from the time of day at which the run started,
+    exact to microseconds; without one, from the time of day at which the run started,
     to a millisecond.
 
     Args:
@@ -96,12 +76,12 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
         run: The traced run.
         origin_s: When the timeline's clock was 0, in seconds from the start of the run.
     """
-    spans = []
-    for each in (*run.stretches(), *run.epoch_stretches()):
-        if not np.isnan(each.begin_s[0]):
-            begin_s = each.begin_s[0] - origin_s
-            spans.append(Span(each.name, _us(begin_s), _us(begin_s + each.seconds[0])))
-    return Track("rank 0: phases", spans=spans) if spans else None
+    spans = [
+        _span(each.name, each.begin_s[0] - origin_s, each.seconds[0])
+        for each in (*run.stretches(), *run.epoch_stretches())
+        if not np.isnan(each.begin_s[0])
+    ]
+    return Track("rank 0: phases", spans) if spans else None
 
 
 def power_track(path: Path, origin_s: float) -> Track:
@@ -116,19 +96,20 @@ def power_track(path: Path, origin_s: float) -> Track:
     Raises:
         DataError: The file cannot be read or does not hold power readings.
     """
-    samples = [sample for trace in read_traces(path) for sample in _samples(trace, origin_s)]
-    return Track(f"node {int(path.stem.rpartition('-')[2])}: power", samples=samples)
+    spans = [span for trace in read_traces(path) for span in _spans(trace, origin_s)]
+    return Track(f"node {int(path.stem.rpartition('-')[2])}: power", spans)
 
 
-def _samples(trace: Trace, origin_s: float) -> Iterator[Sample]:
+def _spans(trace: Trace, origin_s: float) -> Iterator[Span]:
     channel = trace.channel
     series = f"{channel.label} ({channel.device}, {channel.source})"
-    times_s, values = trace.times_s - origin_s, trace.values
+    begins_s, watts = trace.times_s - origin_s, trace.values
+    lengths_s = np.diff(begins_s, append=begins_s[-1] + trace.interval_s)
     if channel.reading == "energy":
-        values = np.diff(values) / np.diff(times_s)
-    for time_s, watts in zip(times_s.tolist(), values.tolist(), strict=False):
-        yield Sample(series, _us(time_s), "W", watts)
+        watts = np.diff(watts) / lengths_s[:-1]
+    for begin_s, length_s, power_w in zip(begins_s, lengths_s, watts.tolist(), strict=False):
+        yield _span(series, begin_s, length_s, power_w)
 
 
-def _us(seconds: float) -> int:
-    return round(seconds * US_PER_S)
+def _span(name: str, begin_s: float, length_s: float, power_w: float | None = None) -> Span:
+    return Span(name, round(begin_s * US_PER_S), round((begin_s + length_s) * US_PER_S), power_w)

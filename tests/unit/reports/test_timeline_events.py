@@ -111,29 +111,28 @@ EVENT = '{"ph": "E", "ts": 5, "pid": 1}'
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
+    ("content", "num_events"),
     [
-        ("epoch,loss\n1,0.5\n", 1),
-        ('{"traceEvents": []}', 1),
-        ("[1, 2]", 1),
-        ("[[]]", 1),
-        ('[{"name": "x"}]', 1),
-        ('[{"ph": "B", "pid": 1, "ts": 1}]', 1),
-        ('[{"ph": "B", "name": "x", "ts": 1.5, "pid": 1}]', 1),
-        ('[{"ph": "B", "name": "x", "ts": NaN, "pid": 1}]', 1),
-        ('[{"ph": "B", "name": "x", "ts": 1}]', 1),
-        (f"[\n{EVENT},\n{EVENT} nonsense {EVENT},\n{EVENT}]", 3),
-        (f"[\n{EVENT},\nnonsense,{EVENT},{EVENT}]", 3),
-        (f"[\n{EVENT}]\n[{EVENT}]", 3),
-        ("[" + " x" * 2**20, 1),
+        ("epoch,loss\n1,0.5\n", 0),
+        ('{"traceEvents": []}', 0),
+        ("[1, 2]", 0),
+        ("[[]]", 0),
+        ('[{"name": "x"}]', 0),
+        ('[{"ph": "B", "pid": 1, "ts": 1}]', 0),
+        ('[{"ph": "B", "name": "x", "ts": 1.5, "pid": 1}]', 0),
+        ('[{"ph": "B", "name": "x", "ts": NaN, "pid": 1}]', 0),
+        ('[{"ph": "B", "name": "x", "ts": 1}]', 0),
+        (f"[\n{EVENT},\n{EVENT} nonsense {EVENT},\n{EVENT}]", 2),
+        (f"[\n{EVENT},\nnonsense,{EVENT},{EVENT}]", 1),
+        (f"[\n{EVENT}]\n[{EVENT}]", 1),
+        ("[" + " x" * 2**20, 0),
     ],
 )
-def test_files_that_are_not_timelines_are_refused(tmp_path, content, line):
+def test_files_that_are_not_timelines_are_refused(tmp_path, content, num_events):
     path = write(tmp_path / "t.json", content.encode())
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{num_events} events") as caught:
         read(path)
     assert caught.value.path == str(path)
-    assert caught.value.line == line
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

@@ -21,17 +21,10 @@ from candle_p1.records.record import make_record, write_record
 from candle_p1.records.spread import Seconds
 from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.timeline.clock import ORIGIN_KEY, read_origin_epoch_us
+from candle_p1.reports.timeline.events import ORIGIN_KEY, read_origin_epoch_us
 from candle_p1.reports.timeline.slice import cut
 from candle_p1.reports.timeline.summary import summarize
-from candle_p1.reports.timeline.tracks import (
-    Sample,
-    Span,
-    Track,
-    origin_s,
-    phase_track,
-    power_track,
-)
+from candle_p1.reports.timeline.tracks import Span, Track, origin_s, phase_track, power_track
 
 REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
 
@@ -260,14 +253,14 @@ def test_tracks_are_drawn_beside_it(tmp_path):
         Span("train", 1_250_000, 3_000_000),
         Span("load", 100_000, 900_000),
     ]
-    samples = [
-        Sample("gpu", 500_000, "W", 90.0),
-        Sample("gpu", 1_050_000, "W", 100.0),
-        Sample("cpu", 800_000, "W", 30.0),
-        Sample("gpu", 1_150_000, "W", 250.0),
-        Sample("gpu", 1_450_000, "W", 50.0),
+    readings = [
+        Span("gpu", 500_000, 1_050_000, 90.0),
+        Span("gpu", 1_050_000, 1_150_000, 100.0),
+        Span("gpu", 1_150_000, 1_450_000, 250.0),
+        Span("gpu", 1_450_000, 1_500_000, 50.0),
+        Span("cpu", 800_000, 2_000_000, 30.0),
     ]
-    tracks = [Track("power", samples=samples), Track("rank 0: phases", spans=spans)]
+    tracks = [Track("power", readings), Track("rank 0: phases", spans)]
     piece = cut(REAL, out, 1.1, 1.3, tracks)
     events = check_trace(out)
     phases = [(e["name"], e["ts"], e["dur"]) for e in of_process(events, "rank 0: phases")]
@@ -278,9 +271,9 @@ def test_tracks_are_drawn_beside_it(tmp_path):
     ]
     power = [(e["name"], e["ts"], e["args"]["W"]) for e in of_process(events, "power")]
     assert power == [
+        ("cpu", 1_100_000, 30.0),
         ("gpu", 1_100_000, 100.0),
         ("gpu", 1_150_000, 250.0),
-        ("cpu", 1_100_000, 30.0),
     ]
     assert piece.num_track_events == 6
     order = {
@@ -292,7 +285,7 @@ def test_tracks_are_drawn_beside_it(tmp_path):
 def test_crossing_spans_are_drawn_on_separate_rows(tmp_path):
     out = tmp_path / "piece.json"
     crossing = [Span("read", 100, 600), Span("parse", 200, 700), Span("scale", 650, 800)]
-    cut(REAL, out, 0.0, 1.0, [Track("parts", spans=[Span("load", 100, 900), *crossing])])
+    cut(REAL, out, 0.0, 1.0, [Track("parts", [Span("load", 100, 900), *crossing])])
     drawn = of_process(check_trace(out), "parts")
     rows = {event["name"]: event["tid"] for event in drawn}
     assert rows["load"] == rows["read"] == rows["scale"] != rows["parse"]
@@ -366,11 +359,11 @@ def test_energy_is_drawn_as_mean_power(tmp_path):
     write_traces(path, traces, node=3, start_s=20.0)
     track = power_track(path, origin_s=9.0)
     assert track.name == "node 3: power"
-    assert track.samples == [
-        Sample("a processor (cpu0, rapl)", 1_000_000, "W", 100.0),
-        Sample("a processor (cpu0, rapl)", 1_500_000, "W", 80.0),
-        Sample("an accelerator (gpu0, nvml)", 1_000_000, "W", 70.5),
-        Sample("an accelerator (gpu0, nvml)", 2_000_000, "W", 250.0),
+    assert track.spans == [
+        Span("a processor (cpu0, rapl)", 1_000_000, 1_500_000, 100.0),
+        Span("a processor (cpu0, rapl)", 1_500_000, 3_000_000, 80.0),
+        Span("an accelerator (gpu0, nvml)", 1_000_000, 2_000_000, 70.5),
+        Span("an accelerator (gpu0, nvml)", 2_000_000, 3_000_000, 250.0),
     ]
 
 
@@ -396,9 +389,9 @@ def test_pieces_that_cannot_be_cut(tmp_path, path, out, times_s, error, named):
 
 
 def test_a_piece_without_events_has_its_tracks(tmp_path):
-    """Between the proof and the broadcast, while data are loaded, Horovod has nothing to do."""
+    """Between the self-test and the broadcast, while data are loaded, Horovod has nothing to do."""
     out = tmp_path / "piece.json"
-    load = Track("rank 0: phases", spans=[Span("load", 300_000, 1_000_000)])
+    load = Track("rank 0: phases", [Span("load", 300_000, 1_000_000)])
     piece = cut(REAL, out, 0.5, 0.6, [load])
     assert (piece.num_events, piece.num_tensors, piece.num_track_events) == (0, 0, 1)
     assert of_process(check_trace(out), "rank 0: phases")[0]["dur"] == 100_000
