@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import ParameterError
 
@@ -16,17 +15,7 @@ MAX_KERNEL_SIZE = 2**31
 """The most weights of a locally connected layer; more than 8 GiB must be a mistake."""
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """One convolution.
-
-    Attributes:
-        filters: The number of output channels.
-        kernel_size: The length of the kernel.
-        strides: The stride.
-        pool_size: The length of the pooling after it; None means no pooling.
-    """
-
+class _Convolution(NamedTuple):
     filters: int
     kernel_size: int
     strides: int
@@ -52,7 +41,7 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
     from candle_p1.models.fast.layers import Conv1D, MaxPooling1D
     from candle_p1.models.layers import LocallyConnected1D
 
-    convolutions = read_convolutions(params, length)
+    convolutions = _read(params, length)
     initializer = params["initialization"] or "glorot_uniform"
     normalize, activation = params["batch_normalization"], params["activation"]
     for each in convolutions:
@@ -75,8 +64,7 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
         model.add(layers.Flatten())
 
 
-def read_convolutions(params: ParameterSet, length: int) -> list[Convolution]:
-    """Returns the convolutions that the parameters describe; raises as `add_convolutions` does."""
+def _read(params: ParameterSet, length: int) -> list[_Convolution]:
     conv, pool = params["conv"] or [], params["pool"] or []
     num_layers = len(conv) // CONV_FIELDS
     if len(conv) % CONV_FIELDS:
@@ -109,6 +97,6 @@ def read_convolutions(params: ParameterSet, length: int) -> list[Convolution]:
                 f" {num_weights:,} weights, one kernel for each of {positions:,} positions; use"
                 " larger strides, fewer filters or fewer features"
             )
-        convolutions.append(Convolution(filters, kernel_size, stride, pool_size))
+        convolutions.append(_Convolution(filters, kernel_size, stride, pool_size))
         channels = filters
     return convolutions

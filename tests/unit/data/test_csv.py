@@ -12,6 +12,9 @@ from candle_p1.errors import DataError, ParameterError
 READERS = csv.installed_readers()
 METHODS = pytest.mark.parametrize("method", READERS)
 LABELLED = CsvLayout(label_column=0)
+EXPRESSION = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
+FIVE_COLUMNS = CsvLayout(num_columns=5)
+SOME_MISSING = CsvLayout(header=True, missing=("na",))
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +26,8 @@ def read_table(path, method, layout=None):
     return csv.read_table(path, csv.Loading(method), layout)
 
 
-def read_matrix(path, method, layout=None):
-    return read_table(path, method, layout).values
+def read_matrix(path, method):
+    return read_table(path, method).values
 
 
 def write(directory, text):
@@ -58,47 +61,6 @@ def test_methods_agree_bit_for_bit_with_python(tmp_path_factory, rows):
 
 
 @METHODS
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,3\n0,5\n1,8,9\n", "line 2: the line has 2 fields instead of 3"),
-        ("1,2,3\n0,5,6,7\n", "line 2: the line has 4 fields instead of 3"),
-        ("1,2,3\n0,5,6\n1,8", "line 3: the line has 2 fields instead of 3; the file ends within"),
-        (
-            "1,2,3\n0,tumor,6\n",
-            "line 2, column 2: the field 'tumor' is not a finite float32 number",
-        ),
-        ("1,2,3\n\n0,nan,6\n", "line 3, column 2: the field 'nan' is not"),
-        ("1,2,3\n0,inf,6\n", "line 2, column 2: the field 'inf' is not"),
-        ("1,2,3\n0,1e39,6\n", "line 2, column 2: the field '1e39' is not"),
-        ("1,2,3\n,5,6\n", "line 2, column 1: the label is empty"),
-        ("1,2,\n0,5,6\n", "line 1, column 3: the field is empty"),
-        ("1,True,3\n0,True,6\n", "line 1, column 2: the field 'True' is not"),
-        ("a,b,c\n0,5,6\n", "line 1, column 1: the label 'a' is not"),
-        ("1,1_0,3\n", "line 1, column 2: the field '1_0' is not"),
-        (b"1,2\n\xff\xfe,3\n", "line 2, column 1: the label "),
-        ("", "the file is empty"),
-        ("\n\n", "the file has no rows"),
-    ],
-)
-def test_the_first_problem_is_reported_with_line_and_column(tmp_path, method, text, message):
-    if method == "dask" and "True" in str(text):
-        pytest.skip("dask is told the types, and then takes True for 1")
-    path = write(tmp_path, text)
-    with pytest.raises(DataError) as caught:
-        read_matrix(path, method, LABELLED)
-    assert str(caught.value).startswith(str(path))
-    assert message in str(caught.value)
-
-
-@METHODS
-def test_an_unexpected_number_of_columns_is_an_error(tmp_path, method):
-    path = write(tmp_path, "1,2\n3,4\n")
-    with pytest.raises(DataError, match="line 1: the line has 2 fields instead of 5"):
-        read_matrix(path, method, CsvLayout(num_columns=5))
-
-
-@METHODS
 def test_finite_values_whose_sum_overflows_are_read(tmp_path, method):
     path = write(tmp_path, "3e38,3e38\n3e38,3e38\n")
     assert read_matrix(path, method).shape == (2, 2)
@@ -115,9 +77,6 @@ def test_a_missing_file_or_a_directory_is_an_error(tmp_path, method):
 def test_an_unknown_method_is_an_error(tmp_path):
     with pytest.raises(ParameterError, match="fast"):
         read_matrix(tmp_path, "fast")
-
-
-EXPRESSION = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
 
 
 @METHODS
@@ -150,29 +109,56 @@ def test_a_table_can_have_only_text(tmp_path, method):
 
 @METHODS
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("layout", "text", "message"),
     [
-        ("case_id,cancer_type,g\nTCGA,BRCA\n", "line 2: the line has 2 fields instead of 3"),
-        ("case_id,cancer_type,g\nTCGA,BRCA,1,2\n", "line 2: the line has 4 fields instead of 3"),
-        ("case_id,cancer_type,g\nTCGA,BRCA,x\n", "line 2, column 3: the field 'x' is not"),
-        ("case_id,cancer_type,g\nTCGA,BRCA,\n", "line 2, column 3: the field is empty"),
-        ("case_id,cancer_type,g\nTCGA,,1\n", "line 2, column 2: the field is empty"),
-        ("case_id,cancer_type,g\n", "the file has no rows"),
-        ("case,cancer_type,g\n1,2,3\n", "line 1: the header has no column 'case_id'"),
+        (LABELLED, "1,2,3\n0,5\n1,8,9\n", "line 2: the line has 2 fields instead of 3"),
+        (LABELLED, "1,2,3\n0,5,6,7\n", "line 2: the line has 4 fields instead of 3"),
+        (LABELLED, "1,2,3\n0,5,6\n1,8", "2 fields instead of 3; the file ends within this line"),
+        (LABELLED, "1,2,3\n0,x,6\n", "column 2: the field 'x' is not a finite float32 number"),
+        (LABELLED, "1,2,3\n\n0,nan,6\n", "line 3, column 2: the field 'nan' is not"),
+        (LABELLED, "1,2,3\n0,inf,6\n", "line 2, column 2: the field 'inf' is not"),
+        (LABELLED, "1,2,3\n0,1e39,6\n", "line 2, column 2: the field '1e39' is not"),
+        (LABELLED, "1,2,3\n,5,6\n", "line 2, column 1: the label is empty"),
+        (LABELLED, "1,2,\n0,5,6\n", "line 1, column 3: the field is empty"),
+        (LABELLED, "1,True,3\n0,True,6\n", "line 1, column 2: the field 'True' is not"),
+        (LABELLED, "a,b,c\n0,5,6\n", "line 1, column 1: the label 'a' is not"),
+        (LABELLED, "1,1_0,3\n", "line 1, column 2: the field '1_0' is not"),
+        (LABELLED, b"1,2\n\xff\xfe,3\n", "line 2, column 1: the label "),
+        (LABELLED, "", "the file is empty"),
+        (LABELLED, "\n\n", "the file has no rows"),
+        (
+            EXPRESSION,
+            "case_id,cancer_type,g\nTCGA,BRCA\n",
+            "line 2: the line has 2 fields instead of 3",
+        ),
+        (
+            EXPRESSION,
+            "case_id,cancer_type,g\nTCGA,BRCA,1,2\n",
+            "line 2: the line has 4 fields instead of 3",
+        ),
+        (
+            EXPRESSION,
+            "case_id,cancer_type,g\nTCGA,BRCA,x\n",
+            "line 2, column 3: the field 'x' is not",
+        ),
+        (EXPRESSION, "case_id,cancer_type,g\nTCGA,BRCA,\n", "line 2, column 3: the field is empty"),
+        (EXPRESSION, "case_id,cancer_type,g\nTCGA,,1\n", "line 2, column 2: the field is empty"),
+        (EXPRESSION, "case_id,cancer_type,g\n", "the file has no rows"),
+        (EXPRESSION, "case,cancer_type,g\n1,2,3\n", "line 1: the header has no column 'case_id'"),
+        (FIVE_COLUMNS, "1,2\n3,4\n", "line 1: the line has 2 fields instead of 5"),
+        (SOME_MISSING, "a,b\n1,na\n2\n", "line 3: the line has 1 field instead of 2"),
     ],
 )
-def test_problems_in_files_with_text_are_reported(tmp_path, method, text, message):
+def test_the_first_problem_is_reported_with_line_and_column(
+    tmp_path, method, layout, text, message
+):
+    if method == "dask" and "True" in str(text):
+        pytest.skip("dask is told the types, and then takes True for 1")
+    path = write(tmp_path, text)
     with pytest.raises(DataError) as caught:
-        read_table(write(tmp_path, text), method, EXPRESSION)
-    assert message in str(caught.value)
-
-
-@METHODS
-def test_a_short_row_does_not_count_as_a_missing_value(tmp_path, method):
-    layout = CsvLayout(header=True, missing=("na",))
-    path = write(tmp_path, "a,b\n1,na\n2\n")
-    with pytest.raises(DataError, match="line 3: the line has 1 field instead of 2"):
         read_table(path, method, layout)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
 
 
 def test_the_digest_depends_on_the_text():

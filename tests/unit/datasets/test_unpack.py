@@ -57,6 +57,7 @@ def everything(directory):
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc"}
 HARD_LINK = {"type": tarfile.LNKTYPE, "linkname": "../../x"}
 PIPE = {"type": tarfile.FIFOTYPE}
+SCRIPT = {"mode": 0o4777, "size": 0}
 UNSAFE_IN_TAR = [
     [("../x", b"x")],
     [("sub/../../x", b"x")],
@@ -98,20 +99,15 @@ def test_an_archive_larger_than_the_free_space_is_not_unpacked(directory, monkey
     assert {path.name for path in directory.iterdir()} == {"a.tar.gz"}
 
 
-def test_modes_of_an_archive_are_not_taken_over(directory):
-    archive = zipped(directory / "a.zip", ("a.sh", b"1", stat.S_IFREG | 0o4777))
-    tar(directory / "b.tgz", ("b.sh", {"mode": 0o4777, "size": 0}))
-    for path in (*unpack(archive), *unpack(directory / "b.tgz")):
-        assert not path.stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
-
-
 def test_archives_are_unpacked_into_their_directory(directory):
     folder = {"type": tarfile.DIRTYPE, "mode": 0o755}
-    first = tar(directory / "a.tgz", ("./sub", folder), ("./sub/a.csv", b"1,2"), ("b.csv", b"3"))
-    second = zipped(directory / "c.zip", ("d/", b"", 0), ("d/c.csv", b"4", stat.S_IFREG | 0o644))
+    first = tar(directory / "a.tgz", ("./sub", folder), ("./sub/a.csv", b"1,2"), ("b.csv", SCRIPT))
+    second = zipped(directory / "c.zip", ("d/", b"", 0), ("d/c.csv", b"4", stat.S_IFREG | 0o4777))
     assert unpacked_files(first) is None
     assert unpack(first) == [directory / "sub/a.csv", directory / "b.csv"]
     assert unpack(second) == [directory / "d/c.csv"]
+    for path in (directory / "b.csv", directory / "d/c.csv"):  # modes are not taken over
+        assert not path.stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
     assert (directory / "sub/a.csv").read_bytes() == b"1,2"
     assert (directory / "d/c.csv").read_bytes() == b"4"
     assert unpacked_files(first) == [directory / "sub/a.csv", directory / "b.csv"]
