@@ -40,8 +40,8 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
     sides = []
     for path in (a, b):
         runs = read_runs([path])
-        for problem in runs.problems:
-            click.echo(f"warning: {problem.path}: {problem.reason}", err=True)
+        for record, reason in runs.problems.items():
+            click.echo(f"warning: {record}: {reason}", err=True)
         sides.append(Side(str(path), runs.runs))
     comparison = compare(*sides)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)

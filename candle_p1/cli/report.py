@@ -33,8 +33,9 @@ def command(directories: tuple[Path, ...], out: Path) -> None:
 
     screen = Screen()
     runs = read_runs(directories)
-    for problem in runs.problems:
-        screen.warn(f"{problem.path}: {problem.reason}")
+    for record, reason in runs.problems.items():
+        screen.warn(f"{record}: {reason}")
     report = make_report(runs, screen.say)
     page = write_report(report, out)
-    screen.say(f"{page}: {count(len(runs.runs), 'run')}, {count(report.num_figures, 'figure')}")
+    num_figures = sum(len(section.figures) for section in report.sections)
+    screen.say(f"{page}: {count(len(runs.runs), 'run')}, {count(num_figures, 'figure')}")

@@ -25,6 +25,7 @@ from candle_p1.reports.quantities import (
     Quantity,
     covered,
     known_values,
+    phase_time,
     quality_on_test,
 )
 from candle_p1.reports.sides import caveats
@@ -238,15 +239,11 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
 def _measured(runs: Sequence[RecordedRun], *, with_energy: bool) -> list[Quantity]:
     """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    times = [TOTAL, *map(_phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
+    times = [TOTAL, *map(phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
     if not with_energy:
         return times
     energies = map(_phase_energy, phases)
     return [*times, replace(ENERGY, title="energy of the run"), *energies, POWER]
-
-
-def _phase_time(phase: str) -> Quantity:
-    return Quantity(f"phase_{phase}_s", f"phase {phase}", "s", lambda run: run.phase_s.get(phase))
 
 
 def _phase_energy(phase: str) -> Quantity:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
-from candle_p1.reports.settings import HOROVOD
+from candle_p1.reports.runs import HOROVOD
 from candle_p1.reports.statistics import estimate_difference
 
 if TYPE_CHECKING:

@@ -40,13 +40,18 @@ def _attribute(name: str, title: str, unit: str = "") -> Quantity:
     return Quantity(name, title, unit, attrgetter(name))
 
 
+def phase_time(phase: str) -> Quantity:
+    """Returns the time of a phase on its slowest rank."""
+    return Quantity(f"phase_{phase}_s", f"phase {phase}", "s", lambda run: run.phase_s.get(phase))
+
+
 def _efficiency(name: str, title: str) -> Quantity:
     return Quantity(name, title, "", lambda run: getattr(run.efficiency, name, None))
 
 
 TOTAL = _attribute("total_s", "total time", "s")
-LOAD = _attribute("load_s", "data loading", "s")
-TRAIN = _attribute("train_s", "training", "s")
+LOAD = replace(phase_time("load"), name="load_s", title="data loading")
+TRAIN = replace(phase_time("train"), name="train_s", title="training")
 WAIT = _attribute("broadcast_wait_s", "waiting for the slowest loader", "s")
 EPOCH = _attribute("epoch_s", "time per epoch", "s")
 FIRST_STEP = _attribute("first_step_s", "first step", "s")
@@ -86,7 +91,7 @@ FIGURES_OF_MERIT = {"accuracy": True, "loss": False}
 
 def merit(runs: Iterable[RecordedRun]) -> str | None:
     """Returns the name of the figure by which the runs' models are judged; None without one."""
-    names = {name for run in runs for name in run.quality_names}
+    names = {name for run in runs for name in run.figures_of_merit}
     return next((name for name in FIGURES_OF_MERIT if name in names), min(names, default=None))
 
 

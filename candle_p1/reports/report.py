@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.exports.extrap import extrap_files
-from candle_p1.reports.exports.tidy import to_csv, to_parquet
+from candle_p1.reports.exports.tidy import tidy
 from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.findings.registry import find
 from candle_p1.reports.notes import notes_on, notes_on_all
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.findings.registry import Statement
-    from candle_p1.reports.missing import Missing
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.runs import Runs
 
@@ -34,7 +34,7 @@ class ReportSection:
         notes: What a reader has to know.
         statements: What the records show.
         figures: The figures.
-        missing: What could not be drawn.
+        missing: The titles of figures that could not be drawn, with the reasons.
         tables: The tables that have rows.
     """
 
@@ -43,7 +43,7 @@ class ReportSection:
     notes: Sequence[str]
     statements: Sequence[Statement]
     figures: Sequence[Drawing]
-    missing: Sequence[Missing]
+    missing: Sequence[tuple[str, str]]
     tables: Sequence[ReportTable]
 
     @property
@@ -55,16 +55,6 @@ class ReportSection:
     def common(self) -> str:
         """The settings that all of its runs share, in words."""
         return describe(self.experiment.common)
-
-    @property
-    def table_slugs(self) -> set[str]:
-        """The slugs of its tables."""
-        return {table.slug for table in self.tables}
-
-    @property
-    def refused(self) -> list[Statement]:
-        """The statements of the summary about which nothing could be said."""
-        return [each for each in self.statements if each.finder.is_headline and not each.sentences]
 
 
 @dataclass(frozen=True)
@@ -84,11 +74,6 @@ class Report:
     runs: ReportTable
     problems: ReportTable
     exports: dict[str, str | bytes]
-
-    @property
-    def num_figures(self) -> int:
-        """The number of figures."""
-        return sum(len(section.figures) for section in self.sections)
 
 
 def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: None) -> Report:
@@ -113,10 +98,10 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
         sections.append(
             ReportSection(experiment, slug, notes, statements, figures, missing, tables)
         )
-    exports: dict[str, str | bytes] = {"runs.csv": to_csv(runs.runs)}
-    parquet = to_parquet(runs.runs)
-    if parquet is not None:
-        exports["runs.parquet"] = parquet
+    table = tidy(runs.runs)
+    exports: dict[str, str | bytes] = {"runs.csv": table.to_csv(index=False)}
+    if find_spec("pyarrow"):
+        exports["runs.parquet"] = table.to_parquet(None, engine="pyarrow", index=False)
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
     return Report(
         notes_on_all(runs), sections, _table_of_runs(runs), _table_of_problems(runs), exports
@@ -144,5 +129,5 @@ def _table_of_runs(runs: Runs) -> ReportTable:
 
 
 def _table_of_problems(runs: Runs) -> ReportTable:
-    rows = tuple((str(problem.path), problem.reason) for problem in runs.problems)
+    rows = tuple((str(path), reason) for path, reason in runs.problems.items())
     return ReportTable("unreadable", "Records that cannot be read", ("record", "reason"), rows)

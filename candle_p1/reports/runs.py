@@ -12,19 +12,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from candle_p1.errors import RecordError
+from candle_p1.parameters.catalog import role_of
+from candle_p1.parameters.parameter import Role
 from candle_p1.records.per_rank import PerRank, read_per_rank
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import Efficiency
-from candle_p1.reports.settings import about_communication, settings_of
+from candle_p1.scaling import share_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from candle_p1.records.types import EpochFacts, FileFacts, PhaseTimes, RunRecord
+    from candle_p1.records.types import (
+        EpochFacts,
+        FileFacts,
+        PhaseTimes,
+        QualityFigure,
+        RunRecord,
+    )
 
 GIB = 2**30
+DATA = "data"
+"""The setting that identifies the data: the size of synthetic data, or the values of files."""
+
+FIRST_TIME = "cached (first time)"
+"""Replaces the loader `cached` where it read the file and wrote the cache, or a part of it."""
+
+PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
+"""Settings for which the plan has the resolved values."""
+
+HOROVOD = "HOROVOD_"
+NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
 
 class Hardware(NamedTuple):
@@ -119,21 +138,41 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What defines a point, besides ranks and machine; see settings.settings_of."""
-        load = self._phases.get("load")
-        return settings_of(
-            self.parameters,
-            self.plan,
-            self.data,
-            is_synthetic=self.synthetic,
-            wrote_cache=load is not None and "write" in (load.parts or {}),
-        )
+        """What defines a point, besides ranks and machine: parameters, and DATA.
+
+        Omitted are the seed, places, logging, names of data files (DATA stands for these) and what
+        CANDLE Supervisor adds. Where caches are staged does not matter, only whether they are. A
+        run that had to write its cache has another loader (FIRST_TIME). Lists become tuples.
+        """
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.parameters.items()
+            if role_of(name) in (Role.LEARNING, Role.SPEED)
+        }
+        if settings.get("epochs_scaling", "") is None:
+            level = settings.get("data_parallel", "epoch")
+            settings["epochs_scaling"], _ = share_epochs(settings["epochs"], 1, None, level)
+        if "stage_dir" in self.parameters:
+            settings["staged"] = self.parameters["stage_dir"] is not None
+        if self._part("load", "write"):
+            settings["loader"] = FIRST_TIME
+        settings |= {name: self.plan[name] for name in PLANNED if name in self.plan}
+        if self.data:
+            settings[DATA] = self.data
+            if not self.synthetic:
+                for name in ("size", "data_seed"):  # meaningless where files are named
+                    settings.pop(name, None)
+        return settings
 
     @cached_property
     def horovod_settings(self) -> Mapping[str, str]:
-        """Horovod's settings, by variable; empty where they are unknown, as with one rank."""
+        """Those of Horovod's settings that affect how gradients are averaged, as far as known."""
         distributed = self.record.distributed
-        return about_communication((distributed.settings if distributed else None) or {})
+        return {
+            name: value
+            for name, value in ((distributed.settings if distributed else None) or {}).items()
+            if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
+        }
 
     @cached_property
     def threads(self) -> int | None:
@@ -231,16 +270,6 @@ class RecordedRun:
         return {name: phase.max_s for name, phase in self._phases.items()}
 
     @property
-    def load_s(self) -> float | None:
-        """Seconds of loading the data, on the slowest rank."""
-        return self.phase_s.get("load")
-
-    @property
-    def train_s(self) -> float | None:
-        """Seconds of training with validation, on the slowest rank: the paper's TensorFlow."""
-        return self.phase_s.get("train")
-
-    @property
     def broadcast_wait_s(self) -> float | None:
         """Seconds that the first rank to be ready waited for the slowest loader."""
         wait = self._part("broadcast", "wait")
@@ -292,11 +321,6 @@ class RecordedRun:
         return dict(self.record.plan or {})
 
     @property
-    def batch_size(self) -> int | None:
-        """The samples of one step of one rank."""
-        return self.record.plan.batch_size if self.record.plan else None
-
-    @property
     def _epochs(self) -> list[EpochFacts]:
         return self.record.training.epochs if self.record.training else []
 
@@ -332,25 +356,25 @@ class RecordedRun:
         return self.record.training.samples_per_s if self.record.training else None
 
     @property
-    def quality_names(self) -> Iterable[str]:
-        """The names of the figures of merit, including those that are not numbers."""
-        return (self.record.quality or {}).keys()
+    def figures_of_merit(self) -> Mapping[str, QualityFigure]:
+        """What was recorded of the trained model on the test set, by name."""
+        return self.record.quality or {}
 
     @cached_property
     def quality(self) -> Mapping[str, float]:
-        """The figures of merit of the trained model on the test set, where they are numbers."""
-        figures = (self.record.quality or {}).items()
+        """The figures of merit that are numbers."""
+        figures = self.figures_of_merit.items()
         return {name: each.value for name, each in figures if each.value is not None}
 
     @cached_property
     def naive(self) -> Mapping[str, float]:
         """The same for the best constant predictor, where there is one."""
-        figures = (self.record.quality or {}).items()
+        figures = self.figures_of_merit.items()
         return {name: each.naive for name, each in figures if each.naive is not None}
 
     def has_diverged(self, name: str) -> bool:
         """Returns whether a figure of merit was recorded, but is not a number."""
-        return name in self.quality_names and name not in self.quality
+        return name in self.figures_of_merit and name not in self.quality
 
     @cached_property
     def last_epoch(self) -> Mapping[str, float]:
@@ -412,24 +436,17 @@ class RecordedRun:
         return train.communication.mean_s / train.mean_s
 
 
-class Problem(NamedTuple):
-    """A record that cannot be used, and why."""
-
-    path: Path
-    reason: str
-
-
 @dataclass(frozen=True)
 class Runs:
     """The runs below some directories.
 
     Attributes:
         runs: By start.
-        problems: Records that cannot be read.
+        problems: Why a record cannot be read, by its path.
     """
 
     runs: tuple[RecordedRun, ...]
-    problems: tuple[Problem, ...]
+    problems: Mapping[Path, str]
 
 
 def read_runs(directories: Iterable[Path]) -> Runs:
@@ -439,18 +456,19 @@ def read_runs(directories: Iterable[Path]) -> Runs:
         RecordError: A directory does not exist, or none of them holds a record.
     """
     directories = list(directories)
-    runs, problems = [], []
+    runs: list[RecordedRun] = []
+    problems: dict[Path, str] = {}
     for path in sorted({path for directory in directories for path in _records(directory)}):
         try:
             runs.append(RecordedRun(path, read_record(path)))
         except RecordError as error:
-            problems.append(Problem(path, str(error).removeprefix(str(path)).lstrip(":, ")))
+            problems[path] = str(error).removeprefix(str(path)).lstrip(":, ")
     if not runs and not problems:
         names = ", ".join(map(str, directories))
         raise RecordError(
             f"{names}: no {RECORD_NAME} there or below: name the directory that holds the runs"
         )
-    return Runs(tuple(sorted(runs, key=lambda run: run.started)), tuple(problems))
+    return Runs(tuple(sorted(runs, key=lambda run: run.started)), problems)
 
 
 def _records(directory: Path) -> list[Path]:

@@ -154,7 +154,7 @@ def qualities(experiment: Experiment) -> Content:
     shown = (quality_on_training(name), quality_on_test(name), naive(name)) if name else ()
     columns: list[Column] = [
         ("epochs per rank", _epochs),
-        ("batch size", lambda point: point.runs[0].batch_size),
+        ("batch size", lambda point: point.runs[0].plan.get("batch_size")),
         *map(_column, shown),
     ]
     told = ("accuracy", "loss", "epochs_needed", "epochs_to_run", "best_strategy")

@@ -6,20 +6,19 @@ https://github.com/extra-p/extrap/blob/master/docs/file-formats.md.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import re
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.points import STRONG, WEAK
+from candle_p1.reports.quantities import LOAD, TOTAL, TRAIN, phase_time
+from candle_p1.reports.table import ReportTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from candle_p1.reports.points import Experiment, Series
-    from candle_p1.reports.runs import RecordedRun
 
 PARAMETER = "processes"
 METRIC = "time_s"
@@ -28,12 +27,11 @@ MODES = (STRONG, WEAK)
 
 MIN_POINTS = 2
 CALL_PATHS = {
-    "total": None,
-    "total->load": "load",
-    "total->broadcast": "broadcast",
-    "total->train": "train",
+    "total": TOTAL,
+    "total->load": LOAD,
+    "total->broadcast": phase_time("broadcast"),
+    "total->train": TRAIN,
 }
-"""The phase of each call path, on its slowest rank; None is the whole run."""
 
 NAME_LENGTH = 60
 INDEX_NAME = "files.csv"
@@ -57,17 +55,15 @@ def extrap_files(experiments: Iterable[Experiment]) -> dict[str, str]:
             of = (experiment.benchmark, experiment.mode, str(experiment.machine), series.name)
             index.append((name, *of, str(len(series.timed))))
     if index:
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows([INDEX_HEADINGS, *index])
-        files[INDEX_NAME] = table.getvalue()
+        files[INDEX_NAME] = ReportTable("", "", INDEX_HEADINGS, tuple(index)).to_csv()
     return files
 
 
 def _lines(series: Series) -> Iterator[str]:
     if len(series.timed) < MIN_POINTS:
         return
-    for path, phase in CALL_PATHS.items():
-        values = {point.num_ranks: point.values(_seconds(phase)) for point in series.timed}
+    for path, quantity in CALL_PATHS.items():
+        values = {point.num_ranks: point.values(quantity.of) for point in series.timed}
         if not all(values.values()):
             continue  # Extra-P needs all points of a call path
         for num_ranks, seconds in values.items():
@@ -78,10 +74,6 @@ def _lines(series: Series) -> Iterator[str]:
                 "value": seconds,
             }
             yield json.dumps(line, allow_nan=False)
-
-
-def _seconds(phase: str | None) -> Callable[[RecordedRun], float | None]:
-    return lambda run: run.total_s if phase is None else run.phase_s.get(phase)
 
 
 def _name(experiment: Experiment, series: Series, taken: Collection[str]) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.records.power_file import read_traces
 from candle_p1.reports.drawing import style, to_drawing
-from candle_p1.reports.missing import MissingDataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,17 +25,13 @@ MIN_LABEL_SHARE = 0.04
 """A narrower phase has no room for its name."""
 
 
-def run_to_draw(series: Series) -> RecordedRun:
-    """Returns the run of a series with power readings on the most ranks; the median by time.
-
-    Raises:
-        MissingDataError: No run has power readings.
-    """
+def run_to_draw(series: Series) -> RecordedRun | None:
+    """Returns the run of a series with power readings on the most ranks; the median by time."""
     for point in reversed(series.points):
         runs = [run for run in point.all_runs if run.status == "ok" and run.power_files]
         if runs:
             return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
-    raise MissingDataError("no run has power readings")
+    return None
 
 
 def power_svg(run: RecordedRun) -> str:

@@ -10,13 +10,13 @@ from candle_p1.reports.drawing import BARS, Drawing, style, to_drawing
 from candle_p1.reports.figures import bars, lines
 from candle_p1.reports.figures.power import power_figure, run_to_draw
 from candle_p1.reports.gains import ORIGINAL
-from candle_p1.reports.missing import Missing, MissingDataError
+from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import describe
 from candle_p1.reports.published import published_figure
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from matplotlib.figure import Figure
 
@@ -125,7 +125,9 @@ KINDS = (
 )
 
 
-def draw_figures(experiment: Experiment, prefix: str) -> tuple[list[Drawing], list[Missing]]:
+def draw_figures(
+    experiment: Experiment, prefix: str
+) -> tuple[list[Drawing], list[tuple[str, str]]]:
     """Draws all figures that an experiment has data for.
 
     Args:
@@ -133,10 +135,10 @@ def draw_figures(experiment: Experiment, prefix: str) -> tuple[list[Drawing], li
         prefix: The beginning of the figures' file names.
 
     Returns:
-        The figures, and what could not be drawn.
+        The figures, and the titles of those that could not be drawn, with the reasons.
     """
     drawn: list[Drawing] = []
-    missing: list[Missing] = []
+    missing: dict[tuple[str, str], None] = {}
     with style():
         for kind in KINDS:
             facets = [experiment.series] if kind.whole else _facets(experiment)
@@ -145,14 +147,13 @@ def draw_figures(experiment: Experiment, prefix: str) -> tuple[list[Drawing], li
                 try:
                     figure = kind.draw(experiment, [each for each in series if each.timed])
                 except MissingDataError as error:
-                    reason = Missing(kind.title, str(error))
-                    missing += [reason] if reason not in missing else []
+                    missing[kind.title, str(error)] = None
                     continue
                 title = kind.title + (f" ({i + 1} of {len(facets)})" if len(facets) > 1 else "")
                 caption = kind.caption + _paper(experiment, kind.slug)
                 drawn.append(to_drawing(figure, slug, title, caption))
-        _draw_power(experiment, prefix, drawn, missing)
-    return drawn, missing
+        drawn += _draw_power(experiment, prefix, missing)
+    return drawn, list(missing)
 
 
 def _paper(experiment: Experiment, slug: str) -> str:
@@ -162,34 +163,29 @@ def _paper(experiment: Experiment, slug: str) -> str:
 
 
 def _draw_power(
-    experiment: Experiment, prefix: str, drawn: list[Drawing], missing: list[Missing]
-) -> None:
+    experiment: Experiment, prefix: str, missing: dict[tuple[str, str], None]
+) -> Iterator[Drawing]:
     """Draws power over time for one run of each of the first few series that have readings."""
-    reasons: dict[str, None] = {}
-    num = 0
-    for i, series in enumerate(experiment.series):
-        if num == MAX_POWER_FIGURES:
-            reasons[f"only the first {num} series are shown"] = None
-            break
-        try:
-            run = run_to_draw(series)
-        except MissingDataError as error:
-            if not num and i + 1 == len(experiment.series):
-                reasons[str(error)] = None
-            continue
+    runs = [
+        (i, series, run)
+        for i, series in enumerate(experiment.series, 1)
+        if (run := run_to_draw(series))
+    ]
+    if not runs:
+        missing[POWER_TITLE, "no run has power readings"] = None
+    if len(runs) > MAX_POWER_FIGURES:
+        missing[POWER_TITLE, f"only the first {MAX_POWER_FIGURES} series are shown"] = None
+    for i, series, run in runs[:MAX_POWER_FIGURES]:
         try:
             figure = power_figure(run)
         except DataError as error:
-            reasons[str(error)] = None
+            missing[POWER_TITLE, str(error)] = None
             continue
-        num += 1
-        slug = f"{prefix}-power-{i + 1}"
         caption = (
             f"One run on {count(run.num_ranks, 'rank')}, {series.name}: {run.energy_kind} power,"
             f" with the phases of rank 0 behind it.{_paper(experiment, 'power')}"
         )
-        drawn.append(to_drawing(figure, slug, POWER_TITLE, caption))
-    missing += [Missing(POWER_TITLE, reason) for reason in reasons]
+        yield to_drawing(figure, f"{prefix}-power-{i}", POWER_TITLE, caption)
 
 
 def _facets(experiment: Experiment) -> list[list[Series]]:

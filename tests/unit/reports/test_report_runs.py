@@ -9,7 +9,7 @@ import pytest
 from candle_p1.errors import RecordError
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
-from candle_p1.reports.quantities import OTHER, PARTS, UNDIVIDED, parts_s
+from candle_p1.reports.quantities import LOAD, OTHER, PARTS, TRAIN, UNDIVIDED, parts_s
 from candle_p1.reports.runs import RecordedRun, read_runs
 from tests.planted_records import REMOVED, changed, plant, planted_record
 
@@ -45,10 +45,10 @@ def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
     (bad / "run.json").write_text('{"schema_version": 2}')
     runs = read_runs([tmp_path, tmp_path / "run000"])
     assert [run.num_ranks for run in runs.runs] == [2, 1]
-    (problem,) = runs.problems
-    assert problem.path == bad / "run.json"
-    assert "status" in problem.reason
-    assert str(bad) not in problem.reason
+    ((path, reason),) = runs.problems.items()
+    assert path == bad / "run.json"
+    assert "status" in reason
+    assert str(bad) not in reason
 
 
 def test_directories_without_records_are_refused(tmp_path):
@@ -61,11 +61,11 @@ def test_directories_without_records_are_refused(tmp_path):
 def test_times_are_those_of_the_slowest_rank_and_epochs_exclude_the_first_step():
     record = planted_record(num_ranks=2, load_s=3.0, epoch_s=1.5, first_step_s=9.0, epochs=8)
     run = RecordedRun(None, changed(record, {"phases.load.max_s": 4.0}))
-    assert run.load_s == 4.0
+    assert LOAD.of(run) == 4.0
     assert run.epoch_s == pytest.approx(1.5)
     assert run.first_step_s == 9.0
     assert run.epochs_per_rank == 4
-    assert run.train_s == 4 * 1.5 + 9.0
+    assert TRAIN.of(run) == 4 * 1.5 + 9.0
 
 
 def test_a_single_step_gives_no_time_per_epoch():
@@ -87,7 +87,7 @@ def test_unmeasured_communication_is_one_part_with_training():
     run = RecordedRun(None, changed(record, {"phases.train.communication": REMOVED}))
     parts = parts_s(run)
     assert {"training", "communication"}.isdisjoint(parts)
-    assert parts[UNDIVIDED] == run.train_s
+    assert parts[UNDIVIDED] == TRAIN.of(run)
     assert sum(parts.values()) == pytest.approx(run.total_s)
 
 

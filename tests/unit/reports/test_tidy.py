@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 
+import pandas as pd
 import pytest
 
-from candle_p1.reports.exports.tidy import ALWAYS, tidy, to_csv, to_parquet
+from candle_p1.reports.exports.tidy import QUANTITIES, tidy
 from candle_p1.reports.runs import read_runs
 from tests.planted_records import plant
 
@@ -30,7 +31,7 @@ def runs(tmp_path):
 
 
 def test_every_run_is_a_row_with_its_quantities(runs):
-    rows = list(csv.DictReader(io.StringIO(to_csv(runs))))
+    rows = list(csv.DictReader(io.StringIO(tidy(runs).to_csv(index=False))))
     ok, failed, traced = rows
     assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
     assert ok["record"] == str(runs[0].path)
@@ -50,41 +51,25 @@ def test_every_run_is_a_row_with_its_quantities(runs):
 
 
 def test_columns_have_one_type_and_a_fixed_order(runs):
-    columns = tidy(runs)
-    assert columns.keys() >= ALWAYS
-    assert columns["num_ranks"] == (int, [2, 1, 1])
-    assert columns["synthetic"] == (bool, [True, None, True])
-    assert columns["parameter_learning_rate"] == (float, [0.001, None, 0.001])
-    assert columns["first_step_s"][0] is float
-    names = list(columns)
+    table = tidy(runs)
+    assert {quantity.name for quantity in QUANTITIES} <= set(table)
+    assert table.dtypes["num_ranks"] == "Int64"
+    assert table.dtypes["synthetic"] == "boolean"
+    assert table["parameter_learning_rate"].to_list() == [0.001, pd.NA, 0.001]
+    assert table.dtypes["first_step_s"] == table.dtypes["power_w"] == "Float64"
+    names = list(table)
     assert names.index("total_s") < names.index("phase_load_s") < names.index("test_accuracy")
 
 
 def test_a_column_of_several_kinds_is_text(tmp_path):
     for value in (1, "auto", True):
         plant(tmp_path, warmup=value)
-    assert tidy(read_runs([tmp_path]).runs)["parameter_warmup"] == (str, ["1", "auto", "True"])
+    assert tidy(read_runs([tmp_path]).runs)["parameter_warmup"].to_list() == ["1", "auto", "True"]
 
 
-def test_parquet_holds_the_same(runs):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = parquet.read_table(pyarrow.BufferReader(to_parquet(runs)))
-    assert table.to_pydict() == {name: values for name, (_, values) in tidy(runs).items()}
-    assert table.schema.field("total_s").type == pyarrow.float64()
-    assert table.schema.field("num_ranks").type == pyarrow.int64()
-
-
-def test_without_pyarrow_there_is_no_parquet(runs, monkeypatch):
-    from candle_p1.reports.exports import tidy as module
-
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert to_parquet(runs) is None
-
-
-def test_a_table_can_consist_of_running_runs(tmp_path):
+def test_a_table_can_consist_of_running_runs_or_none(tmp_path):
     plant(tmp_path, status="running")
-    (row,) = csv.DictReader(io.StringIO(to_csv(read_runs([tmp_path]).runs)))
-    assert row["total_s"] == ""
-    assert row["status"] == "running"
+    table = tidy(read_runs([tmp_path]).runs)
+    assert table["status"].to_list() == ["running"]
+    assert table["total_s"].isna().all()
+    assert tidy([]).empty
