@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
@@ -29,7 +30,7 @@ from candle_p1.reports.quantities import (
     quality_on_test,
 )
 from candle_p1.reports.sides import caveats
-from candle_p1.reports.statistics import estimate_difference, estimate_median, estimate_ratio
+from candle_p1.reports.statistics import estimate_difference, estimate_ratio
 from candle_p1.reports.words import listed
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ RANKS, NODES, MACHINE = "ranks", "nodes", "machine"
 """The names of these among the settings."""
 
 ABSENT = "absent"
+PARAMETER, REPEAT = "parameter", "repeat"
+KINDS = (PARAMETER, "plan", "machine", "version", REPEAT, "place or logging")
+"""Of differences, in the order in which they are listed."""
+
+ROLES = {Role.LEARNING: PARAMETER, Role.SPEED: PARAMETER, Role.SEED: REPEAT}
+"""The kinds of differences by the roles of parameters; those of others are the last kind."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,23 @@ class Row:
             return NOT_SHOWN
         return HIGHER if self.change.value > same else LOWER
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the row as plain values for JSON."""
+        sides = {
+            name: {"median": median(values) if values else None, "values": values}
+            for name, values in (("a", self.a), ("b", self.b))
+        }
+        return {
+            "name": self.quantity.name,
+            "title": self.quantity.title,
+            "unit": self.quantity.unit,
+            **sides,
+            "ratio" if self.is_ratio else "difference": asdict(self.change)
+            if self.change
+            else None,
+            "verdict": self.verdict,
+        }
+
 
 @dataclass(frozen=True)
 class Pairing:
@@ -99,7 +123,7 @@ class Difference:
     """Something that differs between the sides.
 
     Attributes:
-        kind: parameter, place or logging, repeat, plan, version or machine.
+        kind: One of KINDS.
         name: Its name.
         a: Its values in A, in words.
         b: Its values in B, in words.
@@ -132,11 +156,11 @@ class RunComparison:
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison as plain values for JSON."""
         return {
-            "a": _side_dict(self.a),
-            "b": _side_dict(self.b),
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
             "warnings": list(self.warnings),
             "comparisons": [
-                {"settings": pairing.settings, "quantities": [_row_dict(r) for r in pairing.rows]}
+                {"settings": pairing.settings, "quantities": [r.to_dict() for r in pairing.rows]}
                 for pairing in self.pairings
             ],
             "differences": [asdict(difference) for difference in self.differences],
@@ -179,17 +203,15 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
     """Returns what is compared, and sentences about runs without a counterpart."""
     varied = _varied(a.timed) | _varied(b.timed)
     groups = [_grouped(side.timed, varied) for side in (a, b)]
+    keys = groups[0].keys() | groups[1].keys()
     pairings, unpaired = [], []
-    for key in sorted(
-        groups[0].keys() | groups[1].keys(), key=lambda key: [by_value(value) for _, value in key]
-    ):
+    for key in sorted(keys, key=lambda key: [by_value(value) for _, value in key]):
         settings = describe(dict(key))
-        runs = [group.get(key) for group in groups]
-        if runs[0] and runs[1]:
-            pairings.append(Pairing(settings, tuple(_rows(runs[0], runs[1]))))
+        of_a, of_b = (group.get(key) for group in groups)
+        if of_a and of_b:
+            pairings.append(Pairing(settings, tuple(_rows(of_a, of_b))))
         else:
-            name = a.name if runs[0] else b.name
-            unpaired.append(f"only {name} has runs with {settings}")
+            unpaired.append(f"only {(a if of_a else b).name} has runs with {settings}")
     return pairings, unpaired
 
 
@@ -228,22 +250,16 @@ def _grouped(runs: Sequence[RecordedRun], varied: set[str]) -> dict[Any, list[Re
 
 
 def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
+    """Returns total, phases in their order, further times, energies, and quality."""
     runs = [*a, *b]
-    measured = _measured(runs, with_energy=len(covered(runs)) == 1)
-    rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
-    figures = dict.fromkeys(name for run in runs for name in run.quality)
-    rows = [row for row in rows if any(row.a) or any(row.b)]
-    return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
-
-
-def _measured(runs: Sequence[RecordedRun], *, with_energy: bool) -> list[Quantity]:
-    """Returns total, phases in their order, further times, and energies."""
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    times = [TOTAL, *map(phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
-    if not with_energy:
-        return times
-    energies = map(_phase_energy, phases)
-    return [*times, replace(ENERGY, title="energy of the run"), *energies, POWER]
+    measured = [TOTAL, *map(phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
+    if len(covered(runs)) == 1:
+        measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases), POWER]
+    rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
+    rows = [row for row in rows if any(row.a) or any(row.b)]
+    figures = dict.fromkeys(name for run in runs for name in run.quality)
+    return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
 
 
 def _phase_energy(phase: str) -> Quantity:
@@ -266,7 +282,7 @@ def _row(
 def _differences(a: Side, b: Side) -> list[Difference]:
     found = []
     for kind, facts in (
-        ("parameter", lambda run: run.parameters),
+        (PARAMETER, lambda run: run.parameters),
         ("plan", lambda run: run.plan),
         ("machine", _machine),
         ("version", lambda run: run.versions),
@@ -276,21 +292,11 @@ def _differences(a: Side, b: Side) -> list[Difference]:
             values = [side.get(name, []) for side in of_sides]
             if sorted(values[0]) != sorted(values[1]):
                 words = [", ".join(each) or ABSENT for each in values]
-                found.append(Difference(_kind(kind, name), name, words[0], words[1]))
-    order = {kind: i for i, kind in enumerate(KINDS)}
-    return sorted(found, key=lambda each: (order[each.kind], each.name))
-
-
-KINDS = ("parameter", "plan", "machine", "version", "repeat", "place or logging")
-
-
-def _kind(kind: str, name: str) -> str:
-    if kind != "parameter":
-        return kind
-    role = role_of(name)
-    if role is Role.SEED:
-        return "repeat"
-    return kind if role in (Role.LEARNING, Role.SPEED) else "place or logging"
+                kind_of = (
+                    ROLES.get(role_of(name), "place or logging") if kind == PARAMETER else kind
+                )
+                found.append(Difference(kind_of, name, words[0], words[1]))
+    return sorted(found, key=lambda each: (KINDS.index(each.kind), each.name))
 
 
 def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -315,24 +321,3 @@ def _machine(run: RecordedRun) -> dict[str, Any]:
     environment = run.record.environment
     facts |= (environment.settings if environment else {}) | dict(run.horovod_settings)
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _side_dict(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "num_runs": len(side.timed),
-        "num_left_out": len(side.runs) - len(side.timed),
-        "records": [str(run.path) for run in side.timed],
-    }
-
-
-def _row_dict(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.quantity.name,
-        "title": row.quantity.title,
-        "unit": row.quantity.unit,
-        "a": {"median": estimate_median(row.a).value if row.a else None, "values": list(row.a)},
-        "b": {"median": estimate_median(row.b).value if row.b else None, "values": list(row.b)},
-        "ratio" if row.is_ratio else "difference": asdict(row.change) if row.change else None,
-        "verdict": row.verdict,
-    }

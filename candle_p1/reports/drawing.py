@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log2
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -32,6 +31,22 @@ LOG_FROM = 20
 """An axis is logarithmic where its largest value is this many times its smallest."""
 
 MIN_SPAN = 0.1
+PLAIN_NUMBERS = "{x:,.12g}"
+
+LOOK: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "candle_p1",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+}
+"""Settings of matplotlib, for its rc_context."""
 
 BARS = (
     "Lines join medians. Bars with caps are 95 % intervals; bars without caps show the range where"
@@ -49,6 +64,7 @@ class Drawing:
         caption: The text beneath it.
         svg: The image, in which text remains text.
         png: The same for print and slides.
+        width_pt: Its natural width, in points of 1/72 inch.
     """
 
     slug: str
@@ -56,12 +72,7 @@ class Drawing:
     caption: str
     svg: str
     png: bytes
-
-    @property
-    def width_pt(self) -> float:
-        """The natural width of the image, in points of 1/72 inch."""
-        found = re.search(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
-        return float(found[1]) if found else 720.0
+    width_pt: float
 
 
 @dataclass(frozen=True)
@@ -94,31 +105,14 @@ class Panel:
     y_label: str = ""
 
     @property
+    def marks(self) -> list[Mark]:
+        """The marks of all lines."""
+        return [mark for marks in self.lines.values() for mark in marks]
+
+    @property
     def values(self) -> list[float]:
         """The values of all runs in it."""
-        return [v for marks in self.lines.values() for mark in marks for v in mark.values]
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Applies the look of the figures within the block."""
-    import matplotlib as mpl
-
-    look: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "candle_p1",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "grid.color": "0.9",
-        "axes.titlesize": 10,
-        "legend.frameon": False,
-    }
-    with mpl.rc_context(look):
-        yield
+        return [value for mark in self.marks for value in mark.values]
 
 
 def new_figure(
@@ -159,24 +153,26 @@ def line_figure(
         from_zero: Whether y axes start at 0, or are logarithmic; None leaves them alone.
     """
     figure, plots = new_figure(len(panels), columns, sharey=same_y)
-    ticks = {int(mark.x) for panel in panels for marks in panel.lines.values() for mark in marks}
+    ticks = {int(mark.x) for panel in panels for mark in panel.marks}
     for axes, panel in zip(plots, panels, strict=True):
         for i, (label, marks) in enumerate(panel.lines.items()):
-            draw_line(axes, marks, i, len(panel.lines), label)
+            _draw_line(axes, marks, i, len(panel.lines), label)
         count_axis(axes, ticks, x_label)
         axes.set_title(panel.title)
         axes.set_ylabel(panel.y_label)
-    if from_zero is not None and same_y:
-        value_axis(plots, [value for panel in panels for value in panel.values], from_zero)
-    elif from_zero is not None:
+    if from_zero is not None:
+        of_all = [value for panel in panels for value in panel.values]
         for axes, panel in zip(plots, panels, strict=True):
-            value_axis([axes], panel.values, from_zero)
+            _value_axis(axes, of_all if same_y else panel.values, from_zero)
     legend_below(figure, plots[0])
     return figure
 
 
-def draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -> None:
-    """Draws line i of `num`, shifted a little, so that bars do not cover each other."""
+def _draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -> None:
+    """Draws line i of `num`, shifted a little, so that bars do not cover each other.
+
+    The bar of an interval has caps if its confidence is 95 %.
+    """
     color = COLORS[i % len(COLORS)]
     shape = (i + i // len(COLORS)) % len(COLORS)  # another one where a colour is repeated
     aside = 2 ** (0.05 * (i - (num - 1) / 2))
@@ -191,34 +187,21 @@ def draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) -
         ls=STYLES[shape],
         label=label,
     )
+    dots: dict[str, Any] = {"s": 9, "color": color, "alpha": 0.3, "linewidths": 0, "zorder": 1.5}
     for x, mark in zip(xs, marks, strict=True):
-        draw_bar(axes, x, mark.estimate, color)
-        axes.scatter(
-            [x] * len(mark.values),
-            mark.values,
-            s=9,
-            color=color,
-            alpha=0.3,
-            linewidths=0,
-            zorder=1.5,
-        )
-
-
-def draw_bar(axes: Axes, x: float, estimate: Estimate, color: str) -> None:
-    """Draws the interval of an estimate, with caps if its confidence is 95 %."""
-    if estimate.confidence == 0:
-        return
-    below, above = estimate.value - estimate.low, estimate.high - estimate.value
-    confident = estimate.is_confident
-    axes.errorbar(
-        [x],
-        [estimate.value],
-        yerr=[[max(below, 0)], [max(above, 0)]],
-        fmt="none",
-        ecolor=color,
-        elinewidth=1.2 if confident else 0.8,
-        capsize=3 if confident else 0,
-    )
+        estimate = mark.estimate
+        if estimate.confidence > 0:
+            below, above = estimate.value - estimate.low, estimate.high - estimate.value
+            axes.errorbar(
+                [x],
+                [estimate.value],
+                yerr=[[max(below, 0)], [max(above, 0)]],
+                fmt="none",
+                ecolor=color,
+                elinewidth=1.2 if estimate.is_confident else 0.8,
+                capsize=3 if estimate.is_confident else 0,
+            )
+        axes.scatter([x] * len(mark.values), mark.values, **dots)
 
 
 def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
@@ -232,24 +215,22 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def value_axis(plots: Sequence[Axes], values: Sequence[float], zero: bool = True) -> None:
-    """Scales y axes: logarithmic where values differ much, otherwise from 0 if `zero`.
+def _value_axis(axes: Axes, values: Sequence[float], zero: bool) -> None:
+    """Scales the y axis: logarithmic where values differ much, otherwise from 0 if `zero`.
 
-    Axes that need not start at 0 span at least a tenth of the largest value, so that noise does
+    An axis that need not start at 0 spans at least a tenth of the largest value, so that noise does
     not look like an effect.
     """
     low, high = min(values, default=0), max(values, default=1)
-    for axes in plots:
-        if zero and 0 < LOG_FROM * low < high:
-            log_axis(axes)
-        elif zero:
-            axes.set_ylim(min(0, low), max(1.08 * high, axes.get_ylim()[1]))
-            _plain_numbers(axes)
-        else:
-            bottom, top = axes.get_ylim()
-            short = MIN_SPAN * max(abs(low), abs(high)) - (top - bottom)
-            if short > 0:
-                axes.set_ylim(bottom - short / 2, top + short / 2)
+    bottom, top = axes.get_ylim()
+    if zero and 0 < LOG_FROM * low < high:
+        log_axis(axes)
+    elif zero:
+        axes.set_ylim(min(0, low), max(1.08 * high, top))
+        axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
+    else:
+        short = max(MIN_SPAN * max(abs(low), abs(high)) - (top - bottom), 0)
+        axes.set_ylim(bottom - short / 2, top + short / 2)
 
 
 def log_axis(axes: Axes) -> None:
@@ -259,14 +240,7 @@ def log_axis(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
-    _plain_numbers(axes)
-
-
-def _plain_numbers(axes: Axes) -> None:
-    """Writes the numbers of the y axis in full, as 1,000,000 and 0.05."""
-    axes.yaxis.set_major_formatter(
-        lambda value, _position: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.12g}"
-    )
+    axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
@@ -289,7 +263,7 @@ def to_drawing(figure: Figure, slug: str, title: str, caption: str) -> Drawing:
     figure.savefig(png, format="png", metadata={"Software": None})
     text = svg.getvalue()
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{slug}-", text[text.index("<svg") :])
-    return Drawing(slug, title, caption, text, png.getvalue())
+    return Drawing(slug, title, caption, text, png.getvalue(), 72 * figure.get_figwidth())
 
 
 def _thinned(counts: Sequence[int]) -> list[int]:

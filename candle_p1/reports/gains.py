@@ -102,9 +102,7 @@ def pairs(experiment: Experiment) -> list[tuple[Series, Series]]:
 
 def _is_pair(original: Series, optimised: Series) -> bool:
     before, after = original.settings, optimised.settings
-    different = {
-        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
-    }
+    different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return bool(different) and all(
         before.get(name) == ORIGINAL.get(name, ...) for name in different
     )

@@ -172,7 +172,11 @@ def mode_of(run: RecordedRun) -> str:
 
 def describe(settings: Mapping[str, Any]) -> str:
     """Returns settings in words, for example ``loader original, batch_size 40``."""
-    return ", ".join(f"{name} {_word(settings[name])}" for name in _in_order(settings))
+    words = {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in settings.items()
+    }
+    return ", ".join(f"{name} {words[name]}" for name in _in_order(words))
 
 
 def _placement(run: RecordedRun) -> dict[str, float]:
@@ -202,7 +206,9 @@ def _experiment(
     benchmark: str, mode: str, machine: Hardware | None, runs: Sequence[RecordedRun]
 ) -> Experiment:
     placement = _varied_placement(runs)
-    all_settings = {run: _all_settings(run, placement) for run in runs}
+    all_settings = {run: {**run.settings, **run.horovod_settings} for run in runs}
+    for run, settings in all_settings.items():
+        settings |= {name: v for name, v in _placement(run).items() if name in placement}
     values = defaultdict(set)
     for settings in all_settings.values():
         for name, value in settings.items():
@@ -224,40 +230,21 @@ def _experiment(
     for run, own in own_settings.items():
         # A single rank has no settings of communication, and a run that failed early lacks others:
         # such a run belongs to every series that it does not contradict.
-        fits = [key for key, settings in complete.items() if _agree(own, settings)]
-        if _key(own) in complete or not fits or not _may_join(run, len(fits)):
-            fits = [_key(own)]
-        for key in fits:
-            named[key] = complete.get(key) or _named(run, own, varied)
+        fits = [key for key, settings in complete.items() if settings.items() >= own.items()]
+        is_base = run.status == "ok" and run.num_ranks == 1
+        if _key(own) in complete or not (is_base or len(fits) == 1):
+            fits = []
+        for key in fits or [_key(own)]:
+            unknown = {} if run.status == "ok" else dict.fromkeys(varied, UNKNOWN)
+            named[key] = complete.get(key) or unknown | own
             members[key].append(run)
     series = [Series(named[key], _points(members[key])) for key in members]
     return Experiment(benchmark, mode, machine, common, tuple(sorted(series, key=_sortable)))
 
 
-def _named(run: RecordedRun, own: Mapping[str, Any], varied: set[str]) -> Mapping[str, Any]:
-    """Returns the settings that name the series of a run that lacks some."""
-    if run.status == "ok":
-        return own  # these settings do not apply to it
-    return {name: own.get(name, UNKNOWN) for name in varied}
-
-
-def _may_join(run: RecordedRun, num_fitting: int) -> bool:
-    """Returns whether a run that lacks settings may be in this number of series."""
-    return num_fitting == 1 or (run.status == "ok" and run.num_ranks == 1)
-
-
-def _agree(own: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    return all(settings.get(name) == value for name, value in own.items())
-
-
 def _points(runs: Sequence[RecordedRun]) -> tuple[Point, ...]:
     counts = sorted({run.num_ranks for run in runs})
     return tuple(Point(num, tuple(run for run in runs if run.num_ranks == num)) for num in counts)
-
-
-def _all_settings(run: RecordedRun, placement: set[str]) -> dict[str, Any]:
-    placed = {name: value for name, value in _placement(run).items() if name in placement}
-    return {**run.settings, **run.horovod_settings, **placed}
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -276,10 +263,6 @@ def _sortable(series: Series) -> tuple[Any, ...]:
 def by_value(value: Any) -> tuple[bool, float, str]:
     """Returns a sorting key for the values of a setting: numbers by size, then words."""
     return (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
-
-
-def _word(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _key(settings: Mapping[str, Any]) -> Any:

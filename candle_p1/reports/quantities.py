@@ -70,11 +70,6 @@ def covered(runs: Iterable[RecordedRun]) -> list[str]:
     return sorted(" and ".join(each) or "unknown parts" for each in parts)
 
 
-def are_comparable(runs: Iterable[RecordedRun]) -> bool:
-    """Returns whether energy was measured, and covers the same parts of the machine in all runs."""
-    return len(covered(runs)) == 1
-
-
 def labelled(quantity: Quantity, runs: Iterable[RecordedRun]) -> Quantity:
     """Returns ENERGY or POWER with a title that says where it is not measured."""
     kinds = {run.energy_kind for run in runs if run.energy_j is not None}
@@ -83,6 +78,11 @@ def labelled(quantity: Quantity, runs: Iterable[RecordedRun]) -> Quantity:
         return quantity
     partly = "partly " if len(kinds) > 1 else ""
     return replace(quantity, title=f"{quantity.title} ({partly}{' and '.join(others)})")
+
+
+def comparable_energy(runs: Sequence[RecordedRun]) -> list[Quantity]:
+    """Returns ENERGY if it was measured and covers the same parts of the machine in all runs."""
+    return [labelled(ENERGY, runs)] if len(covered(runs)) == 1 else []
 
 
 FIGURES_OF_MERIT = {"accuracy": True, "loss": False}
@@ -100,16 +100,20 @@ def more_is_better(name: str) -> bool:
     return FIGURES_OF_MERIT.get(name, True)
 
 
+def qualities(name: str) -> tuple[Quantity, Quantity]:
+    """Returns a figure of merit on the training samples in the last epoch, and on the test set.
+
+    The paper's is that on the training samples.
+    """
+    trained = Quantity(
+        f"training_{name}", f"training {name}", "", lambda run: run.last_epoch.get(name)
+    )
+    return trained, quality_on_test(name)
+
+
 def quality_on_test(name: str) -> Quantity:
     """Returns a figure of merit of the trained model on the test set."""
     return Quantity(f"test_{name}", f"test {name}", "", lambda run: run.quality.get(name))
-
-
-def quality_on_training(name: str) -> Quantity:
-    """Returns a figure of merit on the training samples in the last epoch, as in the paper."""
-    return Quantity(
-        f"training_{name}", f"training {name}", "", lambda run: run.last_epoch.get(name)
-    )
 
 
 def naive(name: str) -> Quantity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.reports.quantities import covered
 from candle_p1.reports.words import listed
@@ -33,6 +33,15 @@ class Side:
         """The runs whose numbers are compared: undisturbed ones, or else disturbed ones."""
         finished = [run for run in self.runs if run.status == "ok"]
         return tuple(run for run in finished if run.is_timed) or tuple(finished)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the side as plain values for JSON."""
+        return {
+            "name": self.name,
+            "num_runs": len(self.timed),
+            "num_left_out": len(self.runs) - len(self.timed),
+            "records": [str(run.path) for run in self.timed],
+        }
 
     def distinct(self, attribute: Callable[[RecordedRun], object]) -> list[str]:
         """Returns what the timed runs have, each value once and as text."""

@@ -114,11 +114,6 @@ def estimate_difference(minuend: Sequence[float], subtrahend: Sequence[float]) -
     return _between(differences, statistics.median(differences), num)
 
 
-def harmonic_mean(rates_per_s: Sequence[float]) -> float | None:
-    """Returns the mean that is right for rates of the same work; None of no values."""
-    return statistics.harmonic_mean(rates_per_s) if rates_per_s else None
-
-
 def summarize(seconds: Sequence[float]) -> dict[str, Any]:
     """Returns median, interval, range and raw values of repeated times, in s.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import harmonic_mean
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.gains import improvements, pairs, speedups
@@ -23,15 +24,14 @@ from candle_p1.reports.quantities import (
     TOTAL,
     TRAIN,
     WAIT,
-    are_comparable,
+    comparable_energy,
     labelled,
     merit,
     naive,
-    quality_on_test,
-    quality_on_training,
+    qualities,
     share_of,
 )
-from candle_p1.reports.statistics import estimate_median, harmonic_mean
+from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.table import ReportTable
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def training(experiment: Experiment) -> Content:
     columns = (
         ("epochs per rank", _epochs),
         *map(_column, (EPOCH, FIRST_STEP)),
-        (SAMPLES.heading, lambda point: harmonic_mean(point.values(SAMPLES.of))),
+        (SAMPLES.heading, _mean_rate),
     )
     note = (
         "Medians of the slowest rank; for the rate, the harmonic mean. The time per epoch excludes"
@@ -124,7 +124,6 @@ def scaling(experiment: Experiment) -> Content:
 
 def gains(experiment: Experiment) -> Content:
     """Returns improvements in percent, on each number of ranks and over all."""
-    energy = [labelled(ENERGY, experiment.runs)] if are_comparable(experiment.runs) else []
     rows: list[tuple[Cell, ...]] = [
         (
             quantity.title,
@@ -135,7 +134,7 @@ def gains(experiment: Experiment) -> Content:
             each.verdict,
         )
         for original, optimised in pairs(experiment)
-        for quantity in (TOTAL, *energy, LOAD)
+        for quantity in (TOTAL, *comparable_energy(experiment.runs), LOAD)
         for each in improvements(original, optimised, quantity.of)
     ]
     headings = ("of", "optimised", "original", "ranks", "improvement (%)", "claim")
@@ -148,10 +147,10 @@ def gains(experiment: Experiment) -> Content:
     return "Improvement", headings, rows, (note,), told
 
 
-def qualities(experiment: Experiment) -> Content:
+def quality(experiment: Experiment) -> Content:
     """Returns the figure of merit on training and test samples, and the naive predictor's."""
     name = merit(experiment.runs)
-    shown = (quality_on_training(name), quality_on_test(name), naive(name)) if name else ()
+    shown = (*qualities(name), naive(name)) if name else ()
     columns: list[Column] = [
         ("epochs per rank", _epochs),
         ("batch size", lambda point: point.runs[0].plan.get("batch_size")),
@@ -207,7 +206,7 @@ KINDS: dict[str, Callable[[Experiment], Content]] = {
     "shares": shares,
     "improvement": gains,
     "scaling": scaling,
-    "quality": qualities,
+    "quality": quality,
     "efficiency": efficiency,
     "power": power,
     "loading": loading,
@@ -235,6 +234,12 @@ def _of_points(
 
 def _column(quantity: Quantity) -> Column:
     return quantity.heading, lambda point: point.estimate(quantity.of)
+
+
+def _mean_rate(point: Point) -> Cell:
+    """Returns all work over all time."""
+    rates = point.values(SAMPLES.of)
+    return harmonic_mean(rates) if rates else None
 
 
 def _percent_column(title: str, share: Callable[..., float | None]) -> Column:

@@ -26,11 +26,10 @@ from candle_p1.reports.quantities import (
     TOTAL,
     TRAIN,
     Quantity,
-    are_comparable,
+    comparable_energy,
     labelled,
     merit,
-    quality_on_test,
-    quality_on_training,
+    qualities,
 )
 from candle_p1.reports.statistics import Estimate, estimate_median
 from candle_p1.reports.words import number
@@ -73,7 +72,7 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError(NOT_EVALUATED)
-    known = _known(series, (quality_on_training(name), quality_on_test(name)))
+    known = _known(series, qualities(name))
     if not known:
         raise MissingDataError(f"the {name} is not a number in any run")
     figure = line_figure([_panel(series, each) for each in known], from_zero=False)
@@ -105,17 +104,14 @@ def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError(NOT_EVALUATED)
-    groups = {
-        quantity.title: epoch_groups(experiment, quantity)
-        for quantity in (quality_on_training(name), quality_on_test(name))
-    }
+    groups = {each.title: epoch_groups(experiment, each) for each in qualities(name)}
     # Under strong scaling the epochs per rank follow from the number of ranks.
     together = experiment.mode == STRONG or any(
         len(_epoch_lines(each, together=False)) > MAX_LINES for each in groups.values()
     )
     lines = {title: _epoch_lines(each, together=together) for title, each in groups.items()}
     panels = [Panel(title, of_title) for title, of_title in lines.items() if of_title]
-    ticks = {mark.x for panel in panels for marks in panel.lines.values() for mark in marks}
+    ticks = {mark.x for panel in panels for mark in panel.marks}
     if not ticks:
         raise MissingDataError(f"the {name} is not a number in any run")
     if len(ticks) < 2:
@@ -185,8 +181,7 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
     figure = line_figure(panels, columns=2, same_y="row", from_zero=None)
     for i, (axes, panel) in enumerate(zip(figure.axes, panels, strict=True)):
         grows = strong and i < 2
-        highs = [mark.estimate.high for marks in panel.lines.values() for mark in marks]
-        highest = max([1.0, *highs])
+        highest = max([1.0, *(mark.estimate.high for mark in panel.marks)])
         if experiment.mode != BATCH:
             highest = max(highest, _draw_ideal(axes, counts, grows=grows))
         if grows and highest > LOG_FROM:
@@ -207,9 +202,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
         raise MissingDataError(NO_PAIR)
     several = len({original.name for original, _ in compared}) > 1
     panels: list[Panel] = []
-    for quantity in (TOTAL, labelled(ENERGY, experiment.runs)):
-        if quantity is not TOTAL and not are_comparable(experiment.runs):
-            continue
+    for quantity in (TOTAL, *comparable_energy(experiment.runs)):
         lines = {
             optimised.name + (f" against {original.name}" if several else ""): [
                 Mark(each.num_ranks, each.percent)

@@ -8,7 +8,7 @@ import numpy as np
 
 from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.records.power_file import read_traces
-from candle_p1.reports.drawing import style, to_drawing
+from candle_p1.reports.drawing import LOOK, to_drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,9 @@ def power_svg(run: RecordedRun) -> str:
     Raises:
         DataError: A file of readings cannot be read.
     """
-    with style():
+    import matplotlib as mpl
+
+    with mpl.rc_context(LOOK):
         return to_drawing(power_figure(run), "power", "", "").svg
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import DataError
-from candle_p1.reports.drawing import BARS, Drawing, style, to_drawing
+from candle_p1.reports.drawing import BARS, LOOK, Drawing, to_drawing
 from candle_p1.reports.figures import bars, lines
 from candle_p1.reports.figures.power import power_figure, run_to_draw
 from candle_p1.reports.gains import ORIGINAL
@@ -137,9 +137,11 @@ def draw_figures(
     Returns:
         The figures, and the titles of those that could not be drawn, with the reasons.
     """
+    import matplotlib as mpl
+
     drawn: list[Drawing] = []
     missing: dict[tuple[str, str], None] = {}
-    with style():
+    with mpl.rc_context(LOOK):
         for kind in KINDS:
             facets = [experiment.series] if kind.whole else _facets(experiment)
             for i, series in enumerate(facets):

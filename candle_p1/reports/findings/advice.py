@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.gains import NOT_SHOWN, improvements
+from candle_p1.reports.findings.phrases import gained
+from candle_p1.reports.gains import improvements
 from candle_p1.reports.points import STRONG
 from candle_p1.reports.published import published
 from candle_p1.reports.quantities import (
@@ -16,7 +17,6 @@ from candle_p1.reports.quantities import (
     UNDIVIDED,
     WAITING,
 )
-from candle_p1.reports.words import interval, number
 
 if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment, Series
@@ -72,35 +72,27 @@ def _about_training(experiment: Experiment, series: Series) -> str:
     if experiment.mode != STRONG:
         return f"{FASTER_TRAINING} more ranks do not shorten an epoch."
     trained = series.timed[-1].runs[0].epochs_per_rank or 0
-    for each in published(experiment.benchmark, experiment.mode, "epochs_needed"):
-        if each.value and trained < each.value:
-            return (
-                f"{FASTER_TRAINING} the {trained} epochs per rank are already fewer than the"
-                f" {each.value:g} that the paper found necessary, so more ranks would reduce the"
-                " quality."
-            )
-        if each.value:
-            return (
-                "use more ranks, which shorten the training, as long as each rank trains the"
-                f" {each.value:g} epochs that the paper found necessary; here it trains {trained}."
-            )
-    return "use more ranks, which shorten the training, as long as the quality is sufficient."
+    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
+    needed = told[0].value if told else None
+    if not needed:
+        return "use more ranks, which shorten the training, as long as the quality is sufficient."
+    if trained < needed:
+        return (
+            f"{FASTER_TRAINING} the {trained} epochs per rank are already fewer than the"
+            f" {needed:g} that the paper found necessary, so more ranks would reduce the quality."
+        )
+    return (
+        "use more ranks, which shorten the training, as long as each rank trains the"
+        f" {needed:g} epochs that the paper found necessary; here it trains {trained}."
+    )
 
 
 def _measured_gain(experiment: Experiment, series: Series) -> str:
     """Returns what the parallel loader gained here, if that was measured."""
+    settings = {**series.settings, "loader": "parallel"}
     for other in experiment.series:
-        without = {name: v for name, v in other.settings.items() if name != "loader"}
-        same = {name: v for name, v in series.settings.items() if name != "loader"}
-        if without == same and other.settings.get("loader") == "parallel":
+        if other.settings == settings:
             for each in improvements(series, other, TOTAL.of):
                 if each.num_ranks == series.timed[-1].num_ranks:
-                    change, verb = each.percent, "reduced"
-                    if change.value < 0:
-                        change, verb = change.map(lambda percent: -percent), "increased"
-                    claim = ": a change is not shown" if each.verdict == NOT_SHOWN else ""
-                    return (
-                        f"here it {verb} the total time by {number(change.value)} %"
-                        f" ({interval(change)}{claim})."
-                    )
+                    return f"here the total time {gained(each)}."
     return "its effect was not measured here."

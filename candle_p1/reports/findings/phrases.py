@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.words import listed
+from candle_p1.reports.gains import NOT_SHOWN, WORSE
+from candle_p1.reports.words import interval, listed, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from candle_p1.reports.gains import Improvement
     from candle_p1.reports.points import Series
 
 MAX_SENTENCES = 6
@@ -31,3 +33,13 @@ def names(series: Sequence[Series]) -> str:
     if len(series) > MAX_SENTENCES:
         return f"{len(series)} series"
     return "; ".join(each.name for each in series)
+
+
+def gained(gain: Improvement, of: str = "run") -> str:
+    """Returns "improved by 40.0 % (…)" or "worsened by …", with the interval and the claim."""
+    claim = {WORSE: ": it is worse", NOT_SHOWN: ": an improvement is not shown"}
+    verb, percent = "improved", gain.percent
+    if percent.value < 0:
+        verb, percent = "worsened", percent.map(lambda value: -value)
+    said = f"{interval(percent, of)}{claim.get(gain.verdict, '')}"
+    return f"{verb} by {number(percent.value)} % ({said})"

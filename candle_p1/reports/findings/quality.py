@@ -11,8 +11,7 @@ from candle_p1.reports.quantities import (
     NOT_EVALUATED,
     merit,
     more_is_better,
-    quality_on_test,
-    quality_on_training,
+    qualities,
 )
 from candle_p1.reports.words import interval, listed, number, percent
 from candle_p1.text import count
@@ -47,7 +46,7 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
     needed = int(told[0].value or 0) if told else None
     lacking = []
     trained: set[int] = set()
-    for quantity in (quality_on_training(name), quality_on_test(name)):
+    for quantity in qualities(name):
         for group in epoch_groups(experiment, quantity):
             label = f"{quantity.title} of {group.name}" if group.name else quantity.title
             enough = max(group.by_epochs) if needed is None else needed

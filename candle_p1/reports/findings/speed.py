@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.findings.phrases import limited, on_ranks
-from candle_p1.reports.gains import NO_PAIR, NOT_SHOWN, WORSE, improvements, pairs, speedups
+from candle_p1.reports.findings.phrases import gained, limited, on_ranks
+from candle_p1.reports.gains import NO_PAIR, improvements, pairs, speedups
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
 from candle_p1.reports.quantities import ENERGY, EPOCH, TOTAL, covered, labelled
 from candle_p1.reports.words import interval, number
 
 if TYPE_CHECKING:
-    from candle_p1.reports.gains import Improvement
+    from candle_p1.reports.gains import Speedup
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
     from candle_p1.reports.statistics import Estimate
-
-ONE_SCALE = "no series was run on two numbers of ranks"
 
 
 def speed(experiment: Experiment) -> list[str]:
@@ -28,20 +26,17 @@ def speed(experiment: Experiment) -> list[str]:
     """
     what = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
     sentences = []
-    for series in experiment.series:
-        for last in speedups(experiment, series, TOTAL.of)[-1:]:
-            efficiency, base = "", on_ranks([last.base.num_ranks])
-            if last.efficiency is not None:
-                efficiency = f", an efficiency of {number(last.efficiency.value)}"
-            if last.base.num_ranks != 1:
-                base += ", because there is no run on 1 rank"
-            sentences.append(
-                f"{series.name}: {on_ranks([last.point.num_ranks])}, the {what} of the total time"
-                f" is {number(last.speedup.value)} ({interval(last.speedup)}){efficiency}, relative"
-                f" to {number(last.base_s)} s {base}.{_claim(last.speedup)}"
-            )
-    if not sentences:
-        raise MissingDataError(ONE_SCALE)
+    for name, last in _on_most_ranks(experiment, TOTAL):
+        efficiency, base = "", on_ranks([last.base.num_ranks])
+        if last.efficiency is not None:
+            efficiency = f", an efficiency of {number(last.efficiency.value)}"
+        if last.base.num_ranks != 1:
+            base += ", because there is no run on 1 rank"
+        sentences.append(
+            f"{name}: {on_ranks([last.point.num_ranks])}, the {what} of the total time is"
+            f" {number(last.speedup.value)} ({interval(last.speedup)}){efficiency}, relative to"
+            f" {number(last.base_s)} s {base}.{_claim(last.speedup)}"
+        )
     return limited(sentences)
 
 
@@ -52,17 +47,23 @@ def epoch_growth(experiment: Experiment) -> list[str]:
         MissingDataError: No series was run on two numbers of ranks.
     """
     sentences = []
-    for series in experiment.series:
-        for last in speedups(experiment, series, EPOCH.of)[-1:]:
-            growth = last.speedup.map(lambda ratio: 1 / ratio)
-            sentences.append(
-                f"{series.name}: {on_ranks([last.point.num_ranks])}, an epoch takes"
-                f" {number(growth.value)} times as long ({interval(growth)}) as the"
-                f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}.{_claim(growth)}"
-            )
-    if not sentences:
-        raise MissingDataError(ONE_SCALE)
+    for name, last in _on_most_ranks(experiment, EPOCH):
+        growth = last.speedup.map(lambda ratio: 1 / ratio)
+        sentences.append(
+            f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes"
+            f" {number(growth.value)} times as long ({interval(growth)}) as the"
+            f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}.{_claim(growth)}"
+        )
     return limited(sentences)
+
+
+def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> list[tuple[str, Speedup]]:
+    """Returns the names of series with their last speed-ups."""
+    of_series = ((each.name, speedups(experiment, each, quantity.of)) for each in experiment.series)
+    last = [(name, found[-1]) for name, found in of_series if found]
+    if not last:
+        raise MissingDataError("no series was run on two numbers of ranks")
+    return last
 
 
 def _claim(ratio: Estimate) -> str:
@@ -100,19 +101,16 @@ def _gain(experiment: Experiment, quantity: Quantity) -> list[str]:
     sentences = []
     for original, optimised in compared:
         found = improvements(original, optimised, quantity.of)
-        counted = [each for each in found if each.num_ranks is not None]
+        counted = [each for each in found if each.num_ranks]
         if counted:
             parts = [
-                f"{_words(each, 'pair')} over all numbers of ranks"
+                f"{gained(each, 'pair')} over all numbers of ranks"
                 for each in found
                 if each.num_ranks is None
             ]
             best = max(counted, key=lambda each: each.percent.value)
-            where = on_ranks([best.num_ranks or 0])
-            best_words = _words(best, "run")
-            parts.append(
-                f"at best, {where}, {best_words}" if len(counted) > 1 else f"{where}, {best_words}"
-            )
+            at_best = "at best, " if len(counted) > 1 else ""
+            parts.append(f"{at_best}{on_ranks([best.num_ranks or 0])}, {gained(best)}")
             sentences.append(
                 f"{quantity.title} of {optimised.name} compared with {original.name}:"
                 f" {'; '.join(parts)}."
@@ -122,12 +120,3 @@ def _gain(experiment: Experiment, quantity: Quantity) -> list[str]:
             f"no original and optimised runs with {quantity.title} on the same number of ranks"
         )
     return limited(sentences)
-
-
-def _words(gain: Improvement, of: str) -> str:
-    claim = {WORSE: ": it is worse", NOT_SHOWN: ": an improvement is not shown"}
-    verb, percent = "improved", gain.percent
-    if percent.value < 0:
-        verb, percent = "worsened", percent.map(lambda value: -value)
-    said = f"{interval(percent, of=of)}{claim.get(gain.verdict, '')}"
-    return f"{verb} by {number(percent.value)} % ({said})"

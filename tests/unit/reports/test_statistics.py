@@ -16,7 +16,6 @@ from candle_p1.reports.statistics import (
     estimate_difference,
     estimate_median,
     estimate_ratio,
-    harmonic_mean,
     median_interval,
     summarize,
 )
@@ -142,8 +141,3 @@ def test_an_estimate_can_be_mapped_by_a_function(times, factor):
     falling = estimate.map(lambda value: -factor * value)
     assert falling.low <= falling.value <= falling.high
     assert (falling.low, falling.high) == (-factor * estimate.high, -factor * estimate.low)
-
-
-def test_the_mean_rate_is_all_work_over_all_time():
-    assert harmonic_mean([1.0, 3.0]) == pytest.approx(2 / (1 / 1.0 + 1 / 3.0))
-    assert harmonic_mean([]) is None
