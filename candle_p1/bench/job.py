@@ -1,40 +1,50 @@
-"""Measuring jobs: each measurement runs in fresh processes, which end with it."""
+"""Measurements of `candle-p1 bench`, and the jobs they run.
+
+Each job runs in fresh processes, which end with it.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_to_end
+from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
+from candle_p1.records import environment
+from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from typing_extensions import Self
-
     from candle_p1.benchmark import Benchmark
     from candle_p1.cluster.launchers import Launch
+    from candle_p1.data.reader import FileSet
     from candle_p1.parameters.parameter_set import ParameterSet
 
-Outcome = TypeVar("Outcome")
-
+JOB_FILE, OUTCOMES_FILE = "job.pickle", "outcomes.pickle"
+"""The files of a job's directory: the job, and the outcome of each rank."""
 ERROR_MARK = "error: "
 GRACE_S = 5.0
 """How long a job may take to end after SIGTERM."""
 KILLED = (-9, 128 + 9)
 """Exit codes of a process that was killed by SIGKILL, and of its launcher."""
 
+OnStart = Callable[[int, int, str], None]
+"""Called before each job with the number of jobs done, that of all jobs, and the job's name."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks of a job measure. The fields are passed to them as JSON.
+    """What the ranks of a job measure.
 
     Attributes:
         worker: The module that each rank executes, with the job's directory as its argument; see
@@ -72,29 +82,14 @@ class Job:
                 raise ParameterError(f"--{name} cannot be set in a comparison: {instead}")
         return params.replace(self.settings)
 
-    def write(self, directory: Path) -> None:
-        """Writes the job into its directory."""
-        (directory / "job.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Reads a job from its directory."""
-        return cls(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
-
-
-def write_outcomes(directory: Path, outcomes: Sequence[Any]) -> None:
-    """Writes the outcomes of all ranks, a dataclass each, into the directory of their job."""
-    content = json.dumps([asdict(outcome) for outcome in outcomes])
-    (directory / "outcomes.json").write_text(content, encoding="utf-8")
-
 
 def launch(worker: str, num_ranks: int, directory: str) -> Launch:
     """Returns the command that starts the ranks of the job in a directory."""
     return on_this_machine(num_ranks, [sys.executable, "-m", worker, directory])
 
 
-def run(job: Job, num_ranks: int, outcome_type: type[Outcome]) -> list[Outcome]:
-    """Runs a job until it ends; returns the outcome of each rank.
+def run(job: Job, num_ranks: int) -> list[Any]:
+    """Runs a job until it ends; returns the outcome of each rank, as its worker measured it.
 
     The job ends with this call, even if an exception ends it. Call it from the main thread.
 
@@ -105,15 +100,15 @@ def run(job: Job, num_ranks: int, outcome_type: type[Outcome]) -> list[Outcome]:
     """
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
         directory = Path(name)
-        job.write(directory)
+        (directory / JOB_FILE).write_bytes(pickle.dumps(job))
         output = directory / "output.log"
         command = launch(job.worker, num_ranks, name).command
         with output.open("wb") as file:
             code, _ = run_to_end(command, os.environ, file, grace_s=GRACE_S)
         if code:
             raise _failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
-        outcomes = json.loads((directory / "outcomes.json").read_text(encoding="utf-8"))
-        return [outcome_type(**outcome) for outcome in outcomes]
+        outcomes: list[Any] = pickle.loads((directory / OUTCOMES_FILE).read_bytes())
+        return outcomes
 
 
 def _failure(job: Job, code: int, output: str) -> Exception:
@@ -127,3 +122,62 @@ def _failure(job: Job, code: int, output: str) -> Exception:
             " ranks or smaller data, or omit this method"
         )
     return RuntimeError(f"the job that measured {job.name} ended with code {code}:\n{output}")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured, and under which conditions.
+
+    Attributes:
+        job: The job that is run, or from which all jobs are derived.
+        num_ranks: Ranks of a job, all on this machine.
+    """
+
+    job: Job
+    num_ranks: int = 1
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know in advance, such as how the ranks are started.
+
+        Raises:
+            SetupError: Several ranks cannot be started.
+        """
+        return launch(self.job.worker, self.num_ranks, "").notes
+
+    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
+        """Returns the benchmark's files; synthetic ones are generated first if they are missing.
+
+        Args:
+            progress: Called while they are generated; see `candle_p1.training.setup.locate_files`.
+
+        Raises:
+            CandleError: The benchmark, a flag or a file is wrong.
+        """
+        if launcher_variable():
+            raise ParameterError("this command starts its own ranks: call it without a launcher")
+        benchmark = find_benchmark(self.job.benchmark)
+        return locate_files(benchmark, self.job.bind(benchmark), progress)
+
+    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+        """Runs all jobs; returns what ``--json`` writes.
+
+        Args:
+            files: As `locate_files` returned them.
+            on_start: Called before each job.
+
+        Raises:
+            CandleError: A job cannot do its work, or its results must not be compared.
+            RuntimeError: A job failed in another way.
+        """
+        raise NotImplementedError
+
+    def conditions(self, files: FileSet, started: str) -> dict[str, Any]:
+        """Returns the facts that every result begins with."""
+        return {
+            "benchmark": find_benchmark(self.job.benchmark).name,
+            "command": sys.argv,
+            "started": started,
+            "synthetic": files.synthetic,
+            "machine": environment.capture(),
+        }

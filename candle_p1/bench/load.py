@@ -18,9 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import Job, run
-from candle_p1.bench.measurement import Measurement, OnStart
-from candle_p1.bench.memory import growth, peak_bytes, peak_of_sum_bytes
+from candle_p1.bench.job import Job, Measurement, OnStart, run
+from candle_p1.bench.memory import growth, peak_of_sum_bytes
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
-NEEDS_PREPARATION = frozenset({"cached"})
-"""Methods whose first load creates what later ones read."""
+CACHED = "cached"
+"""The method whose first load creates what later ones read."""
 
 
 def choose_methods(text: str | None) -> list[str]:
@@ -150,8 +149,9 @@ class LoadComparison(Measurement):
 
     def schedule(self) -> list[LoadJob]:
         """Returns the jobs in their order."""
-        to_prepare = [method for method in self.methods if method in NEEDS_PREPARATION]
-        jobs = [replace(self.job, method=each, purpose="preparation") for each in to_prepare]
+        jobs = []
+        if CACHED in self.methods:
+            jobs = [replace(self.job, method=CACHED, purpose="preparation")]
         jobs += [replace(self.job, method=each, purpose="memory") for each in self.methods]
         for repeat in range(1, self.num_repeats + 1):
             in_order = self.methods if repeat % 2 else self.methods[::-1]
@@ -165,13 +165,13 @@ class LoadComparison(Measurement):
         for number, job in enumerate(jobs):
             on_start(number, len(jobs), str(job))
             self._prepare_file_cache(job.method, list(files.paths.values()))
-            measured.append((job, run(job, self.num_ranks, LoadOutcome)))
+            measured.append((job, run(job, self.num_ranks)))
             _check_same_values(measured[0], measured[-1], files.paths)
         return self.conditions(files, started) | self._results(measured, files)
 
     def _prepare_file_cache(self, method: str, paths: Sequence[Path]) -> None:
         """Warms or cools the files that a method reads, including those it has prepared."""
-        if method in NEEDS_PREPARATION:
+        if method == CACHED:
             paths = [*paths, *self._caches_of(paths)]
         try:
             PREPARATIONS[self.file_cache](paths)
@@ -180,7 +180,7 @@ class LoadComparison(Measurement):
 
     def _caches_of(self, paths: Sequence[Path]) -> list[Path]:
         """Returns the files in which the loader `cached` keeps the content of others."""
-        params = replace(self.job, method="cached").bind(find_benchmark(self.job.benchmark))
+        params = replace(self.job, method=CACHED).bind(find_benchmark(self.job.benchmark))
         settings = loading(params, SerialCommunicator(), 1).cache
         sources = {str(path.resolve()) for path in paths}
         return [
@@ -253,7 +253,7 @@ def _result(method: str, measured: Measured) -> dict[str, Any]:
             role: statistics.median(max(rank.file_s[role] for rank in ranks) for ranks in timed)
             for role in timed[0][0].file_s
         },
-        "peak_rank_bytes": max(map(peak_bytes, grown)) if grown else None,
+        "peak_rank_bytes": max(peak_of_sum_bytes([rank]) for rank in grown) if grown else None,
         "peak_bytes": peak_of_sum_bytes(grown) if grown else None,
         "threads": max(rank.threads for rank in sampled),
         "matrix_bytes": max(rank.matrix_bytes for rank in sampled),

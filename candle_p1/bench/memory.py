@@ -66,29 +66,17 @@ def growth(samples: MemorySamples) -> MemorySamples:
     return [(time_s, num_bytes - samples[0][1]) for time_s, num_bytes in samples]
 
 
-def peak_bytes(samples: MemorySamples) -> int:
-    """Returns the largest sample."""
-    return max(num_bytes for _, num_bytes in samples)
-
-
 def peak_of_sum_bytes(samples_of_ranks: Sequence[MemorySamples]) -> int:
     """Returns the largest sum over ranks at any one time, which is at most the sum of their peaks.
 
     The ranks are sampled at different times. Each counts as its latest sample, and as 0 bytes
     before its first one.
     """
-    in_order = sorted(
-        (time_s, rank, num_bytes)
-        for rank, samples in enumerate(samples_of_ranks)
-        for time_s, num_bytes in samples
-    )
-    now = [0] * len(samples_of_ranks)
-    peak = total = 0
-    for _, rank, num_bytes in in_order:
-        total += num_bytes - now[rank]
-        now[rank] = num_bytes
-        peak = max(peak, total)
-    return peak
+    import pandas as pd  # the sampling process does not need it
+
+    ranks = [pd.Series(dict(samples)) for samples in samples_of_ranks]
+    known = pd.concat(ranks, axis="columns").sort_index().ffill().fillna(0)
+    return int(known.sum(axis="columns").max())
 
 
 def _sample_parent() -> None:

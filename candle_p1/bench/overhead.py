@@ -6,8 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench.job import Job, run
-from candle_p1.bench.measurement import Measurement, OnStart
+from candle_p1.bench.job import Job, Measurement, OnStart, run
 from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import MIN_VALUES, median_interval
 
@@ -69,7 +68,7 @@ class OverheadMeasurement(Measurement):
         """Runs the job; see Measurement."""
         started = utc_now()
         on_start(0, 1, f"{2 * self.job.num_rounds} blocks of {self.job.num_epochs} epochs")
-        outcomes = run(self.job, self.num_ranks, OverheadOutcome)
+        outcomes: list[OverheadOutcome] = run(self.job, self.num_ranks)
         # A block takes as long as on the slowest rank.
         measured_s = [max(each) for each in zip(*(one.measured_s for one in outcomes), strict=True)]
         bare_s = [max(each) for each in zip(*(one.bare_s for one in outcomes), strict=True)]

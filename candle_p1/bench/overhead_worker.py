@@ -22,20 +22,17 @@ from candle_p1.models.fast.batches import for_fit
 from candle_p1.training.callbacks import EpochTimer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from candle_p1.distributed.comm import Communicator
 
 NUM_CALLS = 1000
 
 
-def measure(directory: Path, comm: Communicator) -> OverheadOutcome:
+def measure(job: OverheadJob, comm: Communicator) -> OverheadOutcome:
     """Returns what this rank has measured; collective.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
     """
-    job = OverheadJob.read(directory)
     log, phase_timer = CommunicationLog(), PhaseTimer()
     allreduces = AllreduceLog(log) if comm.size > 1 else None
     training = prepare_training(job, comm, logs=(allreduces, None))

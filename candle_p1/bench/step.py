@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from candle_p1.bench.job import Job, run
-from candle_p1.bench.measurement import Measurement, OnStart
+from candle_p1.bench.job import Job, Measurement, OnStart, run
 from candle_p1.bench.memory import peak_of_sum_bytes
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import CandleError
@@ -149,7 +148,7 @@ class StepComparison(Measurement):
                 job = replace(variant, measures_machine=number == 0)
                 done = sum(map(len, measured.values()))
                 on_start(done, total, f"{job.variant}, round {number + 1}")
-                measured[job.variant].append(run(job, num_ranks[job.variant], StepOutcome))
+                measured[job.variant].append(run(job, num_ranks[job.variant]))
         first = measured[OURS][0][0]
         same = [job.variant for job in variants[1:]] if self.num_ranks == 1 else []
         differences = {name: difference(first, measured[name][0][0]) for name in same}

@@ -20,21 +20,18 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.models.fast.batches import for_fit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from candle_p1.bench.memory import MemorySamples
     from candle_p1.distributed.comm import Communicator
 
 
-def measure(directory: Path, comm: Communicator) -> StepOutcome:
+def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     """Returns what this rank has measured; collective.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
     """
-    job = StepJob.read(directory)
     partners = comm if job.averages_gradients else SerialCommunicator()
     training = prepare_training(job, comm, partners=partners, num_steps=job.all_steps)
     device, data, plan, (model,) = training.device, training.data, training.plan, training.models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import sys
 import time
@@ -9,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from candle_p1.bench.job import ERROR_MARK, write_outcomes
+from candle_p1.bench.job import ERROR_MARK, JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.errors import EXIT_CODE, CandleError
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 
-def serve(measure: Callable[[Path, Communicator], Any]) -> None:
+def serve(measure: Callable[[Any, Communicator], Any]) -> None:
     """Measures; rank 0 writes the outcomes of all ranks into the job's directory.
 
     Args:
-        measure: Takes that directory and the ranks, and returns a dataclass; collective.
+        measure: Takes the job and the ranks, and returns what this rank has measured; collective.
     """
     directory = Path(sys.argv[1])
     try:
@@ -37,9 +38,10 @@ def serve(measure: Callable[[Path, Communicator], Any]) -> None:
     except CandleError as error:
         _fail(error)
     try:
-        outcomes = comm.gather(measure(directory, comm))
+        job = pickle.loads((directory / JOB_FILE).read_bytes())
+        outcomes = comm.gather(measure(job, comm))
         if outcomes is not None:
-            write_outcomes(directory, outcomes)
+            (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
     except CandleError as error:  # all ranks raise the same
         _fail(error)
     except Exception:

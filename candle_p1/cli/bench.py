@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from candle_p1.bench.measurement import Measurement
+    from candle_p1.bench.job import Measurement
 
 
 def _output_file(flag: str, name: str, text: str) -> Callable[..., Any]:

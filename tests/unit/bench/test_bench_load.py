@@ -88,7 +88,7 @@ def compare(monkeypatch, tmp_path):
     def compare(measure, methods=BOTH, **conditions):
         file = tmp_path / "train.csv"
         file.write_text("1,2\n")
-        monkeypatch.setattr(load, "run", lambda job, num_ranks, outcome_type: measure(job))
+        monkeypatch.setattr(load, "run", lambda job, num_ranks: measure(job))
         files = FileSet.of({"train": file})
         return comparison(methods, **conditions).measure(files, lambda *progress: None)
 
@@ -197,5 +197,5 @@ def test_a_job_that_fails_ends_the_comparison(monkeypatch, program, error, text)
     command = job.on_this_machine(1, [sys.executable, "-c", program])
     monkeypatch.setattr(job, "launch", lambda worker, num_ranks, directory: command)
     with pytest.raises(error, match=text) as raised:
-        job.run(LoadJob("nt3", [], "chunked"), 1, LoadOutcome)
+        job.run(LoadJob("nt3", [], "chunked"), 1)
     assert type(raised.value) is error

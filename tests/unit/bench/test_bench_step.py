@@ -42,7 +42,7 @@ def compare(tmp_path, monkeypatch):
         file.write_text("1,2\n")
         jobs = []
 
-        def run(job, num_ranks, outcome_type):
+        def run(job, num_ranks):
             jobs.append(job)
             return measure(job, num_ranks)
 
