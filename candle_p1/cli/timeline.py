@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 POWER_FILES = "power-*.csv"
 SHOWN_TENSORS = 15
+UNION_TIMES = ("union_s", "first_s", "last_s")
 TENSOR_KINDS = ("negotiate", "wait", "queue", "memcpy", "transfer")
 
 
@@ -129,17 +130,19 @@ def _tracks(path: Path, record_path: Path) -> list[Track]:
         raise CandleError(
             f"{path} does not state the origin of its clock: leave out --record {record_path}"
         )
-    phases = phase_track(run, zero_s)
-    power = [power_track(file, zero_s) for file in sorted(record_path.parent.glob(POWER_FILES))]
-    if phases is None:
-        click.echo(f"{record_path} does not say when phases began, so they are not drawn")
-    if not power:
+    files = sorted(record_path.parent.glob(POWER_FILES))
+    tracks = [power_track(file, zero_s) for file in files]
+    if not tracks:
         click.echo(f"there is no {POWER_FILES} beside {record_path}, so no power is drawn")
-    return [*power, *([phases] if phases else [])]
+    phases = phase_track(run, zero_s)
+    if phases.spans:
+        tracks.append(phases)
+    else:
+        click.echo(f"{record_path} does not say when phases began, so they are not drawn")
+    return tracks
 
 
 def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
-    """Yields the lines and tables that show a summary."""
     cut = ", truncated" if summary.cut else ""
     yield (
         f"{summary.path}: {count(summary.num_events, 'event')}, {summary.begin_s:.3f} to"
@@ -170,30 +173,24 @@ def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
         " transfers, in s"
     )
     yield _tensor_table(longest[:SHOWN_TENSORS])
-    yield from _step_lines(summary)
+    yield _step_line(summary)
     for row in summary.unfinished:
         yield f"not ended: {row['activity']} of {row['tensor']}, begun at {row['begin_s']:.3f} s"
 
 
 def _activity_table(summary: TimelineSummary) -> Table:
     table = _table(("activity", "kind"), ("union", "intervals", "first", "last"))
-    names = sorted(summary.activities, key=lambda name: summary.activities[name]["first_s"])
-    for name in names:
-        row = summary.activities[name]
-        _add(table, name, row["kind"], row)
-    table.add_section()
-    kinds = [row["kind"] for row in summary.activities.values()]
-    for kind, row in summary.kinds.items():
-        if kinds.count(kind) > 1:
-            _add(table, "", kind, row)
-    for name, row in summary.libraries.items():
-        _add(table, "", f"transfer by {name}", row)
+    activities = sorted(summary.activities.items(), key=lambda item: item[1]["first_s"])
+    kinds = [row["kind"] for _, row in activities]
+    rows = [(name, row["kind"], row) for name, row in activities]
+    totals = [("", kind, row) for kind, row in summary.kinds.items() if kinds.count(kind) > 1]
+    totals += [("", f"transfer by {name}", row) for name, row in summary.libraries.items()]
+    for section in (rows, totals):
+        table.add_section()
+        for name, kind, row in section:
+            union_s, first_s, last_s = (f"{row[key]:.3f}" for key in UNION_TIMES)
+            table.add_row(name, kind, union_s, f"{row['num']:,}", first_s, last_s)
     return table
-
-
-def _add(table: Table, name: str, kind: str, row: dict[str, Any]) -> None:
-    seconds = (f"{row[key]:.3f}" for key in ("first_s", "last_s"))
-    table.add_row(name, kind, f"{row['union_s']:.3f}", f"{row['num']:,}", *seconds)
 
 
 def _message_table(messages: dict[str, Any]) -> Table:
@@ -221,21 +218,19 @@ def _tensor_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _step_lines(summary: TimelineSummary) -> Iterator[str]:
+def _step_line(summary: TimelineSummary) -> str:
     import numpy as np
 
     if not summary.num_steps:
-        yield "no steps, because no tensor has the name of a gradient (--gradients)"
-        return
+        return "no steps, because no tensor has the name of a gradient (--gradients)"
     steps = {name: np.array(values) for name, values in summary.steps.items()}
     lengths_s = steps["end_s"] - steps["begin_s"]
-    mib, num_gradients, num_messages, allreduce_s = (
-        np.median(steps[name]) for name in ("bytes", "num_tensors", "num_messages", "allreduce_s")
-    )
-    yield (
+    medians = {name: np.median(values) for name, values in steps.items()}
+    return (
         f"{summary.num_steps:,} steps; medians: {np.median(lengths_s):.4f} s from the first"
-        f" negotiation to the last gradient, {allreduce_s:.4f} s of this in allreduces of"
-        f" {mib / MIB:.3f} MiB in {num_gradients:,.0f} gradients and {num_messages:,.0f} messages;"
+        f" negotiation to the last gradient, {medians['allreduce_s']:.4f} s of this in allreduces"
+        f" of {medians['bytes'] / MIB:.3f} MiB in {medians['num_tensors']:,.0f} gradients and"
+        f" {medians['num_messages']:,.0f} messages;"
         f" the longest step is number {lengths_s.argmax() + 1:,} with {lengths_s.max():.4f} s"
     )
 

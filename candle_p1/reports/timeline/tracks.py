@@ -49,8 +49,8 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     """Returns when a timeline's clock was 0, in seconds from the start of the run.
 
     It follows from the time of day that the record of a traced run relates to the run's own clock,
-    exact to microseconds; without one, from the time of day at which the run started,
-    to a millisecond.
+    exact to microseconds; without one, from the time of day at which the run started, to a
+    millisecond.
 
     Args:
         run: The traced run.
@@ -67,8 +67,8 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     return epoch_us / US_PER_S - datetime.fromisoformat(run.started).timestamp()
 
 
-def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
-    """Returns rank 0's phases, and its epochs within the training; None where none are known.
+def phase_track(run: RecordedRun, origin_s: float) -> Track:
+    """Returns rank 0's phases, and its epochs within the training, as far as they are known.
 
     A phase that was entered several times is drawn in one piece, from its first begin.
 
@@ -81,7 +81,7 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track | None:
         for each in (*run.stretches(), *run.epoch_stretches())
         if not np.isnan(each.begin_s[0])
     ]
-    return Track("rank 0: phases", spans) if spans else None
+    return Track("rank 0: phases", spans)
 
 
 def power_track(path: Path, origin_s: float) -> Track:
