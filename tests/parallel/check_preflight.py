@@ -21,7 +21,7 @@ from candle_p1.errors import SetupError
 from candle_p1.records import environment
 
 NODE = "ab"[launched_rank().rank % 2]
-NOTHING = {"shared_memory_bytes": 0, "memory_bytes": 0, "disk_bytes": 0}
+NOTHING = {"shm_gib": 0, "memory_gib": 0, "disk_gib": 0}
 NO_OPTION = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
 
 

@@ -12,12 +12,12 @@ import platform
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from candle_p1.cluster.doctor import Finding, show
-from candle_p1.cluster.preflight.checks import GIB, Needs
+from candle_p1.cluster.preflight.checks import Needs
 from candle_p1.cluster.preflight.examination import check_ranks, examine
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
 from candle_p1.distributed.launch_environment import launched_rank
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
     Command = TypeVar("Command", bound=Callable[..., object])
 
-DEFAULT = Needs()
 
-
-def _amount(flag: str, default: float, description: str) -> Callable[[Command], Command]:
+def _amount(flag: str, description: str) -> Callable[[Command], Command]:
+    default = getattr(Needs, flag.removeprefix("--").replace("-", "_"))
     kind = click.FloatRange(0)
     return click.option(flag, type=kind, default=default, show_default=True, help=description)
 
@@ -45,7 +44,7 @@ def _amount(flag: str, default: float, description: str) -> Callable[[Command], 
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    default=DEFAULT.output,
+    default=Needs.output,
     show_default=True,
     help="Directory for results.",
 )
@@ -57,38 +56,24 @@ def _amount(flag: str, default: float, description: str) -> Callable[[Command], 
     help="A data file that every node has to see; may be repeated.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(0), help="GPUs that a node needs; default: what most nodes have."
+    "--gpus",
+    "num_gpus",
+    type=click.IntRange(0),
+    help="GPUs that a node needs; default: what most nodes have.",
 )
-@_amount("--shm-gib", DEFAULT.shared_memory_bytes / GIB, "GiB that have to be free in /dev/shm.")
-@_amount("--memory-gib", DEFAULT.memory_bytes / GIB, "GiB of memory that have to be free.")
+@_amount("--shm-gib", "GiB that have to be free in /dev/shm.")
+@_amount("--memory-gib", "GiB of memory that have to be free.")
 @_amount(
     "--disk-gib",
-    DEFAULT.disk_bytes / GIB,
     "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
 )
-@_amount("--clock-s", DEFAULT.clock_s, "Seconds by which a node's clock may be off.")
-def command(
-    output: Path,
-    files: tuple[Path, ...],
-    gpus: int | None,
-    shm_gib: float,
-    memory_gib: float,
-    disk_gib: float,
-    clock_s: float,
-) -> Needs:
+@_amount("--clock-s", "Seconds by which a node's clock may be off.")
+def command(**needs: Any) -> Needs:
     """Examine every node of a job; exit with code 2 if one lacks what the job needs.
 
     Start it with the job's launcher before the job: srun python -m candle_p1.cluster.preflight
     """
-    return Needs(
-        output=output,
-        files=files,
-        num_gpus=gpus,
-        shared_memory_bytes=shm_gib * GIB,
-        memory_bytes=memory_gib * GIB,
-        disk_bytes=disk_gib * GIB,
-        clock_s=clock_s,
-    )
+    return Needs(**needs)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

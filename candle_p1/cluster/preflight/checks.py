@@ -6,11 +6,11 @@ name their nodes. What most nodes have is taken to be right.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from statistics import mode
 
 from candle_p1.cluster.doctor import (
     NEEDED_DISK_BYTES,
@@ -18,17 +18,16 @@ from candle_p1.cluster.doctor import (
     REINSTALL_HOROVOD,
     Finding,
 )
-from candle_p1.cluster.preflight.facts import PACKAGES, SHARED_MEMORY, NodeFacts
+from candle_p1.cluster.preflight.facts import MEMORY, PACKAGES, SHARED_MEMORY, NodeFacts
 from candle_p1.data.directory import data_directory
 from candle_p1.text import count
 
-T = TypeVar("T")
 GIB = 2**30
 MANY = 8
 """The most nodes that a message names."""
 STEPPED_S = 1.0
 """A wall clock that gains or loses more than this on the monotonic one has been set meanwhile."""
-PACKAGES_OF_ONE_RANK = ("candle-p1", "keras", "tensorflow")
+PACKAGES_OF_ONE_RANK = ("Python", "candle-p1", "keras", "tensorflow")
 
 INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it by its path"
 SAME_EVERYWHERE = (
@@ -56,6 +55,7 @@ MORE_SPACE = {
     " state what the job needs: --shm-gib, which is 0 if TMPDIR has the space instead",
     "results": "choose a writable directory with enough space: --output",
     "data": "set CANDLE_DATA_DIR to a writable directory with enough space",
+    MEMORY: "exclude the node, request more memory, or state what the job needs: --memory-gib",
 }
 
 
@@ -68,9 +68,9 @@ class Needs:
         data: The directory for data sets and caches.
         files: Data files that every node has to see.
         num_gpus: GPUs of a node; None is what most nodes have.
-        shared_memory_bytes: Free space in /dev/shm.
-        memory_bytes: Available memory.
-        disk_bytes: Free disk space, for results and for data each.
+        shm_gib: Free space in /dev/shm.
+        memory_gib: Available memory.
+        disk_gib: Free disk space, for results and for data each.
         clock_s: The largest difference between a node's clock and the median, in s.
     """
 
@@ -78,24 +78,21 @@ class Needs:
     data: Path = field(default_factory=data_directory)
     files: tuple[Path, ...] = ()
     num_gpus: int | None = None
-    shared_memory_bytes: float = GIB
-    memory_bytes: float = NEEDED_MEMORY_BYTES
-    disk_bytes: float = NEEDED_DISK_BYTES
+    shm_gib: float = 1.0
+    memory_gib: float = NEEDED_MEMORY_BYTES / GIB
+    disk_gib: float = NEEDED_DISK_BYTES / GIB
     clock_s: float = 5.0
 
 
 def check_facts(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
     """Returns the findings of all checks, given the facts of all ranks in order."""
-    return [finding for check in CHECKS for finding in check(facts, needs)]
+    checks = (_ranks, _packages, _mpi, _gpus, _space, _files, _clock)
+    return [finding for check in checks for finding in check(facts, needs)]
 
 
 def _ranks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     nodes = {one.node for one in facts}
     yield Finding("ranks", f"{len(facts)} on {count(len(nodes), 'node')}")
-
-
-def _python(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    yield _same("Python", {one.rank: one.python for one in facts}, facts)
 
 
 def _packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
@@ -133,9 +130,11 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     usable = [one for one in facts if one.num_gpus is not None]
     if not usable:
         return  # reported by the packages
-    nodes = _by_node(usable)
+    nodes: dict[str, list[NodeFacts]] = defaultdict(list)
+    for one in usable:
+        nodes[one.node].append(one)
     counts = {node: _gpus_of_node(ranks) for node, ranks in nodes.items()}
-    wanted = _most_common(counts.values()) if needs.num_gpus is None else needs.num_gpus
+    wanted = mode(counts.values()) if needs.num_gpus is None else needs.num_gpus
     value = _range(counts.values(), "{:.0f} per node") if any(counts.values()) else "none"
     fewer = [one for one in usable if counts[one.node] < wanted]
     crowded = [one for one in usable if 1 < (one.num_gpus or 0) < one.local_size]
@@ -158,49 +157,36 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 
 
 def _space(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
+    needed_gib = {SHARED_MEMORY: needs.shm_gib, MEMORY: needs.memory_gib}
     for name in facts[0].space:
         space = {one.rank: one.space[name] for one in facts}
-        needed = needs.shared_memory_bytes if name == SHARED_MEMORY else needs.disk_bytes
+        needed = needed_gib.get(name, needs.disk_gib)
+        least = min(space.values(), key=lambda found: found.free_bytes)
+        place = f" in {least.path}" if least.path else ""
         free = _range([one.free_bytes / GIB for one in space.values()], "{:.1f} GiB free")
-        value = free + ("" if name == SHARED_MEMORY else f" in {space[facts[0].rank].path}")
+        value = free + place
         closed = [one for one in facts if space[one.rank].problem]
-        small = [one for one in facts if space[one.rank].free_bytes < needed]
+        small = [one for one in facts if space[one.rank].free_bytes < needed * GIB]
         if closed:
             yield _fault(name, value, closed, str(space[closed[0].rank].problem), MORE_SPACE[name])
         elif small:
-            least = min((space[one.rank] for one in small), key=lambda found: found.free_bytes)
-            free = f"{least.free_bytes / GIB:.1f} GiB free in {least.path}"
-            what = f"{free}, but {needed / GIB:.1f} GiB needed"
+            what = f"{least.free_bytes / GIB:.1f} GiB free{place}, but {needed:.1f} GiB needed"
             yield _fault(name, value, small, what, MORE_SPACE[name])
         else:
             yield Finding(name, value)
 
 
-def _memory(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    value = _range([one.memory_bytes / GIB for one in facts], "{:.1f} GiB free")
-    small = [one for one in facts if one.memory_bytes < needs.memory_bytes]
-    if small:
-        least = min(one.memory_bytes for one in small) / GIB
-        what = f"{least:.1f} GiB free, but {needs.memory_bytes / GIB:.1f} GiB needed"
-        fix = "exclude the node, request more memory, or state what the job needs: --memory-gib"
-        yield _fault("memory", value, small, what, fix)
-    else:
-        yield Finding("memory", value)
-
-
 def _files(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    for path in dict.fromkeys(path for one in facts for path in one.files):
-        sizes = {one.rank: one.files[path] for one in facts if path in one.files}
-        absent = [one for one in facts if path in one.files and one.files[path] is None]
+    for path in facts[0].files:
         name = f"file {Path(path).name}"
+        common = mode(one.files[path] for one in facts)
+        absent = [one for one in facts if one.files[path] is None]
+        odd = [one for one in facts if one.files[path] != common]
         if absent:
             fix = "put it on a file system that all nodes share, or copy it to every node"
             yield _fault(name, "missing", absent, f"{path} does not exist or is not readable", fix)
-            continue
-        common = _most_common(sizes.values())
-        odd = [one for one in facts if sizes.get(one.rank, common) != common]
-        if odd:
-            what = f"{path} has {sizes[odd[0].rank]} bytes, but {common} on the other nodes"
+        elif odd:
+            what = f"{path} has {odd[0].files[path]} bytes, but {common} on the other nodes"
             yield _fault(name, "different", odd, what, "copy it to every node again")
         else:
             yield Finding(name, f"{common} bytes")
@@ -223,21 +209,6 @@ def _clock(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         yield Finding("clocks", value)
 
 
-Check = Callable[[Sequence[NodeFacts], Needs], Iterator[Finding]]
-
-CHECKS: tuple[Check, ...] = (
-    _ranks,
-    _python,
-    _packages,
-    _mpi,
-    _gpus,
-    _space,
-    _memory,
-    _files,
-    _clock,
-)
-
-
 def _fault(
     name: str, value: str, on: Sequence[NodeFacts], what: str, fix: str, fatal: bool = True
 ) -> Finding:
@@ -247,7 +218,7 @@ def _fault(
 
 def _same(name: str, values: Mapping[int, str], facts: Sequence[NodeFacts]) -> Finding:
     """Returns a finding that is fatal if ranks differ."""
-    common = _most_common(values.values())
+    common = mode(values.values())
     odd = [one for one in facts if values[one.rank] != common]
     if not odd:
         return Finding(name, common)
@@ -255,33 +226,24 @@ def _same(name: str, values: Mapping[int, str], facts: Sequence[NodeFacts]) -> F
     return _fault(name, common, odd, f"{theirs}, but {common} elsewhere", SAME_EVERYWHERE)
 
 
-def _by_node(facts: Sequence[NodeFacts]) -> dict[str, list[NodeFacts]]:
-    nodes: dict[str, list[NodeFacts]] = {}
-    for one in facts:
-        nodes.setdefault(one.node, []).append(one)
-    return nodes
-
-
 def _gpus_of_node(ranks: Sequence[NodeFacts]) -> int:
     """Returns the number of GPUs that a node's ranks see."""
-    if all(one.gpu_ids is not None for one in ranks) and any(one.num_gpus for one in ranks):
-        return len({name for one in ranks for name in one.gpu_ids or () if one.num_gpus})
+    ids = _gpu_ids(ranks)
+    if ids:
+        return len(ids)
     counts = [one.num_gpus or 0 for one in ranks]
     return sum(counts) if max(counts) == 1 else min(counts)
 
 
 def _share_one(ranks: Sequence[NodeFacts]) -> bool:
-    seen = [one.gpu_ids for one in ranks]
-    return (
-        len(ranks) > 1
-        and all(one.num_gpus == 1 for one in ranks)
-        and None not in seen
-        and len({name for names in seen for name in names or ()}) == 1
-    )
+    return len(ranks) > 1 and all(one.num_gpus == 1 for one in ranks) and len(_gpu_ids(ranks)) == 1
 
 
-def _most_common(values: Iterable[T]) -> T:
-    return Counter(values).most_common(1)[0][0]
+def _gpu_ids(ranks: Sequence[NodeFacts]) -> set[str]:
+    """Returns the GPUs that a node's ranks see; none if one rank cannot tell them apart."""
+    if any(one.gpu_ids is None for one in ranks):
+        return set()
+    return {name for one in ranks if one.num_gpus for name in one.gpu_ids or ()}
 
 
 def _range(values: Iterable[float], form: str) -> str:

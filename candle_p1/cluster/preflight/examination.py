@@ -70,7 +70,7 @@ def find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
     wall_s, monotonic_s = time.time(), time.monotonic()
     found: dict[str, Any] = {
         **facts.find_software(with_mpi=comm.size > 1),
-        **facts.find_space({"results": needs.output, "data": needs.data}),
+        "space": facts.find_space({"results": needs.output, "data": needs.data}),
         "files": facts.find_files(needs.files),
     }
     comm.barrier()

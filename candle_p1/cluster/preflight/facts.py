@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from candle_p1.data.shared import MEMORY
+from candle_p1.data import shared
 from candle_p1.distributed import installation
 from candle_p1.instrument.power import gpus
 from candle_p1.instrument.power.source import SensorError
@@ -26,8 +26,9 @@ from candle_p1.records import environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PACKAGES = ("candle-p1", "keras", "tensorflow", "horovod", "mpi4py")
+PACKAGES = ("Python", "candle-p1", "keras", "tensorflow", "horovod", "mpi4py")
 SHARED_MEMORY = "shared memory"
+MEMORY = "memory"
 
 MPI_LIBRARY = re.compile(
     r"/lib(mpi|mpich|mpi_(ibm|cray|crayclang|gnu|intel|nvidia|amd|aocc)[\w]*)(-\w+)?\.so"
@@ -38,11 +39,11 @@ compiler), but not the libraries that come with it (libmpi_cxx, libmpi_mpifh, li
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """The space in a directory that a job writes to, and creates if necessary.
+    """The free memory, or the space in a directory that a job writes to, and creates if necessary.
 
     Attributes:
-        path: The directory, as it was given.
-        free_bytes: Free bytes of the file system on which it is or will be.
+        path: The directory, as it was given; "" for memory.
+        free_bytes: Free bytes, of the file system on which the directory is or will be.
         problem: Why it cannot be written; None if it can.
     """
 
@@ -60,7 +61,6 @@ class NodeFacts:
         node: The name of its node.
         local_rank: The rank within the node.
         local_size: The number of ranks on the node.
-        python: The version of Python.
         packages: The versions of those PACKAGES that are installed.
         unusable: What could not be imported or used, and why.
         mpi_library: Name and version of the MPI library; None if there is none.
@@ -69,8 +69,7 @@ class NodeFacts:
         num_gpus: The number of GPUs that TensorFlow sees; None if it cannot be used.
         gpu_ids: The UUIDs of the visible GPUs; None if they cannot be told apart.
         has_driver: Whether an NVIDIA driver is installed.
-        memory_bytes: Available memory.
-        space: The directories that a job writes to, by purpose.
+        space: The memory, and the directories that a job writes to, by purpose.
         files: Sizes of the data files, by path; None for those that cannot be read.
         wall_s: The wall clock when all ranks read theirs, in seconds since 1970.
         step_s: By how much the wall clock gained on the monotonic one during the examination.
@@ -80,7 +79,6 @@ class NodeFacts:
     node: str
     local_rank: int
     local_size: int
-    python: str = ""
     packages: dict[str, str] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     mpi_library: str | None = None
@@ -89,7 +87,6 @@ class NodeFacts:
     num_gpus: int | None = None
     gpu_ids: list[str] | None = None
     has_driver: bool = False
-    memory_bytes: int = 0
     space: dict[str, FreeSpace] = field(default_factory=dict)
     files: dict[str, int | None] = field(default_factory=dict)
     wall_s: float = 0.0
@@ -114,10 +111,10 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     versions = environment.package_versions()
     if "tensorflow-cpu" in versions:
         versions["tensorflow"] = versions["tensorflow-cpu"]
+    versions["Python"] = platform.python_version()
     names = probe("tensorflow", installation.visible_gpus)
     probe("keras", lambda: importlib.import_module("keras"))
     return {
-        "python": platform.python_version(),
         "packages": {name: versions[name] for name in PACKAGES if name in versions},
         "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
         "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
@@ -159,16 +156,16 @@ def visible_gpu_ids() -> list[str] | None:
         pynvml.nvmlShutdown()
 
 
-def find_space(directories: dict[str, Path]) -> dict[str, Any]:
-    """Returns the available memory and disk space, as fields of `NodeFacts`.
+def find_space(directories: dict[str, Path]) -> dict[str, FreeSpace]:
+    """Returns the available memory, and the disk space in directories, by purpose.
 
     Args:
         directories: The directories that the job writes to, by purpose.
     """
-    available = psutil.virtual_memory().available
-    space = {SHARED_MEMORY: free_space(MEMORY)}
+    space = {SHARED_MEMORY: free_space(shared.MEMORY)}
     space |= {name: free_space(path) for name, path in directories.items()}
-    return {"memory_bytes": min(available, environment.memory_limit_bytes()), "space": space}
+    available = psutil.virtual_memory().available
+    return space | {MEMORY: FreeSpace("", min(available, environment.memory_limit_bytes()))}
 
 
 def free_space(path: Path) -> FreeSpace:

@@ -19,6 +19,7 @@ from candle_p1.errors import SetupError
 
 NEEDS = Needs(output=Path("output"), data=Path("data"))
 PACKAGES = {
+    "Python": "3.11.2",
     "candle-p1": "0.1.0",
     "keras": "3.15",
     "tensorflow": "2.18.1",
@@ -30,7 +31,6 @@ GOOD = NodeFacts(
     node="a",
     local_rank=0,
     local_size=2,
-    python="3.11.2",
     packages=PACKAGES,
     mpi_library="Open MPI v5.0.11",
     mpi_files=["/lib/libmpi.so.40"],
@@ -38,11 +38,11 @@ GOOD = NodeFacts(
     num_gpus=2,
     gpu_ids=["GPU-0", "GPU-1"],
     has_driver=True,
-    memory_bytes=64 * GIB,
     space={
         "shared memory": FreeSpace("/dev/shm", 32 * GIB),
         "results": FreeSpace("output", 99 * GIB),
         "data": FreeSpace("data", 99 * GIB),
+        "memory": FreeSpace("", 64 * GIB),
     },
     files={"x.csv": 10},
     wall_s=1_000.0,
@@ -77,11 +77,10 @@ def test_nodes_that_are_alike_have_no_problem():
     assert not problems(job())
     assert findings == {
         "ranks": "6 on 3 nodes",
-        "Python": "3.11.2",
         **PACKAGES,
         "MPI": "Open MPI v5.0.11",
         "GPUs": "2 per node",
-        "shared memory": "32.0 GiB free",
+        "shared memory": "32.0 GiB free in /dev/shm",
         "results": "99.0 GiB free in output",
         "data": "99.0 GiB free in data",
         "memory": "64.0 GiB free",
@@ -101,7 +100,7 @@ def without(name):
 @pytest.mark.parametrize(
     ("changes", "name", "details"),
     [
-        ({"python": "3.10.1"}, "Python", ["3.10.1", "3.11.2"]),
+        ({"packages": {**PACKAGES, "Python": "3.10.1"}}, "Python", ["3.10.1", "3.11.2"]),
         ({"packages": {**PACKAGES, "keras": "3.9"}}, "keras", ["3.9", "3.15"]),
         ({"packages": without("horovod")}, "horovod", ["none", "0.28.1"]),
         ({"unusable": {"tensorflow": "libfoo.so: not found"}}, "tensorflow", ["libfoo.so"]),
@@ -111,7 +110,7 @@ def without(name):
         (space("shared memory", "/dev/shm", GIB // 16), "shared memory", ["0.1 GiB", "1.0 GiB"]),
         (space("results", "output", GIB), "results", ["1.0 GiB", "output", "4.0 GiB"]),
         (space("data", "data", 99 * GIB, "/x is full"), "data", ["/x is full"]),
-        ({"memory_bytes": GIB}, "memory", ["1.0 GiB", "8.0 GiB"]),
+        (space("memory", "", GIB), "memory", ["1.0 GiB", "8.0 GiB"]),
         ({"files": {"x.csv": None}}, "file x.csv", ["x.csv does not exist"]),
         ({"files": {"x.csv": 9}}, "file x.csv", ["9 bytes", "10"]),
         ({"wall_s": 1_060.0}, "clocks", ["+60.0 s"]),
@@ -128,9 +127,9 @@ def test_the_node_that_differs_is_named(changes, name, details):
 
 
 def with_gpus(num_gpus, ids, ranks_per_node=2):
-    """Returns the facts of a job in which `ids` returns the GPUs that a local rank sees."""
+    """Returns the facts of a job in which the local ranks see the GPUs `ids`."""
     return [
-        replace(one, num_gpus=num_gpus, gpu_ids=ids(one.local_rank))
+        replace(one, num_gpus=num_gpus, gpu_ids=ids[one.local_rank])
         for one in job(ranks_per_node=ranks_per_node)
     ]
 
@@ -138,11 +137,11 @@ def with_gpus(num_gpus, ids, ranks_per_node=2):
 @pytest.mark.parametrize(
     ("facts", "value"),
     [
-        (with_gpus(1, lambda rank: [f"GPU-{rank}"]), "2 per node"),  # jsrun -g1
-        (with_gpus(1, lambda rank: None), "2 per node"),  # cannot be told apart
-        (with_gpus(4, lambda rank: None), "4 per node"),
-        (with_gpus(0, lambda rank: []), "none"),
-        (with_gpus(1, lambda rank: ["GPU-0"], ranks_per_node=1), "1 per node"),
+        (with_gpus(1, (["GPU-0"], ["GPU-1"])), "2 per node"),  # jsrun -g1
+        (with_gpus(1, (None, None)), "2 per node"),  # cannot be told apart
+        (with_gpus(4, (None, None)), "4 per node"),
+        (with_gpus(0, ([], [])), "none"),
+        (with_gpus(1, (["GPU-0"],), ranks_per_node=1), "1 per node"),
     ],
 )
 def test_gpus_that_fit_the_ranks(facts, value):
@@ -151,7 +150,7 @@ def test_gpus_that_fit_the_ranks(facts, value):
     assert (finding.value, finding.problem) == (value, None)
 
 
-SAME_GPU = with_gpus(1, lambda rank: ["GPU-0"])
+SAME_GPU = with_gpus(1, (["GPU-0"], ["GPU-0"]))
 
 
 @pytest.mark.parametrize(
@@ -171,26 +170,26 @@ def test_gpus_that_do_not_fit_the_ranks(facts, needs, message):
 
 
 def test_gpus_that_tensorflow_does_not_see_are_a_warning():
-    (found,) = problems(with_gpus(0, lambda rank: []))
+    (found,) = problems(with_gpus(0, ([], [])))
     assert "TensorFlow sees no GPU" in found.problem
     assert not found.fatal
 
 
 def test_packages_that_no_node_has():
-    facts = [replace(one, packages={}) for one in job(num_nodes=2)]
+    facts = [replace(one, packages={"Python": "3.11.2"}) for one in job(num_nodes=2)]
     found = problems(facts)
-    assert [one.name for one in found] == list(PACKAGES)
+    assert [one.name for one in found] == [name for name in PACKAGES if name != "Python"]
     assert all(one.problem.startswith(f"nodes a, b: {one.name}: ") for one in found)
 
 
 def test_only_the_first_of_many_nodes_are_named():
-    facts = [replace(one, memory_bytes=0) for one in job(num_nodes=12, ranks_per_node=1)]
+    facts = [replace(one, **space("memory", "", 0)) for one in job(12, ranks_per_node=1)]
     (found,) = problems(facts)
     assert found.problem.startswith("nodes a, b, c, d, e, f, g, h and 4 more: memory: ")
 
 
 def test_one_process_needs_neither_horovod_nor_mpi():
-    packages = {name: PACKAGES[name] for name in ("candle-p1", "keras", "tensorflow")}
+    packages = {name: PACKAGES[name] for name in ("Python", "candle-p1", "keras", "tensorflow")}
     one = replace(GOOD, local_size=1, packages=packages, mpi_library=None, horovod={})
     assert not problems([one])
 
@@ -207,9 +206,11 @@ class Ranks(SerialCommunicator):
 
 
 def test_one_error_names_all_problems(monkeypatch):
+    no_memory = space("memory", "", 0)
     monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())
-    monkeypatch.setattr(facts, "find_space", lambda directories: {"space": GOOD.space})
-    other = replace(GOOD, rank=1, node="b", python="3.9.1", memory_bytes=0, wall_s=time.time())
+    monkeypatch.setattr(facts, "find_space", lambda directories: no_memory["space"])
+    changes = no_memory | {"packages": {**PACKAGES, "Python": "3.9.1"}}
+    other = replace(GOOD, rank=1, node="b", wall_s=time.time(), **changes)
     with pytest.raises(SetupError) as raised:
         examination.examine(Ranks([other]), replace(NEEDS, files=()), "a")
     lines = str(raised.value).splitlines()
@@ -220,7 +221,7 @@ def test_one_error_names_all_problems(monkeypatch):
 
 
 def software():
-    names = ("python", "packages", "mpi_library", "mpi_files", "horovod", "num_gpus", "gpu_ids")
+    names = ("packages", "mpi_library", "mpi_files", "horovod", "num_gpus", "gpu_ids")
     return {name: getattr(GOOD, name) for name in names}
 
 
@@ -333,10 +334,7 @@ def test_loaded_mpi_libraries(tmp_path):
     lines = [f"7f-80 r-xp 00000000 fe:00 1234    {path}" for path in (libraries + others) * 2]
     (tmp_path / "maps").write_text("\n".join([*lines, "7f-80 rw-p 0 0:0 0"]) + "\n")
     assert facts.loaded_mpi_libraries(tmp_path / "maps") == libraries
-
-
-def test_without_a_list_of_loaded_libraries(tmp_path):
-    assert facts.loaded_mpi_libraries(tmp_path / "none") == []
+    assert facts.loaded_mpi_libraries(tmp_path / "absent") == []
 
 
 def test_import_errors_are_facts(monkeypatch):
@@ -384,8 +382,5 @@ def test_the_gpus_that_a_rank_sees(monkeypatch, visible, ids):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert facts.visible_gpu_ids() == ids
-
-
-def test_without_nvml_gpus_cannot_be_told_apart(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert facts.visible_gpu_ids() is None
