@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from candle_p1.records.record import make_record, write_record
 from candle_p1.records.spread import Seconds
 from candle_p1.records.types import PhaseTimes
-from candle_p1.scaling import ScalingPlan, scale_batch_size, scale_learning_rate, share_epochs
+from candle_p1.scaling import ScalingPlan
 
 PARAMETERS = {
     "rng_seed": 0,
@@ -38,6 +38,10 @@ ENVIRONMENT = {
     "settings": {},
     "source": {"commit": "0123456789abcdef", "modified": False},
 }
+SCALED = (
+    "epochs", "batch_size", "learning_rate", "epochs_scaling", "batch_scaling", "lr_scaling",
+    "data_parallel",
+)  # fmt: skip
 EPOCH_STEPS = 10
 _started = itertools.count()
 
@@ -89,10 +93,13 @@ def _sections(
     record["ended"] = (started + timedelta(seconds=30)).isoformat()
     if status != "ok":
         return record | {"failure": {"reason": "rank 0 died", "rank": 0, "phase": "train"}}
-    scaling, share = share_epochs(
-        values["epochs"], num_ranks, values["epochs_scaling"], values["data_parallel"]
+    plan = ScalingPlan.make(
+        num_ranks=num_ranks,
+        num_samples=10**9,
+        max_steps=EPOCH_STEPS,
+        **{name: values[name] for name in SCALED},
     )
-    epochs_per_rank = epochs_per_rank or share
+    epochs_per_rank = epochs_per_rank or plan.epochs_per_rank
     train_s = epochs_per_rank * epoch_s + first_step_s
     waited = {"communication": _spread(communication_s, num_ranks)} if num_ranks > 1 else {}
     wait_begin_s = startup_s + load_s
@@ -131,7 +138,7 @@ def _sections(
                 for role, file_bytes, share in (("train", 4_000_000, 0.8), ("test", 1_000_000, 0.2))
             },
         },
-        "plan": _plan(values, num_ranks, scaling, epochs_per_rank).to_dict(),
+        "plan": plan.to_dict() | {"epochs_per_rank": epochs_per_rank},
         "model": {"num_parameters": 1000, "optimizer": "sgd"},
         "distributed": {"backend": "horovod", "settings": exchange or {}}
         if num_ranks > 1
@@ -206,28 +213,6 @@ def _spread(seconds, num_ranks):
 def _phase(begin_s, seconds, num_ranks, **facts):
     seconds = seconds if isinstance(seconds, list) else [seconds] * num_ranks
     return PhaseTimes.over(seconds, begin=_spread(begin_s, num_ranks), **facts)
-
-
-def _plan(values, num_ranks, scaling, epochs_per_rank):
-    batch_size = scale_batch_size(values["batch_size"], num_ranks, values["batch_scaling"])
-    return ScalingPlan(
-        num_ranks=num_ranks,
-        epochs_scaling=scaling,
-        batch_scaling=values["batch_scaling"],
-        lr_scaling=values["lr_scaling"],
-        data_parallel=values["data_parallel"],
-        epochs=values["epochs"],
-        epochs_per_rank=epochs_per_rank,
-        base_batch_size=values["batch_size"],
-        batch_size=batch_size,
-        global_batch_size=num_ranks * batch_size,
-        base_learning_rate=values["learning_rate"],
-        learning_rate=scale_learning_rate(values["learning_rate"], num_ranks, values["lr_scaling"]),
-        warmup_epochs=0,
-        warmup_learning_rate=values["learning_rate"],
-        samples_per_epoch=EPOCH_STEPS * batch_size,
-        steps_per_epoch=EPOCH_STEPS,
-    )
 
 
 def _epoch(i, epoch_s, first_step_s, metrics, num_ranks):

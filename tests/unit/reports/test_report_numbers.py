@@ -37,14 +37,8 @@ def strong(total_s, num_ranks, **kwargs):
 
 
 def weak(total_s, num_ranks, **kwargs):
-    return planted_record(
-        "nt3",
-        num_ranks,
-        epochs=4,
-        epochs_scaling="weak",
-        epoch_s=(total_s - 2.0) / 4,
-        **FIXED | kwargs,
-    )
+    facts = {"epochs": 4, "epochs_scaling": "weak", "epoch_s": (total_s - 2.0) / 4}
+    return planted_record("nt3", num_ranks, **FIXED | facts | kwargs)
 
 
 def test_planted_speedups_and_efficiencies_of_strong_scaling():
@@ -70,31 +64,22 @@ def test_planted_speedups_and_efficiencies_of_strong_scaling():
     assert alone.speedup.value == pytest.approx(38 / 23)
 
 
-def test_planted_efficiencies_of_weak_scaling():
-    experiment = experiment_of(weak(20.0, 1), weak(25.0, 2), weak(40.0, 4))
-    two, four = speedups(experiment, experiment.series[0], TOTAL.of)
-    assert two.efficiency.value == pytest.approx(0.8)
-    assert four.efficiency.value == pytest.approx(0.5)
-    assert two.efficiency.confidence == 0
-
-
-def test_without_a_run_on_one_rank_the_fewest_are_the_base():
-    experiment = experiment_of(strong(40.0, 2), strong(25.0, 4))
-    (only,) = speedups(experiment, experiment.series[0], TOTAL.of)
-    assert only.base.num_ranks == 2
-    assert only.speedup.value == pytest.approx(1.6)
-    assert only.efficiency.value == pytest.approx(0.8)
-
-
-def test_batch_scaling_has_no_ideal():
-    records = [
-        planted_record("p1b3", num, epochs=1, epoch_s=10.0 / num, batch_scaling="linear", **FIXED)
-        for num in (1, 2)
-    ]
+@pytest.mark.parametrize(
+    ("records", "base_ranks", "speedup", "efficiency"),
+    [
+        ((weak(20.0, 1), weak(25.0, 2)), 1, 0.8, 0.8),
+        # without a run on one rank, the fewest are the base
+        ((strong(40.0, 2), strong(25.0, 4)), 2, 1.6, 0.8),
+        # where the batch size grows, there is no ideal
+        ([strong(20.0 / num, num, batch_scaling="linear") for num in (1, 2)], 1, 2.0, None),
+    ],
+)
+def test_planted_efficiencies(records, base_ranks, speedup, efficiency):
     experiment = experiment_of(*records)
     (only,) = speedups(experiment, experiment.series[0], TOTAL.of)
-    assert only.speedup.value == pytest.approx(12 / 7)
-    assert only.efficiency is None
+    assert only.base.num_ranks == base_ranks
+    assert only.speedup.value == pytest.approx(speedup)
+    assert (only.efficiency and only.efficiency.value) == pytest.approx(efficiency)
 
 
 def compared(before_s, after_s, num_ranks=(1, 2, 4), repeats=3, **after):
@@ -176,14 +161,7 @@ def test_where_quality_falls_by_epochs_per_rank():
         for loader in ("original", "parallel")
     ]
     few = [
-        planted_record(
-            "nt3",
-            num,
-            epochs=epochs,
-            epochs_scaling="weak",
-            quality={"accuracy": accuracy + 0.001 * seed},
-            rng_seed=seed,
-        )
+        weak(20.0, num, epochs=epochs, quality={"accuracy": accuracy + 0.001 * seed}, rng_seed=seed)
         for num in (1, 2)
         for seed in (0, 1, 2)
         for epochs, accuracy in ((1, 0.6), (2, 0.96))
