@@ -48,25 +48,17 @@ def scatter_by_class(
     import matplotlib
 
     figure, plot = _new(title, *axes)
-    # Many classes share a colour with another one, and differ from it by their marker.
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     for i, name in enumerate(names):
         chosen = points[classes == i]
         if len(chosen):
-            plot.scatter(
-                chosen[:, 0],
-                chosen[:, 1],
-                s=12,
-                color=colours[i % len(colours)],
-                marker=MARKERS[i // len(colours) % len(MARKERS)]
-                if len(names) > len(colours)
-                else MARKERS[i % len(MARKERS)],
-                linewidths=0,
-                label=name,
-            )
-    plot.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, ncols=1 + (len(names) - 1) // 24
-    )
+            # Many classes share a colour with another one, and differ from it by their marker.
+            marker = MARKERS[(i + i // len(colours)) % len(MARKERS)]
+            color = colours[i % len(colours)]
+            xs, ys = chosen.T
+            plot.scatter(xs, ys, s=12, color=color, marker=marker, linewidths=0, label=name)
+    columns = 1 + (len(names) - 1) // 24
+    plot.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, ncols=columns)
     _save(figure, path)
 
 
@@ -181,13 +173,8 @@ def compared_times(
         plot.set_xlabel("time (s)")
         plot.grid(axis="x", color="0.9")
         plot.set_axisbelow(True)
-    figure.legend(
-        list(legend.values()),
-        list(legend),
-        loc="outside lower center",
-        ncols=len(legend),
-        frameon=False,
-    )
+    handles, labels = list(legend.values()), list(legend)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(legend), frameon=False)
     _save(figure, path)
 
 

@@ -57,12 +57,9 @@ ROLES = {Role.LEARNING: PARAMETER, Role.SPEED: PARAMETER, Role.SEED: REPEAT}
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity on both sides.
+    """A quantity with its values on both sides.
 
     Attributes:
-        quantity: The quantity.
-        a: Its values in A.
-        b: Its values in B.
         change: B / A, or B - A for a figure of merit; None where it is unknown.
         is_ratio: Whether `change` is a ratio.
     """
@@ -111,7 +108,6 @@ class Pairing:
 
     Attributes:
         settings: Those that differ among the runs of a side, and agree here; "" where none do.
-        rows: What was measured.
     """
 
     settings: str
@@ -120,14 +116,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that differs between the sides.
-
-    Attributes:
-        kind: One of KINDS.
-        name: Its name.
-        a: Its values in A, in words.
-        b: Its values in B, in words.
-    """
+    """Something that differs between the sides, with its values in words; `kind` is in KINDS."""
 
     kind: str
     name: str
@@ -140,8 +129,6 @@ class RunComparison:
     """A comparison of two sets of runs.
 
     Attributes:
-        a: One side.
-        b: The other.
         pairings: At least one.
         differences: By kind and name.
         warnings: What makes the numbers hard to compare.

@@ -60,8 +60,6 @@ class Drawing:
 
     Attributes:
         slug: The name of its files, without their endings.
-        title: What it shows.
-        caption: The text beneath it.
         svg: The image, in which text remains text.
         png: The same for print and slides.
         width_pt: Its natural width, in points of 1/72 inch.

@@ -72,16 +72,15 @@ def of_each_seed(runs: Iterable[RecordedRun], quantity: Quantity) -> list[float]
 
 def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
     """Returns the groups of an experiment, each by ascending epochs per rank."""
-    found: dict[str, dict[int, dict[int, list[RecordedRun]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
+    found: dict[str, dict[int, dict[int, list[RecordedRun]]]] = {}
     for series in experiment.series:
         settings = about_quality(series.settings)
         name = describe({key: value for key, value in settings.items() if key != "epochs"})
         for point in series.timed:
             for run in point.runs:
                 if quantity.of(run) is not None and run.epochs_per_rank is not None:
-                    found[name][run.epochs_per_rank][run.num_ranks].append(run)
+                    by_ranks = found.setdefault(name, {}).setdefault(run.epochs_per_rank, {})
+                    by_ranks.setdefault(run.num_ranks, []).append(run)
     return [
         EpochGroup(
             name,

@@ -15,13 +15,10 @@ class Published:
     """A published value.
 
     Attributes:
-        benchmark: The benchmark's name.
         mode: strong, weak, batch, or any.
         quantity: The name of a Quantity, or what a finding asks for.
         machine: Where it was measured.
-        says: What the paper says.
         where: Section, figure or table of the paper.
-        value: The number, where there is one.
     """
 
     benchmark: str
@@ -41,12 +38,10 @@ class PublishedLoading:
     """Seconds to load one file: a cell of Table 3 or 4.
 
     Attributes:
-        table: The table's number.
         machine: Where it was measured.
         role: train or test.
         loader: original or chunked.
         file_mb: The size of the file, in MB as the paper writes it.
-        seconds: The time, in s.
     """
 
     table: int

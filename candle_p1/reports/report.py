@@ -29,13 +29,10 @@ class ReportSection:
     """The part of a report on one experiment.
 
     Attributes:
-        experiment: The experiment.
         slug: The beginning of the names of its files, and its anchor on the page.
         notes: What a reader has to know.
         statements: What the records show.
-        figures: The figures.
         missing: The titles of figures that could not be drawn, with the reasons.
-        tables: The tables that have rows.
     """
 
     experiment: Experiment
@@ -63,8 +60,6 @@ class Report:
 
     Attributes:
         notes: On all runs together.
-        sections: By experiment.
-        runs: The table of all runs.
         problems: The records that cannot be read, with the reasons.
         exports: Files for other programs, by their paths within the report.
     """
@@ -80,7 +75,7 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     """Returns the report of some runs.
 
     Args:
-        runs: The runs.
+        runs: What it is made from.
         starting: Is called with the title of each section before it is made.
     """
     sections: list[ReportSection] = []

@@ -71,7 +71,7 @@ class Stretch(NamedTuple):
     """A phase, a part of a phase or an epoch, on each rank.
 
     Attributes:
-        name: The name of the phase, the part or the epoch.
+        name: Its name.
         within: The phase that it is a part of; "" where it is none.
         begin_s: When each rank began it, in seconds from the start of the run, float64, shape
             (ranks,); NaN where that is unknown.
@@ -291,15 +291,15 @@ class RecordedRun:
 
     def stretches(self) -> Iterator[Stretch]:
         """Yields the phases in order, each followed by its parts; nothing without raw values."""
-        yield from self._stretches(self._phases, "phases", "")
+        yield from self._stretches("phases", self._phases)
 
     def _stretches(
-        self, phases: Mapping[str, PhaseTimes], place: str, within: str
+        self, place: str, phases: Mapping[str, PhaseTimes], within: str = ""
     ) -> Iterator[Stretch]:
         for name, phase in phases.items():
             here = f"{place}.{name}"
             yield from self._stretch(name, within, here, here)
-            yield from self._stretches(phase.parts or {}, f"{here}.parts", name)
+            yield from self._stretches(f"{here}.parts", phase.parts or {}, name)
 
     def epoch_stretches(self) -> Iterator[Stretch]:
         """Yields the training of each epoch; nothing without raw values."""
@@ -308,12 +308,11 @@ class RecordedRun:
             yield from self._stretch(f"epoch {epoch.epoch}", "train", place, f"{place}.train")
 
     def _stretch(self, name: str, within: str, begins: str, times: str) -> Iterator[Stretch]:
-        if self.per_rank is not None:
-            seconds, begin_s = self.per_rank.get(times), self.per_rank.get(f"{begins}.begin")
-            if seconds is not None:
-                if begin_s is None:
-                    begin_s = np.full(len(seconds), np.nan)
-                yield Stretch(name, within, begin_s, seconds)
+        seconds = self.per_rank.get(times) if self.per_rank else None
+        if self.per_rank and seconds is not None:
+            begin_s = self.per_rank.get(f"{begins}.begin")
+            unknown_s = np.full(len(seconds), np.nan)
+            yield Stretch(name, within, unknown_s if begin_s is None else begin_s, seconds)
 
     @property
     def plan(self) -> Mapping[str, Any]:

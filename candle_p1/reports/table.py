@@ -30,7 +30,6 @@ class ReportTable:
 
     Attributes:
         slug: The name of its files, without their endings.
-        title: What it shows.
         headings: Of the columns, with units.
         rows: Cells, as many as headings; None is unknown.
         notes: Sentences beneath it.

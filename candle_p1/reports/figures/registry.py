@@ -36,8 +36,6 @@ class FigureKind:
 
     Attributes:
         slug: The name of the kind in file names.
-        title: What it shows.
-        caption: How to read it.
         draw: Draws some series; raises MissingDataError.
         whole: Whether it always draws all series at once.
     """
