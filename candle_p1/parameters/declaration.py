@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.parameters.parameter import Origin, Parameter
@@ -26,7 +26,6 @@ from candle_p1.parameters.parameter_set import (
 )
 
 _FLAG = Origin("flag")
-_NUMBER_MARK = "\0"  # cannot occur in an argument
 
 
 class Declaration:
@@ -67,7 +66,7 @@ class Declaration:
         if unknown := choices.keys() - declared.keys():
             raise ValueError(f"choices of parameters that do not exist: {sorted(unknown)}")
         self.parameters: Mapping[str, Parameter] = declared
-        flags = ["-h", *(flag for parameter in declared.values() for flag in parameter.short)]
+        flags = ["-h", *(flag for name in declared for flag in self._flags(name))]
         if repeated := {flag for flag in flags if flags.count(flag) > 1}:
             raise ValueError(f"declared for two parameters: {', '.join(sorted(repeated))}")
 
@@ -167,41 +166,39 @@ class Declaration:
 
     def _read_flags(self, argv: Sequence[str], settings: Settings) -> dict[str, list[str]]:
         """Returns the arguments after each flag, by name; --help shows `settings`."""
-        parser = self._parser(settings)
         if "-h" in argv or "--help" in argv:
-            parser.print_help()
-            parser.exit()
-        flags = ["--help", *(f"--{name}" for name in self.parameters)]
-        flags += [short for parameter in self.parameters.values() for short in parameter.short]
-        marked = []
+            self._print_help(settings)
+            sys.exit(0)
+        names = {flag: name for name in self.parameters for flag in self._flags(name)}
+        found: dict[str, list[str]] = {}
+        name, takes_more = "", False
         for argument in argv:
-            # argparse mistakes "-1e-3" for a flag, and reads "-lr0.1" as -l with the value "r0.1".
-            if re.match(r"-\.?\d", argument):
-                marked.append(_NUMBER_MARK + argument)
+            if re.fullmatch(r"[^-].*|-?|-\.?\d.*", argument, re.DOTALL):  # "-1e-3" is a number
+                if not takes_more:
+                    raise ParameterError(
+                        f"{argument!r} on the command line does not belong to a flag"
+                    )
+                found[name].append(argument)
+                takes_more = self.parameters[name].many
                 continue
-            flag = argument.split("=")[0]
-            if argument.startswith("-") and argument != "-" and flag not in flags:
+            flag, has_value, value = argument.partition("=")
+            if flag not in names:
                 meant = flag[:2] + flag[2:].replace("-", "_")
-                near = did_you_mean(meant, flags) if flag != "--" else ""
+                near = did_you_mean(meant, ["--help", *names]) if flag != "--" else ""
                 raise ParameterError(f"{flag} is not a flag{near}")
-            marked.append(argument)
-        found, left = parser.parse_known_args(marked)
-        if left:
-            argument = left[0].removeprefix(_NUMBER_MARK)
-            raise ParameterError(f"{argument!r} on the command line does not belong to a flag")
-        return {
-            name: [argument.removeprefix(_NUMBER_MARK) for argument in arguments]
-            for name, arguments in vars(found).items()
-        }
+            name, takes_more = names[flag], not has_value
+            found[name] = [value] if has_value else []
+        for name, arguments in found.items():
+            if not arguments:
+                raise ParameterError(f"{'/'.join(self._flags(name))} needs a value")
+        return found
 
-    def _parser(self, settings: Settings) -> argparse.ArgumentParser:
-        parser = _Parser(
-            prog=self.program,
-            description=self.description,
-            usage="%(prog)s [--FLAG VALUE ...]",
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-        )
+    def _flags(self, name: str) -> list[str]:
+        return [*self.parameters[name].short, f"--{name}"]
+
+    def _print_help(self, settings: Settings) -> None:
+        usage = "%(prog)s [--FLAG VALUE ...]"
+        parser = argparse.ArgumentParser(self.program, usage, self.description)
         headings: dict[str, argparse._ArgumentGroup] = {}
         for name, parameter in self.parameters.items():
             value, origin = settings[name]
@@ -215,18 +212,12 @@ class Declaration:
             if heading not in headings:
                 headings[heading] = parser.add_argument_group(heading)
             headings[heading].add_argument(
-                *parameter.short,
-                f"--{name}",
+                *self._flags(name),
                 nargs="+" if parameter.many else 1,
                 metavar=parameter.type.__name__.upper(),
                 help=help_.replace("%", "%%"),
             )
-        return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ParameterError(message)
+        parser.print_help()
 
 
 def _find(path: Path, model_file: Path | None) -> Path:
