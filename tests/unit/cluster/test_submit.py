@@ -147,21 +147,12 @@ def test_the_project_may_be_named_in_the_environment(monkeypatch):
     assert "#COBALT -A ABC123\n" in result.output
 
 
-def test_a_script_that_cannot_be_written(tmp_path):
+def test_a_script_that_cannot_be_written_or_submitted(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ParameterError, match="file/below"):
         submit("nt3", "--machine", "slurm", "--", "--output_dir", "file/below")
-
-
-def test_without_the_command_of_the_scheduler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match=r"sbatch.* slurm.*--dry-run"):
-        submit("nt3", "--machine", "slurm")
-
-
-def test_an_error_of_the_scheduler_is_passed_on(scheduler):
-    scheduler("sbatch", "invalid account", code=1)
-    with pytest.raises(SetupError, match="code 1: invalid account"):
         submit("nt3", "--machine", "slurm")
 
 
@@ -268,12 +259,6 @@ def test_the_jobs_of_a_study_form_a_chain(scheduler, study, tmp_path):
     assert "batch_size-5-np4-r0" in output
 
 
-def test_several_jobs_of_a_study_at_once(scheduler, study):
-    argv = scheduler("sbatch", "12")
-    submit("nt3", "--machine", "slurm", "--study", study, "--at-once", 3)
-    assert argv().count("--dependency=afterany:12") == 1
-
-
 def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
     output = submit("nt3", "--machine", "pbs", "--study", study, "--dry-run").output
     assert "batch_size-10-np1-r0: " in output
@@ -309,10 +294,12 @@ def test_studies_that_cannot_be_submitted(options, problem, study, tmp_path):
 def test_a_job_that_the_scheduler_refuses_can_be_submitted_again(scheduler, study, tmp_path):
     line = ["nt3", "--machine", "slurm", "--study", study]
     scheduler("sbatch", "invalid account", code=1)
-    with pytest.raises(SetupError, match="invalid account"):
+    with pytest.raises(SetupError, match="code 1: invalid account"):
         submit(*line)
-    scheduler("sbatch", "12")
-    assert "4 jobs of two" in submit(*line).output
+    argv = scheduler("sbatch", "12")
+    submitted = argv()
+    assert "4 jobs of two" in submit(*line, "--at-once", 3).output
+    assert argv()[len(submitted) :].count("--dependency=afterany:12") == 1
 
 
 def test_jobs_of_a_study_take_nothing_else_from_the_environment(study, tmp_path):

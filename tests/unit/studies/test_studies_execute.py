@@ -64,7 +64,7 @@ def statuses(plan):
     return {state.run.name: state.status for state in states_of(plan.runs)}
 
 
-def test_all_runs_are_executed_in_order(plan, capsys):
+def test_all_runs_are_executed_in_order_and_none_is_repeated(plan, capsys):
     execution = perform(plan())
     assert execution.num_done == 2
     assert execution.failed == []
@@ -77,11 +77,6 @@ def test_all_runs_are_executed_in_order(plan, capsys):
         assert record.parameters["rng_seed"].value == 7102 + run.repeat
         log = (run.directory() / "study.log").read_text()
         assert log == "training\ncandle-p1 study: the run has ended with code 0\n"
-
-
-def test_a_second_session_repeats_nothing(plan, capsys):
-    perform(plan())
-    capsys.readouterr()
     perform(plan())
     assert capsys.readouterr().out.splitlines() == ["2 of 2 runs are already done"]
     perform(plan(repeats=3))
@@ -190,12 +185,9 @@ def _when(condition, action, limit_s=60):
     action()
 
 
-def test_too_many_ranks_for_this_machine(plan):
+def test_a_study_is_refused_with_too_many_ranks_and_under_a_launcher(plan, monkeypatch):
     with pytest.raises(ParameterError, match="100000 ranks"):
         perform(plan(ranks=[100000], flags=["--epochs_scaling", "weak"]))
-
-
-def test_a_study_refuses_to_run_under_a_launcher(plan, monkeypatch):
     monkeypatch.setenv("PMIX_RANK", "0")
     with pytest.raises(ParameterError, match="launcher"):
         perform(plan())
@@ -218,26 +210,25 @@ def test_the_plan_as_text(plan):
     assert lines[-1] == "nothing is left to do"
 
 
-def test_a_directory_tells_the_status_of_its_study(plan):
+def test_a_directory_tells_the_status_of_its_study_even_if_it_was_moved(
+    plan, tmp_path, monkeypatch
+):
     this = plan(["fail", "train"])
     perform(this)
-    found = read_plan(this.directory)
-    assert found.runs == this.runs
+    assert read_plan(this.directory).runs == this.runs
+    moved = this.directory.rename(tmp_path / "moved")
+    monkeypatch.chdir(moved)
+    found = read_plan(Path())
+    assert found.directory == moved
     table, *lines = status_parts(found, states_of(found.runs))
-    assert [column.header for column in table.columns] == [
-        "point",
-        "ok",
-        "failed",
-        "median total (s)",
-    ]
-    assert [list(column.cells) for column in table.columns] == [
-        ["does-fail-np1", "does-train-np1"],
-        ["0", "2"],
-        ["2", "0"],
-        ["", "1.0"],
-    ]
+    assert {column.header: list(column.cells) for column in table.columns} == {
+        "point": ["does-fail-np1", "does-train-np1"],
+        "ok": ["0", "2"],
+        "failed": ["2", "0"],
+        "median total (s)": ["", "1.0"],
+    }
     assert len(lines) == 3
-    assert f"planted failed; see {this.directory}/does-fail-np1-r0/study.log" in lines[0] + lines[1]
+    assert f"planted failed; see {moved}/does-fail-np1-r0/study.log" in lines[0] + lines[1]
     assert lines[2] == "2 of 4 runs are done, 2 failed"
 
 
@@ -249,17 +240,6 @@ def test_a_run_that_was_submitted_as_a_job_is_reported_as_not_done(plan):
     assert [state.run.name for state in execution.undone] == [this.runs[0].name]
     assert execution.num_done == len(this.runs) - 1
     assert execution.failed == []
-
-
-def test_a_directory_that_was_moved_tells_the_status_of_its_study(plan, tmp_path, monkeypatch):
-    this = plan(["train"])
-    perform(this)
-    moved = this.directory.rename(tmp_path / "moved")
-    monkeypatch.chdir(moved)
-    for directory in (moved, Path()):
-        found = read_plan(directory)
-        assert found.directory == moved
-        assert {state.status for state in states_of(found.runs)} == {"ok"}
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"study": "strong-nt3", "sizes": 1}'])

@@ -64,13 +64,15 @@ def write(run):
 def test_a_run_without_a_record_waits(run):
     state = state_of(run)
     assert (state.status, state.directory, state.is_due()) == ("waiting", None, True)
-    run.directory().mkdir()  # a log alone
+    run.directory().mkdir()
+    (run.directory() / "study.log").touch()
+    (run.directory() / "job.sh.failed").touch()  # a job that failed before its ranks started
     assert state_of(run).status == "waiting"
     assert run.next_directory() == run.directory()
 
 
 def test_a_run_with_a_record_that_is_ok_is_done(run, write):
-    write()
+    write(settings={"OMP_OTHER": "7"})  # which the study does not set
     state = state_of(run)
     assert (state.status, state.directory) == ("ok", run.directory())
     assert (state.total_s, state.train_s, state.quality) == (10, 8, {"accuracy": 0.75})
@@ -137,11 +139,6 @@ def test_an_ok_record_of_another_run_is_never_overwritten(run, write, change, pa
     pattern = ".* ".join(re.escape(part) for part in (str(run.directory() / "run.json"), *parts))
     with pytest.raises(RecordError, match=pattern):
         state_of(run)
-
-
-def test_variables_that_the_study_does_not_set_do_not_matter(run, write):
-    write(settings={"OMP_OTHER": "7"})
-    assert state_of(run).status == "ok"
 
 
 def test_a_parameter_that_a_record_lacks_had_its_default(run, write):
@@ -215,17 +212,20 @@ def test_a_run_that_died_without_a_record_gets_one(run, printed, reason):
     assert (state.status, state.directory) == ("failed", run.directory())
 
 
-def test_a_record_that_still_says_running_is_completed(run, write):
-    write("running")
-    assert complete(run, code=-9)["failure"]["reason"] == "ended with code -9"
-    assert state_of(run).status == "failed"
-
-
-def test_a_run_ended_at_its_time_limit_has_failed(run, write):
-    write("interrupted")
-    assert complete(run, is_late=True)["failure"]["reason"] == (
-        "ended at the study's time limit of 5 minutes; planted interrupted"
-    )
+@pytest.mark.parametrize(
+    ("status", "how", "reason"),
+    [
+        ("running", {"code": -9}, "ended with code -9"),
+        (
+            "interrupted",
+            {"is_late": True},
+            "ended at the study's time limit of 5 minutes; planted interrupted",
+        ),
+    ],
+)
+def test_a_record_without_a_final_status_is_completed(run, write, status, how, reason):
+    write(status)
+    assert complete(run, **how)["failure"]["reason"] == reason
     assert state_of(run).status == "failed"
 
 
@@ -258,28 +258,26 @@ def finished(run, *facts):
     ]
 
 
-def test_the_cost_is_the_median_of_the_same_point(run):
-    facts = [("plain", 2, 8, total_s, 1.0) for total_s in (10, 40, 12)]
-    found = estimate(run, finished(run, *facts, ("plain", 4, 4, 99, 9)))
-    assert (found.seconds, found.basis) == (LAUNCH_S + 12, "same")
+SAME_POINT = [("plain", 2, 8, total_s, 1.0) for total_s in (10, 40, 12)]
+FARTHER = [("plain", 8, 2, 99, 9), ("other", 2, 8, 99, 9)]
 
 
-def test_without_the_same_point_the_cost_follows_from_the_epochs_of_the_nearest_one(run):
-    facts = [
-        ("plain", 1, 16, 30, 24),  # 6 s and 1.5 s per epoch
-        ("plain", 8, 2, 99, 9),
-        ("other", 2, 8, 99, 9),
-    ]
-    found = estimate(run, finished(run, *facts))
-    assert (found.seconds, found.basis) == (LAUNCH_S + 6 + 8 * 1.5, "near")
-    found = estimate(run, finished(run, ("other", 2, 4, 10, 4)))
-    assert (found.seconds, found.basis) == (LAUNCH_S + 6 + 8, "near")
-
-
-def test_the_cost_is_at_most_the_time_limit(run):
-    other = replace(run, benchmark="nt3")
-    assert estimate(run, finished(other, ("plain", 2, 8, 10, 4))).seconds == 300
-    assert estimate(run, finished(run, ("plain", 2, 8, 1000, 4))).seconds == 300
+@pytest.mark.parametrize(
+    ("facts", "seconds", "basis"),
+    [
+        ([*SAME_POINT, *FARTHER], LAUNCH_S + 12, "same"),
+        ([("plain", 1, 16, 30, 24), *FARTHER], LAUNCH_S + 6 + 8 * 1.5, "near"),
+        ([("other", 2, 4, 10, 4)], LAUNCH_S + 6 + 8, "near"),
+        ([("plain", 2, 8, 1000, 4)], 300, "same"),
+        ([], 300, "limit"),
+    ],
+)
+def test_the_cost_of_a_run_is_estimated_from_the_same_or_the_nearest_point(
+    run, facts, seconds, basis
+):
+    others = finished(replace(run, benchmark="nt3"), ("plain", 2, 8, 10, 4))
+    found = estimate(run, [*others, *finished(run, *facts)])
+    assert (found.seconds, found.basis) == (seconds, basis)
 
 
 def test_the_cost_as_text(run):
@@ -313,14 +311,6 @@ def test_removing_an_attempt_does_not_repeat_a_run(run, write):
     (run.directory(2) / "job.sh").touch()
     assert state_of(run).status == "submitted"
     assert run.next_directory() == run.directory(2)
-
-
-def test_a_job_that_failed_before_its_ranks_counts_as_not_submitted(run):
-    run.directory().mkdir()
-    (run.directory() / "job.sh.failed").touch()
-    (run.directory() / "job.12.out").touch()
-    state = state_of(run)
-    assert (state.status, state.is_due()) == ("waiting", True)
 
 
 def test_a_benchmark_without_synthetic_data_can_be_studied(run, write, monkeypatch):
