@@ -13,6 +13,7 @@ READERS = csv.installed_readers()
 METHODS = pytest.mark.parametrize("method", READERS)
 LABELLED = CsvLayout(label_column=0)
 EXPRESSION = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
+HEADER = "case_id,cancer_type,g\n"
 FIVE_COLUMNS = CsvLayout(num_columns=5)
 SOME_MISSING = CsvLayout(header=True, missing=("na",))
 
@@ -126,24 +127,12 @@ def test_a_table_can_have_only_text(tmp_path, method):
         (LABELLED, b"1,2\n\xff\xfe,3\n", "line 2, column 1: the label "),
         (LABELLED, "", "the file is empty"),
         (LABELLED, "\n\n", "the file has no rows"),
-        (
-            EXPRESSION,
-            "case_id,cancer_type,g\nTCGA,BRCA\n",
-            "line 2: the line has 2 fields instead of 3",
-        ),
-        (
-            EXPRESSION,
-            "case_id,cancer_type,g\nTCGA,BRCA,1,2\n",
-            "line 2: the line has 4 fields instead of 3",
-        ),
-        (
-            EXPRESSION,
-            "case_id,cancer_type,g\nTCGA,BRCA,x\n",
-            "line 2, column 3: the field 'x' is not",
-        ),
-        (EXPRESSION, "case_id,cancer_type,g\nTCGA,BRCA,\n", "line 2, column 3: the field is empty"),
-        (EXPRESSION, "case_id,cancer_type,g\nTCGA,,1\n", "line 2, column 2: the field is empty"),
-        (EXPRESSION, "case_id,cancer_type,g\n", "the file has no rows"),
+        (EXPRESSION, HEADER + "TCGA,BRCA\n", "line 2: the line has 2 fields instead of 3"),
+        (EXPRESSION, HEADER + "TCGA,BRCA,1,2\n", "line 2: the line has 4 fields instead of 3"),
+        (EXPRESSION, HEADER + "TCGA,BRCA,x\n", "line 2, column 3: the field 'x' is not"),
+        (EXPRESSION, HEADER + "TCGA,BRCA,\n", "line 2, column 3: the field is empty"),
+        (EXPRESSION, HEADER + "TCGA,,1\n", "line 2, column 2: the field is empty"),
+        (EXPRESSION, HEADER, "the file has no rows"),
         (EXPRESSION, "case,cancer_type,g\n1,2,3\n", "line 1: the header has no column 'case_id'"),
         (FIVE_COLUMNS, "1,2\n3,4\n", "line 1: the line has 2 fields instead of 5"),
         (SOME_MISSING, "a,b\n1,na\n2\n", "line 3: the line has 1 field instead of 2"),
