@@ -204,7 +204,7 @@ class _Load:
             return
         body = (self._buffer.find(b"\n", 0, end) + 1 or end) if before.num_bytes else 0
         first_line = bytes(memoryview(self._buffer)[:body])
-        has_first = not (before.is_blank and _is_blank(first_line))
+        has_first = not (before.is_blank and not first_line.strip())
         bounds = self._divide(body, end)
         text = np.frombuffer(self._buffer, np.uint8)
         with part("parse"):
@@ -231,7 +231,7 @@ class _Load:
             return
         comm, after = self._ring.comm, self._ring.after
         with part("communicate"):
-            comm.send(_Before(num_rows, len(fragment), _is_blank(fragment)), after)
+            comm.send(_Before(num_rows, len(fragment), not fragment.strip()), after)
             if fragment:
                 comm.send(fragment, after)
 
@@ -333,7 +333,3 @@ class _Load:
             ]
             for number in range(0, num_blocks, size)
         ]
-
-
-def _is_blank(text: bytes) -> bool:
-    return not text.strip()

@@ -30,23 +30,22 @@ class FileSet:
 
     Attributes:
         paths: By role, such as "train" and "test".
-        synthetic: Whether any of them was generated.
-        sha256: The SHA-256 of each file, by role, as far as it is known without reading.
+        sha256: The SHA-256 of each generated file, by role, from its manifest.
     """
 
     paths: Mapping[str, Path]
-    synthetic: bool
     sha256: Mapping[str, str]
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> FileSet:
         """Returns these files, with what their manifests say about them."""
         known = {role: synthetic_facts(path) for role, path in paths.items()}
-        return cls(
-            paths,
-            synthetic=any(facts is not None for facts in known.values()),
-            sha256={role: facts["sha256"] for role, facts in known.items() if facts is not None},
-        )
+        return cls(paths, {role: facts["sha256"] for role, facts in known.items() if facts})
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether any of them was generated."""
+        return bool(self.sha256)
 
 
 class Reader:

@@ -23,7 +23,7 @@ from candle_p1.datasets.download import (
 )
 from candle_p1.datasets.registry import RECORD_NAME, Expected, expected_file, record_download
 from candle_p1.datasets.storing import LOCK_NAME, locked, storing
-from candle_p1.datasets.unpack import is_archive, unpack, unpacked_files
+from candle_p1.datasets.unpack import SUFFIXES, unpack, unpacked_files
 from candle_p1.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _find(path: Path, expected: Expected | None, may_unpack: bool = True) -> Fet
             path,
         )
     file = FetchedFile(path, path.stat().st_size, sha256)
-    if not is_archive(path.name):
+    if not path.name.endswith(SUFFIXES):
         return file
     unpacked = unpacked_files(path, RESERVED)
     if unpacked is None:

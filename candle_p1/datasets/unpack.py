@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TAR_SUFFIXES = (".tar.gz", ".tgz")
 SUFFIXES = (*TAR_SUFFIXES, ".zip")
+"""Of the files that are unpacked."""
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError)
 
 
@@ -38,11 +39,6 @@ class _Member(NamedTuple):
     is_file: bool
     is_directory: bool
     open: Callable[[], Any]
-
-
-def is_archive(name: str) -> bool:
-    """Returns whether a file of this name is unpacked."""
-    return name.endswith(SUFFIXES)
 
 
 def unpacked_files(archive: Path, reserved: Collection[str] = ()) -> list[Path] | None:

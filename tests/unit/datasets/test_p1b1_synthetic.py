@@ -16,14 +16,9 @@ synthetic = sys.modules[type(P1B1).__module__]
 
 
 @pytest.fixture(scope="module")
-def directory(small_data):
-    return small_data("p1b1")
-
-
-@pytest.fixture(scope="module")
-def tables(directory):
+def tables(small_data):
     """The small data, by role."""
-    return {role: pd.read_csv(directory / P1B1.roles[role]) for role in ("train", "test")}
+    return {role: pd.read_csv(small_data("p1b1") / P1B1.roles[role]) for role in ("train", "test")}
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +48,8 @@ def test_types_are_as_frequent_as_in_tcga_and_in_random_order(tables):
     assert len(set(tables["train"]["cancer_type"][:20])) > 5
 
 
-def test_landmarks_name_columns_of_the_table(directory, tables):
-    landmarks = pd.read_csv(directory / P1B1.roles["landmarks"], sep="\t")
+def test_landmarks_name_columns_of_the_table(small_data, tables):
+    landmarks = pd.read_csv(small_data("p1b1") / P1B1.roles["landmarks"], sep="\t")
     assert len(landmarks) == landmarks["gdc"].nunique() == 20
     assert set(landmarks["gdc"]) <= set(tables["train"].columns[2:])
     levels = tables["train"][landmarks["gdc"]]
