@@ -103,16 +103,17 @@ def slice_command(
     path: Path, begin_s: float, end_s: float | None, out: Path | None, record_path: Path | None
 ) -> None:
     """Cut a piece out of the timeline FILE, for ui.perfetto.dev or chrome://tracing."""
+    from candle_p1.reports.timeline.events import US_PER_S
     from candle_p1.reports.timeline.slice import cut
 
     tracks = _tracks(path, record_path) if record_path else []
     out = out or path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".slice.json")
     piece = cut(path, out, begin_s, end_s, tracks)
     click.echo(
-        f"{piece.path}: {piece.begin_s:.3f} to {piece.end_s:.3f} s,"
-        f" {piece.num_events:,} events of {piece.num_tensors:,} tensors"
+        f"{out}: {piece.begin_us / US_PER_S:.3f} to {piece.end_us / US_PER_S:.3f} s,"
+        f" {piece.num_events:,} events of {len(piece.pids):,} tensors"
         f" and {piece.num_track_events:,} of phases and power,"
-        f" {piece.path.stat().st_size / MIB:.1f} MiB"
+        f" {out.stat().st_size / MIB:.1f} MiB"
     )
     click.echo("open it at https://ui.perfetto.dev or chrome://tracing")
 

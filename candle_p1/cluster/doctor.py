@@ -111,20 +111,13 @@ def _gpus() -> Finding:
         driver = shutil.which("nvidia-smi")
         problem = "an NVIDIA driver is installed but TensorFlow sees no GPU" if driver else None
         return Finding("GPUs", "none", problem, "install candle-p1[gpu]: make setup GPU=1")
-    return Finding("GPUs", f"{len(gpus)} x {gpus[0]}", *_without_nccl())
-
-
-def _without_nccl() -> tuple[str, str] | tuple[()]:
     try:
-        with_nccl = installation.horovod_build()["nccl"]
+        has_nccl = installation.horovod_build()["nccl"]
     except Exception:  # reported by the finding about Horovod
-        return ()
-    if with_nccl:
-        return ()
-    return (
-        "Horovod was built without NCCL, so gradients are averaged on the CPU",
-        "make setup GPU=1",
-    )
+        has_nccl = True
+    problem = "Horovod was built without NCCL, so gradients are averaged on the CPU"
+    value = f"{len(gpus)} x {gpus[0]}"
+    return Finding("GPUs", value, None if has_nccl else problem, "make setup GPU=1")
 
 
 def _machine() -> Iterator[Finding]:

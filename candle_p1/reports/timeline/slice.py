@@ -10,7 +10,6 @@ import gzip
 import json
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -30,106 +29,22 @@ LANE_TIDS = 2**20
 """The distance between the threads of a track."""
 
 
-@dataclass(frozen=True)
 class Slice:
-    """What was written.
+    """The events of a piece.
 
     Attributes:
-        path: The file.
-        begin_s: Where the piece begins, on the timeline's clock.
-        end_s: Where it ends.
-        num_events: Events of the timeline, without metadata.
-        num_tensors: Tensors that appear.
-        num_track_events: Events of the tracks.
-    """
-
-    path: Path
-    begin_s: float
-    end_s: float
-    num_events: int
-    num_tensors: int
-    num_track_events: int
-
-
-def cut(
-    path: Path,
-    out: Path,
-    begin_s: float = 0.0,
-    end_s: float | None = None,
-    tracks: Sequence[Track] = (),
-) -> Slice:
-    """Writes a piece of a timeline, with tracks above it; events are clipped to the piece.
-
-    The timeline is not read beyond the piece. Tensors keep their order.
-
-    Args:
-        path: The timeline.
-        out: The file to write, gzipped if its name ends in .gz; an existing one is replaced.
-        begin_s: Where the piece begins, in seconds on the timeline's clock.
-        end_s: Where it ends; None is the end of the timeline.
-        tracks: What is drawn beside it.
-
-    Raises:
-        ParameterError: The piece is empty, or `out` cannot be written.
-        DataError: The file cannot be read or is not a timeline.
-    """
-    if end_s is not None and end_s <= begin_s:
-        raise ParameterError(f"a piece from {begin_s} s to {end_s} s is empty")
-    if out.exists() and path.exists() and out.samefile(path):
-        raise ParameterError(f"{out} is the timeline itself: choose another file for the piece")
-    end_us = None if end_s is None else round(end_s * US_PER_S)
-    piece = _Piece(path, round(begin_s * US_PER_S), end_us)
-    with _replacing(out) as file:
-        file.write("[")
-        separator = "\n"
-        for event in piece.events(tracks):
-            file.write(separator + json.dumps(event, allow_nan=False))
-            separator = ",\n"
-        file.write("\n]\n")
-    return Slice(
-        path=out,
-        begin_s=begin_s,
-        end_s=piece.end_us / US_PER_S,
-        num_events=piece.num_events,
-        num_tensors=len(piece.pids),
-        num_track_events=piece.num_track_events,
-    )
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """Opens a file that replaces `path` when it is complete."""
-    partial = path.with_name(f".{path.name}.part")
-    try:
-        with (
-            gzip.open(partial, "wt", compresslevel=6, encoding="utf-8")
-            if path.suffix == ".gz"
-            else partial.open("w", encoding="utf-8") as file
-        ):
-            yield file
-        partial.replace(path)
-    except OSError as error:
-        raise ParameterError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-
-
-class _Piece:
-    """The events of a piece. Its attributes are known when all of them have been yielded.
-
-    Attributes:
-        end_us: Where the piece ends, on the timeline's clock.
+        begin_us: Where the piece begins, on the timeline's clock.
+        end_us: Where it ends; this and the following are known when all events have been yielded.
         pids: The processes of the tensors that appear.
         num_events: Events of the timeline, without metadata.
         num_track_events: Events of the tracks, likewise.
     """
 
     def __init__(self, path: Path, begin_us: int, limit_us: int | None) -> None:
-        self._path, self._begin_us, self._limit_us = path, begin_us, limit_us
+        self._path, self._limit_us = path, limit_us
         self._names: dict[int, str] = {}
         self._last_pid = CLOCK_PID
-        self.end_us = begin_us
+        self.begin_us = self.end_us = begin_us
         self.pids: set[int] = set()
         self.num_events = self.num_track_events = 0
 
@@ -149,10 +64,10 @@ class _Piece:
                 yield from self._named(event)
                 continue
             us = event["ts"]
-            if not begun and us >= self._begin_us:
+            if not begun and us >= self.begin_us:
                 begun = True
                 for earlier in chain.from_iterable(unfinished.values()):
-                    yield from self._own(earlier | {"ts": self._begin_us})
+                    yield from self._own(earlier | {"ts": self.begin_us})
             if self._limit_us is not None and us > self._limit_us:
                 break
             if phase == "B":
@@ -168,7 +83,7 @@ class _Piece:
         if not begun:
             raise ParameterError(
                 f"{self._path} ends at {us / US_PER_S:.6f} s, before the piece begins at"
-                f" {self._begin_us / US_PER_S} s"
+                f" {self.begin_us / US_PER_S} s"
             )
         self.end_us = us if self._limit_us is None else self._limit_us
         for pid, events in unfinished.items():
@@ -204,7 +119,7 @@ class _Piece:
         lanes: list[list[int]] = []
         # A viewer nests spans that begin together in the order of the file.
         for span in sorted(track.spans, key=lambda span: (span.begin_us, -span.end_us)):
-            begin_us, end_us = max(span.begin_us, self._begin_us), min(span.end_us, self.end_us)
+            begin_us, end_us = max(span.begin_us, self.begin_us), min(span.end_us, self.end_us)
             if begin_us >= end_us:
                 continue
             self.num_track_events += 1
@@ -214,6 +129,66 @@ class _Piece:
                 yield event | {"ph": "X", "dur": end_us - begin_us, "tid": tid}
             else:
                 yield event | {"ph": "C", "args": {"W": span.power_w}, "tid": pid}
+
+
+def cut(
+    path: Path,
+    out: Path,
+    begin_s: float = 0.0,
+    end_s: float | None = None,
+    tracks: Sequence[Track] = (),
+) -> Slice:
+    """Writes a piece of a timeline, with tracks above it; events are clipped to the piece.
+
+    The timeline is not read beyond the piece. Tensors keep their order.
+
+    Args:
+        path: The timeline.
+        out: The file to write, gzipped if its name ends in .gz; an existing one is replaced.
+        begin_s: Where the piece begins, in seconds on the timeline's clock.
+        end_s: Where it ends; None is the end of the timeline.
+        tracks: What is drawn beside it.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ParameterError: The piece is empty, or `out` cannot be written.
+        DataError: The file cannot be read or is not a timeline.
+    """
+    if end_s is not None and end_s <= begin_s:
+        raise ParameterError(f"a piece from {begin_s} s to {end_s} s is empty")
+    if out.exists() and path.exists() and out.samefile(path):
+        raise ParameterError(f"{out} is the timeline itself: choose another file for the piece")
+    end_us = None if end_s is None else round(end_s * US_PER_S)
+    piece = Slice(path, round(begin_s * US_PER_S), end_us)
+    with _replacing(out) as file:
+        file.write("[")
+        separator = "\n"
+        for event in piece.events(tracks):
+            file.write(separator + json.dumps(event, allow_nan=False))
+            separator = ",\n"
+        file.write("\n]\n")
+    return piece
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[TextIO]:
+    """Opens a file that replaces `path` when it is complete."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        with (
+            gzip.open(partial, "wt", compresslevel=6, encoding="utf-8")
+            if path.suffix == ".gz"
+            else partial.open("w", encoding="utf-8") as file
+        ):
+            yield file
+        partial.replace(path)
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _metadata(name: str, pid: int, /, **args: Any) -> Event:
