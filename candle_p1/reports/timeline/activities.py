@@ -50,9 +50,8 @@ class Activity(NamedTuple):
     Attributes:
         name: As in the file.
         kind: "negotiate"; the operation ("allreduce", "broadcast", ...), which lasts from the end
-            of its negotiation; or, within an operation,
-            "queue", "wait" (for a tensor's data), "memcpy", "setup" (of buffers and communicators),
-            "transfer" (by a library) or "other".
+            of its negotiation; or, within an operation, "queue", "wait" (for a tensor's data),
+            "memcpy", "setup" (of buffers and communicators), "transfer" (by a library) or "other".
         operation: The operation that is negotiated or performed; else None.
         library: The communication library that performs it; else None.
     """
