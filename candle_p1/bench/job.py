@@ -20,6 +20,7 @@ from candle_p1.cluster.process import run_to_end
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
 from candle_p1.records import environment
+from candle_p1.records.record import utc_now
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Measurement:
         return locate_files(benchmark, self.job.bind(benchmark), progress)
 
     def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs; returns what ``--json`` writes.
+        """Runs all jobs; returns what ``--json`` writes: the conditions, and `results`.
 
         Args:
             files: As `locate_files` returned them.
@@ -170,14 +171,15 @@ class Measurement:
             CandleError: A job cannot do its work, or its results must not be compared.
             RuntimeError: A job failed in another way.
         """
-        raise NotImplementedError
-
-    def conditions(self, files: FileSet, started: str) -> dict[str, Any]:
-        """Returns the facts that every result begins with."""
-        return {
+        started = utc_now()
+        return self.results(files, on_start) | {
             "benchmark": find_benchmark(self.job.benchmark).name,
             "command": sys.argv,
             "started": started,
             "synthetic": files.synthetic,
             "machine": environment.capture(),
         }
+
+    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+        """Runs all jobs; returns what they have measured. See `measure`."""
+        raise NotImplementedError

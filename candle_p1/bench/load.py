@@ -26,7 +26,6 @@ from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
-from candle_p1.records.record import utc_now
 from candle_p1.reports.published import machines, published_loading, source
 from candle_p1.reports.statistics import summarize
 
@@ -158,16 +157,16 @@ class LoadComparison(Measurement):
             jobs += [replace(self.job, method=each, repeat=repeat) for each in in_order]
         return jobs
 
-    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs; see Measurement."""
-        started, jobs = utc_now(), self.schedule()
+        jobs = self.schedule()
         measured: Measured = []
         for number, job in enumerate(jobs):
             on_start(number, len(jobs), str(job))
             self._prepare_file_cache(job.method, list(files.paths.values()))
             measured.append((job, run(job, self.num_ranks)))
             _check_same_values(measured[0], measured[-1], files.paths)
-        return self.conditions(files, started) | self._results(measured, files)
+        return self._results(measured, files)
 
     def _prepare_file_cache(self, method: str, paths: Sequence[Path]) -> None:
         """Warms or cools the files that a method reads, including those it has prepared."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench.job import Job, Measurement, OnStart, run
-from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import MIN_VALUES, median_interval
 
 if TYPE_CHECKING:
@@ -64,9 +63,8 @@ class OverheadMeasurement(Measurement):
 
     job: OverheadJob
 
-    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs the job; see Measurement."""
-        started = utc_now()
         on_start(0, 1, f"{2 * self.job.num_rounds} blocks of {self.job.num_epochs} epochs")
         outcomes: list[OverheadOutcome] = run(self.job, self.num_ranks)
         # A block takes as long as on the slowest rank.
@@ -75,7 +73,7 @@ class OverheadMeasurement(Measurement):
         ratios = [one / other for one, other in zip(measured_s, bare_s, strict=True)]
         interval = median_interval(ratios)
         num_steps = self.job.num_epochs * outcomes[0].steps_per_epoch
-        return self.conditions(files, started) | {
+        return {
             "num_ranks": self.num_ranks,
             "threads": outcomes[0].threads,
             "device": outcomes[0].device,

@@ -6,7 +6,6 @@ run. Nothing is trained.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from candle_p1.records.spread import Bytes, Seconds
 from candle_p1.records.types import SCHEMA_VERSION
 from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import read_runs
+from candle_p1.reports.statistics import summarize
 from candle_p1.reports.writing import write_report
 from candle_p1.scaling import ScalingPlan
 
@@ -124,13 +124,7 @@ class RecordMeasurement:
             begin = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - begin)
-        median_s = statistics.median(seconds)
-        return {
-            "variant": what,
-            "median_s": median_s,
-            "repeats": len(seconds),
-            "repeats_s": seconds,
-        }
+        return {"variant": what, **summarize(seconds)}
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from candle_p1.bench.job import Job, Measurement, OnStart, run
 from candle_p1.bench.memory import peak_of_sum_bytes
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import CandleError
-from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
@@ -137,9 +136,9 @@ class StepComparison(Measurement):
         more = [replace(plain, variant=f"plain, {name}", inputs=name) for name in others]
         return [self.job, plain, *more]
 
-    def measure(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs; see Measurement."""
-        started, variants = utc_now(), self.variants()
+        variants = self.variants()
         num_ranks = {job.variant: self.num_ranks for job in variants} | {ONE_PROCESS: 1}
         measured: dict[str, list[list[StepOutcome]]] = {job.variant: [] for job in variants}
         total = len(variants) * self.num_rounds
@@ -159,7 +158,7 @@ class StepComparison(Measurement):
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
-        return self.conditions(files, started) | {
+        return {
             "num_steps": self.job.num_steps,
             "num_rounds": self.num_rounds,
             "results": results,

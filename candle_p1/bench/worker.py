@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.job import ERROR_MARK, JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
@@ -33,18 +33,19 @@ def serve(measure: Callable[[Any, Communicator], Any]) -> None:
         measure: Takes the job and the ranks, and returns what this rank has measured; collective.
     """
     directory = Path(sys.argv[1])
+    comm: Communicator | None = None
     try:
         comm = connect()
-    except CandleError as error:
-        _fail(error)
-    try:
         job = pickle.loads((directory / JOB_FILE).read_bytes())
         outcomes = comm.gather(measure(job, comm))
         if outcomes is not None:
             (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
     except CandleError as error:  # all ranks raise the same
-        _fail(error)
+        print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_CODE)
     except Exception:
+        if comm is None:
+            raise
         traceback.print_exc()
         comm.abort(1)
 
@@ -69,8 +70,3 @@ def median_s(work: Callable[[], Any], num_calls: int) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
-
-
-def _fail(error: CandleError) -> NoReturn:
-    print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
-    sys.exit(EXIT_CODE)

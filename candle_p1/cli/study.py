@@ -13,11 +13,12 @@ from rich.console import Console
 
 from candle_p1.cluster.process import Interrupted
 from candle_p1.errors import ParameterError
-from candle_p1.studies.display import plan_lines, status_parts, total_duration
+from candle_p1.studies.cost import duration
+from candle_p1.studies.display import plan_lines, status_parts
 from candle_p1.studies.execute import Execution
 from candle_p1.studies.manifest import read_plan
 from candle_p1.studies.plan import Choice, Plan, make_plan
-from candle_p1.studies.run_state import states_of
+from candle_p1.studies.run_state import finished, states_of
 from candle_p1.studies.study_file import find_study, list_studies
 from candle_p1.training.screen import Screen
 
@@ -124,9 +125,10 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
         raise click.exceptions.Exit(128 + interrupted.number) from None
     finally:
         screen.close()
+    total_s = sum(state.total_s for state in finished(execution.states))
     screen.say(
         f"{execution.num_done} of {len(plan.runs)} runs are done, in a total of"
-        f" {total_duration(execution.states)}; records: {plan.directory}"
+        f" {duration(total_s)}; records: {plan.directory}"
     )
     if execution.failed:
         names = ", ".join(state.run.name for state in execution.failed)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.studies.cost import duration, estimate, explain
+from candle_p1.studies.cost import estimate, explain
 from candle_p1.studies.planned_run import to_argv
 from candle_p1.studies.run_state import (
     FAILED,
@@ -125,8 +125,3 @@ def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table
         counts += [f"{num[status]} {status}"] * bool(num[status])
     due = _estimates_of_due(states)
     yield ", ".join(counts) + (f"; remaining: {explain(due)}" if due else "")
-
-
-def total_duration(states: Sequence[RunState]) -> str:
-    """Returns the total time of the runs that are done, as text."""
-    return duration(sum(state.total_s for state in finished(states)))

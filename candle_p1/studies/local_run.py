@@ -116,10 +116,10 @@ def complete_record(
         run: The run.
         directory: Where its record is, or should be.
         command: The command that was executed.
-        code: The exit code of the command.
+        code: Its exit code.
         is_late: Whether the study ended the run at its time limit.
-        interrupted: Whether the study itself was asked to end. A run without a record then stays
-            without one, and is executed again as if it had not been started.
+        interrupted: Whether the study itself was asked to end. No record is then made for a run
+            without one, which is executed again.
     """
     deadline = time.monotonic() + WATCHDOG_S
     while pids_of(directory) and time.monotonic() < deadline:

@@ -41,16 +41,12 @@ def test_unknown_and_missing_methods_are_refused(text, problem):
         choose_methods(text)
 
 
-def test_a_method_whose_library_is_missing_is_refused(monkeypatch):
+def test_methods_are_used_once_unless_a_library_is_missing(monkeypatch):
+    assert choose_methods("chunked, original,chunked") == ["chunked", "original"]
     monkeypatch.setattr(load, "installed_readers", lambda: ["original"])
     assert choose_methods(None) == ["original"]
     with pytest.raises(SetupError, match=r"polars.*\[readers\]"):
         choose_methods("original,polars")
-
-
-def test_methods_are_used_once_in_the_given_order():
-    assert choose_methods("chunked, original,chunked") == ["chunked", "original"]
-    assert set(BOTH) <= set(choose_methods(None))
 
 
 def test_rounds_alternate_after_the_jobs_that_are_not_timed():
@@ -170,12 +166,9 @@ def test_a_file_that_cannot_be_read_is_named(compare, monkeypatch):
         compare(lambda job: [outcome()])
 
 
-def test_the_loader_is_chosen_with_methods():
+def test_a_measurement_refuses_flags_of_its_own_and_a_launcher(monkeypatch):
     with pytest.raises(ParameterError, match=r"--loader .*--methods"):
         comparison(flags=["--loader", "original"]).locate_files()
-
-
-def test_a_measurement_refuses_to_run_under_a_launcher(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(ParameterError, match="launcher"):
         comparison().locate_files()

@@ -18,10 +18,6 @@ SAMPLES = st.dictionaries(st.floats(0, 100), st.integers(0, 10**12), min_size=1,
 )
 
 
-def test_growth_is_relative_to_the_first_sample():
-    assert growth([(1.0, 100), (2.0, 150), (3.0, 90)]) == [(1.0, 0), (2.0, 50), (3.0, -10)]
-
-
 def test_peaks_at_different_times_do_not_add_up():
     first = [(0.0, 0), (1.0, 100), (2.0, 10)]
     second = [(0.5, 0), (2.5, 70), (3.0, 5)]
