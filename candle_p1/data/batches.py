@@ -41,12 +41,8 @@ def epoch_order(
 class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """The training batches of one rank, epoch after epoch.
 
-    Args:
-        samples: The training set.
-        plan: Gives batch size, steps and level of data parallelism.
-        seed: The run's seed.
-        rank: This rank.
-        shuffle: False keeps the order of the file.
+    The plan gives batch size, steps and level of data parallelism. Without `shuffle`, samples keep
+    the order of the file.
     """
 
     def __init__(
@@ -74,11 +70,7 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
 class EvaluationBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """One rank's share of the samples, once and in order.
 
-    Args:
-        samples: The samples of all ranks.
-        batch_size: Samples of a step.
-        comm: The ranks that share the samples.
-        max_steps: The largest number of steps, of all ranks together; 0 means no limit.
+    `max_steps` limits the number of steps, of all ranks together; 0 means no limit.
     """
 
     def __init__(

@@ -57,10 +57,7 @@ def installed_readers() -> list[str]:
 def read_table(path: Path, loading: Loading, layout: CsvLayout | None = None) -> Table:
     """Reads a table; collective over the ranks of `loading` if the method is parallel or cached.
 
-    Args:
-        path: The file.
-        loading: How it is read.
-        layout: The file's layout; None means numbers separated by commas, without a header.
+    By default, the file has numbers separated by commas, without a header.
 
     Returns:
         The table. Missing numbers, if allowed, are NaN. With parallel and cached, the ranks of a

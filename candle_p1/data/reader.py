@@ -49,11 +49,7 @@ class FileSet:
 
 
 class Reader:
-    """Reads the files of a run and records what it has read.
-
-    Args:
-        files: The files.
-        loading: How they are read; None means by this process alone.
+    """Reads the files of a run, by default by this process alone, and records what it has read.
 
     Attributes:
         load_s: The time taken by each file, by role.

@@ -14,14 +14,7 @@ class LocallyConnected1D(keras.layers.Layer):  # type: ignore[misc]
 
     Keras 2 had this layer, and Keras 3 has dropped it. Input shape (batch, length, channels),
     output shape (batch, positions, filters). There are positions x (kernel_size x channels + 1) x
-    filters parameters, so it suits short inputs or large strides.
-
-    Args:
-        filters: The number of output channels.
-        kernel_size: The length of the kernels.
-        strides: The stride.
-        activation: The activation of the outputs; None means none.
-        kernel_initializer: The initializer of the kernels.
+    filters parameters, so it suits short inputs or large strides. The arguments are as for Conv1D.
     """
 
     def __init__(
@@ -110,12 +103,9 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
-    """Adds normal noise to some columns of the input in training. Shape (batch, columns).
+    """Adds normal noise to columns of the input, from `first` up to before `stop`, in training.
 
-    Args:
-        stddev: The standard deviation of the noise.
-        first: The first column.
-        stop: The column after the last.
+    The input's shape is (batch, columns).
     """
 
     def __init__(self, stddev: float, first: int, stop: int, **kwargs: Any) -> None:

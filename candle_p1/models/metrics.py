@@ -35,12 +35,7 @@ class Correlation(keras.metrics.Metric):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class CutoffAccuracy(keras.metrics.Mean):  # type: ignore[misc]
-    """The share of values that are predicted on the right side of all cutoffs.
-
-    Args:
-        cutoffs: In increasing order.
-        name: The name of the metric.
-    """
+    """The share of values that are predicted on the right side of all cutoffs."""
 
     def __init__(self, cutoffs: Sequence[float], name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)

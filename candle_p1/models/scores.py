@@ -21,9 +21,6 @@ class RegressionScore:
     - r2: of each output, averaged over outputs, as in ``sklearn.metrics.r2_score`` (a constant
       output counts 1 if it is predicted exactly, else 0);
     - correlation: Pearson's, over all values.
-
-    Args:
-        num_outputs: The number of values of one sample.
     """
 
     def __init__(self, num_outputs: int) -> None:
@@ -62,9 +59,6 @@ class RegressionScore:
 
 class ConfusionScore:
     """Accuracy, and precision and recall of each class, from predicted class probabilities.
-
-    Args:
-        num_classes: The number of classes.
 
     Attributes:
         sums: int64, shape (classes, classes): samples by true and predicted class.
