@@ -206,6 +206,25 @@ def plant(directory, *args, **kwargs):
     return path / "run.json"
 
 
+def plant_study(directory, repeats, counts, **kwargs):
+    """Writes records of NT3 with a slow and a fast loader, with all figures of merit."""
+    for repeat, num_ranks in itertools.product(range(repeats), counts):
+        for loader, load_s in (("original", 9.0), ("parallel", 1.0)):
+            plant(
+                directory,
+                "nt3",
+                num_ranks,
+                loader=loader,
+                load_s=load_s + 0.01 * repeat,
+                rng_seed=repeat,
+                quality={"accuracy": 0.9},
+                naive={"accuracy": 0.5},
+                trained={"accuracy": 0.95},
+                energy_j=50.0,
+                **kwargs,
+            )
+
+
 def _spread(seconds, num_ranks):
     return Seconds.over([seconds] * num_ranks)
 

@@ -72,27 +72,23 @@ class ReportTable:
 
     def to_csv(self) -> str:
         """Returns the table as CSV; an estimate has columns for its interval and confidence."""
+        columns: list[tuple[object, ...]] = []
+        for heading, *column in zip(self.headings, *self.rows, strict=True):
+            if any(isinstance(value, Estimate) for value in column):
+                headings = (heading, *(f"{heading}, {end}" for end in ENDS))
+                columns += zip(headings, *map(_csv_cells, column), strict=True)
+            else:
+                columns.append((heading, *column))
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        columns = [[row[i] for row in self.rows] for i in range(len(self.headings))]
-        wide = [any(isinstance(cell, Estimate) for cell in column) for column in columns]
-        headings: list[str] = []
-        for heading, is_wide in zip(self.headings, wide, strict=True):
-            headings += [heading, *(f"{heading}, {end}" for end in ENDS if is_wide)]
-        writer.writerow(headings)
-        for row in self.rows:
-            cells: list[object] = []
-            for value, is_wide in zip(row, wide, strict=True):
-                cells += _csv_cells(value, is_wide)
-            writer.writerow(cells)
+        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
 
 
-def _csv_cells(value: Cell, is_wide: bool) -> list[object]:
-    if isinstance(value, Estimate):
-        runs = "+".join(map(str, value.num))
-        return [value.value, value.low, value.high, round(value.confidence, 4), runs]
-    return ["" if value is None else value, *([""] * len(ENDS) if is_wide else [])]
+def _csv_cells(value: object) -> tuple[object, ...]:
+    if not isinstance(value, Estimate):
+        return value, *[None] * len(ENDS)
+    runs = "+".join(map(str, value.num))
+    return value.value, value.low, value.high, round(value.confidence, 4), runs
 
 
 def _text(value: Cell) -> str:

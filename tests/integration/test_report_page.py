@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from candle_p1.cli.report import command
-from tests.planted_records import plant
+from tests.planted_records import plant, plant_study
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -136,22 +136,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    for repeat in range(3):
-        for num_ranks in (1, 2, 4):
-            for loader, load_s in (("original", 8.0), ("parallel", 1.0)):
-                plant(
-                    directory,
-                    "nt3",
-                    num_ranks,
-                    loader=loader,
-                    load_s=load_s + 0.1 * repeat,
-                    rng_seed=repeat,
-                    quality={"accuracy": 0.9},
-                    naive={"accuracy": 0.5},
-                    trained={"accuracy": 0.95},
-                    communication_s=0.2,
-                    energy_j=1000.0 + 10 * repeat,
-                )
+    plant_study(directory, 3, (1, 2, 4), communication_s=0.2)
     plant(directory, "p1b1", 2, status="failed")
     (directory / "bad").mkdir()
     (directory / "bad/run.json").write_text("{")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -13,8 +14,8 @@ import pytest
 
 from candle_p1.reports.exports.extrap import INDEX_NAME, extrap_files
 from candle_p1.reports.points import group
-from candle_p1.reports.runs import read_runs
-from tests.planted_records import plant
+from candle_p1.reports.runs import RecordedRun, read_runs
+from tests.planted_records import REMOVED, changed, plant, planted_record
 
 
 def check(text):
@@ -42,17 +43,9 @@ def check(text):
 
 
 def plant_series(directory, counts=(1, 2, 4, 8, 16), **kwargs):
-    for repeat in range(3):
-        for num_ranks in counts:
-            plant(
-                directory,
-                "nt3",
-                num_ranks,
-                load_s=1.0 * num_ranks + 0.1 * repeat,
-                wait_s=0.5,
-                rng_seed=repeat,
-                **kwargs,
-            )
+    for repeat, num in itertools.product(range(3), counts):
+        load_s = num + 0.1 * repeat
+        plant(directory, "nt3", num, load_s=load_s, wait_s=0.5, rng_seed=repeat, **kwargs)
 
 
 def files_of(directory):
@@ -107,14 +100,13 @@ def test_one_point_and_growing_batches_give_no_file(tmp_path):
     assert files_of(tmp_path) == {}
 
 
-def test_a_phase_that_a_point_lacks_is_left_out(tmp_path):
-    plant_series(tmp_path, (1, 2))
-    for path in tmp_path.rglob("run.json"):
-        record = json.loads(path.read_text())
-        if record["num_ranks"] == 1:
-            del record["phases"]["broadcast"]
-            path.write_text(json.dumps(record))
-    measured = check(files_of(tmp_path)["nt3-strong-all-runs.jsonl"])
+def test_a_phase_that_a_point_lacks_is_left_out():
+    records = [
+        changed(planted_record(num_ranks=1), {"phases.broadcast": REMOVED}),
+        planted_record(num_ranks=2),
+    ]
+    files = extrap_files(group([RecordedRun(i, record) for i, record in enumerate(records)]))
+    measured = check(files["nt3-strong-all-runs.jsonl"])
     assert ("total->broadcast", "time_s") not in measured
     assert ("total->train", "time_s") in measured
 

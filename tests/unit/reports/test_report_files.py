@@ -27,7 +27,7 @@ from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import RecordedRun, Runs, read_runs
 from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.table import ReportTable
-from tests.planted_records import changed, plant, planted_record
+from tests.planted_records import changed, plant, plant_study, planted_record
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 
@@ -36,28 +36,10 @@ def invoke(*words):
     return CliRunner().invoke(cli.cli, ["report", *(str(word) for word in words)])
 
 
-def plant_study(directory, **kwargs):
-    for repeat in range(2):
-        for num_ranks in (1, 2):
-            for loader, load_s in (("original", 9.0), ("parallel", 1.0)):
-                plant(
-                    directory,
-                    "nt3",
-                    num_ranks,
-                    loader=loader,
-                    load_s=load_s + 0.01 * repeat,
-                    rng_seed=repeat,
-                    quality={"accuracy": 0.9},
-                    naive={"accuracy": 0.5},
-                    trained={"accuracy": 0.95},
-                    **kwargs,
-                )
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
-    plant_study(directory, energy_j=50.0)
+    plant_study(directory, 2, (1, 2))
     plant(directory, "nt3", 2, status="failed", loader="original")
     (directory / "bad").mkdir()
     (directory / "bad/run.json").write_text("[")

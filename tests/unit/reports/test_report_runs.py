@@ -79,6 +79,7 @@ def test_the_parts_of_a_run_add_up_to_its_total():
     assert tuple(parts) == tuple(part for part in PARTS if part != UNDIVIDED)
     assert sum(parts.values()) == pytest.approx(run.total_s)
     assert parts["communication"] == pytest.approx(2)
+    assert run_of(num_ranks=1).communication_share == 0
     assert parts[OTHER] == pytest.approx(0)
 
 
@@ -86,6 +87,7 @@ def test_unmeasured_communication_is_one_part_with_training():
     record = planted_record(num_ranks=2, epochs=8)
     run = RecordedRun(None, changed(record, {"phases.train.communication": REMOVED}))
     parts = parts_s(run)
+    assert run.communication_share is None
     assert {"training", "communication"}.isdisjoint(parts)
     assert parts[UNDIVIDED] == TRAIN.of(run)
     assert sum(parts.values()) == pytest.approx(run.total_s)
@@ -122,13 +124,6 @@ def test_written_and_staged_caches_make_series():
         "loader cached, staged True",
         "loader cached (first time), staged False",
     ]
-
-
-def test_communication_is_zero_on_one_rank_and_unknown_where_not_logged():
-    assert run_of(num_ranks=1).communication_share == 0
-    assert run_of(num_ranks=2, communication_s=12.25, epochs=48).communication_share == 0.5
-    record = changed(planted_record(num_ranks=2), {"phases.train.communication": REMOVED})
-    assert RecordedRun(None, record).communication_share is None
 
 
 def test_places_logging_and_seeds_do_not_define_a_point():

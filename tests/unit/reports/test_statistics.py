@@ -106,11 +106,3 @@ def test_a_ratio_scales_and_inverts_with_its_sets(x, y, factor):
         assert theirs == pytest.approx(factor * ours)
         assert inverse == pytest.approx(1 / ours)
     assert estimate.confidence == scaled.confidence == pytest.approx(turned.confidence)
-
-
-@given(TIMES, st.floats(1e-3, 1e3))
-def test_an_estimate_can_be_mapped_by_a_function(times, factor):
-    estimate = estimate_median(times)
-    falling = estimate.map(lambda value: -factor * value)
-    assert falling.low <= falling.value <= falling.high
-    assert (falling.low, falling.high) == (-factor * estimate.high, -factor * estimate.low)
