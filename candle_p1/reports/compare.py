@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.sides import Side
     from candle_p1.reports.statistics import Estimate
 
-LOWER, HIGHER, NOT_SHOWN = "B is lower", "B is higher", "not shown"
-TOO_FEW = "not shown: too few runs"
-SINGLE = "single run"
+LOWER, HIGHER, SINGLE = "B is lower", "B is higher", "single run"
 RANKS, NODES, MACHINE = "ranks", "nodes", "machine"
 """The names of these among the settings."""
 
@@ -77,12 +75,7 @@ class Row:
             return "only on one side" if not (self.a and self.b) else "no ratio: 0 or less"
         if self.change.num == (1, 1):
             return SINGLE
-        same = 1.0 if self.is_ratio else 0.0
-        if not self.change.is_confident:
-            return TOO_FEW
-        if not self.change.excludes(same):
-            return NOT_SHOWN
-        return HIGHER if self.change.value > same else LOWER
+        return self.change.claim(1 if self.is_ratio else 0, HIGHER, LOWER)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as plain values for JSON."""

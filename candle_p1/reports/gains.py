@@ -23,8 +23,7 @@ ORIGINAL = {"loader": "original", "kernels": "plain"}
 series that differs from it in nothing else."""
 
 NO_PAIR = "no two series differ only in the loader or the kernels, one of them with the original"
-SHOWN, NOT_SHOWN, WORSE = "shown", "not shown", "worse"
-TOO_FEW = "not shown: too few runs"
+SHOWN, WORSE = "shown", "worse"
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,7 @@ class Improvement:
     @property
     def verdict(self) -> str:
         """SHOWN or WORSE where a 95 % interval excludes 0, otherwise NOT_SHOWN or TOO_FEW."""
-        if not self.percent.is_confident:
-            return TOO_FEW
-        if not self.percent.excludes(0):
-            return NOT_SHOWN
-        return SHOWN if self.percent.value > 0 else WORSE
+        return self.percent.claim(0, higher=SHOWN, lower=WORSE)
 
 
 def speedups(experiment: Experiment, series: Series, quantity: Number) -> list[Speedup]:

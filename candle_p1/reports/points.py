@@ -26,11 +26,8 @@ MODES = {
     WEAK: "weak scaling: every rank trains the same number of epochs",
     BATCH: "batch scaling: the batch size grows with the number of ranks",
 }
-THREADS = "threads"
-"""The name of the setting for the number of threads of a rank."""
-
-RANKS_PER_NODE = "ranks_per_node"
-"""The name of the setting for the number of ranks of a node."""
+THREADS, RANKS_PER_NODE = "threads", "ranks_per_node"
+"""The names of the settings for the threads of a rank and the ranks of a node."""
 
 UNKNOWN = "unknown"
 SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")

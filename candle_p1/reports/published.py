@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 from candle_p1.toml_file import read_toml
@@ -88,6 +88,4 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
 
 @cache
 def _content() -> dict[str, Any]:
-    with as_file(files("candle_p1.reports").joinpath("published.toml")) as path:
-        content: dict[str, Any] = read_toml(path)
-    return content
+    return read_toml(Path(__file__).with_name("published.toml"))

@@ -124,17 +124,16 @@ def _first(
     known.sort(key=lambda each: each[0], reverse=more)
     (value, first, values_first), (next_value, second, values_second) = known[:2]
     if quantity is TOTAL:
-        ahead = estimate_ratio(values_second, values_first)
-        words, shown = f"a factor of {number(ahead.value)}", ahead.excludes(1)
+        by, same, ahead = "factor", 1, estimate_ratio(values_second, values_first)
     else:
-        ahead = estimate_difference(values_first, values_second)
-        words, shown = f"a difference of {number(ahead.value)}", ahead.excludes(0)
+        by, same, ahead = "difference", 0, estimate_difference(values_first, values_second)
     unit = f" {quantity.unit}" if quantity.unit else ""
-    claim = ": a difference is not shown" if ahead.is_confident and not shown else ""
+    is_open = ahead.is_confident and not ahead.excludes(same)
+    claim = ": a difference is not shown" if is_open else ""
     num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
     without = f" Left out: {count(num_without, 'run')} without a number." if num_without else ""
     yield (
         f"{on_ranks([num_ranks])}, {first} has {word} {quantity.title}, {number(value)}{unit}; the"
-        f" next is {second} with {number(next_value)}{unit}, {words} ({interval(ahead)})"
-        f"{claim}.{without}"
+        f" next is {second} with {number(next_value)}{unit}, a {by} of {number(ahead.value)}"
+        f" ({interval(ahead)}){claim}.{without}"
     )

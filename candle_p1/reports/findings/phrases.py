@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.gains import NOT_SHOWN, WORSE
+from candle_p1.reports.gains import WORSE
+from candle_p1.reports.statistics import NOT_SHOWN
 from candle_p1.reports.words import interval, listed, number
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
-from candle_p1.reports.compare import HIGHER, LOWER, NOT_SHOWN, SINGLE, TOO_FEW, compare
+from candle_p1.reports.compare import HIGHER, LOWER, SINGLE, compare
 from candle_p1.reports.runs import read_runs
 from candle_p1.reports.sides import Side
+from candle_p1.reports.statistics import NOT_SHOWN, TOO_FEW
 from tests.planted_records import changed, plant
 
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.epochs import epoch_groups, falls
-from candle_p1.reports.gains import (
-    NOT_SHOWN,
-    SHOWN,
-    TOO_FEW,
-    WORSE,
-    improvements,
-    pairs,
-    speedups,
-)
+from candle_p1.reports.gains import SHOWN, WORSE, improvements, pairs, speedups
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import group
 from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
 from candle_p1.reports.runs import RecordedRun
+from candle_p1.reports.statistics import NOT_SHOWN, TOO_FEW
 from tests.planted_records import planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
