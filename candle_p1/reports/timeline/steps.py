@@ -18,9 +18,6 @@ import numpy as np
 from candle_p1.reports.timeline.events import US_PER_S
 from candle_p1.reports.timeline.intervals import RunningUnion
 
-MAX_STEPS = 100_000
-"""The number of steps for which a row is kept, at 64 bytes; later steps are only counted."""
-
 TIMES = ("begin_s", "end_s", "communication_s", "negotiate_s", "allreduce_s")
 COUNTS = ("num_tensors", "num_messages", "bytes")
 NUM_COLUMNS = len(TIMES + COUNTS)
@@ -66,8 +63,7 @@ class Steps:
         if self._current is None or pid in self._current.pids:
             self._current = GradientStep(self.num)
             self.num += 1
-            if self.num <= MAX_STEPS:
-                self._rows.extend([0] * NUM_COLUMNS)
+            self._rows.extend([0] * NUM_COLUMNS)
         self._current.pids.add(pid)
         return self._current
 
@@ -77,8 +73,6 @@ class Steps:
 
     def update(self, step: GradientStep) -> None:
         """Writes the row of a step, at a time when none of its gradients is in progress."""
-        if step.index >= MAX_STEPS:
-            return
         values = (
             step.communication.first_us,
             step.communication.last_us,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.reports.timeline import steps
 from candle_p1.reports.timeline.activities import classify
 from candle_p1.reports.timeline.messages import tensor_bytes
 from candle_p1.reports.timeline.summary import summarize
@@ -214,16 +213,6 @@ def test_a_gradient_that_ends_late_belongs_to_its_own_step(timeline):
     assert found["end_s"] == [30e-6, 45e-6]
     assert found["communication_s"] == [30e-6, 20e-6]
     assert found["bytes"] == [80, 40]
-
-
-def test_only_the_first_of_very_many_steps_have_rows(timeline, monkeypatch):
-    monkeypatch.setattr(steps, "MAX_STEPS", 3)
-    for us in range(0, 5000, 1000):
-        timeline.fused(us, *GRADIENTS)
-    summary = timeline.summarize()
-    assert summary.num_steps == 5
-    assert summary.steps["begin_s"] == [0.0, 0.001, 0.002]
-    assert summary.kinds["allreduce"]["num"] == 10
 
 
 def test_the_names_of_gradients_can_be_given(timeline):
