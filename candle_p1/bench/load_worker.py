@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,18 +41,17 @@ def measure(job: LoadJob, comm: Communicator) -> LoadOutcome:
     _warm_up(Path(sys.argv[1]), params, comm, threads)
     reader = Reader(files, loading(params, comm, threads))
 
-    with ExitStack() as stack:
-        sampler = stack.enter_context(MemorySampler()) if job.purpose == "memory" else None
-        before = _bytes_read()
-        comm.barrier()
-        start = time.perf_counter()
-        load = Attempt(lambda: benchmark.load_data(reader, params))
-        elapsed_s = time.perf_counter() - start
-        after = _bytes_read()
-        reads = {name: after[name] - before[name] for name in after}
-        load.agree(comm)
-        reader.digest()  # touches every value, so that memory-mapped files count as memory too
-        memory = sampler.stop() if sampler else []
+    sampler = MemorySampler() if job.purpose == "memory" else None
+    before = _bytes_read()
+    comm.barrier()
+    start = time.perf_counter()
+    load = Attempt(lambda: benchmark.load_data(reader, params))
+    elapsed_s = time.perf_counter() - start
+    after = _bytes_read()
+    reads = {name: after[name] - before[name] for name in after}
+    load.agree(comm)
+    reader.digest()  # touches every value, so that memory-mapped files count as memory too
+    memory = sampler.stop() if sampler else []
     return LoadOutcome(
         elapsed_s=elapsed_s,
         file_s=reader.load_s,

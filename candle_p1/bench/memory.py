@@ -31,9 +31,9 @@ MemorySamples = list[tuple[float, int]]
 
 
 class MemorySampler:
-    """Samples the memory of this process from the beginning of a ``with`` block until `stop`."""
+    """Samples the memory of this process until `stop`, or until this process ends."""
 
-    def __enter__(self) -> MemorySampler:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -42,7 +42,6 @@ class MemorySampler:
         )
         assert self._process.stdout is not None
         self._process.stdout.readline()  # printed after the first sample
-        return self
 
     def stop(self) -> MemorySamples:
         """Takes a last sample; returns all samples, or [] if the kernel does not support them.
@@ -54,11 +53,6 @@ class MemorySampler:
         if self._process.returncode:
             raise RuntimeError(f"the memory sampler ended with code {self._process.returncode}")
         return [(time_s, num_bytes) for time_s, num_bytes in json.loads(output)]
-
-    def __exit__(self, *exception: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
 
 
 def growth(samples: MemorySamples) -> MemorySamples:

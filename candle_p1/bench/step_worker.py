@@ -102,7 +102,7 @@ class _StepTimer(keras.callbacks.Callback):  # type: ignore[misc]
             del self._before
             self._comm.barrier()
         if self._samples_memory and len(self.seconds) == self.params["steps"] - 1:
-            self._sampler = MemorySampler().__enter__()
+            self._sampler = MemorySampler()
         self._start = time.perf_counter()
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:

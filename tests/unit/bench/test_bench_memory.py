@@ -35,7 +35,8 @@ def test_the_peak_of_the_sum_lies_between_the_largest_peak_and_their_sum(samples
 def test_the_sampler_counts_allocated_memory_and_not_mapped_files(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(64 * MIB))
-    with MemorySampler() as sampler, file.open("rb") as opened:
+    sampler = MemorySampler()
+    with file.open("rb") as opened:
         held = np.ones(32 * MIB, np.uint8)
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             assert sum(mapped[::4096]) == 0
