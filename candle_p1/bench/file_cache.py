@@ -56,15 +56,12 @@ def resident_share(path: Path) -> float:
     If the user may not write to the file, the kernel answers 1.
 
     Raises:
-        SetupError: The system has no mincore(), or it fails.
+        SetupError: The system call mincore() fails.
     """
     num_bytes = path.stat().st_size
     if num_bytes == 0:
         return 0.0
-    try:
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
-    except AttributeError as error:
-        raise SetupError(f"the file cache cannot be inspected on this system: {error}") from error
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
     pages = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
     # ctypes takes addresses of writable mappings only; a private one leaves the file untouched.
     with (

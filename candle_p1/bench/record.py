@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
+import timeit
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,11 @@ class RecordMeasurement:
                     make_report(read_runs([directory])), directory / "report"
                 ),
             }
-            results = [self._time(what, work) for what, work in timed.items()]
+            results = []
+            for what, work in timed.items():
+                repeat = 1 if what == "report" else NUM_REPEATS
+                seconds = timeit.repeat(work, "gc.enable()", number=1, repeat=repeat)
+                results.append({"variant": what, **summarize(seconds)})
             files = {name: (path.with_name(name)).stat().st_size for name in FILES}
         return {
             "synthetic": True,
@@ -117,14 +121,6 @@ class RecordMeasurement:
             "results": results,
             "machine": environment.capture(),
         }
-
-    def _time(self, what: str, work: Callable[[], object]) -> dict[str, Any]:
-        seconds = []
-        for _ in range(1 if what == "report" else NUM_REPEATS):
-            begin = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - begin)
-        return {"variant": what, **summarize(seconds)}
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import statistics
 import sys
-import time
+import timeit
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,9 +64,4 @@ def locate(job: Job, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileS
 def median_s(work: Callable[[], Any], num_calls: int) -> float:
     """Returns the median time of several calls, in s, after one that is not timed."""
     work()
-    seconds = []
-    for _ in range(num_calls):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return statistics.median(timeit.repeat(work, number=1, repeat=num_calls))
