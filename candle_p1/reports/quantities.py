@@ -45,8 +45,12 @@ def phase_time(phase: str) -> Quantity:
     return Quantity(f"phase_{phase}_s", f"phase {phase}", "s", lambda run: run.phase_s.get(phase))
 
 
+def _recorded(section: str, key: str, name: str, title: str, unit: str = "") -> Quantity:
+    return Quantity(name, title, unit, lambda run: getattr(getattr(run.record, section), key, None))
+
+
 def _efficiency(name: str, title: str) -> Quantity:
-    return Quantity(name, title, "", lambda run: getattr(run.efficiency, name, None))
+    return _recorded("efficiency", name, name, title)
 
 
 TOTAL = _attribute("total_s", "total time", "s")
@@ -55,9 +59,9 @@ TRAIN = replace(phase_time("train"), name="train_s", title="training")
 WAIT = _attribute("broadcast_wait_s", "waiting for the slowest loader", "s")
 EPOCH = _attribute("epoch_s", "time per epoch", "s")
 FIRST_STEP = _attribute("first_step_s", "first step", "s")
-SAMPLES = _attribute("samples_per_s", "training rate", "samples/s")
+SAMPLES = _recorded("training", "samples_per_s", "samples_per_s", "training rate", "samples/s")
 ENERGY = _attribute("energy_j", "energy", "J")
-POWER = _attribute("power_w", "mean power", "W")
+POWER = _recorded("energy", "mean_w", "power_w", "mean power", "W")
 COMMUNICATION = _attribute("communication_share", "communication's share of training")
 LOAD_BALANCE = _efficiency("load_balance", "load balance")
 COMMUNICATION_EFFICIENCY = _efficiency("communication_efficiency", "communication efficiency")

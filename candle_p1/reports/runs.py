@@ -350,11 +350,6 @@ class RecordedRun:
         return median(known) if known else None
 
     @property
-    def samples_per_s(self) -> float | None:
-        """The rate of training over all ranks."""
-        return self.record.training.samples_per_s if self.record.training else None
-
-    @property
     def figures_of_merit(self) -> Mapping[str, QualityFigure]:
         """What was recorded of the trained model on the test set, by name."""
         return self.record.quality or {}
@@ -396,11 +391,6 @@ class RecordedRun:
         """The energy of the whole run; None where it was not measured."""
         return self.record.energy.total_j if self.record.energy else None
 
-    @property
-    def power_w(self) -> float | None:
-        """The mean power over the whole run; None where it was not measured."""
-        return self.record.energy.mean_w if self.record.energy else None
-
     def phase_j(self, phase: str) -> float | None:
         """Returns the energy of a phase; None where it was not measured."""
         of_phase = self.record.energy.phases.get(phase) if self.record.energy else None
@@ -411,12 +401,6 @@ class RecordedRun:
         """The files of power readings, one for each node that has any."""
         names = self.record.energy.traces if self.record.energy else []
         return [self.path.parent / name for name in names]
-
-    @property
-    def efficiency(self) -> Efficiency | None:
-        """POP's efficiencies of the whole run; None where they were not measured."""
-        known = self.record.efficiency
-        return known if isinstance(known, Efficiency) else None
 
     @cached_property
     def communication_share(self) -> float | None:
@@ -430,7 +414,7 @@ class RecordedRun:
             return None
         if self.num_ranks == 1:
             return 0.0
-        if not train.communication or not self.efficiency:
+        if not train.communication or not isinstance(self.record.efficiency, Efficiency):
             return None
         return train.communication.mean_s / train.mean_s
 

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.findings.advice import advice
-from candle_p1.reports.findings.phrases import names, on_ranks
-from candle_p1.reports.quantities import PARTS, share_of
+from candle_p1.reports.findings.phrases import gained, names, on_ranks
+from candle_p1.reports.gains import improvements
+from candle_p1.reports.points import STRONG
+from candle_p1.reports.published import published
+from candle_p1.reports.quantities import (
+    COMMUNICATING,
+    LOADING,
+    PARTS,
+    STARTUP,
+    TOTAL,
+    TRAINING,
+    UNDIVIDED,
+    WAITING,
+    share_of,
+)
 from candle_p1.reports.words import percent
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment, Point, Series
 
+SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
+"""With these, every rank reads the whole file."""
 
-def dominating_part(point: Point) -> tuple[str, float]:
+FASTER_TRAINING = "use a larger batch, faster kernels or faster devices;"
+
+
+def _dominating_part(point: Point) -> tuple[str, float]:
     """Returns the part that takes the most time, and its share: medians over the runs."""
     shares = {part: point.estimate(share_of(part)) for part in PARTS}
     known = {part: share.value for part, share in shares.items() if share is not None}
@@ -28,7 +45,7 @@ def dominates(experiment: Experiment) -> list[str]:
     for series in experiment.series:
         scales: dict[str, list[int]] = {}
         for point in series.timed:
-            scales.setdefault(dominating_part(point)[0], []).append(point.num_ranks)
+            scales.setdefault(_dominating_part(point)[0], []).append(point.num_ranks)
         if scales:
             key = tuple((part, tuple(counts)) for part, counts in scales.items())
             alike.setdefault(key, []).append(series)
@@ -44,8 +61,8 @@ def what_to_change(experiment: Experiment) -> list[str]:
     seen: dict[str, list[Series]] = {}
     for series in experiment.series:
         if series.timed:
-            part, _ = dominating_part(series.timed[-1])
-            seen.setdefault(advice(experiment, series, part), []).append(series)
+            part, _ = _dominating_part(series.timed[-1])
+            seen.setdefault(_advice(experiment, series, part), []).append(series)
     return [
         f"{names(members)}, {on_ranks(sorted({each.timed[-1].num_ranks for each in members}))}:"
         f" {text}"
@@ -53,10 +70,75 @@ def what_to_change(experiment: Experiment) -> list[str]:
     ]
 
 
+def _advice(experiment: Experiment, series: Series, part: str) -> str:
+    """Returns what to do about a part that dominates the runs of a series on the most ranks."""
+    loader = series.timed[-1].runs[0].loader
+    if part in (LOADING, WAITING):
+        if loader in SLOW_LOADERS:
+            gain = _measured_gain(experiment, series)
+            return f"use --loader parallel, which reads every byte once per job; {gain}"
+        if loader == "parallel":
+            return "use --loader cached if the same files are read again, or more --load_threads."
+        return (
+            "if the cache is on a shared file system, copy it to a local disk of each node with"
+            " --stage_dir."
+        )
+    if part == COMMUNICATING:
+        return (
+            "reduce the number or the size of the allreduces with a larger batch (--batch_size,"
+            " --batch_scaling), --backward_passes_per_step, --compression fp16, or --deterministic"
+            " False, which lets Horovod fuse tensors; or use fewer ranks."
+        )
+    if part == TRAINING:
+        return _about_training(experiment, series)
+    if part == UNDIVIDED:
+        return (
+            "communication was not measured, so it is unknown whether computing or communication"
+            " takes the time. Measure it with --communication_log True (on CPUs only), or look at"
+            " how the time per epoch grows with the number of ranks."
+        )
+    if part == STARTUP:
+        return (
+            "nothing in the benchmark: importing the framework takes as long on any number of"
+            " ranks. Its share is smaller in runs with more epochs or more data."
+        )
+    return "run candle-p1 show and look at the phases preprocess, build and evaluate."
+
+
+def _about_training(experiment: Experiment, series: Series) -> str:
+    if experiment.mode != STRONG:
+        return f"{FASTER_TRAINING} more ranks do not shorten an epoch."
+    trained = series.timed[-1].runs[0].epochs_per_rank or 0
+    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
+    needed = told[0].value if told else None
+    if not needed:
+        return "use more ranks, which shorten the training, as long as the quality is sufficient."
+    if trained < needed:
+        return (
+            f"{FASTER_TRAINING} the {trained} epochs per rank are already fewer than the"
+            f" {needed:g} that the paper found necessary, so more ranks would reduce the quality."
+        )
+    return (
+        "use more ranks, which shorten the training, as long as each rank trains the"
+        f" {needed:g} epochs that the paper found necessary; here it trains {trained}."
+    )
+
+
+def _measured_gain(experiment: Experiment, series: Series) -> str:
+    """Returns what the parallel loader gained here, if that was measured."""
+    settings = {**series.settings, "loader": "parallel"}
+    for other in experiment.series:
+        if other.settings == settings:
+            for each in improvements(series, other, TOTAL.of):
+                if each.num_ranks == series.timed[-1].num_ranks:
+                    return f"here the total time {gained(each)}."
+    return "its effect was not measured here."
+
+
 def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> str:
     """Returns "data loading on 2 and 4 ranks (51 to 60 % of the total time, 6 runs)"."""
     points = [point for each in members for num in counts if (point := each.at(num))]
-    shares = [dominating_part(point)[1] for point in points]
+    shares = [_dominating_part(point)[1] for point in points]
     num_runs = sum(len(point.runs) for point in points)
     low, high = percent(min(shares)), percent(max(shares))
     span = low if low == high else f"{low.removesuffix(' %')} to {high}"
