@@ -30,6 +30,7 @@ from candle_p1.models.optimizers import DTYPE_POLICIES
 from candle_p1.parameters.catalog import PARAMETERS
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
+from candle_p1.parameters.parameter_set import EditableParameters
 from candle_p1.scaling import (
     BATCH_SCALINGS,
     DATA_PARALLEL_LEVELS,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from candle_p1.data.reader import Reader
     from candle_p1.datasets.synthetic import SyntheticRecipe
-    from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet, Settings
+    from candle_p1.parameters.parameter_set import ParameterSet, Settings
 
 __all__ = [
     "Benchmark",
@@ -241,7 +242,7 @@ class Benchmark(ABC):
         """
         model_file = self.folder / default_model if default_model else self.model_file
         argv = sys.argv[1:] if argv is None else argv
-        return self.declaration.parse(argv, model_file).editable()
+        return EditableParameters(self.declaration.parse(argv, model_file))
 
     def read_parameters(self, argv: Sequence[str] | None = None) -> ParameterSet:
         """Returns the frozen parameters of a run that flags and the benchmark's own file set.

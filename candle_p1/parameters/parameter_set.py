@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.files import write_atomically
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import SECTION
 
@@ -79,10 +77,6 @@ class ParameterSet(Mapping[str, Any]):
         """Returns a set in which some parameters have these values and origins, unchecked."""
         return ParameterSet(self._declared, self._settings | settings)
 
-    def editable(self) -> EditableParameters:
-        """Returns a dictionary of the values that remembers this set."""
-        return EditableParameters(self)
-
     def to_text(self) -> str:
         """Returns the text of a parameter file with the same values, and origins as comments."""
         lines = [f"[{SECTION}]"]
@@ -90,14 +84,6 @@ class ParameterSet(Mapping[str, Any]):
             comment = "".join(char if char.isprintable() else "?" for char in str(origin))
             lines.append(f"{name} = {value!r}  # {comment}")
         return "\n".join(lines) + "\n"
-
-    def write(self, path: Path | str) -> None:
-        """Writes `to_text` to a file, atomically.
-
-        Raises:
-            OSError: The directory is missing, full or read-only.
-        """
-        write_atomically(Path(path), self.to_text())
 
 
 class EditableParameters(dict[str, Any]):

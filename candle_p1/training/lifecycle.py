@@ -21,6 +21,7 @@ from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.watchdog_client import WatchdogClient
 from candle_p1.errors import CandleError, ParameterError
+from candle_p1.files import write_atomically
 from candle_p1.instrument import collectives, efficiency, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
@@ -273,7 +274,7 @@ def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
                 (directory / RECORD_NAME).open("x").close()  # claimed: two jobs never share one
             except FileExistsError:
                 continue
-            params.write(directory / "final_params.txt")
+            write_atomically(directory / "final_params.txt", params.to_text())
             write_record(directory / RECORD_NAME, record)
             return directory
     except OSError as error:
