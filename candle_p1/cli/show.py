@@ -35,8 +35,8 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
 
     from candle_p1.records.summary import details
     from candle_p1.reports.figures.power import power_svg
-    from candle_p1.reports.page import run_page
     from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.writing import run_page
 
     path = record / RECORD_NAME if record.is_dir() else record
     run = RecordedRun(path, read_record(path))

@@ -1,17 +1,22 @@
-"""A report as files: the page, and every figure, table and export in a file of its own."""
+"""A report as files, and one run as a page; pages need no other file and no network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
-from candle_p1.reports.page import report_page
+from candle_p1.records.summary import as_cells, details
+from candle_p1.reports.figures.power import power_svg
+from candle_p1.reports.published import machines, source
+from candle_p1.reports.table import LEGEND
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.reports.report import Report
+    from candle_p1.reports.runs import RecordedRun
 
 PAGE_NAME = "index.html"
 
@@ -24,19 +29,21 @@ def write_report(report: Report, directory: Path) -> Path:
     Raises:
         ParameterError: The directory cannot be created or written to.
     """
-    files = dict(report.exports)
+    contents = dict(report.exports)
     tables = [report.runs, report.problems]
     for section in report.sections:
         tables += section.tables
         for figure in section.figures:
-            files |= {f"figures/{figure.slug}.svg": figure.svg}
-            files |= {f"figures/{figure.slug}.png": figure.png}
+            contents |= {f"figures/{figure.slug}.svg": figure.svg}
+            contents |= {f"figures/{figure.slug}.png": figure.png}
     for table in tables:
-        files |= {f"tables/{table.slug}.csv": table.to_csv()}
-        files |= {f"tables/{table.slug}.md": table.to_markdown()}
-    files[PAGE_NAME] = report_page(report)
+        contents |= {f"tables/{table.slug}.csv": table.to_csv()}
+        contents |= {f"tables/{table.slug}.md": table.to_markdown()}
+    contents[PAGE_NAME] = _rendered(
+        "page.html", report=report, source=source(), machines=machines(), legend=LEGEND
+    )
     try:
-        for name, content in files.items():
+        for name, content in contents.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
@@ -44,3 +51,24 @@ def write_report(report: Report, directory: Path) -> Path:
         where = error.filename or directory
         raise ParameterError(f"-o {directory}: cannot write {where}: {error.strerror}") from error
     return directory / PAGE_NAME
+
+
+def run_page(run: RecordedRun) -> str:
+    """Returns the page of a run, as HTML: all of its tables, and its picture."""
+    parts: list[dict[str, Any]] = []
+    for part in details(run.record):
+        if isinstance(part, str):
+            parts.append({"text": part})
+        else:
+            headings, rows = as_cells(part)
+            parts.append({"title": str(part.title), "headings": headings, "rows": rows})
+    picture = power_svg(run) if run.phase_s else None
+    return _rendered("run_page.html", run=run, parts=parts, picture=picture)
+
+
+def _rendered(template: str, **content: Any) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = files("candle_p1.reports").joinpath(template).read_text(encoding="utf-8")
+    return environment.from_string(text).render(**content)
