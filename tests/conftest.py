@@ -125,8 +125,8 @@ def mpirun():
 def train_all(request, data_directory, tmp_path_factory):
     """Trains several runs in one job, which imports TensorFlow once; returns their directory.
 
-    It takes the number of ranks and, by its directory's name, the command line of each run: a
-    benchmark and its flags. The directories RUN000, RUN001 and so on are numbered by the runs.
+    It takes the number of ranks, and for the name of each run's directory the run's command line: a
+    benchmark and its flags. The names RUN000, RUN001 and so on are those that the runs choose.
     """
 
     def train_all(num_ranks, runs):

@@ -5,8 +5,8 @@ meet at a barrier. The jobs of a method are
 
 - one that is not counted, if the method has to prepare something first;
 - one whose memory is sampled, which takes time, so that this job is not timed;
-- one timed job for each repeat. The repeats go in rounds through all methods, every second round
-  in reverse order, so that a steady drift of the machine affects all methods alike.
+- one timed job for each repeat. The repeats take place in rounds of all methods, every second
+  round in reverse order, so that a steady drift of the machine affects all methods alike.
 
 All jobs must read the same values; otherwise no result is reported.
 """
@@ -226,14 +226,14 @@ def _check_same_values(
     other: tuple[LoadJob, list[LoadOutcome]],
     paths: Mapping[str, Path],
 ) -> None:
-    """Raises DataError if a rank of a job has read other values than rank 0 of the first job."""
+    """Raises DataError if a rank of a job read different values from rank 0 of the first job."""
     expected = first[1][0].digests
     for rank, outcome in enumerate(other[1]):
         for role, path in paths.items():
             if outcome.digests.get(role) != expected.get(role):
                 raise DataError(
-                    f"{other[0].method} (rank {rank}) read other values than {first[0].method}"
-                    " (rank 0), so their times are not compared",
+                    f"{other[0].method} (rank {rank}) and {first[0].method}"
+                    " (rank 0) read different values, so their times are not compared",
                     path,
                 )
 

@@ -67,9 +67,9 @@ def measure(job: LoadJob, comm: Communicator) -> LoadOutcome:
 def _bytes_read() -> dict[str, int]:
     """Returns the bytes that this process has read, as the kernel counts them; {} if it does not.
 
-    Those of system calls such as read() are from the page cache or not. They do not include pages
-    of files that are mapped into memory, as pandas 3.1 does with large files; those that come from
-    storage are included in the bytes from storage. Counting itself reads some hundred bytes.
+    Bytes read by system calls such as read() count whether or not they come from the page cache.
+    They do not include pages of files that are mapped into memory, as pandas 3.1 does with large
+    files; the bytes from storage include such pages. Counting itself reads some hundred bytes.
     """
     process = psutil.Process()
     if not hasattr(process, "io_counters"):

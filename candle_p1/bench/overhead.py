@@ -113,7 +113,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
     share = report["direct_s"] / report["median_step_s"]
     yield (
         f"measured by itself, this takes {1e6 * report['direct_s']:.3g} us per step, which is"
-        f" {share:.2%} of it"
+        f" {share:.2%} of the step"
     )
     if report["synthetic"]:
         yield "the data are synthetic"

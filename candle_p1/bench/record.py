@@ -124,7 +124,7 @@ class RecordMeasurement:
 
 
 def lines(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a measurement says.
+    """Yields the results of a measurement as text.
 
     Args:
         results: What `RecordMeasurement.measure` returned.
@@ -136,22 +136,22 @@ def lines(results: Mapping[str, Any]) -> Iterator[str]:
     for name, file_bytes in results["file_bytes"].items():
         yield f"{name}: {file_bytes / MIB:.2f} MiB"
     what = {
-        "write": "writing both, synced",
+        "write": "writing both files, synced to disk",
         "read": "reading and validating the record",
         "read raw values": "reading the raw values of all ranks",
-        "report": f"a report over {results['num_records']} of them",
+        "report": f"a report on {results['num_records']} of them",
     }
     for result in results["results"]:
         yield f"{what[result['variant']]}: {result['median_s']:.2f} s"
 
 
 def synthetic_record(num_ranks: int, num_epochs: int, seed: int, loader: str) -> RunRecord:
-    """Returns the record of a run that never was, with random times of every rank.
+    """Returns the record of a run that never took place, with random times of every rank.
 
     Args:
         num_ranks: Its ranks, six on a node, each with a GPU.
         num_epochs: Its epochs on each rank.
-        seed: Of the random times, and of the run.
+        seed: The seed of the random times, and of the run.
         loader: Its loader.
     """
     rng = np.random.default_rng(seed)

@@ -75,7 +75,7 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
         {result["method"]: result["repeats_s"] for result in report["results"]},
         published,
         title=f"{report['benchmark']}: loading all files, {_conditions(report['results'][0])}",
-        published_title="published, training and testing file",
+        published_title="published, training and testing files",
     )
 
 

@@ -50,7 +50,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         exposed = report["communication"]
         yield (
             f"exposed communication: {_ms(exposed['exposed_s'])} ms per step,"
-            f" {100 * exposed['share']:.1f} % of it"
+            f" {100 * exposed['share']:.1f} % of the step"
         )
     yield _memory(results)
     if report["synthetic"]:
@@ -66,7 +66,7 @@ def _times(results: list[dict[str, Any]]) -> Table:
         f"{spread(results[0])}\n(ms)",
         "samples\n/s",
         "GFLOP\n/s",
-        *(["the first\nover this"] if has_others else []),
+        *(["speed-up of\nthe first"] if has_others else []),
     )
     for result in results:
         low, high = result["ci95_s"] or result["range_s"]

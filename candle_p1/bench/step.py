@@ -1,6 +1,6 @@
 """Compares variants of a training step on the same batches, that of a run first.
 
-Every measurement is a job of its own, which trains a few steps. The jobs go in rounds through all
+Every measurement is a job of its own, which trains a few steps. The jobs run in rounds of all
 variants, every second round in reverse order, so that a steady drift of the machine affects all
 variants alike. Variants that should compute the same must agree in their losses and in the updates
 of the first steps; otherwise no result is reported.

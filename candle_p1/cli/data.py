@@ -81,7 +81,8 @@ def fetch_command(
     """Download BENCHMARK's published files, or resume an interrupted download.
 
     Files that are already there are checked by their SHA-256 and not downloaded again. If CANDLE
-    has not published a file's sum, its first download is recorded, and later ones must match it.
+    has not published a file's checksum, that of the first download is recorded, and later downloads
+    must match it.
     """
     from candle_p1.datasets.fetch import fetch
 
@@ -115,7 +116,9 @@ def fetch_command(
 @command.command("info")
 @click.argument("benchmark", required=False)
 @click.option("--data_dir", "directory", type=PATH, help=f"The directory to look in; {DEFAULT}.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with complete sums and paths.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with complete checksums and paths."
+)
 def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -> None:
     """Show which files BENCHMARK (by default, each one) has, and how to get the missing ones."""
     names = [benchmark] if benchmark else list_benchmarks()

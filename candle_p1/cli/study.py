@@ -57,7 +57,7 @@ def read_ranks(
     return sorted({int(number) for number in text.split(",")})
 
 
-_size = click.option("--size", help="Size of the study: small or paper; its first one by default.")
+_size = click.option("--size", help="Size of the study: small or paper; by default its first one.")
 
 
 def _plan_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -152,8 +152,8 @@ def command(
     candle-p1 submit nt3 --machine slurm --nodes 2 -- --epochs 16. The script is saved beside the
     record.
 
-    With --study, every run of the study becomes a job, which waits for the one before. The same
-    command again submits those runs that are neither done nor submitted.
+    With --study, every run of the study becomes a job, which waits for the one before. Repeating
+    the command submits the runs that are neither done nor submitted.
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)

@@ -1,4 +1,4 @@
-"""candle-p1 timeline: Horovod's timeline of a traced run, summed up or cut."""
+"""candle-p1 timeline: Horovod's timeline of a traced run, summarized or sliced."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command() -> None:
     " those that this package uses.",
 )
 def summary_command(path: Path, json_path: Path | None, gradients: str | None) -> None:
-    """Sum up the timeline FILE (or FILE.gz), of any size, complete or truncated."""
+    """Summarize the timeline FILE (or FILE.gz), of any size, complete or truncated."""
     import re
 
     from rich.console import Console
@@ -79,7 +79,7 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     default=0.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Where the piece begins, in seconds on the timeline's clock.",
+    help="Where the piece starts, in seconds on the timeline's clock.",
 )
 @click.option(
     "--to",
@@ -159,7 +159,7 @@ def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
             f"broadcast overhead {broadcast.overhead_s:.3f} s: {broadcast.waiting_s:.3f} s waiting"
             f" and {broadcast.broadcast_s:.3f} s broadcasting"
             f" {count(broadcast.num_tensors, 'tensor')}"
-            f"{'' if broadcast.whole else '; it did not end'}"
+            f"{'' if broadcast.whole else '; it did not finish'}"
         )
     for name, messages in summary.messages.items():
         if messages["sizes"]:
@@ -176,7 +176,7 @@ def _parts(summary: TimelineSummary) -> Iterator[str | Table]:
     yield _tensor_table(longest[:SHOWN_TENSORS])
     yield _step_line(summary)
     for row in summary.unfinished:
-        yield f"not ended: {row['activity']} of {row['tensor']}, begun at {row['begin_s']:.3f} s"
+        yield f"unfinished: {row['activity']} of {row['tensor']}, started at {row['begin_s']:.3f} s"
 
 
 def _activity_table(summary: TimelineSummary) -> Table:

@@ -81,8 +81,8 @@ def _packages() -> Iterator[Finding]:
             "Keras backend",
             backend,
             "TensorFlow is not installed",
-            "install candle-p1[cpu] or candle-p1[gpu]; for a single process candle-p1[jax] with"
-            " KERAS_BACKEND=jax also does",
+            "install candle-p1[cpu] or candle-p1[gpu]; for a single process, candle-p1[jax] with"
+            " KERAS_BACKEND=jax is enough",
             fatal=True,
         )
 

@@ -115,7 +115,7 @@ def jsrun(layout: Layout, variables: Sequence[str]) -> list[str]:
 
 
 def aprun(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Cray's aprun: one hardware thread per core, and as many cores for each rank as it has."""
+    """Cray's aprun: one hardware thread per core, and the layout's cores for each rank."""
     argv = ["aprun", "-n", "$RANKS", "-N", str(layout.ranks_per_node)]
     if layout.cores_per_rank is not None:
         argv += ["-d", str(layout.cores_per_rank)]
@@ -184,7 +184,7 @@ COMMAND_LINES: dict[str, Callable[[Layout, Sequence[str]], list[str]]] = {
 }
 """The arguments before a command that a launcher starts in a job script, by the launcher's name.
 
-These names stand in machine files; all but "here" are also names in
+Machine files use these names; all but "here" are also names in
 candle_p1.distributed.launch_environment.LAUNCHERS. The functions take the layout and the names of
 the script's variables that ranks need. Bash expands $NODES and $RANKS, which ``job_prepare`` of
 common/job_env.sh sets.

@@ -1,4 +1,4 @@
-"""How the ranks of a job lie on its nodes."""
+"""How the ranks of a job are distributed over its nodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Layout:
             ranks_per_node: Ranks on each node; None is the machine's usual number.
 
         Raises:
-            ParameterError: The machine does not have so many nodes, cores or GPUs.
+            ParameterError: The machine does not have that many nodes, cores or GPUs.
         """
         ranks = machine.ranks_per_node if ranks_per_node is None else ranks_per_node
         if num_nodes < 1 or ranks < 1:

@@ -104,8 +104,8 @@ def load_machine(name: str) -> Machine:
     """Returns a machine by its name, or by the path of a file.
 
     A name is looked up in the directories of $CANDLE_P1_MACHINES, in
-    ``~/.config/candle_p1/machines``, and among the machines of this package. A user's file is put
-    over the machine of this package that it names as ``base``, or that has the same name.
+    ``~/.config/candle_p1/machines``, and among the machines of this package. A user's file
+    overrides the machine of this package that it names as ``base``, or that has the same name.
 
     Raises:
         ParameterError: There is no such machine, or its file is wrong.
@@ -150,7 +150,7 @@ def _read(path: Path) -> Machine:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Returns a table with another one put over it: inner tables are merged, lists replaced."""
+    """Returns a table overridden by another one: inner tables are merged, lists are replaced."""
     merged = below | above
     for key, value in above.items():
         if isinstance(value, dict) and isinstance(below.get(key), dict):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from candle_p1.cluster.job_request import JobRequest
 
 SCRIPT_STEM = "job"
-"""The name of a script without the scheduler's suffix; scripts lie beside the record."""
+"""The name of a script without the scheduler's suffix; scripts are stored beside the record."""
 ID_NAME = "job.id"
 """The file beside a submitted script that holds the id of the job."""
 

@@ -22,7 +22,7 @@ ORIGINAL = {"loader": "original", "kernels": "plain"}
 """The settings of the paper's original benchmarks. A series that has them is the base of every
 series that differs from it in nothing else."""
 
-NO_PAIR = "no two series differ only in the loader or the kernels, one of them with the original"
+NO_PAIR = "no two series differ only in the loader or the kernels, with one using the original"
 SHOWN, WORSE = "shown", "worse"
 
 

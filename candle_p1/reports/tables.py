@@ -113,7 +113,7 @@ def scaling(experiment: Experiment) -> Content:
         for each in speedups(experiment, series, quantity.of)
     ]
     gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
-    headings = ("series", "of", "ranks", "base: ranks", "base: time (s)", gain, "efficiency")
+    headings = ("series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "efficiency")
     note = {
         STRONG: "Efficiency is the speed-up divided by the ratio of the numbers of ranks.",
         WEAK: "Under weak scaling, efficiency is T(base) / T(P), because the work grows with P.",
@@ -137,7 +137,7 @@ def gains(experiment: Experiment) -> Content:
         for quantity in (TOTAL, *comparable_energy(experiment.runs), LOAD)
         for each in improvements(original, optimised, quantity.of)
     ]
-    headings = ("of", "optimised", "original", "ranks", "improvement (%)", "claim")
+    headings = ("quantity", "optimised", "original", "ranks", "improvement (%)", "claim")
     note = (
         '(original - optimised) / original. Rows "all, paired" are the median over pairs of runs'
         ' with the same number of ranks and the same seed. A claim is "shown" where a 95 % interval'

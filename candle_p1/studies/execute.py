@@ -80,8 +80,8 @@ class Execution:
         the study where this one left it.
 
         Raises:
-            Interrupted: A signal asked to end. The current run has been ended, and its record says
-                so.
+            Interrupted: A signal asked this process to end. The current run has been ended, and its
+                record says so.
             CandleError: The study does not fit this machine, or its directory is in use, cannot be
                 written, or holds the record of another run.
         """

@@ -54,11 +54,11 @@ class StudyJobs:
     def due(
         self, benchmark: str, retry_failed: bool = False
     ) -> tuple[list[tuple[Path, JobRequest]], list[RunState]]:
-        """Returns the jobs that have still to be submitted.
+        """Returns the jobs that still have to be submitted.
 
         Args:
             benchmark: The name of the benchmark whose runs are wanted.
-            retry_failed: Whether to submit runs again that have failed.
+            retry_failed: Whether to resubmit runs that have failed.
 
         Returns:
             The jobs in the study's order, each with the directory of its record, and the runs that

@@ -74,7 +74,8 @@ def execute_run(run: PlannedRun, tick: Callable[[float], None]) -> RunState:
         tick: Called several times a second with the seconds so far.
 
     Raises:
-        Interrupted: A signal asked to end. The run has been ended, and its record says so.
+        Interrupted: A signal asked this process to end. The run has been ended, and its record says
+            so.
         SetupError: The run has several ranks, and there is no mpirun; or its directory cannot be
             written.
     """

@@ -7,8 +7,8 @@ because the run may not overwrite it. A run that was submitted as a job is left 
 until its record says how it ended, because its processes are on other machines.
 
 When a study is killed, its current run dies with it, and that run's record may say no more than
-that a rank died. Therefore a failed run counts as interrupted if the study was not there when it
-ended: its log then lacks the line that the study appends.
+that a rank died. Therefore a failed run counts as interrupted if the study was no longer
+running when it ended: its log then lacks the line that the study appends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATUSES = (OK, FAILED, INTERRUPTED, RUNNING, SUBMITTED, WAITING)
 LOG_NAME = "study.log"
 """The output of a run, in the directory of its record."""
 END_MARK = "candle-p1 study: the run has ended with code"
-"""What a study appends to the log, with the exit code, if it is there when the run ends."""
+"""What a study appends to the log, with the exit code, if it is still running when the run ends."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RunState:
     record: RunRecord | None = None
 
     def is_due(self, retry_failed: bool = False) -> bool:
-        """Tells whether the run has still to be executed."""
+        """Tells whether the run still has to be executed."""
         return self.status in (WAITING, INTERRUPTED) or (retry_failed and self.status == FAILED)
 
     @property
@@ -124,7 +124,7 @@ def state_of(run: PlannedRun) -> RunState:
         different = differences(run, record) if record else []
         if different and status == OK:
             raise RecordError(
-                f"{path} belongs to another run than the study's: {'; '.join(different)}. It is"
+                f"{path} belongs to a different run from the study's: {'; '.join(different)}. It is"
                 " not overwritten: choose another directory with -o, or move this one"
             )
         is_gone = not was_submitted(directory) and not pids_of(directory)
@@ -169,7 +169,7 @@ def differences(run: PlannedRun, record: RunRecord) -> list[str]:
 
 
 def _lost_its_study(directory: Path) -> bool:
-    """Tells whether a study started this run, and was no longer there when it ended."""
+    """Tells whether a study started this run, and was no longer running when it ended."""
     path = directory / LOG_NAME
     return path.exists() and END_MARK.encode() not in path.read_bytes()
 

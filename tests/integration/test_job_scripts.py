@@ -132,7 +132,7 @@ def test_theta(script, settings, execute, tmp_path):
     assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in printed_by(tmp_path)
 
 
-def test_the_script_of_a_submitted_job_lies_beside_its_record(set_all, execute, tmp_path):
+def test_the_script_of_a_submitted_job_is_beside_its_record(set_all, execute, tmp_path):
     set_all(STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
     argv = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
     code, output = execute([sys.executable, "-c", SUBMIT, *argv.split(), *SMALL["nt3"].split()])

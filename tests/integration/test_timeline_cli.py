@@ -111,7 +111,7 @@ def small(tmp_path):
     return path
 
 
-def test_a_cut_timeline(small, tmp_path):
+def test_a_truncated_timeline(small, tmp_path):
     result = invoke("summary", small)
     assert result.exit_code == 0
     assert "1 event, 0.000 to 0.000 s" in result.output
@@ -130,13 +130,13 @@ def test_a_cut_timeline(small, tmp_path):
         (("slice", "{}", "--record", "absent/run.json"), CandleError, "absent/run.json"),
     ],
 )
-def test_what_a_user_can_mend(small, words, error, message):
+def test_what_a_user_can_fix(small, words, error, message):
     result = invoke(*(str(word).format(small) for word in words))
     assert isinstance(result.exception, error)
     assert message in str(result.exception)
 
 
-def test_a_run_without_begins_of_phases(small, tmp_path):
+def test_a_run_whose_phases_have_no_start_times(small, tmp_path):
     record = {
         "schema_version": 2,
         "status": "running",

@@ -10,7 +10,7 @@ PACKAGE = Path(candle_p1.__file__).parent
 MAX_LOOSE_MODULES = 8
 
 
-def test_few_modules_lie_loose_in_the_package():
+def test_few_modules_are_at_the_top_of_the_package():
     loose = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     assert len(loose) <= MAX_LOOSE_MODULES, sorted(loose)
 
@@ -24,7 +24,7 @@ def test_class_names_are_unique_in_the_package():
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_every_room_has_tests_in_a_folder_of_its_name():
+def test_every_package_has_tests_in_a_folder_of_its_name():
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"ops"}
     folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()}
     assert rooms <= folders

@@ -110,7 +110,7 @@ def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoRetu
             print(f"error: {error}", file=sys.stderr, flush=True)
         comm.barrier()
         sys.exit(EXIT_CODE)
-    # For MPI every rank is the only one, so all have the same error. aprun does not tell the number
+    # To MPI every rank is the only one, so all have the same error. aprun does not tell the number
     # of ranks, so its rank 0 has none.
     if layout.rank != (0 if layout.size is not None else 1):
         sys.exit(0)

@@ -126,14 +126,14 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
     """Draws a panel per series with a row per rank: the median run on the most ranks.
 
     Raises:
-        MissingDataError: All runs had one rank, or the times of single ranks are missing.
+        MissingDataError: All runs had one rank, or the times of individual ranks are missing.
     """
     several = [each for each in series if each.timed[-1].num_ranks > 1]
     if not several:
         raise MissingDataError("all runs had one rank, which waits for no other")
     runs = {each.name: run for each in several if (run := _median_run(each)).per_rank}
     if not runs:
-        raise MissingDataError(f"the times of single ranks are missing ({PER_RANK_NAME})")
+        raise MissingDataError(f"the times of individual ranks are missing ({PER_RANK_NAME})")
     shown = {name: _chosen(run) for name, run in runs.items()}
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * max(map(len, shown.values())))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
@@ -168,7 +168,7 @@ def _draw_ranks(axes: Axes, run: RecordedRun, shown: Sequence[int]) -> None:
 
 
 def _chosen(run: RecordedRun) -> list[int]:
-    """Returns all ranks; of many, some at equal distances and the fastest and slowest loader."""
+    """Returns all ranks; of many, evenly spaced ones and the fastest and slowest at loading."""
     if run.num_ranks <= MAX_ROWS:
         return list(range(run.num_ranks))
     chosen = set(np.linspace(0, run.num_ranks - 1, MAX_ROWS).round().astype(int).tolist())

@@ -95,7 +95,7 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 
 def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure:
-    """Draws quality over the epochs that each rank trains, with the number that the paper needs.
+    """Draws quality over the epochs per rank, with the number that the paper found necessary.
 
     Raises:
         MissingDataError: No run was evaluated, none has a number, or all trained the same number

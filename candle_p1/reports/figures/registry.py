@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment, Series
 
 MAX_SERIES = 6
-"""Of one figure; more lines could not be told apart."""
+"""The most series in one figure; more lines could not be told apart."""
 
 MAX_POWER_FIGURES = 4
 POWER_TITLE = "Power over time"
@@ -65,10 +65,10 @@ KINDS = (
     FigureKind(
         "ranks",
         "What each rank does when",
-        "For each series, the run on the most ranks that has the median total time. Of many ranks,"
-        " a few at equal distances are shown, and the fastest and the slowest loader. Waiting for"
-        " the slowest loader and the transfer of the weights together are what the paper calls"
-        " broadcast overhead.",
+        "For each series, the run on the most ranks that has the median total time. If there are"
+        " many ranks, a few evenly spaced ones are shown, along with those that load fastest and"
+        " slowest. Waiting for the slowest loader and the transfer of the weights together are what"
+        " the paper calls broadcast overhead.",
         bars.ranks_over_time,
     ),
     FigureKind(

@@ -71,7 +71,7 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
 def _verdict(found: Sequence[Fall], enough: int, more_is_better: bool, *, is_told: bool) -> str:
     """Returns the result of a comparison with enough epochs, and whether the paper agrees."""
     falls, fall = ("falls", "fall") if more_is_better else ("rises", "rise")
-    agrees, differs = (", as published", ", unlike published") if is_told else ("", "")
+    agrees, differs = (", as published", ", contrary to the paper") if is_told else ("", "")
     below = f"below {enough} epochs per rank"
     nearest = found[0]
     if nearest.material:

@@ -35,7 +35,7 @@ class BroadcastOverhead:
         broadcast_s: The part of it with a broadcast in progress, after negotiation.
         transfer_s: The part of it in which a communication library broadcasts.
         num_tensors: The number of tensors that were broadcast.
-        whole: Whether every broadcast that was begun has ended.
+        whole: Whether every broadcast that began has ended.
     """
 
     begin_s: float
@@ -60,7 +60,7 @@ class InitialBroadcast:
         self._current: dict[str, RunningUnion] = defaultdict(RunningUnion)
 
     def begin(self, activity: Activity, us: int) -> None:
-        """Takes the begin of a negotiation, a broadcast or a transfer."""
+        """Takes the start of a negotiation, a broadcast or a transfer."""
         if activity.operation == "broadcast":
             self._current[activity.kind].begin(us)
         elif (
@@ -71,7 +71,7 @@ class InitialBroadcast:
             self._compare()
 
     def end(self, activity: Activity, us: int) -> None:
-        """Takes the end of one."""
+        """Takes the end of a negotiation, a broadcast or a transfer."""
         if activity.operation == "broadcast":
             self._current[activity.kind].end(us)
 

@@ -124,8 +124,8 @@ class EventReader:
 
     def _fail(self, text: str) -> NoReturn:
         raise DataError(
-            "not a Horovod timeline, which is a JSON array of trace events: after"
-            f" {self.num_events:,} events follows {text[:60]!r}",
+            "not a Horovod timeline, which is a JSON array of trace events:"
+            f" unexpected text after {self.num_events:,} events: {text[:60]!r}",
             self.path,
         )
 

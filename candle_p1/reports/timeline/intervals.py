@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RunningUnion:
-    """The union of intervals whose begins and ends arrive in the order of time.
+    """The union of intervals whose starts and ends arrive in order of time.
 
     Attributes:
         total_us: The length of the union, up to the last time at which no interval was open.

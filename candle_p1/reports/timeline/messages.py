@@ -1,8 +1,8 @@
 """Messages: the tensors, fused by Horovod, that a communication library receives in one call.
 
-The tensors of a message log the library's activity one after the other: first all begins, then all
-ends. A begin that follows an end therefore belongs to another message. A tensor's type and shape
-are logged when its operation ends, but not for broadcasts.
+The tensors of a message log the library's activity one after the other: first all begin
+events, then all end events. A begin that follows an end therefore belongs to another message. A
+tensor's type and shape are logged when its operation ends, but not for broadcasts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A piece of a timeline as a file of its own, for Perfetto and chrome://tracing.
 
 The piece is valid in the viewers' format even where the timeline is truncated: the array is closed,
-every begin has an end, and every event has a process and a thread. Times are those of the timeline.
+every begin event has an end event, and every event has a process and a thread. Times are those of
+the timeline.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Slice:
                 unfinished[event["pid"]].append(event)
             elif phase == "E":
                 if not unfinished[event["pid"]]:
-                    continue  # it has no begin: the timeline was started during an operation
+                    continue  # it has no begin event: the timeline was started during an operation
                 unfinished[event["pid"]].pop()
             if begun and phase in "BEXi":
                 yield from self._own(event)

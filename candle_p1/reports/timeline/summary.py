@@ -50,11 +50,11 @@ class TimelineSummary:
         steps: Columns with a value for each step.
         broadcast: The paper's broadcast overhead; None without a broadcast.
         ranks: By rank, how often it took part in a negotiation, how often as the last one, and how
-            long after the begin of the negotiation on average. Horovod logs this only where its
+            long after the start of the negotiation on average. Horovod logs this only where its
             response cache does not answer, that is, for the first operation on a tensor.
         unfinished: The first events that had not ended, with their tensors: what a run that hung
             was waiting for.
-        num_unmatched: Ends without a begin.
+        num_unmatched: End events without a begin event.
     """
 
     path: str
@@ -81,7 +81,7 @@ class TimelineSummary:
 
 
 def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
-    """Reads a timeline once and sums it up, in constant memory but for a row per tensor and step.
+    """Reads a timeline once; returns its summary. Only a row per tensor and step is kept in memory.
 
     Args:
         path: The file, plain or gzipped; it may be truncated.

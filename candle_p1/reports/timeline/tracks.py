@@ -26,10 +26,10 @@ class Span(NamedTuple):
     """A named interval on the timeline's clock.
 
     Attributes:
-        name: What lasts; for power, the name of the series.
+        name: What takes place; for power, the name of the series.
         begin_us: When it begins.
         end_us: When it ends.
-        power_w: The power during this time; None where the span is no value of a series.
+        power_w: The power during this time; None where the span is not a value of a series.
     """
 
     name: str
@@ -70,7 +70,7 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
 def phase_track(run: RecordedRun, origin_s: float) -> Track:
     """Returns rank 0's phases, and its epochs within the training, as far as they are known.
 
-    A phase that was entered several times is drawn in one piece, from its first begin.
+    A phase that was entered several times is drawn in one piece, from its first start.
 
     Args:
         run: The traced run.

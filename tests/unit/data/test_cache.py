@@ -190,7 +190,7 @@ def read_once(path, directory):
     return len(calls), table.sha256()
 
 
-def test_of_eight_processes_only_one_makes_the_cache(source, tmp_path):
+def test_only_one_of_eight_processes_makes_the_cache(source, tmp_path):
     with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         readers = [pool.submit(read_once, source, tmp_path / "cache") for _ in range(8)]
         found = [reader.result(timeout=120) for reader in readers]

@@ -84,7 +84,7 @@ def test_a_million_fields_are_parsed_as_python_does(seed, separator, crlf):
 @pytest.mark.extended
 @given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
 @settings(max_examples=3000)
-def test_any_field_is_a_number_if_python_takes_it(field):
+def test_any_field_is_a_number_if_python_accepts_it(field):
     """Except for underscores and quotes."""
     content = field[:-1] if field.endswith("\r") else field
     quoted = len(content) > 1 and content[0] == content[-1] == '"' and '"' not in content[1:-1]

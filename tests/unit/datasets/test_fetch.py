@@ -325,7 +325,7 @@ def known(monkeypatch):
     monkeypatch.setattr(registry, "published_sums", lambda: {"known": files})
 
 
-def test_a_file_with_a_wrong_sum_is_removed_and_good_files_stay(server, get, known):
+def test_a_file_with_a_wrong_checksum_is_removed_and_good_files_stay(server, get, known):
     server.serve()
     server.serve("/b.csv", content=OTHER[:-1] + b"x")
     with pytest.raises(DataError, match=r"b\.csv") as refused:
@@ -533,7 +533,7 @@ def wait_until(happens):
         time.sleep(0.01)
 
 
-def test_of_two_processes_one_downloads_and_the_other_waits(fake, server, start):
+def test_one_of_two_processes_downloads_and_the_other_waits(fake, server, start):
     gate = threading.Event()
     server.files["/a.csv"].gate = gate
     first = start(command("data", "fetch", "fake"))
@@ -619,7 +619,7 @@ def test_a_wrong_size_is_noticed_without_reading_the_file(get, known):
     assert file_status("known", "b.csv", get.directory)["state"] == "real"
 
 
-def test_published_sums_are_well_formed():
+def test_published_checksums_are_well_formed():
     for benchmark, files in registry.published_sums().items():
         assert benchmark == "p1b2"
         for facts in files.values():

@@ -117,7 +117,7 @@ print(len(synthetic.ensure(find_benchmark("nt3").recipe, "small", 3).files), len
 """
 
 
-def test_of_concurrent_processes_one_makes_the_data():
+def test_only_one_of_several_processes_makes_the_data():
     processes = [
         subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
         for _ in range(4)

@@ -119,12 +119,12 @@ def test_slurms_tasks_of_this_node(text, place, count):
     assert launched_rank(environ).local_size == count
 
 
-def test_a_variable_that_is_no_number_is_named():
+def test_a_variable_that_is_not_a_number_is_named():
     with pytest.raises(SetupError, match="OMPI_COMM_WORLD_SIZE='two', which mpirun sets"):
         launched_rank({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
 
 
-def test_this_process_is_looked_at_by_default(environment, monkeypatch):
+def test_this_process_is_examined_by_default(environment, monkeypatch):
     for name in (name for launcher in LAUNCHERS for name in launcher.rank):
         monkeypatch.delenv(name, raising=False)
     assert launched_rank().launcher == "none"

@@ -79,7 +79,7 @@ def end(ranks, process, record):
 
 
 @pytest.mark.extended
-def test_rank_0_that_dies_before_its_hello_has_failed(tmp_path):
+def test_rank_0_has_failed_if_it_dies_before_its_hello(tmp_path):
     record = tmp_path / "run.json"
     write_record(record, make_record(RUNNING))
     starter = subprocess.Popen([sys.executable, "-c", ""])

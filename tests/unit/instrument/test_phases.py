@@ -57,7 +57,7 @@ def test_the_phase_in_which_an_error_occurs_is_known_and_timed():
     assert ("report",) in phases.phases
 
 
-def test_code_that_has_no_timer_tells_the_one_active():
+def test_code_without_a_timer_uses_the_active_one():
     phases = PhaseTimer(clock=itertools.count().__next__)
     with part("lost"):
         add_communication(100.0)

@@ -294,7 +294,7 @@ def test_parameters_without_a_default_must_be_set():
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_shows_the_allowed_values_and_the_present_one(model_file, capsys, monkeypatch, flag):
+def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, monkeypatch, flag):
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as end:
         NT3.parse(["--epochs", flag], model_file)

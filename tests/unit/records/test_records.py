@@ -79,7 +79,7 @@ def test_a_record_of_another_schema_is_refused_with_both_versions(path, version)
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"a": 1}', "\xff", "[" * 100_000, '{"a":' * 100_000]
 )
-def test_a_file_that_is_no_record_is_refused(path, text):
+def test_a_file_that_is_not_a_record_is_refused(path, text):
     path.write_text(text, encoding="latin-1")
     with pytest.raises(RecordError, match=r"run\.json"):
         read_record(path)
@@ -130,7 +130,7 @@ def test_bytes_stay_whole_numbers():
     assert (spread.min_bytes, spread.max_bytes) == (3, 2**53 - 1)
 
 
-def test_raw_values_lie_beside_the_record_under_their_place(path):
+def test_raw_values_are_beside_the_record_under_their_place(path):
     wait = PhaseTimes.over([0.0, 3.5], begin=Seconds.over([None, 1.0]))
     phases = {"load": PhaseTimes.over([1 / 3, 2.0], parts={"wait": wait})}
     write_record(path, extend_record(make_record(RUNNING), phases=phases))

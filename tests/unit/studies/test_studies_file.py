@@ -53,7 +53,7 @@ def test_what_a_file_says(read):
     assert size.varied == {"batch_size", "dropout"}
 
 
-def test_a_size_goes_over_its_study(read):
+def test_a_size_takes_precedence_over_its_study(read):
     study = read(
         STUDY
         + """
