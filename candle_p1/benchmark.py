@@ -75,7 +75,7 @@ CHOICES = {
     "scaling": SCALINGS,
     "size": SIZES,
 }
-"""The choices of shared parameters, from the code that implements them."""
+"""The choices of shared parameters, taken from the code that implements them."""
 
 
 class PublishedFiles(NamedTuple):
@@ -93,7 +93,7 @@ class PublishedFiles(NamedTuple):
 
 
 class JobSize(NamedTuple):
-    """The nodes and the time limit, in minutes, of a ready job script."""
+    """The number of nodes and the time limit, in minutes, of a ready-made job script."""
 
     num_nodes: int
     minutes: int
@@ -104,9 +104,9 @@ class PaperRuns:
     """How the paper ran a benchmark, beyond what the benchmark's own parameter file says.
 
     Attributes:
-        sizes: The size of each ready job script, by machine and scaling mode.
+        sizes: The job size of each ready-made script, by machine and scaling mode.
         modes: The scaling modes that the paper reports.
-        weak_epochs: Epochs of each rank under weak scaling; 8 in the paper's section 6.
+        weak_epochs: The epochs of each rank under weak scaling; 8 in the paper's section 6.
     """
 
     sizes: Mapping[tuple[str, str], JobSize] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:
-        """Reads the files with `reader` and returns the values as read; runs on every rank."""
+        """Reads the files with `reader` and returns their values unchanged; runs on every rank."""
 
     @abstractmethod
     def preprocess(self, raw: Any, params: ParameterSet) -> DataSet:
@@ -150,7 +150,7 @@ class Benchmark(ABC):
         """Returns the ``keras.Model``, not yet compiled."""
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with derived values set; raises if they contradict each other."""
+        """Returns the parameters with derived values set; raises an error if they conflict."""
         return params
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
@@ -158,7 +158,7 @@ class Benchmark(ABC):
         return list(self.files)
 
     def loss(self, params: ParameterSet) -> Any:
-        """Returns the loss to compile the model with: a name in Keras, or a function."""
+        """Returns the loss to compile the model with: the name of a Keras loss, or a function."""
         return params["loss"]
 
     def metrics(self, params: ParameterSet) -> list[Any]:
@@ -166,7 +166,7 @@ class Benchmark(ABC):
         return [params["metrics"]]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
-        """Returns additional Keras callbacks; on every rank they see the metrics of all ranks."""
+        """Returns additional Keras callbacks; on every rank, they see metrics over all ranks."""
         return []
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
@@ -174,7 +174,7 @@ class Benchmark(ABC):
         return {}
 
     def other_samples(self, data: DataSet) -> Mapping[str, Samples]:
-        """Returns the training samples built in other ways, for ``candle-p1 bench step``."""
+        """Returns the training samples prepared in other ways, for ``candle-p1 bench step``."""
         return {}
 
     def evaluate(self, trained: Trained) -> Quality:
@@ -234,8 +234,8 @@ class Benchmark(ABC):
 
         Args:
             default_model: The parameter file; a relative name is looked up in the benchmark's
-                folder. None is ``<name>_default_model.txt``.
-            argv: Flags; None takes those of the command line.
+                folder. None means ``<name>_default_model.txt``.
+            argv: Flags; None means those of the command line.
 
         Raises:
             ParameterError: A file or a flag is wrong.
@@ -245,10 +245,10 @@ class Benchmark(ABC):
         return EditableParameters(self.declaration.parse(argv, model_file))
 
     def read_parameters(self, argv: Sequence[str] | None = None) -> ParameterSet:
-        """Returns the frozen parameters of a run that flags and the benchmark's own file set.
+        """Returns the frozen parameters of a run, from flags and the benchmark's own file.
 
         Args:
-            argv: Flags; None takes those of the command line.
+            argv: Flags; None means those of the command line.
 
         Raises:
             CandleError: See `initialize_parameters` and `bind`.
@@ -268,7 +268,7 @@ class Benchmark(ABC):
         return self._resolved(self.declaration.bind(parameters))
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with all that follows from them; see `bind`."""
+        """Returns the parameters with everything that follows from them; see `bind`."""
         for name, parameter in sorted(params.declared.items()):
             needs_support = parameter.needs_support and name not in self.supports
             if needs_support and self._is_changed(name, params):
@@ -304,8 +304,8 @@ class Benchmark(ABC):
         """Returns the paths of the files that a run reads, with their origins, by parameter.
 
         The names in the benchmark's own parameter file are CANDLE's, even if a driver repeats them,
-        and do not refer to this machine: unless others or a directory are given, the data are
-        synthetic. A relative name is looked up in the working directory, then in the data
+        and do not refer to files on this machine: unless other names or a directory are given, the
+        data are synthetic. A relative name is looked up in the working directory, then in the data
         directory.
 
         Raises:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZE_INCHES = (6.4, 4.8)
 DOTS_PER_INCH = 150
 MAX_DOTS = 5000
-"""Of more samples than this a random selection is shown: others would only cover each other."""
+"""With more samples than this, a random selection is shown: dots would only hide each other."""
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
@@ -52,7 +52,7 @@ def scatter_by_class(
     for i, name in enumerate(names):
         chosen = points[classes == i]
         if len(chosen):
-            # Many classes share a colour with another one, and differ from it by their marker.
+            # Many classes share a colour with another one and differ from it by their marker.
             marker = MARKERS[(i + i // len(colours)) % len(MARKERS)]
             color = colours[i % len(colours)]
             xs, ys = chosen.T
@@ -65,7 +65,7 @@ def scatter_by_class(
 def error_histogram(
     path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
 ) -> None:
-    """Plots the distribution of prediction errors, and that of a random assignment.
+    """Plots the distribution of prediction errors, and that of randomly assigned values.
 
     Args:
         path: The PNG file.
@@ -142,7 +142,7 @@ def compared_times(
     plots[0].set_title("measured on this machine", fontsize="medium")
     for method, times in measured.items():
         row, median = rows[method], float(np.median(times))
-        apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would cover each other
+        apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would hide each other
         dots = plots[0].scatter(times, row + apart, s=25, color=BLUE, alpha=0.6, linewidths=0)
         line = plots[0].vlines(median, row - 0.35, row + 0.35, color=VERMILION, linewidth=2)
         plots[0].annotate(

@@ -1,4 +1,4 @@
-"""A run, from parameters to record: the one place where the phases follow each other."""
+"""A run, from parameters to record: this is where the order of the phases is defined."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         The ``keras.callbacks.History``, with the metrics over all ranks; the same on every rank.
 
     Raises:
-        CandleError: Something a user can mend; the same on every rank unless one rank alone failed.
+        CandleError: Something the user can fix; the same on every rank unless only one rank failed.
     """
     comm = connect()
     return _run(benchmark, Attempt(partial(benchmark.bind, parameters)).agree(comm), comm)
@@ -70,7 +70,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
     """Trains a benchmark with bound parameters; see `run`."""
     _check_same_parameters(params, comm)
-    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before minutes of loading
+    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # fails before minutes of loading
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
     timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
@@ -172,15 +172,15 @@ class Script:
         self._benchmark = benchmark
 
     def initialize_parameters(self, default_model: str | None = None) -> EditableParameters:
-        """Returns the parameters of the model file and the command line, to be overlaid at will.
+        """Returns the parameters of the model file and the command line, which a driver may change.
 
         Args:
-            default_model: A parameter file in the benchmark's folder; None is the default one.
+            default_model: A parameter file in the benchmark's folder; None means the default one.
         """
         return self._benchmark.initialize_parameters(default_model)
 
     def run(self, params: Mapping[str, Any]) -> Any:
-        """Trains; returns the ``keras.callbacks.History``, with metrics over all ranks."""
+        """Trains and returns the ``keras.callbacks.History``, with metrics over all ranks."""
         return run(self._benchmark, params)
 
     def main(self) -> None:
@@ -191,7 +191,7 @@ class Script:
 def main(benchmark: Benchmark) -> None:
     """Runs a benchmark from the command line; the body of every benchmark script.
 
-    Exits with 2 after an error the user can mend, which rank 0 prints for all.
+    Exits with 2 after an error that the user can fix, which rank 0 prints for all ranks.
     """
     try:
         comm = connect()
@@ -199,7 +199,7 @@ def main(benchmark: Benchmark) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_CODE)
     try:
-        # One rank speaks, also for --help, which ends here.
+        # Only one rank prints, also for --help, which ends here.
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
         with quiet:
             params = Attempt(benchmark.read_parameters)
@@ -208,7 +208,7 @@ def main(benchmark: Benchmark) -> None:
         if error.agreed:
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
-            comm.barrier()  # a launcher ends the job at the first exit: let rank 0 speak before
+            comm.barrier()  # a launcher ends the job at the first exit; let rank 0 print first
             sys.exit(EXIT_CODE)
         print(f"error: rank {comm.rank}: {error}", file=sys.stderr, flush=True)
         comm.abort(EXIT_CODE)
@@ -218,7 +218,7 @@ def main(benchmark: Benchmark) -> None:
 
 
 def _check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
-    """Raises, on every rank, if ranks were given different parameters."""
+    """Raises an error, on every rank, if ranks were given different parameters."""
     everyone = comm.allgather(dict(params))
     different = sorted(
         {name for other in everyone for name in other if other[name] != params[name]}
@@ -237,7 +237,7 @@ def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
 def _start(
     params: ParameterSet, timeline: Timeline | None, this: Run
 ) -> tuple[Device, dict[str, Any]]:
-    """Sets up device, precision and Horovod, and tests that gradients are averaged."""
+    """Sets up the device, precision and Horovod, and tests that gradients are averaged."""
     comm = this.comm
     device = set_up_device(params, comm)
     if params["verbose"]:
@@ -260,7 +260,7 @@ def _start(
 
 
 def _open_log(params: ParameterSet, this: Run) -> RunLog:
-    """Returns the log in MLPerf's format; one that writes nothing unless rank 0 is to write it."""
+    """Returns the log in MLPerf's format; it writes only on rank 0, and only if requested."""
     writes = params["mllog"] and this.comm.rank == 0
     path = this.directory / mllog.FILE_NAME if writes else None
     return RunLog(path, this.record.benchmark, this.phases, this.start)
@@ -284,13 +284,13 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
 
 
 def _check_same_data(reader: Reader, comm: Communicator) -> None:
-    """Raises, on every rank, if ranks have read different values from files of the same name."""
+    """Raises an error, on every rank, if ranks read different values from the same files."""
     digests = comm.allgather(reader.digests)
     different = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if different:
         raise DistributedError(
-            f"ranks {', '.join(map(str, different))} have read other values than rank 0 from"
-            f" {', '.join(str(path) for path in reader.files.paths.values())}: a node has its own,"
+            f"ranks {', '.join(map(str, different))} have read values that differ from rank 0's in"
+            f" {', '.join(str(path) for path in reader.files.paths.values())}: some node has a"
             " different copy"
         ).on_all_ranks()
 
@@ -305,7 +305,7 @@ def _train(
     this: Run,
     log: RunLog,
 ) -> tuple[Any, dict[str, Any]]:
-    """Trains; returns the history and what the record says of it. Collective."""
+    """Trains; returns the history and what the record says about it. Collective."""
     import keras
 
     from candle_p1.data.batches import EvaluationBatches, TrainBatches
@@ -350,7 +350,7 @@ def _train(
         validation,
         keras.callbacks.LambdaCallback(on_epoch_end=log_epoch),
     ]
-    if params["tensorboard"] and comm.rank == 0:  # before what changes the learning rate
+    if params["tensorboard"] and comm.rank == 0:  # before others change the learning rate
         callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
     if plan.warmup_epochs:
         callbacks.append(LearningRateWarmup(plan))
@@ -364,7 +364,7 @@ def _train(
     if limit:
         callbacks.append(limit)
     if comm.rank == 0:
-        # Both are the same; the second name is the one CANDLE's scripts give it.
+        # Both are the same value; the second name is the one that CANDLE's scripts use.
         for name in ("history.csv", "training.log"):
             callbacks.append(keras.callbacks.CSVLogger(this.directory / name))
         callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))

@@ -1,1 +1,1 @@
-"""Ranks: who they are, what they run on, how they average, and what happens when one dies."""
+"""Ranks: how they are started, communicate and average, and what happens when one dies."""

@@ -1,12 +1,12 @@
-"""When each gradient is handed to Horovod, and when its average over the ranks is back.
+"""When each gradient is passed to Horovod, and when its average over the ranks is available.
 
-The graph reads the clock twice per gradient and writes one row per step into a table, so that
-logging takes some microseconds per step and waits for nothing. From the table follow
+The graph reads the clock twice per gradient and writes one row per step into a table, so logging
+takes a few microseconds per step and waits for nothing. The table gives
 
-- the time of each allreduce, from its gradient being ready to the average being there; this
+- the time of each allreduce, from the gradient being ready to the average being available; this
   includes waiting for its turn and for other ranks;
 - the *exposed* communication of each step: from the last gradient being ready, which is the end of
-  back-propagation, to the last average being there. Back-propagation hides the rest.
+  back-propagation, to the last average being available. Back-propagation hides the rest.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class AllreduceLog:
 
         Args:
             ready: The time at which each gradient was ready.
-            done: The time at which each average was there.
-            sizes: The bytes that each gradient is sent as, by name.
+            done: The time at which each average was available.
+            sizes: The number of bytes sent for each gradient, by name.
         """
         import tensorflow as tf
 
         self._sizes = sizes
         with tf.device("CPU:0"):
             if self._table is None:
-                with tf.init_scope():  # outside of the graph
+                with tf.init_scope():  # outside the graph
                     zeros = tf.zeros((CAPACITY, 2, len(sizes)), tf.float64)
                     self._table = tf.Variable(zeros, trainable=False)
                     self._num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -93,13 +93,13 @@ class AllreduceLog:
         return lambda: logged(value), lambda: bare(value)
 
     def count_step(self) -> None:
-        """Counts a step, which begins, and reads the table before it overflows."""
+        """Counts a step that begins, and reads the table before it overflows."""
         self._num_unread += 1
         if self._num_unread > CAPACITY:
             self._read()
 
     def take(self) -> tuple[float, float]:
-        """Returns the exposed time, and that in which any allreduce was in progress, in s.
+        """Returns the exposed time, and the time in which any allreduce was in progress, in s.
 
         Both cover the steps since the last call.
         """
@@ -131,7 +131,7 @@ def make_allreduce_log(
 ) -> AllreduceLog | None:
     """Returns a log of gradient allreduces; None if there are none or they cannot be logged.
 
-    On a GPU the operations that read the clock would show when work was handed to the GPU.
+    On a GPU, the operations that read the clock would show when work was submitted to the GPU.
     """
     if comm.size == 1 or device.is_gpu or not params["communication_log"]:
         return None
@@ -141,7 +141,7 @@ def make_allreduce_log(
 def allreduce_times(
     log: AllreduceLog | None, comm: Communicator
 ) -> Callable[[], tuple[float | None, float | None]]:
-    """Returns `AllreduceLog.take`, or without a log a function that returns 0 or None for both."""
+    """Returns `AllreduceLog.take`; without a log, a function that returns 0 or None for both."""
     if log is not None:
         return log.take
     nothing = 0.0 if comm.size == 1 else None
@@ -159,7 +159,7 @@ def union_s(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the length of the union of the intervals in each row.
 
     Args:
-        rows: Begins and ends, shape (rows, 2, intervals).
+        rows: The beginnings and ends, shape (rows, 2, intervals).
     """
     order = np.argsort(rows[:, 0], axis=1)
     begins = np.take_along_axis(rows[:, 0], order, axis=1)

@@ -37,7 +37,7 @@ def evaluate_shared(model: Any, batches: Any, comm: Communicator) -> dict[str, f
         if len(batches):
             model.evaluate(batches, verbose=0)
     else:
-        # model.evaluate makes a tf.data.Dataset in every call: slower than a small share itself.
+        # model.evaluate makes a tf.data.Dataset in every call, slower than a small share itself.
         for step in range(len(batches)):
             x, y = batches[step]
             if step == 0:
@@ -124,7 +124,7 @@ class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
         if different:
             raise DistributedError(
                 f"replicas differ after step {batch + 1} of epoch {self._epoch + 1}: ranks"
-                f" {', '.join(map(str, different))} have other weights than rank 0"
+                f" {', '.join(map(str, different))} have weights that differ from rank 0's"
             ).on_all_ranks()
 
 

@@ -1,6 +1,6 @@
 """The communicator: one interface for a single process and for the ranks of an MPI job.
 
-It carries small objects and arrays, by mpi4py; Horovod carries the gradients
+It transfers small objects and arrays through mpi4py; Horovod transfers the gradients
 (candle_p1.distributed.horovod).
 """
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NODE_VARIABLE = "CANDLE_P1_NODE"
-"""Names the node that a rank counts as part of, so that tests can have several nodes on one
+"""Names the node that a rank is considered part of, so that tests can have several nodes on one
 machine: ranks with different names do not share memory."""
 
 
 class Communicator(ABC):
     """The ranks of a job.
 
-    All methods are collective, which means that all ranks must call them, in the same order, except
-    `send` and `receive`, which the two ranks of a message call, and `abort`, which any rank may.
+    All methods are collective, which means that all ranks must call them, in the same order. The
+    exceptions are `send` and `receive`, which the two ranks of a message call, and `abort`, which
+    any rank may call.
 
     Attributes:
         rank: This rank, from 0.
@@ -78,7 +79,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, value: Any, rank: int) -> None:
-        """Sends a picklable value to one rank, which must `receive` it; does not wait for that."""
+        """Sends a picklable value to one rank, which must `receive` it; returns without waiting."""
 
     @abstractmethod
     def receive(self, rank: int) -> Any:
@@ -300,8 +301,8 @@ class Attempt(Generic[T]):
         """Returns the result; collective.
 
         Raises:
-            CandleError: The work failed on some rank. It is the ranks' own error if all had the
-                same, else one that names the ranks; the same on every rank, and marked `agreed`.
+            CandleError: The work failed on some rank. If all ranks had the same error, it is that
+                error, else one that names the ranks; the same on every rank, and marked `agreed`.
         """
         errors = comm.allgather(self._error)
         failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
@@ -319,7 +320,7 @@ class Attempt(Generic[T]):
 
 
 def on_first_rank(work: Callable[[], T], comm: Communicator) -> T:
-    """Returns on all ranks what the work gives on rank 0, which alone does it; collective.
+    """Does the work on rank 0 only and returns its result on all ranks; collective.
 
     Raises:
         CandleError: Rank 0's error, on every rank.

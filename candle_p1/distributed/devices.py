@@ -24,7 +24,7 @@ class Device:
     """What a rank computes on.
 
     Attributes:
-        name: "cpu", or the framework's name of the GPU.
+        name: "cpu", or the framework's name for the GPU.
         threads: The number of CPU threads of one operation.
         num_cores: The number of cores on which this rank may run.
         warnings: Warnings for the user.
@@ -61,7 +61,7 @@ def share_cores(
     warning = None
     if num_ranks > num_cores:
         warning = (
-            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long, and not"
+            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and not"
             " representative of the machine"
         )
     return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
@@ -81,8 +81,8 @@ def configure(
 
     Args:
         comm: The ranks of the job.
-        gpus: The node's GPUs to use, by index; None: all.
-        deterministic: Whether TensorFlow must use kernels that repeat bit for bit.
+        gpus: The indices of the node's GPUs to use; None: all.
+        deterministic: Whether TensorFlow must use kernels with bit-identical results.
 
     Raises:
         ParameterError: `gpus` contains an index that does not exist.

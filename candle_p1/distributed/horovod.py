@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COMPRESSIONS = ("none", "fp16")
 STALL_CHECK_S = 60
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
-"""Those of Horovod 0.28, in ms and bytes; at the time of the paper they were 5 and 67108864."""
+"""The defaults of Horovod 0.28, in ms and bytes; when the paper was written: 5 and 67108864."""
 
 
 def start_horovod(
@@ -45,9 +45,9 @@ def start_horovod(
 
     Args:
         comm: The ranks.
-        stall_shutdown_s: After how long a stalled collective ends with an error on every rank; 0:
-            never.
-        deterministic: Whether runs must repeat bit for bit.
+        stall_shutdown_s: The time after which a stalled collective ends with an error on every
+            rank; 0: never.
+        deterministic: Whether repeated runs must be bit-identical.
         timeline: The file into which Horovod on rank 0 traces its operations; None: no file.
 
     Returns:
@@ -181,8 +181,8 @@ def average_gradients(
 def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
     """Copies the root's weights and optimizer state to every rank; collective, before training.
 
-    The optimizer must be built. The time noted is that of the broadcast alone, without TensorFlow's
-    preparation. Random states (of dropout, for example) are left alone, so that ranks draw
+    The optimizer must be built. The recorded time is that of the broadcast alone, without
+    TensorFlow's preparation. Random states (of dropout, for example) are not copied, so ranks draw
     different numbers.
     """
     if comm.size == 1:
@@ -224,7 +224,7 @@ def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
 
     The state of a Keras metric consists of sums (of values and of weights, or of counts), so adding
     up the ranks' states gives the state over all samples, with the right weights for shares of
-    unequal size. The metrics of `model` take on that state. Ranks without samples must call, too.
+    unequal size. The metrics of `model` take on that state. Ranks without samples must call too.
     """
     if comm.size > 1:
         metrics = model.metrics

@@ -15,7 +15,7 @@ def mpi_library() -> str:
     """
     import mpi4py
 
-    mpi4py.rc.initialize = False  # asking must not start MPI
+    mpi4py.rc.initialize = False  # asking for the version must not start MPI
     from mpi4py import MPI
 
     # The configuration follows, after a comma (Open MPI) or in further lines (MPICH).

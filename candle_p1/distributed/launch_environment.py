@@ -1,7 +1,7 @@
 """What MPI launchers leave in the environment of the processes that they start.
 
-No MPI is loaded, so this works before MPI does, and where MPI does not. That MPI does not know the
-ranks that a launcher started is a common failure, which candle_p1.cluster.preflight detects.
+No MPI is loaded, so this works before MPI does, and where MPI does not. A common failure, which
+candle_p1.cluster.preflight detects, is that MPI does not recognise the ranks a launcher started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm's step ids from here on are not steps that srun started: 0xFFFFFFFB is the batch script,
 0xFFFFFFFA the shell of an interactive job (SLURM_BATCH_SCRIPT and others in slurm/slurm.h)."""
 TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
-"""Set by a local launch to the device of the user's terminal: launchers pass on whole lines only,
+"""Set by a local launch to the device of the user's terminal: launchers forward only whole lines,
 which is too late for a progress bar."""
 
 
@@ -62,8 +62,8 @@ class Launcher:
         depth: The number of cores for each rank.
         node: The node's name.
         implies_mpi: Whether a process with any of these variables can be expected to find MPI.
-        started: Whether the variables were set for this process, and not inherited from around it.
-        count_local: Reads the number of ranks on this node where no variable holds just that.
+        started: Whether the variables were set for this process and not inherited from its parents.
+        count_local: Reads the number of ranks on this node if no variable holds just that.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Launcher:
 
 
 def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process, and not the batch script or the shell around it.
+    """Whether srun started this process, rather than the batch script or the shell around it.
 
     Those also have SLURM_PROCID=0 and the SLURM_NTASKS that the job requested, but no step of their
     own: SLURM_STEP_ID is absent in a batch script, and one of Slurm's special ids in the shell of
@@ -161,7 +161,7 @@ LAUNCHERS = (
     ),
     Launcher("pmix", rank=("PMIX_RANK",)),
 )
-"""In the order in which they are looked for; the first one found has started this process."""
+"""In the order in which they are looked for; the first one found started this process."""
 
 MPI_VARIABLES = tuple(
     dict.fromkeys(
@@ -185,7 +185,7 @@ def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
     """Returns this process's place among those that a launcher started.
 
     Args:
-        environ: The environment; None is this process's.
+        environ: The environment; None means this process's own.
 
     Raises:
         SetupError: A launcher's variable is not a number.
@@ -225,7 +225,7 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
 
 
 def terminal() -> str | None:
-    """Returns the device of the terminal that shows this process's output; None without one."""
+    """Returns the device of the terminal that shows this process's output; None if none does."""
     if launcher_variable() is None and os.isatty(1):
         return os.ttyname(1)
     return os.environ.get(TERMINAL_VARIABLE)

@@ -64,5 +64,5 @@ def open_timeline(name: str | None, comm: Communicator) -> Timeline | None:
 
 
 def is_traced() -> bool:
-    """Returns whether Horovod traces this job, because of our flag or of its own variable."""
+    """Returns whether Horovod traces this job, because of --timeline or its own variable."""
     return bool(os.environ.get(TIMELINE_VARIABLE))

@@ -1,4 +1,4 @@
-"""A rank's connection to the watchdog server: it reports to the server, and ends when told to."""
+"""A rank's connection to the watchdog server: the rank reports to it, and ends when told to."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class WatchdogClient:
 
     Signals are noticed at once, even while the main thread is inside a collective: they arrive
     through the wake-up file descriptor, to which Python's C-level handler writes. After SIGTERM and
-    SIGHUP the server ends the process; a handler that raised an exception could do so anywhere, and
-    while TensorFlow traces a model this crashes the process. Ctrl-C raises KeyboardInterrupt, as
+    SIGHUP, the server ends the process, because a handler could raise its exception anywhere, which
+    crashes the process if TensorFlow is tracing a model. Ctrl-C raises KeyboardInterrupt, as
     usual.
 
     Args:
@@ -97,7 +97,7 @@ class WatchdogClient:
         self._thread.start()
 
     def count_step(self) -> None:
-        """Counts a training step, which begins."""
+        """Counts a training step that begins."""
         self.steps += 1
 
     def report_phase(self, path: tuple[str, ...]) -> None:
@@ -108,7 +108,7 @@ class WatchdogClient:
         """Reports that this rank failed, and waits until the server has told the others to end.
 
         An error after Ctrl-C is reported as an interruption: libraries through which
-        KeyboardInterrupt passes (TensorFlow, while it traces) raise errors of their own instead.
+        KeyboardInterrupt propagates (TensorFlow, while it traces) raise their own errors instead.
         """
         if self._interrupted:
             self.report_interrupt()
@@ -129,7 +129,7 @@ class WatchdogClient:
         self._thread.join(timeout=UNWIND_S)
 
     def close(self) -> None:
-        """Says bye: the run is over for this rank, successfully or by an error all ranks share."""
+        """Says bye: the run is over for this rank, with success or with an error of all ranks."""
         self._ending.set()
         self._send(bye=True)
         with suppress(OSError):
@@ -269,7 +269,7 @@ def _connect_any(addresses: list[str], port: int) -> socket.socket:
     """Connects to the first address that answers.
 
     Raises:
-        OSError: None does; the last one's error.
+        OSError: None answers; this is the error of the last one.
     """
     last: OSError = OSError(f"the watchdog server did not start: see {LOG_NAME} beside the record")
     for address in addresses if port else ():

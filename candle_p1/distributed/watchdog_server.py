@@ -2,7 +2,7 @@
 
 Rank 0 starts one per run, in a session of its own, so that neither a kill -9 of a rank nor the
 launcher's clean-up of its process group reaches it; when a scheduler kills whatever a job has left
-behind, the server has some milliseconds, which suffice. Every rank holds a TCP connection to it
+behind, the server has a few milliseconds, which suffice. Every rank holds a TCP connection to it
 (candle_p1.distributed.watchdog_client). The kernel closes that connection when a rank dies, however
 it dies, so the first connection that closes without a goodbye belongs to the rank that failed. The
 server then completes the run record, tells the other ranks to end, and exits.
@@ -38,7 +38,7 @@ MAX_HELLO_BYTES = 4096
 FAREWELL_S = 10.0
 """How long the server waits for the ranks that it told to end."""
 TOKEN_VARIABLE = "CANDLE_P1_WATCHDOG_TOKEN"
-"""An environment variable and not an argument, which every user of the machine could read."""
+"""Passed in an environment variable because every user of the machine can read arguments."""
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 
@@ -75,7 +75,7 @@ class WatchdogServer:
 
     Args:
         listener: A listening socket.
-        token: What a hello must contain.
+        token: The secret that a hello must contain.
         num_ranks: The number of ranks to expect.
         record: The run record to complete.
         starter: The process id of rank 0, which started this process.
@@ -109,7 +109,7 @@ class WatchdogServer:
                     return None
                 if os.getppid() != self.starter and not any(rank.rank == 0 for rank in known):
                     orphaned_at = orphaned_at or time.monotonic()
-                    # After this long, no hello of rank 0 can still be on its way.
+                    # After this long, no hello from rank 0 can still be in transit.
                     if time.monotonic() - orphaned_at > GRACE_S:
                         return self._end(self._dead_starter(), "failed")
                 if len(known) < self.num_ranks and time.monotonic() > deadline:
@@ -206,7 +206,7 @@ class WatchdogServer:
         told: list[RankConnection] = []
         deadline = time.monotonic() + FAREWELL_S
         while time.monotonic() < deadline:
-            # In every round, since a rank may connect after another one has died.
+            # Repeated in every round, because a rank may connect after another one has died.
             for each in sorted(self._known(), key=lambda each: each.rank or 0):
                 if each not in told and not each.closed:
                     each.send({"end": reason, "status": status, "speak": not told})

@@ -1,4 +1,4 @@
-"""Relates time.perf_counter to the time of day, and thereby to the clocks of other programs."""
+"""Relates time.perf_counter to the time of day, and thus to the clocks of other programs."""
 
 from __future__ import annotations
 

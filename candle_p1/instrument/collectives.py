@@ -105,7 +105,7 @@ def collective(library: str, name: str, count_bytes: Callable[[], int]) -> Itera
 
 
 def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> None:
-    """Adds an operation for which this rank has waited to the active log and the current phase."""
+    """Adds an operation that this rank waited for to the active log and the current phase."""
     phases.add_communication(seconds)
     if _log is not None:
         _log.add(library, name, num_bytes, seconds)
@@ -116,11 +116,12 @@ def summarize_communication(
 ) -> CommunicationFacts:
     """Returns the collectives of all ranks as a run record holds them.
 
-    A bandwidth is that of one rank: its bytes by its seconds, in which it also waited for others.
+    A bandwidth is that of one rank: its bytes divided by its seconds, including the time it
+        waited for others.
 
     Args:
-        logs: Of each rank.
-        logged: Whether collectives were to be noted.
+        logs: The log of each rank.
+        logged: Whether collectives were to be logged.
     """
     nothing = CallTotals()
     operations = list(dict.fromkeys(key for log in logs for key in log.by_name))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEFINITION = (
     "POP: load balance = mean(useful) / max(useful), communication efficiency = max(useful) /"
-    " runtime, parallel efficiency = their product; useful is a rank's time outside of collectives;"
+    " runtime, parallel efficiency = their product; useful is a rank's time outside collectives;"
     " an allreduce that back-propagation hides does not count as one"
 )
 
@@ -24,12 +24,12 @@ def efficiencies(useful_s: Sequence[float], runtime_s: float, **facts: Any) -> E
     """Returns load balance, communication efficiency and parallel efficiency.
 
     Args:
-        useful_s: The time of each rank outside of communication, in s.
-        runtime_s: The time of the whole, in s.
+        useful_s: The time of each rank outside communication, in s.
+        runtime_s: The total time, in s.
         facts: Other fields of the section.
 
     Returns:
-        The three, in [0, 1], with what they were computed from. The parallel efficiency is
+        The three, in [0, 1], with the values they were computed from. The parallel efficiency is
         mean(useful) / runtime, the product of the other two.
     """
     useful = Seconds.over(useful_s)

@@ -22,11 +22,11 @@ class Epoch:
     Attributes:
         begin_s: When it began, in s from the start of the run.
         seconds: How long it took.
-        steps_s: The time of each step, in s, from its begin to that of the next.
+        steps_s: The time of each step, in s, from its beginning to that of the next.
         exposed_s: The part of `seconds` in which this rank waited for gradient allreduces that
             back-propagation did not hide; 0 on one rank; None if it was not measured.
-        allreduce_s: The time in which any gradient allreduce was in progress, hidden or not; like
-            `exposed_s` 0 or None.
+        allreduce_s: The time in which any gradient allreduce was in progress, hidden or not; 0 or
+            None as for `exposed_s`.
     """
 
     begin_s: float
@@ -48,7 +48,7 @@ def summarize_epoch(
         epoch: Its number, from 1. The first step of the first one, in which the framework compiles,
             is reported separately.
         of_ranks: The epoch on each rank.
-        metrics: Over all ranks, by name.
+        metrics: The metrics over all ranks, by name.
         validation_s: The time of its validation on each rank.
     """
     facts: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def summarize_epoch(
 
 
 def _summarize_steps(of_ranks: Sequence[Sequence[float]], *, is_first: bool) -> StepTimes:
-    """Returns the number of steps, their median and 99th percentile, and the first one apart."""
+    """Returns the number of steps, their median and 99th percentile; the first one separately."""
     num, facts = max(len(steps) for steps in of_ranks), {}
     if is_first and num:
         facts["first"] = Seconds.over([steps[0] for steps in of_ranks])

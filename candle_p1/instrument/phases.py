@@ -1,7 +1,7 @@
-"""The phases of a run: how long each takes on a rank, and what it uses of the machine.
+"""The phases of a run: how long each takes on a rank, and the resources that it uses.
 
 At most one timer is active in a process. Code that has no reference to it can time parts of the
-current phase; outside of a run this does nothing::
+current phase; outside a run this does nothing::
 
     from candle_p1.instrument.phases import part
 
@@ -36,7 +36,7 @@ class Phase:
         begin_s: When it was first entered, by the timer's clock.
         seconds: Its duration, including its parts.
         communication_s: The time within it that the rank spent waiting in collectives.
-        usage: What it used of the machine; None for a part.
+        usage: The resources that it used; None for a part.
         peak_rss_bytes: The peak resident memory during it; None for a part.
         pss_bytes: The proportional set size at its end; None for phases within others.
     """
@@ -79,13 +79,13 @@ class PhaseTimer:
         self._on_enter = on_enter or (lambda path: None)
         self._clock = clock
         self._path: PhasePath = ()
-        self._peaks: list[int] = []  # of each open phase, up to the begin of the one inside it
+        self._peaks: list[int] = []  # of each open phase, up to the start of the one inside it
         self._communication_s = 0.0
         self.failed_in: PhasePath = ()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times a phase, inside the current one, and measures what it uses."""
+        """Times a phase, inside the current one, and measures its use of resources."""
         if self._peaks:
             self._peaks[-1] = max(self._peaks[-1], usage.peak_rss_bytes())
         self._peaks.append(0)
@@ -135,7 +135,7 @@ class PhaseTimer:
         return max((phase.peak_rss_bytes or 0 for phase in self.phases.values()), default=0)
 
     def intervals(self) -> list[tuple[str, float, float]]:
-        """Returns name, begin and end, in s by the clock, of the phases that lie in no other."""
+        """Returns the name, begin and end, in s by the clock, of each top-level phase."""
         return [
             (path[0], phase.begin_s, phase.begin_s + phase.seconds)
             for path, phase in self.phases.items()

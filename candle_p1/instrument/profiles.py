@@ -1,4 +1,4 @@
-"""Profiles of the Python calls: one per rank, and a table over all ranks."""
+"""Profiles of Python calls: one per rank, and a table over all ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CallProfile:
 def write_profiles(directory: Path, of_ranks: Sequence[bytes | None]) -> None:
     """Writes a profile for each rank, which pstats and its viewers open, and a merged table.
 
-    The table lists the functions that took the longest by themselves, over all ranks.
+    The table lists the functions with the longest own time, over all ranks.
 
     Args:
         directory: The run's directory.

@@ -1,4 +1,4 @@
-"""What this process has used of the machine so far, as counted by Linux."""
+"""The resources that this process has used so far, as counted by Linux."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Usage(NamedTuple):
         cpu_s: CPU time, in user and system mode.
         num_voluntary_switches: Context switches because the process waited for something.
         num_involuntary_switches: Context switches because others needed the core.
-        num_minor_faults: Page faults that needed no input.
-        num_major_faults: Page faults that needed input.
+        num_minor_faults: Page faults that needed no I/O.
+        num_major_faults: Page faults that needed I/O.
         read_bytes: Bytes read through system calls, including those from the kernel's page cache;
             -1 if the kernel does not count them.
     """
@@ -76,7 +76,7 @@ def peak_rss_bytes() -> int:
 
 
 def pss_bytes() -> int | None:
-    """Returns the proportional set size: memory now, shared pages in part; None if unknown."""
+    """Returns the current proportional set size (shared pages count in part); None if unknown."""
     with suppress(OSError):
         return memory_bytes((PROC / "smaps_rollup").read_text())
     return None

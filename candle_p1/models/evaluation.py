@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 Quality = dict[str, dict[str, "float | None"]]
-"""Figures by name: the value, and the naive predictor's if there is one."""
+"""Metrics by name: the value, and the naive predictor's if there is one."""
 
 AnyScore = TypeVar("AnyScore", RegressionScore, ConfusionScore)
 
 
 def compare_with_naive(values: Mapping[str, float], naive: Mapping[str, float]) -> Quality:
-    """Returns figures together with the naive predictor's; None stands for NaN."""
+    """Returns metrics together with the naive predictor's; None stands for NaN."""
     return {
         name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})
         for name, value in values.items()
@@ -47,7 +47,7 @@ class Trained:
         data: The samples.
         params: The parameters of the run.
         comm: The ranks.
-        directory: Where rank 0 writes pictures and tables.
+        directory: Where rank 0 writes figures and tables.
         synthetic: Whether the samples were generated.
     """
 
@@ -64,7 +64,7 @@ class Trained:
         return self.comm.rank == 0
 
     def title(self, text: str) -> str:
-        """Returns the title of a picture, which says so if the data are synthetic."""
+        """Returns the title of a figure, which says so if the data are synthetic."""
         return f"{text} (synthetic data)" if self.synthetic else text
 
     def metrics(self, samples: Samples, max_steps: int = 0) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Trained:
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Returns targets and predictions of all samples, in order, on rank 0; None elsewhere.
 
-        For small predictions only, because rank 0 gathers all of them.
+        For small outputs only, because rank 0 gathers all of them.
         """
         mine = list(self._predictions(samples, max_steps, model or self.model))
         everyone = self.comm.gather(mine)

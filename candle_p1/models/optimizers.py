@@ -30,7 +30,7 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
     rate is already scaled.
 
     Raises:
-        ParameterError: There is no such optimizer, or it has no momentum and momentum is set, or
+        ParameterError: There is no such optimizer, momentum is set for one that has none, or
             several passes are combined with mixed precision.
     """
     import keras

@@ -19,7 +19,7 @@ class RegressionScore:
 
     - mse: over all values;
     - r2: of each output, averaged over outputs, as in ``sklearn.metrics.r2_score`` (a constant
-      output counts 1 if it is predicted exactly, else 0);
+      output counts as 1 if it is predicted exactly, else as 0);
     - correlation: Pearson's, over all values.
     """
 

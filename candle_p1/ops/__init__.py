@@ -17,8 +17,8 @@ def load() -> Any:
 
     - ``candle_p1_add_scaled(values, others, factor, threads)`` gives values + factor x others, and
       reuses the memory of the values unless it is still needed.
-    - ``candle_p1_rmsprop(variable, mean_square, gradient, rate, decay, epsilon, threads)`` moves a
-      variable as RMSprop without momentum does, reading and writing each value once. Variable and
+    - ``candle_p1_rmsprop(variable, mean_square, gradient, rate, decay, epsilon, threads)`` updates
+      a variable as RMSprop without momentum does, reading and writing each value once. Variable and
       mean square are handles; epsilon is added under the root.
     - ``candle_p1_clock(after)``: see `read_clock`.
     """
@@ -28,7 +28,7 @@ def load() -> Any:
 
 
 def read_clock(after: Any) -> Any:
-    """Returns the time.perf_counter of the moment a tensor is ready; float64, in s.
+    """Returns the time.perf_counter at which a tensor becomes ready; float64, in s.
 
     For tensors on the CPU only: TensorFlow would copy others there.
     """

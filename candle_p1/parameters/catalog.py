@@ -1,8 +1,8 @@
-"""The parameters that every benchmark has: CANDLE's, our own, and those of CANDLE Supervisor.
+"""The parameters that every benchmark has: CANDLE's, this project's, and CANDLE Supervisor's.
 
 Names, types, flags, choices and defaults of CANDLE's parameters are those of candle_lib's
 ``parsing_utils.py`` (ECP-CANDLE/candle_lib). Two differ: ``pool`` is a list, because NT3's file
-gives one length per convolution, and ``shuffle`` concerns the order of training alone and is on by
+gives one length per convolution, and ``shuffle`` affects only the order of training and is on by
 default, as in Keras.
 
 Choices that other code implements, such as the loaders, are added by `candle_p1.benchmark`.
@@ -284,7 +284,7 @@ _MONITORING = _group(
 )
 
 _SUPERVISOR = _group(
-    "accepted from CANDLE Supervisor, and unused",
+    "accepted from CANDLE Supervisor but unused",
     Parameter("framework", str, None, "the framework that Supervisor requests"),
     Parameter("id", str, None, "Supervisor's name of the parameter set"),
     Parameter("instance_directory", str, None, "Supervisor's directory of the run"),
@@ -296,7 +296,7 @@ _SUPERVISOR = _group(
     Parameter("solr_root", str, None, "database of Supervisor's monitor"),
     role=Role.UNUSED,
 )
-"""What CANDLE Supervisor's ``model_runner.py`` adds to the parameters before it calls run()."""
+"""What CANDLE Supervisor's ``model_runner.py`` adds to the parameters before calling run()."""
 
 PARAMETERS: tuple[Parameter, ...] = (
     *_GENERAL,

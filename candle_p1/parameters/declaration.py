@@ -71,7 +71,7 @@ class Declaration:
             raise ValueError(f"declared for two parameters: {', '.join(sorted(repeated))}")
 
     def parse(self, argv: Sequence[str], model_file: Path | None = None) -> ParameterSet:
-        """Returns the parameters as flags and files set them; --help prints and exits with 0.
+        """Returns the parameters as set by flags and files; --help prints and exits with 0.
 
         Args:
             argv: The arguments of the command line.
@@ -159,7 +159,7 @@ class Declaration:
         ]
         if missing:
             raise ParameterError(
-                f"not set: {', '.join(missing)}; put a value into the parameter file, or give"
+                f"not set: {', '.join(missing)}; set a value in the parameter file, or give"
                 f" {', '.join(f'--{name}' for name in missing)}"
             )
         return params

@@ -41,7 +41,7 @@ class Role(Enum):
     PLACE = "names or locates what a run reads or keeps for later runs"
     RESULTS = "locates what a run writes, and is different for every run"
     LOGGING = "changes what is monitored, recorded or shown"
-    UNUSED = "is accepted from CANDLE's files and programs, and has no effect"
+    UNUSED = "is accepted from CANDLE's files and programs but has no effect"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Origin:
     """Where a value comes from.
 
     Attributes:
-        kind: "default", "model file", "config file", "flag" or "program"; of a data file that no
-            one has named, "synthetic data" or "not read".
+        kind: "default", "model file", "config file", "flag" or "program"; for a data file that
+            nobody has named, "synthetic data" or "not read".
         file: The parameter file, as shown to the user.
         line: The line of the file, counted from 1.
         source: The parameter that the value follows from, if it was not set itself.
@@ -83,7 +83,7 @@ class Parameter:
         name: The key in a file, and the long flag: --name.
         type: bool, int, float or str.
         default: The value if nothing sets another one.
-        help: What it is, with the unit if there is one.
+        help: What it means, with the unit if it has one.
         role: What it is for.
         short: Short flags, such as "-e"; CANDLE's "-lr" has two letters.
         choices: The allowed values.
@@ -156,7 +156,7 @@ class Parameter:
         return text
 
     def check(self, value: Any, origin: Origin) -> Any:
-        """Returns the value as this parameter's type, or refuses it.
+        """Returns the value converted to this parameter's type, or refuses it.
 
         Ints are accepted as floats, floats without a fraction as ints (CANDLE Supervisor sets
         timeout to 3600.0), and NumPy scalars and arrays as Python's. A bool is not a number.

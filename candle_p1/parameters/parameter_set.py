@@ -54,7 +54,7 @@ class ParameterSet(Mapping[str, Any]):
         return replace(self.origin(source), source=source)
 
     def replace(self, changes: Mapping[str, Any], source: str | None = None) -> ParameterSet:
-        """Returns a set with other values; a value equal to the present one keeps its origin.
+        """Returns a set with changed values; a value equal to the present one keeps its origin.
 
         Args:
             changes: Values by name.

@@ -1,4 +1,4 @@
-"""What a run ran on and with: versions, machine, settings. Loads nothing heavy."""
+"""The environment of a run: versions, machine, settings. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def available_cores() -> list[int]:
 
 
 def core_quota() -> float:
-    """Returns the cores' worth of time this process's control group allows; inf without a limit."""
+    """Returns how many cores' worth of CPU time the control group allows; inf without a limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return inf if quota == "max" else int(quota) / int(period)
@@ -76,12 +76,12 @@ def cpu_model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Returns the environment variables that steer training, communication or threads."""
+    """Returns the environment variables that control training, communication or threads."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
 
 
 def capture() -> dict[str, Any]:
-    """Returns versions, machine, settings and source commit, as they stand in a run record."""
+    """Returns versions, machine, settings and source commit, in the form a run record has."""
     return {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -97,7 +97,7 @@ def capture() -> dict[str, Any]:
 
 
 def source_commit() -> dict[str, Any] | None:
-    """Returns the commit of the checkout this package runs from; None where it is not one."""
+    """Returns the commit of the checkout this package runs from; None if there is no checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -2,10 +2,10 @@
 
 The file ``per_rank.npz`` holds three arrays:
 
-- ``names``: the places of the spreads in the record, as JSON in UTF-8, for example
+- ``names``: the paths of the spreads within the record, as JSON in UTF-8, for example
   ``["phases.load", "phases.broadcast.parts.wait.begin", …]``;
 - ``ends``, int64: where the values of each spread end;
-- ``values``, float64: the values of all spreads one after the other, NaN for a rank that has none.
+- ``values``, float64: the concatenated values of all spreads; NaN for a rank that has none.
 
 A record is complete without this file; reports open it only where they need raw values.
 """
@@ -35,12 +35,12 @@ PER_RANK_NAME = "per_rank.npz"
 
 
 class PerRank:
-    """Raw values, by the place of their spread in the record.
+    """Raw values, by the path of their spread within the record.
 
     Args:
-        names: The places.
-        ends: Where the values of each end, shape (places,).
-        values: Of all places, one after the other.
+        names: The paths.
+        ends: Where the values of each path end, shape (paths,).
+        values: The concatenated values of all paths.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PerRank:
         self._values = values
 
     def get(self, place: str) -> NDArray[np.float64] | None:
-        """Returns one value per rank; None where the file has none of this place."""
+        """Returns one value per rank; None if the file has no values for this path."""
         if place not in self._bounds:
             return None
         begin, end = self._bounds[place]
@@ -59,7 +59,7 @@ class PerRank:
 
 
 def write_per_rank(record_path: Path, record: RunRecord) -> None:
-    """Writes the raw values that the spreads of a record carry; nothing if they carry none.
+    """Writes the raw values that the spreads of a record hold; nothing if they hold none.
 
     Raises:
         OSError: The file cannot be written.
@@ -88,7 +88,7 @@ def read_per_rank(record_path: Path) -> PerRank | None:
     if not path.exists():
         return None
     try:
-        # Opened here, because numpy leaves the file of a damaged archive open.
+        # Opened here because numpy does not close the file of a damaged archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             names = json.loads(arrays["names"].tobytes())
             ends, values = arrays["ends"], arrays["values"]
@@ -100,7 +100,7 @@ def read_per_rank(record_path: Path) -> PerRank | None:
 
 
 def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yields places and raw values of the spreads below an item of a record."""
+    """Yields the paths and raw values of the spreads below an item of a record."""
     if isinstance(item, Spread) and item.values is not None:
         yield place, item.values
     children: Iterable[tuple[str, object]]

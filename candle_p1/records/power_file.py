@@ -27,7 +27,7 @@ COLUMNS = (
     "resolution_s",
     "value",
 )
-"""The value is in J, from an arbitrary origin, for an energy counter, and in W for power."""
+"""The value of an energy counter is in J, from an arbitrary origin; that of power is in W."""
 
 
 def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
@@ -69,7 +69,7 @@ def read_traces(path: Path) -> list[Trace]:
     """Reads the traces of one node.
 
     Raises:
-        DataError: The file is missing or is not such a file, or it has the traces of several nodes.
+        DataError: The file is missing, is not a file of power readings, or covers several nodes.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

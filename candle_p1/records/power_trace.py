@@ -24,18 +24,18 @@ KINDS: tuple[Kind, ...] = ("measured", "estimated", "simulated", "absent")
 """From best to worst: the kind of a sum is the worst kind among its parts."""
 
 MIN_SAMPLES = 3
-"""With fewer samples in a time, its energy is an estimate from those around it."""
+"""With fewer samples in an interval, its energy is estimated from those around it."""
 MAX_GAP = 3
 """If two samples are more than this many sampling intervals apart, there is a gap between them."""
 MAX_UNSEEN = 0.01
-"""If a larger share of a time lies in gaps, its energy is an estimate."""
+"""If a larger share of an interval lies in gaps, its energy is an estimate."""
 MAX_GUESSED_GAP_S = 1.0
-"""A time that lies mostly in a gap longer than this has no energy. Shorter gaps are usual: while a
-framework is imported, or traces a model, no other thread of the process reads a sensor."""
+"""If an interval lies mostly in a gap longer than this, its energy is unknown. Shorter gaps are
+normal: while the process imports a framework or traces a model, no other thread reads a sensor."""
 MAX_UNCHANGED = 10
-"""For how many sampling intervals, or updates, a counter may not change: all devices use power."""
+"""How many sampling intervals, or updates, a counter may stay constant: all devices use power."""
 USUAL_RESOLUTION_S = 0.1
-"""The resolution of a counter whose resolution is unknown."""
+"""The resolution assumed for a counter whose resolution is unknown."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Channel:
 
     Attributes:
         device: The device, unique on its host: "gpu:GPU-5f3c...", "package-0", "dram-0", "node".
-        label: The device's name for readers.
+        label: The device's name in reports.
         domain: The kind of device; a node's sensor includes all others of that node.
         source: The name of the source that reads it.
-        reading: "energy", of a counter that only grows, or "power", at the moment.
+        reading: "energy" for a counter that only grows, or "power" for the current power.
         unit: The size of one count: in J for an energy counter, in W for power.
         modulus: The value at which a counter wraps around to 0; None if it does not.
         limit_w: A mean power that the device cannot reach. It distinguishes a counter that has
             wrapped around from one that was reset.
-        resolution_s: How often the sensor updates its value, or over what time it averages; None if
-            that is unknown.
+        resolution_s: The sensor's update interval, or the time over which it averages; None if that
+            is unknown.
     """
 
     device: str
@@ -79,15 +79,15 @@ class Channel:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy that a device uses in a time.
+    """The energy that a device uses in an interval of time.
 
     Attributes:
         kind: How it is known.
-        duration_s: The length of the time.
+        duration_s: The length of the interval.
         energy_j: The energy; None if it is absent.
-        num_samples: The number of samples in the time.
-        few_samples: Whether the time is too short for the sensor: fewer than three samples, or than
-            three updates of its value.
+        num_samples: The number of samples in the interval.
+        few_samples: Whether the interval is too short for the sensor: fewer than three samples, or
+            fewer than three updates of its value.
         reason: Why it is absent.
     """
 
@@ -110,7 +110,7 @@ def worst(kinds: Iterable[Kind]) -> Kind:
 
 
 def add(parts: Iterable[Energy]) -> Energy:
-    """Returns the energy of one device over several times that do not overlap.
+    """Returns the energy of one device over several intervals that do not overlap.
 
     If one part is absent, so is the sum.
     """
@@ -134,7 +134,7 @@ class Trace:
     Attributes:
         channel: The channel.
         times_s: The times of the samples, ascending.
-        values: J that only grow, for an energy counter; W for power.
+        values: For an energy counter, J, ascending; for power, W.
         interval_s: The intended time between two samples.
         ended: If the sensor failed, why there are no further samples.
     """
@@ -148,10 +148,10 @@ class Trace:
     def energy(self, begin_s: float, end_s: float) -> Energy:
         """Returns the energy between two times.
 
-        Energies of consecutive times add up to that of the whole, because each is the difference of
-        one function of time. For a counter the function interpolates its samples linearly; for
-        power it integrates the linear interpolation. It is extrapolated by one sampling interval at
-        most.
+        The energies of consecutive intervals add up to that of the whole, because each is a
+        difference of one function of time. For a counter, this function is the linear interpolation
+        of its samples; for power, it is the integral of that interpolation. It is extrapolated by
+        one sampling interval at most.
         """
         duration_s = end_s - begin_s
         within = (self.times_s >= begin_s) & (self.times_s <= end_s)
@@ -161,7 +161,7 @@ class Trace:
             return Energy("absent", duration_s, None, num_samples, reason=reason)
         energy_j = self._until(end_s) - self._until(begin_s)
         if energy_j <= 0:
-            reason = f"the sensor shows no energy in {duration_s:.3g} s, which are too short for it"
+            reason = f"the sensor shows no energy in {duration_s:.3g} s, which is too short for it"
             return Energy("absent", duration_s, None, num_samples, reason=reason)
         few = num_samples < MIN_SAMPLES or duration_s < MIN_SAMPLES * (
             self.channel.resolution_s or 0
@@ -180,7 +180,7 @@ class Trace:
             return self.ended or "there are fewer than two samples"
         first_s, last_s = self.times_s[0], self.times_s[-1]
         if begin_s < first_s - self.interval_s:
-            return f"the first sample was taken {first_s - begin_s:.3g} s after its begin"
+            return f"the first sample was taken {first_s - begin_s:.3g} s after its beginning"
         if end_s > last_s + self.interval_s:
             return self.ended or f"the last sample was taken {end_s - last_s:.3g} s before its end"
         if self.channel.reading == "energy":
@@ -195,7 +195,7 @@ class Trace:
         return None
 
     def _longest_unchanged_s(self, begin_s: float, end_s: float) -> float:
-        """Returns the longest time without a change of the counter that overlaps a time."""
+        """Returns the longest time without a change of the counter that overlaps an interval."""
         moved = np.flatnonzero(np.diff(self.values) != 0)
         # The counter is constant from each start to the corresponding end.
         starts = self.times_s[np.r_[0, moved + 1]]
@@ -204,14 +204,14 @@ class Trace:
         return float(np.max((ends - starts)[overlaps], initial=0.0))
 
     def _unseen_s(self, begin_s: float, end_s: float) -> float:
-        """Returns how much of a time lies in gaps, or before or after all samples."""
+        """Returns how much of an interval lies in gaps, or before or after all samples."""
         before_s, after_s = self.times_s[0] - begin_s, end_s - self.times_s[-1]
         return self._gaps_s(begin_s, end_s) + float(max(before_s, 0.0) + max(after_s, 0.0))
 
     def _gaps_s(self, begin_s: float, end_s: float) -> float:
-        """Returns how much of a time lies in gaps between samples in which its energy is unknown.
+        """Returns how much of an interval lies in gaps in which its energy is unknown.
 
-        A counter continues to count in a gap, so that only gaps at the ends of the time matter.
+        A counter continues to count in a gap, so only gaps at the ends of the interval matter.
         """
         starts, ends = self.times_s[:-1], self.times_s[1:]
         # Samples may be a little late even if none is missed.
@@ -222,7 +222,7 @@ class Trace:
         return float(np.sum(np.maximum(shares, 0.0)))
 
     def _longest_gap_s(self, begin_s: float, end_s: float) -> float:
-        """Returns the longest time between two samples that overlaps a time."""
+        """Returns the longest time between two samples that overlaps an interval."""
         starts, ends = self.times_s[:-1], self.times_s[1:]
         overlaps = (starts < end_s) & (ends > begin_s)
         return float(np.max((ends - starts)[overlaps], initial=0.0))
@@ -242,7 +242,7 @@ class Trace:
                 )
             return float(np.interp(time_s, times_s[k : k + 2], values[k : k + 2]))
         power_w = np.interp(time_s, times_s[k : k + 2], values[k : k + 2])
-        # Beyond the samples the first or last value is extrapolated as a constant.
+        # Outside the samples, the first or last value is extrapolated as a constant.
         if time_s > times_s[-1]:
             return float(self._integral_j[-1] + power_w * (time_s - times_s[-1]))
         if time_s < times_s[0]:

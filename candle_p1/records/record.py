@@ -2,7 +2,7 @@
 
 Its type is candle_p1.records.types.RunRecord; candle_p1.records.schema generates the JSON Schema,
 ``schemas/run-record-2.json``, from it. A record is validated when it is made and when it is read.
-The raw values of all ranks lie beside it (see candle_p1.records.per_rank).
+The raw values of all ranks are in a file beside it (see candle_p1.records.per_rank).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORD_NAME = "run.json"
 MAX_LINE_CHARS = 400
-"""Objects that are shorter stand on one line of a record."""
+"""Shorter objects are written on one line of a record."""
 
 
 def utc_now() -> str:
@@ -34,15 +34,15 @@ def utc_now() -> str:
 
 
 def finite(value: float) -> float | None:
-    """Returns a number as a record holds it: JSON has no infinity and no NaN, which become None."""
+    """Returns a number as a record holds it: infinity and NaN, which JSON lacks, become None."""
     return float(value) if math.isfinite(value) else None
 
 
 def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
-    """Returns a record of these sections, dictionaries or already typed.
+    """Returns a record made of these sections, which are dictionaries or already typed.
 
     Raises:
-        RecordError: They do not make a valid record; names the first wrong key.
+        RecordError: They do not make a valid record; the message names the first wrong key.
     """
     try:
         return RunRecord.model_validate(dict(facts))
@@ -51,7 +51,7 @@ def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
 
 
 def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
-    """Returns a record with further sections, or others in their place.
+    """Returns a record with sections added or replaced.
 
     Raises:
         RecordError: The result is not valid.
@@ -61,7 +61,7 @@ def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
 
 
 def end_record(path: Path, status: str, failure: Failure) -> None:
-    """Ends a record on file that is still running; leaves any other as it is.
+    """Ends a record file that still says "running"; leaves any other as it is.
 
     Raises:
         RecordError: The file is not a record.
@@ -73,7 +73,7 @@ def end_record(path: Path, status: str, failure: Failure) -> None:
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Writes a record atomically, and first the raw values that it carries.
+    """Writes the raw values that a record holds, then the record itself; both atomically.
 
     Raises:
         OSError: A file cannot be written.
@@ -110,7 +110,7 @@ def _explain_file(text: str, error: ValidationError) -> str:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version is not None and version != SCHEMA_VERSION:
         return (
-            f": schema_version is {version!r}, and this version reads {SCHEMA_VERSION}: repeat the"
+            f": schema_version is {version!r}, but this version reads {SCHEMA_VERSION}: repeat the"
             " run, or read the record with the version of candle-p1 that wrote it"
         )
     return f": {_explain(error)}"
@@ -123,7 +123,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def _to_json(value: Any, indent: str) -> str:
-    """Returns indented JSON in which short objects and lists stand on one line."""
+    """Returns indented JSON with short objects and lists on one line."""
     line = json.dumps(value, allow_nan=False)
     if not isinstance(value, (dict, list)) or len(line) <= MAX_LINE_CHARS - len(indent):
         return line

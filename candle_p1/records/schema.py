@@ -35,7 +35,7 @@ def generate() -> str:
 
 
 def _attributes(section: type[Section]) -> dict[str, str]:
-    """Returns what the docstrings of a type and its bases say of each field."""
+    """Returns what the docstrings of a type and its bases say about each field."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if issubclass(base, Section) and base.__doc__:

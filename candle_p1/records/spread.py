@@ -1,4 +1,4 @@
-"""A quantity that every rank has measured, as a record holds it: summarised, not listed."""
+"""A quantity measured by every rank, as a record holds it: summarised, not listed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 PERCENTILES = (10, 50, 90)
 DECIMALS = 9
-"""Nanoseconds: what the clock resolves."""
+"""Nanoseconds, the resolution of the clock."""
 
 
 class Section(BaseModel):
-    """A part of a record: every key is known, every value is of its type, numbers are finite."""
+    """A part of a record: every key is known, every value has its type, numbers are finite."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"
@@ -27,14 +27,14 @@ class Section(BaseModel):
 
 
 class Spread(Section):
-    """Minimum, mean, maximum and percentiles over ranks; the subclasses name the unit.
+    """Minimum, mean, maximum and percentiles over ranks; each subclass names the unit.
 
-    The raw values are written beside the record, under the spread's place in it
+    The raw values are written beside the record, under the spread's path within it
     (see candle_p1.records.per_rank).
 
     Attributes:
-        min_rank: The first rank that has the minimum; of devices, the first in the order of nodes.
-        max_rank: The first rank that has the maximum; of devices likewise.
+        min_rank: The first rank that has the minimum; for devices, the first in the order of nodes.
+        max_rank: The first rank that has the maximum; likewise for devices.
     """
 
     unit: ClassVar[str]
@@ -50,7 +50,7 @@ class Spread(Section):
         """Returns the spread of one value per rank.
 
         Args:
-            per_rank: The values; None of a rank that has none. At least one rank has one.
+            per_rank: The values; None for a rank that has none. At least one rank has one.
             facts: The other fields of a subclass.
         """
         values = np.array([np.nan if value is None else value for value in per_rank], np.float64)
@@ -59,12 +59,12 @@ class Spread(Section):
         return spread
 
     def __eq__(self, other: object) -> bool:
-        """Compares what stands in a record: whether the raw values are at hand does not matter."""
+        """Compares what a record file contains, whether or not the raw values are present."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     @property
     def values(self) -> NDArray[np.float64] | None:
-        """The raw values, NaN where a rank has none; None in a record that was read."""
+        """The raw values, NaN for a rank that has none; None in a record read from a file."""
         return self._values
 
 
@@ -88,7 +88,7 @@ def _rounded(value: Any) -> float:
 
 
 class Seconds(Spread):
-    """Times of all ranks."""
+    """Times, over all ranks."""
 
     unit: ClassVar[str] = "s"
 
@@ -101,7 +101,7 @@ class Seconds(Spread):
 
 
 class Counts(Spread):
-    """Numbers of events of all ranks."""
+    """Numbers of events, over all ranks."""
 
     unit: ClassVar[str] = "num"
     is_integer: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class Counts(Spread):
 
 
 class Bytes(Spread):
-    """Amounts of data or memory of all ranks."""
+    """Amounts of data or memory, over all ranks."""
 
     unit: ClassVar[str] = "bytes"
     is_integer: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class Bytes(Spread):
 
 
 class Joules(Spread):
-    """Energies of devices."""
+    """Energies, over devices."""
 
     unit: ClassVar[str] = "j"
 
@@ -142,7 +142,7 @@ class Joules(Spread):
 
 
 class Watts(Spread):
-    """Mean powers of devices."""
+    """Mean powers, over devices."""
 
     unit: ClassVar[str] = "w"
 

@@ -1,4 +1,4 @@
-"""A run's record in words and tables: in short after the run, in full for `candle-p1 show`."""
+"""A run's record as text and tables: brief after the run, in full for `candle-p1 show`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ MIB = 2**20
 
 
 def summary(record: RunRecord) -> Iterator[str | Table]:
-    """Yields the phases, the quality beside the naive predictor's, and what dominates.
+    """Yields the phases, the quality next to the naive predictor's, and what dominates.
 
     Args:
-        record: Of a run that is ok.
+        record: The record of a run with status "ok".
     """
     phases, total_s, energy = record.phases, record.total_s, record.energy
     training, trained_on = record.training, record.data
     if not (phases and total_s and energy and training and trained_on):
-        raise RecordError(f"the run is {record.status}: it has no summary")
+        raise RecordError(f"the run's status is {record.status}: it has no summary")
     yield _phase_table(record, phases)
     yield from _quality(record)
     longest = max(phases, key=lambda name: phases[name].mean_s)
@@ -104,7 +104,7 @@ def _head(record: RunRecord) -> Iterator[str | Table]:
 
 
 def _rank_table(ranks: Sequence[RankFacts]) -> Table:
-    """Returns the ranks, those of a node that are alike in one row."""
+    """Returns a table of the ranks, with identical ranks of a node in one row."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         key = (rank.host, str(rank.node), rank.device, str(rank.threads))
@@ -118,7 +118,7 @@ def _rank_table(ranks: Sequence[RankFacts]) -> Table:
 
 
 def _phase_table(record: RunRecord, phases: Mapping[str, PhaseTimes]) -> Table:
-    """Returns seconds per phase, with energy where it was measured."""
+    """Returns a table of seconds per phase, with energy if it was measured."""
     energy = record.energy
     has_energy = energy is not None and any(
         phase.energy_j is not None for phase in energy.phases.values()
@@ -327,7 +327,7 @@ def _table(
     columns: Mapping[str, Callable[..., str]],
     num_words: int = 1,
 ) -> Table:
-    """Returns a table of what the columns' functions make of each row."""
+    """Returns a table whose cells are the columns' functions applied to each row."""
     table = _empty_table(title, *columns, num_words=num_words)
     for row in rows:
         table.add_row(*(cell(*row) for cell in columns.values()))
@@ -335,7 +335,7 @@ def _table(
 
 
 def _empty_table(title: str, *headings: str, num_words: int = 1) -> Table:
-    """Returns a table without rows, whose first columns are words and the others numbers."""
+    """Returns a table without rows; its first `num_words` columns are text, the others numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i < num_words else "right", overflow="fold")

@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(ge=0)]
 EnergyKind = Literal["measured", "estimated", "simulated", "absent"]
-"""Estimated: it lies between samples more than on them. Simulated: replayed from a recording."""
+"""Estimated: derived from few samples or across gaps. Simulated: replayed from a recording."""
 PowerDomain = Literal["node", "cpu", "memory", "gpu"]
 
 
@@ -40,12 +40,12 @@ class Failure(Section):
     """Why a run did not finish.
 
     Attributes:
-        reason: One message.
-        rank: The rank that failed first; None where all ranks failed alike.
+        reason: The error message.
+        rank: The rank that failed first; None if all ranks raised the same error.
         host: Its host.
-        pid: Its process.
+        pid: Its process ID.
         phase: The phase it was in.
-        traceback: Of an error that is not the user's.
+        traceback: The traceback of an error that the user did not cause.
     """
 
     reason: str
@@ -64,8 +64,8 @@ class RankFacts(Section):
         host: Its host's name.
         node: Its node, from 0.
         local_rank: Its number within the node, from 0.
-        num_cores: The cores it may run on.
-        threads: The threads it computes with.
+        num_cores: The number of cores it may run on.
+        threads: The number of threads it computes with.
         device: "cpu", or the GPU's name.
     """
 
@@ -82,13 +82,13 @@ class FileFacts(Section):
     """A data file.
 
     Attributes:
-        path: As it was read.
+        path: The path from which it was read.
         file_bytes: Its size.
-        sha256: Of its bytes.
-        num_rows: Of the table in it.
-        num_columns: Of the table in it.
-        values_sha256: Of the float32 matrix as read, in row order, before any scaling; then of the
-            columns of text, if any.
+        sha256: The hash of its bytes.
+        num_rows: The number of rows of its table.
+        num_columns: The number of columns of its table.
+        values_sha256: The hash of the float32 matrix as read, in row order, before any scaling,
+            followed by the columns of text, if any.
         load: How long each rank took to read it.
     """
 
@@ -102,18 +102,18 @@ class FileFacts(Section):
 
 
 class DataFacts(Section):
-    """What was trained on.
+    """The data that the model was trained on.
 
     Attributes:
         synthetic: Whether the files were generated.
         loader: The loading method.
-        load_threads: The threads of each rank that read, where the loader is parallel or cached.
+        load_threads: The reading threads of each rank, if the loader is parallel or cached.
         files: By role: train, test, …
         scaling: How the features were scaled.
         scaling_fit: Whether the scaling was fitted to all samples or to those trained on.
-        num_train: Training samples.
-        num_validation: Validation samples.
-        num_test: Test samples.
+        num_train: The number of training samples.
+        num_validation: The number of validation samples.
+        num_test: The number of test samples.
     """
 
     synthetic: bool
@@ -165,7 +165,7 @@ class DistributedFacts(Section):
     Attributes:
         backend: "serial" or "horovod".
         averaging_checked: Whether the self-test of the averaging ran.
-        stall_shutdown_s: After how long a stalled collective ends the job; 0 is never.
+        stall_shutdown_s: The time after which a stalled collective ends the job; 0 means never.
         settings: Horovod's settings, by environment variable.
     """
 
@@ -176,14 +176,14 @@ class DistributedFacts(Section):
 
 
 class UsageFacts(Section):
-    """What a phase used of the machine.
+    """The resources of the machine that a phase used.
 
     Attributes:
-        cpu: Time on cores, of all threads together.
-        voluntary_switches: Context switches to wait.
-        involuntary_switches: Context switches because others wanted the core.
-        minor_faults: Page faults without input.
-        major_faults: Page faults with input.
+        cpu: CPU time of all threads together.
+        voluntary_switches: Context switches because a thread waited.
+        involuntary_switches: Context switches because other threads needed the core.
+        minor_faults: Page faults that needed no I/O.
+        major_faults: Page faults that needed I/O.
         read: Bytes read by system calls, from storage or from the kernel's cache.
         peak_rss: The largest resident memory.
         pss: The resident memory at the end of the phase, with a fair share of shared pages.
@@ -204,8 +204,8 @@ class PhaseTimes(Seconds):
 
     Attributes:
         begin: Seconds from the start of the run to the moment at which each rank first entered it.
-        communication: Of the phase's time, what a rank waited in collectives.
-        usage: What it used of the machine; absent for parts that are entered often.
+        communication: The part of the phase's time that each rank spent in collectives.
+        usage: The resources that it used; absent for parts that are entered often.
         parts: The phases within this one, by name.
     """
 
@@ -216,15 +216,15 @@ class PhaseTimes(Seconds):
 
 
 class Efficiency(Section):
-    """POP's efficiencies; see candle_p1.instrument.efficiency.
+    """The POP efficiencies; see candle_p1.instrument.efficiency.
 
     Attributes:
-        definition: In words.
+        definition: The definition, in words.
         load_balance: mean(useful) / max(useful).
         communication_efficiency: max(useful) / runtime.
         parallel_efficiency: Their product.
-        runtime_s: The time of the whole.
-        useful: Each rank's time outside of collectives.
+        runtime_s: The total time.
+        useful: Each rank's time outside collectives.
     """
 
     definition: str | None = None
@@ -246,8 +246,9 @@ class StepTimes(Section):
     """The times of an epoch's steps, from the beginning of one to that of the next.
 
     Attributes:
-        num: Steps of the rank that has most.
-        first: The first step of the run, in which the framework compiles; the others exclude it.
+        num: The largest number of steps of any rank.
+        first: The first step of the run, in which the framework compiles; the other fields exclude
+            it.
         median: The median over the steps of each rank.
         p99: The 99th percentile over the steps of each rank.
     """
@@ -263,17 +264,17 @@ class EpochFacts(Section):
 
     Attributes:
         epoch: Its number, from 1.
-        metrics: Loss and metrics over all ranks; null where one is not a number.
+        metrics: Loss and metrics over all ranks; null if one is not a number.
         train: The time of its training part.
         validation: The time of its validation.
-        begin: Seconds from the start of the run to its beginning.
+        begin: Seconds from the start of the run to the beginning of the epoch.
         steps: The times of its steps.
-        exposed_communication: From the moment at which the last gradient is ready to that at which
-            the last average is there, all steps together.
-        allreduce: The time in which gradients were under way, from the first one ready to the last
-            average, without the gaps between.
+        exposed_communication: The time from when the last gradient is ready until the last average
+            has arrived, summed over all steps.
+        allreduce: The time during which any gradient allreduce was in progress, from the first
+            gradient that is ready to the last average, without the gaps between.
         hidden_share: The share of `allreduce` that back-propagation hides.
-        efficiency: Of its training part.
+        efficiency: The efficiency of its training part.
     """
 
     epoch: Positive
@@ -292,11 +293,11 @@ class TrainingFacts(Section):
     """What the training part of a run did.
 
     Attributes:
-        epochs: In their order.
-        samples_per_s: Of all ranks together.
+        epochs: The epochs, in order.
+        samples_per_s: The throughput of all ranks together.
         stopped: Why training ended before its last epoch.
-        profiled: Calls or steps were profiled: the times are not to be compared.
-        traced: Horovod's timeline was written: the times are not to be compared.
+        profiled: Calls or steps were profiled, so the times must not be compared.
+        traced: Horovod's timeline was written, so the times must not be compared.
     """
 
     epochs: list[EpochFacts]
@@ -310,10 +311,10 @@ class Messages(Section):
     """Collective operations that have something in common.
 
     Attributes:
-        library: Who carried them.
-        num_calls: Of all ranks together.
-        num_bytes: What all ranks have given, all calls together.
-        time: From giving to having the result, all calls together; calls that overlap count each.
+        library: The library that performed them.
+        num_calls: The number of calls of all ranks together.
+        num_bytes: The data that all ranks contributed in all calls together.
+        time: The time from call to result, summed over all calls, including overlapping ones.
     """
 
     library: Literal["mpi", "horovod"]
@@ -323,18 +324,18 @@ class Messages(Section):
 
 
 class Collective(Messages):
-    """The operations of one name."""
+    """All operations with the same name."""
 
     name: str
 
 
 class MessageSize(Messages):
-    """The operations of one size of message.
+    """All operations whose messages are in one range of sizes.
 
     Attributes:
-        from_bytes: The smallest message.
-        below_bytes: What all messages are smaller than.
-        bytes_per_s: Of one rank, on average, with the time it waited for others.
+        from_bytes: The lower end of the range, inclusive.
+        below_bytes: The upper end of the range, exclusive.
+        bytes_per_s: The mean rate of one rank, including the time it waited for others.
     """
 
     from_bytes: Positive
@@ -343,12 +344,12 @@ class MessageSize(Messages):
 
 
 class CommunicationFacts(Section):
-    """What the ranks exchanged.
+    """The communication between the ranks.
 
     Attributes:
-        logged: Whether collectives were noted.
-        collectives: By library and operation.
-        message_sizes: By library and size.
+        logged: Whether collectives were logged.
+        collectives: The collectives, by library and operation.
+        message_sizes: The collectives, by library and message size.
     """
 
     logged: bool
@@ -357,11 +358,11 @@ class CommunicationFacts(Section):
 
 
 class QualityFigure(Section):
-    """A figure of the trained model on the test set.
+    """A metric of the trained model on the test set.
 
     Attributes:
-        value: None where it is not a number.
-        naive: The same of the best constant predictor.
+        value: Its value; None if it is not a number.
+        naive: The value for the best constant predictor.
     """
 
     value: float | None
@@ -369,15 +370,15 @@ class QualityFigure(Section):
 
 
 class EnergyTotal(Section):
-    """An energy, summed over the devices that count.
+    """An energy, summed over the counted devices.
 
     Attributes:
         kind: How it is known.
         reason: Why it is absent.
         energy_j: The sum.
         mean_w: The sum of the mean powers.
-        few_samples: The time is too short for a sensor: below three samples, or three renewals of
-            its value.
+        few_samples: The time is too short for a sensor: fewer than three samples, or fewer than
+            three updates of its value.
     """
 
     kind: EnergyKind
@@ -393,14 +394,14 @@ class EnergyTotal(Section):
 
 
 class DeviceEnergies(Section):
-    """The energies of alike devices over a time.
+    """The energies of devices of the same kind over an interval of time.
 
     Attributes:
-        kind: The worst of theirs.
+        kind: The worst of their kinds.
         reasons: Why some are absent, each reason once.
-        num_samples: The samples of the device that has fewest.
-        few_samples: As in EnergyTotal, of any of them.
-        energy: Over the devices; absent ones have none.
+        num_samples: The smallest number of samples of any device.
+        few_samples: As in EnergyTotal, for any of them.
+        energy: Their energies, without those that are absent.
         power: Their mean powers, likewise.
     """
 
@@ -413,18 +414,18 @@ class DeviceEnergies(Section):
 
 
 class DeviceGroup(DeviceEnergies):
-    """The devices of all nodes that are alike; the readings of each lie in the nodes' CSV files.
+    """Devices of the same kind on all nodes; the readings of each are in the nodes' CSV files.
 
     Attributes:
-        label: What a reader knows them by.
-        domain: What they are a part of.
-        source: What reads them.
-        reading: A counter of energy, or power that is integrated.
-        resolution_s: How often the sensor renews its value, or what it averages over.
-        counted: Whether they enter the totals. A device that a node's sensor contains, or that
-            another node of the same machine measures, does not.
+        label: Their name in reports.
+        domain: The part of the node that they measure.
+        source: The source that reads them.
+        reading: "energy" for an energy counter, "power" for power that is integrated.
+        resolution_s: The sensor's update interval, or the time over which it averages.
+        counted: Whether they are included in the totals. A device that a node's sensor includes, or
+            that another node of the same machine measures, is not.
         num_devices: How many there are.
-        nodes: The first of the nodes that have them, and the last.
+        nodes: The first and the last of the nodes that have them.
         phases: Their energies in each phase.
     """
 
@@ -440,7 +441,7 @@ class DeviceGroup(DeviceEnergies):
 
 
 class AbsentSource(Section):
-    """A source of power readings that is not there, why, and on which nodes."""
+    """A source of power readings that is not available, why, and on which nodes."""
 
     source: str
     reason: str
@@ -453,18 +454,18 @@ class EnergyFacts(Section):
     Attributes:
         kind: How it is known.
         reason: Why it is absent.
-        total_j: Of the counted devices of all nodes, from the beginning of the first phase to the
-            end of the last, as far as that was sampled.
-        total_s: The time that total_j is of, on the node where it is longest.
-        mean_w: The mean powers of the counted devices, added.
+        total_j: The energy of the counted devices of all nodes, from the beginning of the first
+            phase to the end of the last, as far as that was sampled.
+        total_s: The time that total_j covers, on the node where it is longest.
+        mean_w: The sum of the mean powers of the counted devices.
         few_samples: As in EnergyTotal.
-        covers: What the counted devices are part of.
-        phases: Of the counted devices, in each phase.
-        devices: What was read, device by kind of device.
-        absent: Sources that are not there.
-        power_hz: Samples per second, as asked for.
-        sampler_overhead: The share of one core that sampling took, on the node where it is largest.
-        notes: What a reader of the samples has to know.
+        covers: The domains of the counted devices.
+        phases: The energy of the counted devices in each phase.
+        devices: The devices that were read, grouped by kind.
+        absent: The sources that are not available.
+        power_hz: The requested number of samples per second.
+        sampler_overhead: The share of one core that sampling used, on the node where it is largest.
+        notes: What to know when reading the samples.
         traces: The files of the samples, beside the record.
     """
 
@@ -514,16 +515,16 @@ class EnvironmentFacts(Section):
     """Versions, machine and settings, as rank 0 found them.
 
     Attributes:
-        python: Version.
-        packages: Versions, by name.
+        python: The version of Python.
+        packages: The versions of packages, by name.
         system: The operating system.
-        host: Its name.
-        cpu: The processor.
-        num_cores: The cores that rank 0 may run on.
-        node_cores: The cores of its node; None where that is not known.
+        host: The name of the host.
+        cpu: The name of the processor.
+        num_cores: The number of cores that rank 0 may run on.
+        node_cores: The number of cores of its node; None if that is not known.
         memory_bytes: The memory that it may use.
-        settings: Environment variables that steer training, communication or threads.
-        source: None where the package did not run from a checkout.
+        settings: Environment variables that control training, communication or threads.
+        source: The source commit; None if the package did not run from a checkout.
     """
 
     python: str
@@ -542,33 +543,33 @@ class RunRecord(Section):
     """One run.
 
     Attributes:
-        schema_version: Of this format.
-        status: How the run ended, or that it has not.
+        schema_version: The version of this format.
+        status: How the run ended, or "running" if it has not.
         benchmark: The benchmark's name.
-        started: ISO 8601, UTC.
-        ended: ISO 8601, UTC.
-        command: What was executed on every rank.
+        started: When the run started, in ISO 8601, UTC.
+        ended: When the run ended, in ISO 8601, UTC.
+        command: The command executed on every rank.
         num_ranks: The number of ranks.
         num_nodes: The number of nodes.
-        launcher: What started the ranks: mpirun, srun, jsrun, aprun, …; "none" is nobody.
+        launcher: What started the ranks: mpirun, srun, jsrun, aprun, …; "none" if nothing did.
         parameters: The effective parameters, each with where its value came from.
         failure: Why it did not finish.
-        ranks: All ranks, in their order.
-        data: What was trained on.
+        ranks: All ranks, in order.
+        data: The data that the model was trained on.
         plan: The scaled epochs, batch size and learning rate.
         model: The network.
         distributed: What averaged the gradients.
         phases: The time of each phase, by name, in the order in which they began.
         peak_rss: The largest resident memory of each rank.
         total_s: The time of the whole run on rank 0.
-        training: Epochs.
-        communication: What the ranks exchanged.
+        training: The epochs and the throughput of training.
+        communication: The communication between the ranks.
         efficiency: How well the ranks worked together over the whole run.
-        quality: Of the trained model on the test set, by name.
-        energy: Of the job.
-        timeline: Horovod's.
+        quality: The metrics of the trained model on the test set, by name.
+        energy: The energy of the job.
+        timeline: Horovod's timeline.
         environment: Versions, machine, settings.
-        warnings: What a reader should know.
+        warnings: What to keep in mind when reading the record.
     """
 
     schema_version: Literal[2]

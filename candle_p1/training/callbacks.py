@@ -44,7 +44,7 @@ class EpochTimer(keras.callbacks.Callback):  # type: ignore[misc]
         self._begin = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Notes when the step begins."""
+        """Records when the step begins."""
         self._begins.append(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:

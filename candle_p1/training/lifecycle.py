@@ -1,6 +1,6 @@
-"""The life of a run: its directory, its record from "running" to its end, and how it fails.
+"""The life cycle of a run: its directory, its record from "running" to the end, its failures.
 
-A run ends in one of four ways, and the record says in which: it finishes (ok); all ranks raise the
+A run ends in one of four ways, and the record says which: it finishes (ok); all ranks raise the
 same error (failed, written by rank 0); one rank fails or dies by itself (failed, written by the
 watchdog server, which names the rank and ends the others); a signal arrives (interrupted, also
 written by the watchdog server).
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A run under way.
+    """A run in progress.
 
     Attributes:
         directory: Where its files go.
         record: The record so far; complete on rank 0 only.
-        phases: This rank's clock.
+        phases: Times the phases of this rank.
         communication: The log of this rank's communication.
-        power: What reads this node's power.
-        profile: Of this rank's calls.
-        screen: Silent on all ranks but 0.
+        power: Measures the power of this node.
+        profile: The profile of this rank's Python calls.
+        screen: Prints on rank 0; silent on all other ranks.
         comm: The ranks.
         watchdog: Reports to the watchdog server.
         start: When it began, by time.perf_counter, in s.
@@ -76,14 +76,14 @@ class Run:
 
     @property
     def record_path(self) -> Path:
-        """Where the record is."""
+        """The path of the record."""
         return self.directory / RECORD_NAME
 
     def result_directory(self, named: str | None) -> Path:
-        """Returns where results go: the directory named, which rank 0 makes, else the run's own.
+        """Returns where results go: the named directory, which rank 0 creates, or the run's own.
 
         Raises:
-            ParameterError: It cannot be made; on every rank.
+            ParameterError: It cannot be created; raised on every rank.
         """
         if named is None:
             return self.directory
@@ -102,9 +102,9 @@ class Run:
         """Gathers what every rank measured and writes the record as ok; collective.
 
         Args:
-            rank_facts: What the record says of this rank.
-            logged: Whether collectives were noted.
-            sections: The other sections of the record; that of efficiency only where it is absent.
+            rank_facts: What the record says about this rank.
+            logged: Whether collectives were logged.
+            sections: The other sections of the record; "efficiency" only if it is absent.
         """
         intervals = self.phases.intervals()
         end = time.perf_counter()
@@ -142,7 +142,7 @@ class Run:
 
 
 class _Measured(NamedTuple):
-    """What a rank has measured, for the record."""
+    """What a rank measured, for the record."""
 
     facts: RankFacts
     peak_rss_bytes: int
@@ -169,8 +169,8 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
     """Opens the run's directory and record, watches over it, and records how it ends; collective.
 
     Raises:
-        ParameterError: The directory holds the record of another run already, or a source of power
-            that was asked for is not there; the same on all ranks.
+        ParameterError: The directory already holds the record of another run, or a requested power
+            source is not available; the same on all ranks.
     """
     with (
         PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
@@ -200,7 +200,7 @@ def _opened_run(
             },
         }
     )
-    # Rank 0 alone touches the file system; the others hear of the outcome.
+    # Only rank 0 accesses the file system; the others are told the outcome.
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
     directory = on_first_rank(lambda: _open_directory(name, params, record), comm)
     record_path = directory / RECORD_NAME
@@ -252,7 +252,7 @@ def _opened_run(
 
 
 def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> RankFacts:
-    """Returns what the record says of this rank."""
+    """Returns what the record says about this rank."""
     return RankFacts(
         rank=comm.rank,
         host=socket.gethostname(),

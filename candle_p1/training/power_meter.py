@@ -1,4 +1,4 @@
-"""The power of a job's nodes during a run: one rank per node samples, and rank 0 adds up."""
+"""The power of a job's nodes during a run: one rank per node samples it; rank 0 adds it up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PowerMeter:
         comm: The ranks.
         names: The sources; see candle_p1.instrument.power.choose.
         hz: Samples per second.
-        gpus: The GPUs of each node to use, by index; None: all.
+        gpus: The indices of the GPUs to use on each node; None: all.
 
     Raises:
         ParameterError: A source requested by name is not available; the same on every rank.

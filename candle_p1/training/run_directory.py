@@ -13,7 +13,7 @@ MAX_NUMBERED = 1000
 
 
 def run_directories(benchmark: str, params: ParameterSet, prefix: str = "RUN") -> list[Path]:
-    """Returns the directories that a run may use, of which it takes the first free one.
+    """Returns the candidate directories of a run, which uses the first one that is free.
 
     A run whose run_id has not been chosen is numbered. An output_dir of "." is used as it is.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from candle_p1.records.types import RunRecord
 
 QUIET_S = 30.0
-"""After this long without a line, a log gets one that shows the progress of training."""
+"""After this long without output, a line with the progress of training is logged."""
 
 
 class Screen:
@@ -78,7 +78,7 @@ class Screen:
 
     @contextmanager
     def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
-        """Gives a function (file name, bytes so far, bytes expected or 0) that shows a bar.
+        """Yields a function (file name, bytes so far, bytes expected or 0) that shows a bar.
 
         Args:
             doing: What is done to the files, for the lines that are printed.
@@ -105,7 +105,7 @@ class Screen:
             yield show
 
     def bar(self, *columns: ProgressColumn) -> Progress:
-        """Returns a progress bar, which a terminal shows until it ends, and nothing else does."""
+        """Returns a progress bar that is shown until it ends, and only on a terminal."""
         return Progress(
             *columns,
             console=self._console,

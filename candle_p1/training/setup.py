@@ -1,4 +1,4 @@
-"""What a run needs before it trains: files, a device, the plan and the model."""
+"""What a run needs before it trains: the files, a device, the plan and the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def locate_files(
     params: ParameterSet,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> FileSet:
-    """Returns the files of a run, and generates them first if they are synthetic; for rank 0 alone.
+    """Returns the files of a run, generating them first if they are synthetic; for rank 0 only.
 
     If no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data make``
     generated are recognised as synthetic by the manifest beside them.
@@ -61,7 +61,7 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
     """Sets up this rank's device, the precision and the kernels; collective.
 
     Raises:
-        CandleError: The device cannot be had; the same on every rank.
+        CandleError: The device is not available; the same on every rank.
     """
     configure = partial(
         devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
@@ -76,7 +76,7 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
 
 
 def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
-    """Returns what the parameters make of these samples on these ranks."""
+    """Returns the scaling plan that the parameters give for these samples and ranks."""
     learning_rate = params["learning_rate"]
     if learning_rate is None:
         learning_rate = default_learning_rate(params["optimizer"])
@@ -97,7 +97,7 @@ def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> Sca
 
 
 def check_passes(plan: ScalingPlan, params: ParameterSet) -> None:
-    """Raises ParameterError where the last gradients would be added up and never used."""
+    """Raises ParameterError if the last gradients would be accumulated but never used."""
     passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
     total = num_steps * plan.epochs_per_rank
     if total % passes:
@@ -116,7 +116,7 @@ def build_model(
     comm: Communicator,
     log: AllreduceLog | None = None,
 ) -> Any:
-    """Builds and compiles the model, with the same weights on every rank of the same seed.
+    """Builds and compiles the model, with the same weights on all ranks that have the same seed.
 
     The log, if there is one, records the gradients' allreduces.
     """
@@ -127,7 +127,7 @@ def build_model(
     model = benchmark.build_model(params, data)
     horovod.seed_ranks(model, params["rng_seed"], comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate)
-    # XLA knows no Horovod operations, and is slower on a CPU. JAX knows nothing but XLA.
+    # XLA does not support Horovod's operations, and is slower on a CPU. JAX always uses XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
         optimizer=horovod.distribute_optimizer(optimizer, comm, params["compression"], log),

@@ -38,17 +38,17 @@ class DeviceEnergy:
 
 @dataclass(frozen=True)
 class NodeEnergy:
-    """What one node has measured; small enough to be gathered from all nodes.
+    """What one node measured; small enough to be gathered from all nodes.
 
     Attributes:
         node: The node's number.
         host: The node's name.
-        boot: Identifies the machine; two containers on one machine have the same.
+        boot: Identifies the machine; containers on the same machine have the same value.
         devices: The energies of the node's devices.
         power_hz: Samples per second.
-        overhead: The share of a core that sampling took.
+        overhead: The share of a core that sampling used.
         absent: Sources that are not available, and why.
-        notes: Remarks for whoever reads the energies.
+        notes: What to know when reading the energies.
         trace: The name of the file with the samples.
     """
 
@@ -71,7 +71,7 @@ def measure_node(
     absent: Mapping[str, str],
     trace: str | None = None,
 ) -> NodeEnergy:
-    """Returns what a node has measured in a run.
+    """Returns what a node measured in a run.
 
     Args:
         sampler: The node's sampler, stopped.
@@ -105,7 +105,7 @@ def measure_node(
 
 
 def boot_id() -> str:
-    """Returns what identifies this machine, since it was booted."""
+    """Returns an identifier of this machine, valid since it was booted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -120,7 +120,7 @@ def combine(nodes: Sequence[NodeEnergy]) -> records.EnergyFacts:
     shown as a total.
 
     Args:
-        nodes: What every node has measured, in order of their numbers.
+        nodes: What each node measured, in order of their numbers.
     """
     devices = [_Device(node, device) for node in nodes for device in node.devices]
     counted, absent = _counted(devices), _absent_sources(nodes)
@@ -170,7 +170,7 @@ class _Device:
 
 
 def _counted(devices: Sequence[_Device]) -> list[_Device]:
-    """Returns the devices that enter the totals, so that every part of a machine counts once."""
+    """Returns the devices included in the totals, so that every part of a machine counts once."""
     best: dict[tuple[str, str], _Device] = {}
     for each in sorted(devices, key=_preference):  # the sort keeps the order of nodes
         best.setdefault((each.host, each.device.channel.device), each)
@@ -183,7 +183,7 @@ def _counted(devices: Sequence[_Device]) -> list[_Device]:
         if each.domain == "node"
         or (
             each.host not in whole
-            # A Cray's node controller reads processors and GPUs that have sensors of their own.
+            # A Cray's node controller also reads processors and GPUs that have their own sensors.
             and (each.device.channel.sensor != "cray" or (each.host, each.domain) not in by_sensors)
         )
     ]
@@ -209,7 +209,7 @@ def _why_uneven(nodes: Sequence[NodeEnergy], counted: Sequence[_Device]) -> str 
 
 
 def _total(parts: Sequence[tuple[_Device, Energy]], uneven: str | None) -> dict[str, Any]:
-    """Returns the sum over devices as it stands in the record."""
+    """Returns the sum over devices, in the form the record has."""
     energies, watts = [], []
     for each, energy in parts:
         if energy.energy_j is None or energy.mean_w is None:
@@ -239,7 +239,7 @@ def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[records.AbsentSource]:
 
 
 def _groups(devices: Sequence[_Device], counted: set[_Device]) -> list[records.DeviceGroup]:
-    """Returns alike devices of all nodes together: a GPU of a job's thousands is one of many."""
+    """Returns the devices of all nodes, grouped by kind: a job may have thousands of GPUs."""
     alike: dict[tuple[Any, ...], list[_Device]] = {}
     for each in devices:
         channel = each.device.channel
@@ -269,7 +269,7 @@ def _groups(devices: Sequence[_Device], counted: set[_Device]) -> list[records.D
 
 
 def _energies(of_devices: Sequence[Energy]) -> dict[str, Any]:
-    """Returns the fields of DeviceEnergies for the energies of some devices over one time."""
+    """Returns the fields of DeviceEnergies for the energies of some devices in one interval."""
     facts: dict[str, Any] = {
         "kind": worst(each.kind for each in of_devices),
         "num_samples": min(each.num_samples for each in of_devices),

@@ -22,7 +22,7 @@ LIMIT_W = 20_000.0
 TRIAL_S = 0.25
 """How long a counter is compared with the power."""
 TRIAL_FACTOR = 2.0
-"""The factor by which counter and power may differ in this time."""
+"""The factor by which counter and power may differ during this time."""
 POWER_NAMES = ("socket_power", "current_socket_power", "average_socket_power")
 """The names of the power, in W, in different versions of AMD SMI."""
 
@@ -35,7 +35,7 @@ class AmdSource(GpuSource):
     variables = AMD
 
     def read(self, channel: Channel) -> float:
-        """Returns counts of energy, or W."""
+        """Returns energy counts, or W."""
         handle = self._handles[channel]
         return self._count(handle)[0] if channel.reading == "energy" else self._watts(handle)
 
@@ -51,7 +51,7 @@ class AmdSource(GpuSource):
                 "the Python package amdsmi, which reads AMD's GPUs, is not installed: it is in"
                 " share/amd_smi of ROCm"
             ) from error
-        except Exception as error:  # which type depends on the version
+        except Exception as error:  # whose type depends on the version
             raise SensorError(f"AMD SMI lacks its library or driver: {error}") from error
         try:
             amdsmi.amdsmi_init()

@@ -1,4 +1,4 @@
-"""Sources of power readings by name, as given by ``--power``."""
+"""Sources of power readings by name, as given with ``--power``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_names(names: str) -> list[str]:
         if name not in (*SENSORS, AUTO, NONE):
             known = (AUTO, NONE, *SENSORS, f"{REPLAY}:FILE")
             raise ParameterError(
-                f"power: {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}"
+                f"power: {name!r} is not one of {', '.join(known)}{did_you_mean(name, known)}"
             )
         if name in (AUTO, NONE) and len(found) > 1:
             raise ParameterError(f"power: {name!r} cannot be combined with other sources")

@@ -7,7 +7,7 @@ from candle_p1.records.power_trace import Channel
 
 
 class Counter:
-    """Turns the values of an energy counter into J that only grow.
+    """Converts the values of an energy counter into J, which only grow.
 
     Values are added as integers, so that nothing is lost when a counter wraps around.
 
@@ -32,12 +32,12 @@ class Counter:
 
         Raises:
             SensorError: The counter was reset, has jumped, or was not read for so long that it may
-                have wrapped around more than once. Later values are of no use then.
+                have wrapped around more than once. Later values are then useless.
         """
         channel = self._channel
         if self._last is not None:
             last_s, last = self._last
-            # An update may add at once what has accumulated since the one before.
+            # One update may add everything that has accumulated since the previous one.
             possible = channel.limit_w * (time_s - last_s + 2 * (channel.resolution_s or 0))
             if channel.modulus is not None and possible >= channel.modulus * channel.unit:
                 raise SensorError(

@@ -45,7 +45,7 @@ class CraySource(PowerSource):
 
     def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.perf_counter) -> None:
         if not root.is_dir():
-            raise SensorError(f"{root} does not exist: this is not a node of a Cray")
+            raise SensorError(f"{root} does not exist: this is not a Cray node")
         self._freshness_file, self._clock = str(root / "freshness"), clock
         self._scan, self._scan_s = self._freshness(), clock()
         try:

@@ -1,7 +1,7 @@
 """The GPUs of a job, which are those that its ranks compute on, as sources of power readings.
 
 Of the GPUs that a rank sees, it computes on one, which candle_p1.distributed.devices chooses. What
-it sees is in its environment, as CUDA and HIP read it: numbers, or beginnings of UUIDs, up to the
+it sees is in its environment, as CUDA and HIP read it: indices, or prefixes of UUIDs, up to the
 first that matches no GPU.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CUDA = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 Variables = tuple[tuple[str, ...], ...]
-"""Each entry selects among the GPUs that the previous one has left; of several names in an entry,
+"""Each entry selects among the GPUs that the previous one has left; if an entry has several names,
 the first that is set counts."""
 NVIDIA: Variables = ((CUDA,),)
 AMD: Variables = (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", CUDA))
@@ -118,7 +118,7 @@ class GpuSource(PowerSource):
         """Returns the channels of a GPU, of which the first that can be read is used."""
 
     def _check(self, channel: Channel) -> None:
-        """Raises an exception if a channel cannot be read, or does not show this job alone."""
+        """Raises an exception if a channel cannot be read, or also measures other jobs."""
         self.read(channel)
 
     def _find_channels(self, job: JobGpus) -> None:
@@ -155,7 +155,7 @@ def select(names: str, uuids: Sequence[str]) -> list[int]:
         if name.startswith("MIG-"):
             raise SensorError(
                 f"this job computes on {name}, a MIG instance, and a card's sensors show all of its"
-                " instances together, which others may use"
+                " instances together, some of which others may use"
             )
         if name.isdigit():
             indices = [int(name)] if int(name) < len(uuids) else []

@@ -15,8 +15,8 @@ MILLI = 1e-3
 LIMIT_W = 20_000.0
 """A mean power that no card reaches."""
 RESOLUTION_S: dict[Reading, float] = {"energy": 0.1, "power": 1.0}
-"""The counter is renewed every 20 to 100 ms. From Ampere on, except on the A100, the power is the
-mean of the last second (NVML's reference, nvmlDeviceGetPowerUsage)."""
+"""The counter is updated every 20 to 100 ms. From Ampere on, except on the A100, the power is the
+mean over the last second (NVML's reference, nvmlDeviceGetPowerUsage)."""
 
 
 class NvmlSource(GpuSource):
@@ -87,6 +87,6 @@ class NvmlSource(GpuSource):
         if mode != self._nvml.NVML_DEVICE_MIG_DISABLE:
             raise SensorError(
                 "the card is divided by MIG, and its sensors show all of its instances together,"
-                " which others may use"
+                " some of which others may use"
             )
         super()._check(channel)

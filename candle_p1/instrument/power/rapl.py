@@ -1,7 +1,7 @@
 """RAPL, the energy counters of Intel's and AMD's processors, as shown by Linux's powercap.
 
 A package includes its "core" and "uncore", so these are not read; it does not include its memory,
-"dram". Neither is "psys" read, which includes all of them. See the kernel's
+"dram". Nor is "psys" read, which includes all of them. See the kernel's
 Documentation/power/powercap/powercap.rst.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path("/sys/class/powercap")
 ZONE = re.compile(r"intel-rapl:(\d+)(?::\d+)?")
-"""The names of zones. The zones "intel-rapl-mmio" show the same packages again."""
+"""The names of zones. The "intel-rapl-mmio" zones show the same packages again."""
 MICROJOULE = 1e-6
 LIMIT_W = 2000.0
 """A mean power that no package, and no memory of a package, reaches."""
@@ -94,8 +94,8 @@ class RaplSource(PowerSource):
 def modulus_uj(highest_uj: int) -> int:
     """Returns the value at which a powercap counter wraps around, from the highest that it shows.
 
-    The registers have 32 bits, and one count of them is some 60 microjoules, so that the counter
-    wraps around one count after the highest value.
+    The registers have 32 bits and count in units of about 60 microjoules, so the counter wraps
+    around one count after the highest value.
     """
     return highest_uj + max(1, round(highest_uj / (2**32 - 1)))
 

@@ -1,4 +1,4 @@
-"""Power readings replayed from a file that a run has written."""
+"""Power readings replayed from a file written by an earlier run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ReplaySource(PowerSource):
     """Replays a recording at its original speed.
 
-    Readings are interpolated linearly between those of the recording; after its end they fail.
+    Readings are interpolated linearly between recorded ones, and fail after the recording's end.
 
     Args:
         file: The recording.

@@ -72,14 +72,14 @@ class Sampler:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for whoever reads the energies."""
+        """What to know when reading the energies."""
         if not self._num_early:
             return []
-        return [f"{self._num_early} readings were dropped, because the clock had gone back"]
+        return [f"{self._num_early} readings were dropped because the clock had gone backwards"]
 
     @property
     def overhead(self) -> float | None:
-        """The share of a core that the thread took; None before `stop`."""
+        """The share of a core that the thread used; None before `stop`."""
         wall_s = self.stop_s - self.start_s
         return self._cpu_s / wall_s if wall_s > 0 else None
 
@@ -93,7 +93,7 @@ class Sampler:
                     record.end(f"it cannot be started: {error}")
         self.start_s = self._clock()
         self.sample()
-        # A daemon thread does not keep a process alive whose run has failed.
+        # A daemon thread does not keep the process alive after its run has failed.
         self._thread = threading.Thread(target=self._run, name="power sampler", daemon=True)
         self._thread.start()
 
@@ -104,7 +104,7 @@ class Sampler:
         self._ending.set()
         if self._thread is not None:
             self._thread.join(END_S)
-            if self._thread.is_alive():  # and holds the lock
+            if self._thread.is_alive():  # and still holds the lock
                 self.stop_s = self._clock()
                 for _, records in self._records:
                     for record in records:

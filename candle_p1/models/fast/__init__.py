@@ -8,7 +8,7 @@ CPUs (candle_p1.models.fast.operations).
 from __future__ import annotations
 
 KERNELS = ("fast", "plain")
-"""The forms, as ``--kernels`` names them; plain is Keras's own."""
+"""The implementations, as named by ``--kernels``; plain is Keras's own."""
 _fast = False
 
 

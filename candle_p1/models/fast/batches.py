@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 NUM_PREFETCHED = 2
-"""Batches made ahead of the step that takes them."""
+"""The number of batches made ahead of the step that uses them."""
 
 
 def for_fit(batches: keras.utils.PyDataset) -> Any:
@@ -18,8 +18,8 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
     sometimes waits for that thread, for up to as long as the epoch took.
 
     Args:
-        batches: Of known length; all have the same structure, dtypes and, except for the first
-            dimension, shapes.
+        batches: The batches, of known length; all have the same structure, dtypes and, except for
+            the first dimension, shapes.
     """
     if keras.backend.backend() != "tensorflow":
         return batches

@@ -21,7 +21,7 @@ import tensorflow as tf
 from candle_p1 import ops
 
 STRETCH = 64
-"""The positions of a short sequence."""
+"""The number of positions of a short sequence."""
 
 
 def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
@@ -95,7 +95,7 @@ def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) ->
 
 
 def descend(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Moves a ``tf.Variable`` as the optimizer SGD does at this learning rate."""
+    """Updates a ``tf.Variable`` as the optimizer SGD does at this learning rate."""
     if not optimizer.momentum:
         tf.raw_ops.ResourceApplyGradientDescent(
             var=variable.handle, alpha=_like(rate, variable), delta=gradient
@@ -111,7 +111,7 @@ def descend(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
 
 
 def adam(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Moves a ``tf.Variable`` as the optimizer Adam does at this learning rate."""
+    """Updates a ``tf.Variable`` as the optimizer Adam does at this learning rate."""
     step = _like(optimizer.iterations + 1, variable)
     first, second = (_like(each, variable) for each in (optimizer.beta_1, optimizer.beta_2))
     tf.raw_ops.ResourceApplyAdam(
@@ -129,7 +129,7 @@ def adam(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
 
 
 def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Moves a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum."""
+    """Updates a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum."""
     ops.load().candle_p1_rmsprop(
         variable.handle,
         _state(optimizer, optimizer._velocities, variable),

@@ -11,7 +11,7 @@ from candle_p1.models import fast
 
 @keras.saving.register_keras_serializable("candle_p1")
 class L2(keras.regularizers.L2):  # type: ignore[misc]
-    """A penalty on the sum of squares. The fast implementation makes no matrix of the squares."""
+    """A penalty on the sum of squares. The fast implementation does not store the squares."""
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty."""
