@@ -1,4 +1,4 @@
-"""The command line, ``candle-p1 VERB``: one file per verb, which only parses and calls."""
+"""The command line, ``candle-p1 COMMAND``: one file per command, which only parses and calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from candle_p1 import __version__
 from candle_p1.errors import EXIT_CODE, CandleError
 
-VERBS = (
+COMMANDS = (
     "run",
     "submit",
     "study",
@@ -24,21 +24,21 @@ VERBS = (
 )
 
 
-class _Verbs(click.Group):
-    """Imports the module of a verb only when it is needed."""
+class _Commands(click.Group):
+    """Imports the module of a command only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"candle_p1.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="candle-p1")
 def cli() -> None:
     """The CANDLE Pilot1 benchmarks, data-parallel through Horovod."""

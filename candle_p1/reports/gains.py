@@ -23,7 +23,7 @@ ORIGINAL = {"loader": "original", "kernels": "plain"}
 series that differs from it in nothing else."""
 
 NO_PAIR = "no two series differ only in the loader or the kernels, with one using the original"
-SHOWN, WORSE = "shown", "worse"
+SIGNIFICANT, WORSE = "significant", "worse"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Improvement:
 
     @property
     def verdict(self) -> str:
-        """SHOWN or WORSE where a 95 % interval excludes 0, otherwise NOT_SHOWN or TOO_FEW."""
-        return self.percent.claim(0, higher=SHOWN, lower=WORSE)
+        """SIGNIFICANT or WORSE if a 95 % interval excludes 0, else NOT_SIGNIFICANT or TOO_FEW."""
+        return self.percent.claim(0, higher=SIGNIFICANT, lower=WORSE)
 
 
 def speedups(experiment: Experiment, series: Series, quantity: Number) -> list[Speedup]:

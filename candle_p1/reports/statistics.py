@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CONFIDENCE = 0.95
-NOT_SHOWN, TOO_FEW = "not shown", "not shown: too few runs"
+NOT_SIGNIFICANT, TOO_FEW = "not significant", "too few runs"
 MIN_VALUES = 6
 """With fewer values, even their whole range covers the median with a probability below 95 %."""
 
@@ -51,9 +51,9 @@ class Estimate:
         return self.is_confident and not self.low <= value <= self.high
 
     def claim(self, same: float, higher: str, lower: str) -> str:
-        """Returns on which side of `same` a 95 % interval lies; otherwise NOT_SHOWN or TOO_FEW."""
+        """Returns on which side of `same` a 95 % interval lies, else NOT_SIGNIFICANT or TOO_FEW."""
         if not self.excludes(same):
-            return NOT_SHOWN if self.is_confident else TOO_FEW
+            return NOT_SIGNIFICANT if self.is_confident else TOO_FEW
         return higher if self.value > same else lower
 
     def map(self, function: Callable[[float], float]) -> Estimate:

@@ -140,8 +140,8 @@ def gains(experiment: Experiment) -> Content:
     headings = ("quantity", "optimised", "original", "ranks", "improvement (%)", "claim")
     note = (
         '(original - optimised) / original. Rows "all, paired" are the median over pairs of runs'
-        ' with the same number of ranks and the same seed. A claim is "shown" where a 95 % interval'
-        " excludes 0."
+        ' with the same number of ranks and the same seed. A claim is "significant" where a'
+        " 95 % interval excludes 0."
     )
     told = ("improvement_total_s", "improvement_energy_j", "improvement_load_s")
     return "Improvement", headings, rows, (note,), told

@@ -84,7 +84,7 @@ def watchdogs(directory):
         ("-1::", "train"),
     ],
 )
-def test_kill_9_of_rank_1(job, tmp_path, fault, phase):
+def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
     process = job(fault)
     victim = pid_in_phase(tmp_path, 1, phase)
     if phase == "train":
@@ -98,7 +98,7 @@ def test_kill_9_of_rank_1(job, tmp_path, fault, phase):
 
 
 @pytest.mark.parallel
-def test_kill_9_of_rank_0(job, tmp_path):
+def test_a_killed_rank_0_is_named(job, tmp_path):
     process = job("-1::")
     os.kill(pid_in_phase(tmp_path, 0, "train"), signal.SIGKILL)
     code, output, record = end_of(process, tmp_path)

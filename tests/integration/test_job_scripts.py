@@ -93,7 +93,7 @@ def printed_by(directory):
 @pytest.mark.parametrize(
     "script", ready("summit/*.lsf", "nt3_weak", "p1b3_strong"), ids=lambda p: p.name
 )
-def test_summit(script, set_all, execute, tmp_path):
+def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
     """NT3 under strong scaling runs with all ranks of a node, the others with two of them."""
     num_ranks = 6 if script.name == "nt3_strong.lsf" else 2
     set_all(
@@ -115,7 +115,7 @@ def test_summit(script, set_all, execute, tmp_path):
 @pytest.mark.parametrize(
     "script", ready("theta/*.sh", "nt3_weak", "p1b2_strong"), ids=lambda p: p.name
 )
-def test_theta(script, settings, execute, tmp_path):
+def test_the_scripts_for_theta_run(script, settings, execute, tmp_path):
     """On two nodes, with a rank on each."""
     variables = settings | {
         "CANDLE_P1_FLAGS": flags_for(script, 2),
@@ -194,7 +194,7 @@ def within(set_all, execute, tmp_path):
         ("jsrun -n 6 -c 7 -r 6 -d scattered true", "packed, cyclic or plane:#"),
     ],
 )
-def test_the_stand_in_of_jsrun_refuses(line, problem, within):
+def test_the_stand_in_for_jsrun_refuses_wrong_options(line, problem, within):
     _, printed = within("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", [line])
     assert re.search(problem, printed), printed
 
@@ -208,7 +208,7 @@ def test_the_stand_in_of_jsrun_refuses(line, problem, within):
         ("aprun -n 2 -N 1 -d 64 -j 5 -cc depth true", "4 hardware threads"),
     ],
 )
-def test_the_stand_in_of_aprun_refuses(line, problem, within):
+def test_the_stand_in_for_aprun_refuses_wrong_options(line, problem, within):
     _, printed = within("qsub -A ABC123 -n 2 -t 30 -O x", [line])
     assert problem in printed
 
@@ -227,7 +227,7 @@ def test_the_stand_in_of_aprun_refuses(line, problem, within):
         ("qsub -A A -l select=2", "unrecognized"),
     ],
 )
-def test_the_stand_ins_of_schedulers_refuse(submit, problem, within):
+def test_the_stand_ins_for_schedulers_refuse_wrong_requests(submit, problem, within):
     code, printed = within(submit, ["true"])
     assert code != 0
     assert problem in printed

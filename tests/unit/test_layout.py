@@ -25,6 +25,6 @@ def test_class_names_are_unique_in_the_package():
 
 
 def test_every_package_has_tests_in_a_folder_of_its_name():
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"ops"}
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"ops"}
     folders = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()}
-    assert rooms <= folders
+    assert packages <= folders

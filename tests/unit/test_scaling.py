@@ -51,7 +51,7 @@ def test_scaled_batch_size_is_the_integer_part_of_the_root(batch_size, num_ranks
 @pytest.mark.parametrize(
     ("scaling", "expected"), [("none", 0.001), ("linear", 0.016), ("sqrt", 0.004)]
 )
-def test_learning_rate(scaling, expected):
+def test_the_learning_rate_is_scaled(scaling, expected):
     assert scale_learning_rate(0.001, 16, scaling) == pytest.approx(expected)
 
 

@@ -91,7 +91,11 @@ def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
 
 def _factor(base: FileLoad, load: FileLoad) -> str:
     ratio, word = estimate_ratio(base.seconds, load.seconds), "faster"
-    claim = ": a difference is not shown" if ratio.is_confident and not ratio.excludes(1) else ""
+    claim = (
+        ": the difference is not significant"
+        if ratio.is_confident and not ratio.excludes(1)
+        else ""
+    )
     if ratio.value < 1:
         ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
     words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
@@ -129,7 +133,7 @@ def _first(
         by, same, ahead = "difference", 0, estimate_difference(values_first, values_second)
     unit = f" {quantity.unit}" if quantity.unit else ""
     is_open = ahead.is_confident and not ahead.excludes(same)
-    claim = ": a difference is not shown" if is_open else ""
+    claim = ": the difference is not significant" if is_open else ""
     num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
     without = f" Left out: {count(num_without, 'run')} without a number." if num_without else ""
     yield (

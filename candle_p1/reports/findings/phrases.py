@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.gains import WORSE
-from candle_p1.reports.statistics import NOT_SHOWN
+from candle_p1.reports.statistics import NOT_SIGNIFICANT
 from candle_p1.reports.words import interval, listed, number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def names(series: Sequence[Series]) -> str:
 
 def gained(gain: Improvement, of: str = "run") -> str:
     """Returns "improved by 40.0 % (…)" or "worsened by …", with the interval and the claim."""
-    claim = {WORSE: ": it is worse", NOT_SHOWN: ": an improvement is not shown"}
+    claim = {WORSE: ": it is worse", NOT_SIGNIFICANT: ": the improvement is not significant"}
     verb, percent = "improved", gain.percent
     if percent.value < 0:
         verb, percent = "worsened", percent.map(lambda value: -value)

@@ -68,7 +68,7 @@ def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> list[tuple[str
 
 def _claim(ratio: Estimate) -> str:
     """Returns what to add where a 95 % interval includes 1."""
-    return " A change is not shown." if ratio.is_confident and not ratio.excludes(1) else ""
+    return " The change is not significant." if ratio.is_confident and not ratio.excludes(1) else ""
 
 
 def time_gain(experiment: Experiment) -> list[str]:

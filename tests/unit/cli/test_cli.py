@@ -36,9 +36,9 @@ def test_every_command_and_option_has_help(path):
         assert isinstance(parameter, click.Argument) or parameter.help
 
 
-def test_help_names_every_verb():
+def test_help_names_every_command():
     result = invoke("--help")
-    assert all(f"\n  {verb} " in result.output for verb in cli.VERBS)
+    assert all(f"\n  {name} " in result.output for name in cli.COMMANDS)
 
 
 def test_the_readme_documents_every_command():

@@ -297,7 +297,7 @@ def test_a_refusal_or_another_kind_of_answer_is_not_retried(server, get, answer)
         (503, {"Retry-After": "86400"}, [60.0, 60.0]),
     ],
 )
-def test_temporary_errors_are_retried_when_the_server_says(server, get, status, headers, waits_s):
+def test_temporary_errors_are_retried_after_a_wait(server, get, status, headers, waits_s):
     server.serve(statuses=[status, status], headers=headers)
     get()
     assert len(server.requests) == 3

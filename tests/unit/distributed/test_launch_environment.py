@@ -114,7 +114,7 @@ def test_a_rank_knows_its_place(environ, launcher, rank, size, local_rank, local
         ("four", 0, None),
     ],
 )
-def test_slurms_tasks_of_this_node(text, place, count):
+def test_slurms_tasks_on_this_node_are_counted(text, place, count):
     environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(place)}
     assert launched_rank(environ).local_size == count
 

@@ -113,7 +113,7 @@ def test_a_pool_of_one_returns_its_input():
     assert "MaxPool" in operations_of(MaxPooling1D(2), x.shape)
 
 
-def test_a_penalty_and_its_gradient():
+def test_a_penalty_has_the_expected_value_and_gradient():
     values = rng.normal(size=(30, 4)).astype("float32")
     expected = 0.01 * np.sum(values.astype(float) ** 2)
     for kind in ("fast", "plain"):

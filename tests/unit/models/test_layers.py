@@ -77,7 +77,7 @@ def test_correlation_over_batches_equals_that_of_all_values():
     assert float(metric.result()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_accuracy_at_cutoffs():
+def test_accuracy_is_counted_at_cutoffs():
     metric = CutoffAccuracy([0.0, 0.5])
     metric.update_state(np.array([[-0.5], [0.1], [0.6], [0.7]]), np.array([-0.1, 0.4, 0.2, 0.9]))
     assert float(metric.result()) == 0.75

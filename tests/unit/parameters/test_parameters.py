@@ -120,7 +120,7 @@ def test_a_model_file_of_candle_is_read(params):
         *[(f"-v {word}", "verbose", False) for word in ("False", "false", "f", "no", "n", "0")],
     ],
 )
-def test_flags(model_file, argv, name, value):
+def test_flags_set_parameters(model_file, argv, name, value):
     params = NT3.parse(argv.split(), model_file)
     assert params[name] == value
     assert type(params[name]) is type(value)
@@ -218,7 +218,7 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         ("= 5", ["line 7"]),
     ],
 )
-def test_mistakes_in_a_file(tmp_path, line, parts):
+def test_mistakes_in_a_file_are_named(tmp_path, line, parts):
     path = tmp_path / "model.txt"
     path.write_text(NEEDED + line + "\nval_samples = 1\n")
     with pytest.raises(ParameterError, match=r"model file model\.txt") as error:
@@ -280,7 +280,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("--epochs " + "9" * 5000, "epochs"),
     ],
 )
-def test_mistakes_in_flags(model_file, flags, part):
+def test_mistakes_in_flags_are_named(model_file, flags, part):
     with pytest.raises(ParameterError) as error:
         NT3.parse(flags.split(), model_file)
     assert part in str(error.value)
@@ -331,7 +331,7 @@ def test_a_set_is_a_mapping_that_does_not_change(params):
     assert params["conv"] == [128, 20, 1, 128, 10, 1]
 
 
-def test_replace(params):
+def test_replace_returns_a_changed_set(params):
     changed = params.replace({"epochs": 8, "batch_size": 20, "dense": [5]})
     assert (changed["epochs"], changed["dense"], params["epochs"]) == (8, [5], 400)
     assert changed.origin("epochs") == Origin("program")

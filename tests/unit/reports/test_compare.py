@@ -13,7 +13,7 @@ from candle_p1.errors import ParameterError, RecordError
 from candle_p1.reports.compare import HIGHER, LOWER, SINGLE, compare
 from candle_p1.reports.runs import read_runs
 from candle_p1.reports.sides import Side
-from candle_p1.reports.statistics import NOT_SHOWN, TOO_FEW
+from candle_p1.reports.statistics import NOT_SIGNIFICANT, TOO_FEW
 from tests.planted_records import changed, plant
 
 
@@ -56,11 +56,11 @@ def test_a_planted_ratio_is_found_with_its_interval(sides):
     assert comparison.warnings == ()
 
 
-def test_no_change_is_not_shown(sides):
+def test_no_change_is_not_significant(sides):
     planted = [{"epoch_s": 1.0 + 0.1 * i, "load_s": 2.0 + 0.1 * i} for i in range(5)]
     row = rows_of(compare(*sides(planted, planted)))["phase_load_s"]
     assert row.change.value == pytest.approx(1)
-    assert row.verdict == NOT_SHOWN
+    assert row.verdict == NOT_SIGNIFICANT
 
 
 def test_few_and_single_runs_claim_nothing(sides):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.epochs import epoch_groups, falls
-from candle_p1.reports.gains import SHOWN, WORSE, improvements, pairs, speedups
+from candle_p1.reports.gains import SIGNIFICANT, WORSE, improvements, pairs, speedups
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import group
 from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
 from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.statistics import NOT_SHOWN, TOO_FEW
+from candle_p1.reports.statistics import NOT_SIGNIFICANT, TOO_FEW
 from tests.planted_records import planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
@@ -103,12 +103,12 @@ def test_planted_improvements_are_found_exactly():
     assert over_all.num_ranks is None
     assert over_all.percent.num == (9,)
     assert (over_all.percent.low, over_all.percent.high) == pytest.approx((25, 25))
-    assert over_all.verdict == SHOWN
+    assert over_all.verdict == SIGNIFICANT
 
 
 def test_an_improvement_is_claimed_only_where_the_interval_excludes_zero():
-    assert compared(40.0, 30.0, repeats=4)[0].verdict == SHOWN
-    assert compared(40.0, 39.9, repeats=4)[0].verdict == NOT_SHOWN
+    assert compared(40.0, 30.0, repeats=4)[0].verdict == SIGNIFICANT
+    assert compared(40.0, 39.9, repeats=4)[0].verdict == NOT_SIGNIFICANT
     assert compared(30.0, 40.0, repeats=4)[0].verdict == WORSE
     assert compared(40.0, 30.0, num_ranks=(1,), repeats=3)[-1].verdict == TOO_FEW
 

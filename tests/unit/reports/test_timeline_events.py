@@ -83,7 +83,7 @@ def test_the_size_of_chunks_does_not_matter(tmp_path, monkeypatch, chunk_bytes):
 
 
 @pytest.mark.parametrize("end", [",", ",\n", "]", "]\n\n", ",]", "\0\0\0"])
-def test_endings_of_a_timeline(tmp_path, end):
+def test_a_timeline_may_end_in_several_ways(tmp_path, end):
     data = '[\n{"ph": "E", "ts": 5, "pid": 1}' + end
     found, cut = read(write(tmp_path / "t.json", data.encode()))
     assert found == [{"ph": "E", "ts": 5, "pid": 1}]

@@ -95,7 +95,7 @@ def timeline(tmp_path):
         ("SOMETHING_NEW", "other", None, None),
     ],
 )
-def test_names_of_activities(name, kind, operation, library):
+def test_names_of_activities_are_classified(name, kind, operation, library):
     found = classify(name)
     assert (found.kind, found.operation, found.library) == (kind, operation, library)
 
@@ -111,7 +111,7 @@ def test_names_of_activities(name, kind, operation, library):
         ("int8", "[0, 5]", 0),
     ],
 )
-def test_sizes_of_tensors(dtype, shape, num_bytes):
+def test_sizes_of_tensors_follow_from_type_and_shape(dtype, shape, num_bytes):
     assert tensor_bytes({"dtype": dtype, "shape": shape}) == num_bytes
 
 
@@ -246,7 +246,7 @@ def test_the_broadcast_overhead_extends_from_the_first_negotiation_to_the_last_e
     assert broadcast.whole
 
 
-def test_the_last_ranks_of_negotiations(timeline):
+def test_the_last_rank_of_each_negotiation_is_counted(timeline):
     for us, delay in ((0, 30), (1000, 10)):
         timeline.begin(us, "NEGOTIATE_ALLREDUCE", "a")
         timeline.ready(us, 0, "a")
@@ -279,7 +279,7 @@ def test_ends_without_a_begin_are_counted_and_ignored(timeline):
     assert summary.kinds["transfer"]["union_s"] == 50e-6
 
 
-def test_an_empty_timeline(tmp_path):
+def test_an_empty_timeline_has_an_empty_summary(tmp_path):
     path = tmp_path / "t.json"
     path.write_text("")
     summary = summarize(path)

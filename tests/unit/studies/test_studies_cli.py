@@ -79,7 +79,7 @@ def test_an_interruption_says_how_to_resume(monkeypatch):
     assert result.output.endswith(": candle-p1 study run mine.toml -o 'a b'\n")
 
 
-def test_a_study_that_was_never_started():
+def test_a_study_that_was_never_started_has_no_status():
     with pytest.raises(RecordError, match=r"nt3-small .*study\.json"):
         study("status", "strong-nt3")
 

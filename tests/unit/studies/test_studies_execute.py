@@ -123,7 +123,7 @@ def test_two_processes_never_work_on_one_study(plan):
     perform(this)
 
 
-def test_a_directory_that_cannot_be_written(plan, tmp_path):
+def test_a_directory_that_cannot_be_written_is_an_error(plan, tmp_path):
     (tmp_path / "out").touch()
     with pytest.raises(SetupError, match="mine-small"):
         perform(plan())
@@ -193,7 +193,7 @@ def test_a_study_is_refused_with_too_many_ranks_and_under_a_launcher(plan, monke
         perform(plan())
 
 
-def test_the_plan_as_text(plan):
+def test_the_plan_is_shown_as_text(plan):
     this = plan(flags=["--color", "a b"])
     assert list(plan_lines(this, states_of(this.runs))) == [
         "mine, small: a study",

@@ -36,7 +36,7 @@ def read(tmp_path):
     return read
 
 
-def test_what_a_file_says(read):
+def test_a_study_file_is_read(read):
     study = read(STUDY)
     assert (study.name, study.title, study.benchmark) == ("mine", "a study", ["nt3"])
     assert (study.shows, study.seed) == ([], 2019)

@@ -197,7 +197,7 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
         ("batch-p1b3", 384, 1),
     ],
 )
-def test_the_papers_sizes(name, most, epochs, tmp_path):
+def test_studies_have_the_papers_sizes(name, most, epochs, tmp_path):
     plan = make_plan(find_study(name), Choice(size="paper"), tmp_path)
     assert plan.most_ranks == most
     assert {run.epochs_per_rank for run in plan.runs if run.num_ranks == most} == {epochs}

@@ -280,7 +280,7 @@ def test_the_cost_of_a_run_is_estimated_from_the_same_or_the_nearest_point(
     assert (found.seconds, found.basis) == (seconds, basis)
 
 
-def test_the_cost_as_text(run):
+def test_the_cost_is_explained_as_text(run):
     states = finished(run, ("plain", 2, 8, 40, 8))
     runs = [run, replace(run, num_ranks=4), replace(run, benchmark="nt3")]
     several = [estimate(each, states) for each in runs]
@@ -296,7 +296,7 @@ def test_the_cost_as_text(run):
     ("seconds", "text"),
     [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (5400, "1.5 h")],
 )
-def test_durations_as_text(seconds, text):
+def test_durations_are_shown_as_text(seconds, text):
     assert duration(seconds) == text
 
 
