@@ -4,7 +4,7 @@ The quantity is the proportional set size without the pages of files (see
 candle_p1.instrument.usage.memory_bytes). A page that several ranks share counts once in their sum.
 
 The kernel walks through all pages for each sample, which takes about 15 ms per GB. A thread would
-hold up the interpreter meanwhile, so a separate process takes the samples; what it reads is not
+block the interpreter meanwhile, so a separate process takes the samples; what it reads is not
 attributed to the process it watches. Even so, a process that is sampled should not be timed.
 """
 

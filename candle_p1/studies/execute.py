@@ -76,7 +76,7 @@ class Execution:
     def execute(self) -> None:
         """Executes all runs that are due, and continues after a run that fails.
 
-        The study's directory is locked meanwhile. However this session ends, the next one resumes
+        The study's directory stays locked. However this session ends, the next one resumes
         the study where this one left it.
 
         Raises:

@@ -26,7 +26,7 @@ GIB = 2**30
 MANY = 8
 """The most nodes that a message names."""
 STEPPED_S = 1.0
-"""A wall clock that gains or loses more than this on the monotonic one has been set meanwhile."""
+"""A wall clock that gains or loses more than this on the monotonic one has been set in between."""
 PACKAGES_OF_ONE_RANK = ("Python", "candle-p1", "keras", "tensorflow")
 
 INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it by its path"
