@@ -1,4 +1,4 @@
-"""NT3: a 1D convolutional network that classifies tissue as normal or tumor by gene expression.
+"""NT3: a 1D convolutional network that classifies tissue as normal or tumor from gene expression.
 
 Model, defaults and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/NT3); epochs, batch
 size, learning rate and optimizer are those of the paper's Table 1.
@@ -78,7 +78,7 @@ class Nt3(Benchmark):
         return {"train": train, "test": test}
 
     def preprocess(self, raw: Mapping[str, NDArray[np.float32]], params: ParameterSet) -> DataSet:
-        """Scales the genes in place and adds noise if requested; the test samples also validate."""
+        """Scales the genes in place and adds noise if requested; validates on the test samples."""
         train, test = raw["train"], raw["test"]
         fit_to = [train[:, 1:]] if params["scaling_fit"] == "train" else None
         scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
@@ -101,7 +101,7 @@ class Nt3(Benchmark):
         return [reduce] if params["reduce_lr"] else []
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
-        """Returns convolutions with pooling, dense layers with dropout, and the classes."""
+        """Returns convolutions with pooling, dense layers with dropout, and an output layer."""
         import keras
         from keras import layers
 
@@ -119,7 +119,7 @@ class Nt3(Benchmark):
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
         model.add(Dense(params["classes"], kernel_initializer=initializer))
-        # The softmax, and the loss after it, stay in float32 under mixed precision.
+        # The softmax and the loss stay in float32 under mixed precision.
         model.add(layers.Activation(params["out_activation"], dtype=keras.config.floatx()))
         return model
 

@@ -1,6 +1,6 @@
 """NT3's noise on the training samples: wrong labels, or noise on the genes.
 
-It follows from the seed of the run, and so is the same on every rank.
+It depends only on the seed of the run, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 LABELS_OR_NOISE = 1
-"""The purpose of the random numbers; other streams of a run have other numbers."""
+"""The key of the random stream; a run's other streams have other keys."""
 
 
 def flip_labels(samples: Samples, params: ParameterSet) -> int:

@@ -7,8 +7,8 @@ gene in a sample is the sum, clipped to these bounds, of
 
 - the gene's baseline;
 - its pathway's activity in the patient, the same in both samples, times the gene's loading;
-- in a tumor, the gene's response, if its pathway belongs to the tumor signature, times the sample's
-  purity: half of these pathways are raised and half are lowered;
+- in a tumor, if the gene's pathway belongs to the tumor signature, the gene's response times the
+  sample's purity: half of these pathways are raised and half are lowered;
 - measurement noise.
 
 Genes of a pathway are adjacent. Most of a full profile is unrelated to the class: 85 of its 2016
@@ -43,7 +43,7 @@ class Size:
         num_genes: Number of genes.
         num_patients: Number of patients, by role.
         num_pathways: Number of pathways.
-        num_in_signature: Number of pathways that tumors raise or lower.
+        num_in_signature: Number of pathways that are raised or lowered in tumors.
     """
 
     num_genes: int
@@ -89,7 +89,7 @@ class Genes:
         random.shuffle(signature)
         response = signature[pathway] * random.uniform(2.5, 7.5, num_genes)
         baseline = random.uniform(0, 11.5, num_genes)
-        # A gene whose level tumors lower must be expressed in normal tissue.
+        # A gene whose level is lowered in tumors must be expressed in normal tissue.
         baseline = np.where(response < 0, np.maximum(baseline, 2) - 0.8 * response, baseline)
         return cls(baseline, pathway, random.uniform(0.75, 2.25, num_genes), response)
 

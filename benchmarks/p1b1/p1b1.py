@@ -1,4 +1,4 @@
-"""P1B1: an autoencoder that compresses a gene expression profile to a few numbers.
+"""P1B1: an autoencoder that compresses a gene expression profile into a few numbers.
 
 Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B1); epochs, batch size
 and optimizer are those of the paper's Table 1.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")
 WARMUP_EPOCHS = 5
 WARMUP_BATCH_SIZE = 100
-"""The batch size that CANDLE takes an optimizer's default learning rate to be meant for."""
+"""The batch size for which, according to CANDLE, an optimizer's default learning rate is meant."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ class P1b1(Benchmark):
             "residual",
             bool,
             False,
-            "add each dense layer's input to its output, where their sizes agree",
+            "add each dense layer's input to its output if their sizes are equal",
         ),
         Parameter("alpha_dropout", bool, False, "use AlphaDropout instead of Dropout"),
         Parameter("epsilon_std", float, 1.0, "standard deviation of the latent noise", minimum=0),
@@ -130,7 +130,7 @@ class P1b1(Benchmark):
             "noise_factor",
             float,
             0.0,
-            "in CANDLE's files, and without effect there too",
+            "in CANDLE's files, but has no effect there either",
             role=Role.UNUSED,
             maximum=0,
         ),
@@ -159,7 +159,7 @@ class P1b1(Benchmark):
         return Raw(cases, landmarks)
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
-        """Scales the features in place; the last training cases validate."""
+        """Scales the features in place; uses the last training cases for validation."""
         cases = raw.cases
         if raw.landmarks:
             wanted = set(raw.landmarks.names)

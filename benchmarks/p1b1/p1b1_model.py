@@ -1,8 +1,8 @@
 """P1B1's networks: autoencoder (ae), variational (vae), conditioned on the cancer type (cvae).
 
 The encoder has the dense layers of ``--dense``, and the decoder has them in reverse. Between them
-is the latent vector: in ae the output of a layer with the inner activation, unless another is set;
-in vae and cvae a sample around ``z_mean``.
+is the latent vector: in ae, the output of a layer with the inner activation, unless another is set;
+in vae and cvae, a sample around ``z_mean``.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ a tumor is the sum of
 or 0 if that is below the detection limit, as it is for many genes. The activity of a pathway is the
 sum of
 
-- the lineage's: each type has a position on a two-dimensional map, on which types of the same organ
-  system are close to each other, and each pathway increases in a direction of its own;
-- the type's own;
-- the patient's own.
+- a part for the lineage: each type has a position on a two-dimensional map, on which types of the
+  same organ system are close to each other, and each pathway increases in its own direction;
+- a part for the type;
+- a part for the patient.
 
 A tumor contains normal cells, which are alike for all types: its purity scales what is specific to
 its type. Genes of a pathway are adjacent. The lineage is the strongest part, so that a network with

@@ -1,4 +1,4 @@
-"""P1B2: a classifier of cancer types by somatic mutations.
+"""P1B2: a network that classifies cancer types from somatic mutations.
 
 Model, options and file format are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B2); epochs, batch
 size, learning rate and optimizer are those of the paper's Table 1.
@@ -76,7 +76,7 @@ class P1b2(Benchmark):
         return Cases.read(reader)
 
     def preprocess(self, raw: Cases, params: ParameterSet) -> P1b2Data:
-        """Scales the features in place; the first of the shuffled training cases validate."""
+        """Scales the features in place; uses the first shuffled training cases for validation."""
         raw.select_first(params["feature_subsample"])
         num_cases = len(raw.x_train)
         order = np.arange(num_cases)
@@ -152,7 +152,7 @@ def _penalties(weight: float) -> dict[str, Any]:
     class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
         """The squares of the activities, summed over the units and averaged over the batch.
 
-        tf.keras 2, which CANDLE used, averages in this way; Keras 3 sums over the batch.
+        tf.keras 2, which CANDLE used, averages like this; Keras 3 sums over the batch.
         """
 
         def __call__(self, activities: Any) -> Any:

@@ -13,8 +13,8 @@ impacts of all mutations of the gene: an integer, nearly always 0. There are two
 - Drivers: every type has its own driver genes, which are mutated in some of its tumors, the first
   ones most often; other driver genes are common to all types. Their impact is high.
 
-No single gene is very informative. What distinguishes the types is spread over thousands of genes,
-which takes many steps to learn, and as the mixes overlap, many tumors remain ambiguous. A small
+No single gene is very informative. The differences between types are spread over thousands of genes
+and take many steps to learn, and because the mixes overlap, many tumors remain ambiguous. A small
 data set has few genes and few tumors, so its drivers are frequent and its mixes vary little.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CANCER_TYPES = ("BRCA", "GBM", "HNSC", "KIRC", "LGG", "LUAD", "OV", "THCA", "UCEC", "others")
-"""The nine types that are frequent in the GDC, and all others."""
+"""The nine most frequent types in the GDC, and all others."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ NUM_PROCESSES = 12
 AGEING_SHARE, MAIN_SHARE = 0.2, 0.4  # of a type's passengers
 # Standard deviations of logarithms.
 RATE_SPREAD, LENGTH_SPREAD, BURDEN_SPREAD = 1.6, 0.9, 0.7
-LARGEST_BURDEN_OF_TYPE = 2.1  # relative to the typical one; the smallest is its reciprocal
+LARGEST_BURDEN_OF_TYPE = 2.1  # relative to the typical one; the smallest is the reciprocal
 HYPERMUTATED_SHARE, HYPERMUTATION = 0.02, 4
 IMPACTS = (1, 2, 3, 4)
 PASSENGER_IMPACTS = (0.45, 0.3, 0.2, 0.05)  # the probability of each
@@ -183,14 +183,14 @@ class P1b2Recipe(SyntheticRecipe):
 
 
 def _cases(patients: range, seed: int) -> list[tuple[int, int]]:
-    """Returns each patient with a cancer type's index, equally often each, in random order."""
+    """Returns each patient with the index of a cancer type; all types are equally frequent."""
     types = np.arange(len(patients)) % len(CANCER_TYPES)
     shuffled = random_stream(seed, 2, patients.start).permutation(types)
     return list(zip(patients, shuffled, strict=True))
 
 
 def _gene_names(num_genes: int, seed: int) -> list[str]:
-    """Returns symbols like gene names, letters and a number, in alphabetical order."""
+    """Returns symbols that look like gene names (letters and a number), in alphabetical order."""
     random = random_stream(seed, 3)
     names: set[str] = set()
     while len(names) < num_genes:

@@ -2,7 +2,7 @@
 
 Model, options and files are CANDLE's (ECP-CANDLE/Benchmarks, Pilot1/P1B3); epochs, batch size,
 learning rate and optimizer are those of the paper's Table 1, and the batch size is scaled by the
-strategy that it found best.
+strategy that the paper found best.
 """
 
 from __future__ import annotations
@@ -185,16 +185,16 @@ class P1b3(Benchmark):
             "workers",
             int,
             1,
-            "in CANDLE's files, and without effect here",
+            "in CANDLE's files, but has no effect here",
             role=Role.UNUSED,
             minimum=0,
         ),
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters without dense layers if a config file sets convolutions alone.
+        """Returns the parameters without dense layers if a config file sets only convolutions.
 
-        CANDLE's files have either the one or the other.
+        CANDLE's files have one or the other.
         """
         kinds = [params.origin(name).kind for name in ("conv", "dense")]
         if params["conv"] and kinds == ["config file", "model file"]:

@@ -12,7 +12,7 @@ of an untreated culture; below zero the cells die) over log10 of the molar conce
   cells, and cytostatic ones stop their growth.
 
 Drugs are screened as at the NCI: all of them at one dose, and those that reduce growth the most
-also at five.
+also at five doses.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Drugs:
 
     @classmethod
     def draw(cls, num_drugs: int, random: np.random.Generator) -> Drugs:
-        """Draws the drugs, as many of each mechanism, give or take one."""
+        """Draws the drugs, an equal number for each mechanism, give or take one."""
         mechanism = random.permutation(num_drugs) % NUM_MECHANISMS
         chemistry = _standardised(random.normal(size=(num_drugs, NUM_CHEMISTRY_FACTORS)))
         by_chemistry = chemistry @ np.full(NUM_CHEMISTRY_FACTORS, NUM_CHEMISTRY_FACTORS**-0.5)
@@ -179,7 +179,7 @@ class Drugs:
 
 
 def most_active(growth: Floats, num: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Returns which drugs reduce the growth of all lines the most, roughly, shape (drugs,).
+    """Returns which drugs roughly reduce the growth of all lines the most, shape (drugs,).
 
     Args:
         growth: Percent, shape (drugs, lines).

@@ -31,7 +31,7 @@ SHARES_BY_GROWTH = (
     (50.0, 100.0, 0.18),
     (100.0, np.inf, 0.01),
 )
-"""Naive balancing: the share of the responses with growth from … to … percent that is kept."""
+"""Naive balancing: the share kept of the responses with growth from … to … percent."""
 
 
 @dataclass(frozen=True)

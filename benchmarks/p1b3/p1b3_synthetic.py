@@ -5,9 +5,9 @@ reflect its factors; this module writes the nine files that CANDLE's P1B3 reads.
 drugs are absent from some files, and some values are missing.
 
 The paper gives P1B3 a "training file" of 318 MB and a "testing file" of 103 MB, which match no
-single file that CANDLE reads. We take the 103 MiB to be the dose responses, and the 318 MiB the
-other eight files together. After CANDLE's processing (concentrations between 1e-5 and 1e-4 molar,
-naive balancing, join with expression and descriptors), as many responses remain as its README
+single file that CANDLE reads. We take the 103 MiB to be the dose responses, and the 318 MiB to be
+the other eight files together. After CANDLE's processing (concentrations between 1e-5 and 1e-4
+molar, naive balancing, join with expression and descriptors), as many responses remain as its README
 reports: 1,000,151 for training and validation, and about 14,740 for testing.
 """
 
@@ -63,7 +63,7 @@ LINE_ROLES = ("expression", "mirna", "proteome", "kinome")
 EMPTY_FIELD_ROLES = ("mirna", "latent")  # "na" stands for a missing value in the other tables
 
 LINES, DRUGS, NSC, ABSENT, ACTIVE, TEST, COLUMNS, VALUES, RESPONSES = range(9)
-"""The purposes of random numbers."""
+"""The keys of the random streams."""
 
 
 class P1b3Recipe(SyntheticRecipe):
@@ -131,8 +131,8 @@ class Screening:
     def test_lines(self) -> Integers:
         """Returns the indices of the lines reserved for testing, ascending.
 
-        They are spread evenly over all lines in the order of their responses, and the test drugs
-        likewise. So their share of the responses after balancing is that of the lines, or drugs.
+        They are spread evenly over all lines in the order of their responses, as are the test drugs.
+        Their share of the responses after balancing is thus their share of the lines or drugs.
         """
         return _spread(self.growth.mean(axis=0).argsort(), NUM_TEST_LINES, self._random(TEST, 0))
 
@@ -219,7 +219,7 @@ def _list(role: str, header: str, names: list[str]) -> SyntheticFile:
 
 
 def _spread(ordered: Integers, num: int, random: np.random.Generator) -> Integers:
-    """Returns evenly spaced members of an order, from a random one on; ascending."""
+    """Returns evenly spaced elements, starting at a random one; ascending."""
     places = (np.arange(num) + random.random()) * len(ordered) / num
     chosen: Integers = np.sort(ordered[places.astype(np.int64)])
     return chosen

@@ -1,7 +1,7 @@
 """P1B3's tables of cell lines and drugs, and the samples that are joined from them batch by batch.
 
 A response names its cell line and its drug, whose features are stored once, in one matrix for the
-lines and one for the drugs. A batch joins their rows by index: the joined table never exists.
+lines and one for the drugs. A batch joins their rows by index: the full joined table never exists.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reading tables, changing them in memory, and taking batches from them."""
+"""Reading tables, transforming them in memory, and taking batches from them."""

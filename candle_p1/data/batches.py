@@ -1,4 +1,4 @@
-"""Batches for Keras, taken from the samples in memory, and the order of samples on each rank."""
+"""Batches for Keras, taken from samples in memory, and the order of samples on each rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def epoch_order(
         samples = np.arange(*share_bounds(num_samples, rank, plan.num_ranks))
     if shuffle:
         random_stream(seed, epoch, rank).shuffle(samples)
-    # A shard that is larger by one omits its last sample: a different one every epoch, if shuffled.
+    # A shard with one extra sample omits its last one: a different one every epoch, if shuffled.
     return samples[: plan.samples_per_epoch]
 
 

@@ -1,4 +1,4 @@
-"""Building a table by all ranks of a job; each node has one copy."""
+"""Building a table with all ranks of a job; each node has one copy."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Place(NamedTuple):
 
     Attributes:
         first: The first of the rows.
-        numbers: Takes the numbers.
-        codes: Takes the codes of the text.
+        numbers: The array for the numbers.
+        codes: The array for the codes of the text.
         offset: The row of the table that corresponds to row 0 of these arrays.
     """
 
@@ -40,10 +40,10 @@ class Place(NamedTuple):
 
 
 class TableBuilder:
-    """Space for as many rows as the file could have, of which the first ones are kept at the end.
+    """Space for as many rows as the file could have; only those that it has are kept at the end.
 
-    Every field takes at least one byte of the file, which limits the number of rows. Only the rows
-    that are written take memory.
+    Every field takes at least one byte of the file, which limits the number of rows. Only rows that
+    are written take up memory.
 
     Creating one is collective; shared memory is allocated in `directory`.
 
@@ -78,7 +78,7 @@ class TableBuilder:
         self.codes: NDArray[np.int32] = self._codes.array
 
     def place(self, first: int, last: int) -> Place:
-        """Returns where this rank has to parse some rows to."""
+        """Returns where this rank must put the rows that it parses."""
         if self._comm.local.size == 1:
             return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
@@ -109,10 +109,10 @@ class TableBuilder:
             self._codes.write(column * num_rows + place.first, codes)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """Gives every node the rows of all; collective.
+        """Gives every node the rows of all nodes; collective.
 
         Args:
-            bounds: The first row and the one after the last of each node, without gaps.
+            bounds: For each node, its first row and the one after its last, without gaps.
         """
         first, last = bounds[0][0], bounds[-1][1]
         width = self.numbers.shape[1]

@@ -1,6 +1,6 @@
 """Tables cached as binary files, which a later load only has to check and map.
 
-candle_p1.data.cache_file has the format. A cache that does not match its source is rebuilt.
+The format is in candle_p1.data.cache_file. A cache that does not match its source is rebuilt.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CacheSettings:
 
     Attributes:
         directory: None means ``cache`` in the data directory.
-        limit_bytes: What all caches together may take; the least recently used are removed first.
-            0 means no limit.
+        limit_bytes: The space that all caches together may take; the least recently used are
+            removed first. 0 means no limit.
         stage_directory: A directory local to each node, to which a cache is copied once; None
             means that it is not copied.
     """
@@ -84,13 +84,13 @@ def read_cached(
     num_threads: int = 1,
     notify: Notify | None = None,
 ) -> Table:
-    """Reads a table from its cache, which is made first if there is none that matches; collective.
+    """Reads a table from its cache, which is first made if none matches; collective.
 
     `notify` is told, on rank 0, why a cache is rebuilt.
 
     Returns:
         The table. A single process maps the file, and changes go to a private copy; several ranks
-        of a node read it into memory that they share.
+        on a node read it into memory that they share.
 
     Raises:
         DataError: The source cannot be read, or the cache cannot be written; the same on all ranks.
@@ -157,7 +157,7 @@ def list_caches(directory: Path) -> Iterator[CacheFile]:
 
 
 def clear_caches(directory: Path) -> None:
-    """Removes all caches of a directory, and what unfinished ones have left.
+    """Removes all caches of a directory, and the remains of unfinished ones.
 
     Raises:
         DataError: One cannot be removed.
@@ -182,7 +182,7 @@ class _Cache:
     notify: Notify | None
 
     def load(self) -> Table | None:
-        """Returns the table; None, on all ranks, if any of them finds the cache unfit."""
+        """Returns the table; None, on all ranks, if any of them finds the cache unusable."""
         comm, table, problem = self.comm, None, None
         local = self._stage()
         try:
@@ -217,7 +217,7 @@ class _Cache:
                 raise _cannot_write(self.file, error) from error
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes caches, the least recently used first, until one more is within the limit."""
+        """Removes caches, the least recently used first, until a new one is within the limit."""
         if not self.settings.limit_bytes:
             return
         caches = _by_use(self.settings.path)
@@ -263,9 +263,9 @@ class _Cache:
         return path
 
     def _read(self, path: Path, header: Header, first_byte: int) -> tuple[Table | None, str | None]:
-        """Returns the table, or the part this rank has read; and what is wrong with it."""
+        """Returns the table, or the part that this rank read, and what is wrong with it."""
         num_bytes, node = sum(header.part_bytes), self.comm.local
-        # On all ranks: a node of one rank shares no memory, but has to agree with the others.
+        # On all ranks: a node with one rank shares no memory, but must agree with the others.
         array = Attempt(
             lambda: allocate((num_bytes,), np.uint8, node, self.notify) if node.size > 1 else None
         ).agree(self.comm)

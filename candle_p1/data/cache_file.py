@@ -1,10 +1,10 @@
 """The file that holds a cached table: its format, and whether it matches its source.
 
-It holds, in this order: a magic word with the format's version; the digest of the header; the
+It contains, in this order: a magic word with the format's version; the digest of the header; the
 header's length; the header, as JSON; padding; the numbers, float32, row by row; the codes of each
 column of text, int32. The header says which file the cache was made from (path, size, modification
 time and a digest of samples of its bytes) and how that file was read, and has a digest of every
-slab of what follows. So a cache that is truncated, altered or made from something else is noticed.
+slab of what follows. Thus a cache that is truncated, altered or made from another file is detected.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Header(NamedTuple):
 
 
 def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
-    """Returns what a cache of a file must have been made from.
+    """Returns the description of a file that a cache of it must contain.
 
     Raises:
         DataError: The file cannot be read.
@@ -101,7 +101,7 @@ def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
 
 
 def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: int = 1) -> None:
-    """Writes a table's cache, atomically; only one process may at a time.
+    """Writes a table's cache atomically; only one process may do so at a time.
 
     Raises:
         OSError: It cannot be written; nothing is left behind.
@@ -168,7 +168,7 @@ def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
     if different:
         reasons = {
             "bytes": "the size of its source has changed",
-            "changed_ns": "its source was modified later",
+            "changed_ns": "its source has been modified since",
             "samples_xxh3": "the content of its source has changed",
         }
         raise UnfitCacheError(reasons.get(different[0], "it was made from something else"))
@@ -176,7 +176,7 @@ def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
 
 
 def header_problem(path: Path, source: dict[str, Any]) -> str | None:
-    """Returns why a cache does not match a source, as far as its header says; None if it does."""
+    """Returns why a cache's header does not match a source; None if it matches."""
     try:
         check_header(path, source)
     except UnfitCacheError as error:

@@ -26,9 +26,9 @@ class Cases:
 
     Attributes:
         x_train: Features, float32, shape (cases, features).
-        x_test: Features of the test cases, likewise.
+        x_test: The same for the test cases.
         y_train: Index into `types`, int64, shape (cases,).
-        y_test: Of the test cases, likewise.
+        y_test: The same for the test cases.
         types: The cancer types in either file, sorted.
         features: The names of the features.
     """
@@ -51,7 +51,7 @@ class Cases:
         if test.columns != train.columns:
             raise DataError(
                 f"its {len(test.columns)} features are not the {len(train.columns)} of"
-                f" {reader.files.paths['train']}, in the same order",
+                f" {reader.files.paths['train']}, or not in the same order",
                 reader.files.paths["test"],
                 1,
             )
@@ -76,7 +76,7 @@ class Cases:
             self.select(list(range(num_features)))
 
     def scale(self, scaling: str, train_rows: slice | NDArray[np.int64] | None) -> None:
-        """Scales the features in place, fitted to all cases or to some of the training cases."""
+        """Scales the features in place, fitted to all cases or only to some training cases."""
         fit_to = None if train_rows is None else [self.x_train[train_rows]]
         scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
 

@@ -12,8 +12,8 @@ blocks, a rank
 5. receives the beginning of its first line, if that is in the previous block, and parses the line.
 
 What a rank waits for in step 2 is sent before the other rank parses, so all ranks parse at the same
-time and need not keep in step. No rank holds more of the file than a block and a line. If there are
-several nodes, they gather each other's rows at the end, in place.
+time and need not stay in lockstep. No rank holds more of the file than a block and a line. If there
+are several nodes, they gather each other's rows at the end, in place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 BLOCK_BYTES = 4 << 20
-"""What a thread reads and then parses: small enough to stay in the processor's cache."""
+"""How much a thread reads and then parses: small enough to stay in the processor's cache."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 MAX_SHOWN_CHARS = 40
 
@@ -98,7 +98,7 @@ class _Threads(NamedTuple):
 class _Ring:
     """The ranks in the order in which blocks are dealt; creating one is collective.
 
-    The ranks of a node are neighbours, so that the rows of one round that a node has are, too.
+    The ranks of a node are neighbours, so the rows that a node has from one round are contiguous.
 
     Attributes:
         position: This rank's position.
@@ -124,15 +124,15 @@ class _Ring:
 
 
 class _Before(NamedTuple):
-    """What has to be known about the bytes before a block."""
+    """What a rank needs to know about the bytes before its block."""
 
     num_rows: int  # that end there
-    num_bytes: int  # there, of a line that continues in the block
+    num_bytes: int  # of the line that continues in the block
     is_blank: bool  # whether these bytes are only white space, if any
 
 
 class _Problem(NamedTuple):
-    """The first problem in what a rank has parsed."""
+    """The first problem in the lines that a rank parsed."""
 
     position: int  # of the line's first byte
     num_fields: int
@@ -226,7 +226,7 @@ class _Load:
         self._problem = self._problem or min(problems, default=None)
 
     def _tell(self, num_rows: int, fragment: bytes, stop: int) -> None:
-        """Sends the rank with the next block, if any, what it has to know, and the broken line."""
+        """Sends the rank with the next block, if any, what it must know, and the broken line."""
         if stop == self._source.num_bytes:
             return
         comm, after = self._ring.comm, self._ring.after
@@ -264,10 +264,10 @@ class _Load:
     def _parse(
         self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
     ) -> list[_Problem]:
-        """Parses the lines between bounds, a thread each; does nothing after an earlier error.
+        """Parses the lines between bounds, one thread each; does nothing after an earlier error.
 
         `rows` has the row of the first line after each bound; `first_byte` is where in the file the
-        text begins. Returns the first problem that each thread has found, if any.
+        text begins. Returns the first problem that each thread found, if any.
         """
         if self._error is not None or self._problem is not None:
             return []
@@ -321,7 +321,7 @@ class _Load:
         return at_field(f"{what} {shown!r} is not {kind}")
 
     def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
-        """Returns the first row and the one after the last of each node, for each round."""
+        """Returns, for each round and node, its first row and the one after its last."""
         counts, size = self._ring.gather(self._counts), self._ring.comm.size
         of_block = [counts[number % size][number // size] for number in range(num_blocks)]
         rows = [0, *map(int, np.cumsum(of_block))]

@@ -1,7 +1,7 @@
 """Reading tables with one of several methods, chosen by name.
 
-- parallel: the ranks of a job read a part each (candle_p1.data.cooperative).
-- cached: the same the first time, and later from a binary file (candle_p1.data.cache).
+- parallel: each rank of a job reads a part (candle_p1.data.cooperative).
+- cached: the same the first time; later, from a binary file (candle_p1.data.cache).
 - original, chunked, chunked_rows, dask, arrow, polars: each rank reads the whole file through a
   data frame (candle_p1.data.frames).
 
@@ -37,9 +37,9 @@ class Loading:
     Attributes:
         method: A name in READERS.
         comm: The ranks that need the tables.
-        num_threads: Threads of each rank.
+        num_threads: The number of threads of each rank.
         cache: Where `cached` keeps its files.
-        notify: Told what a user should know.
+        notify: Called with messages for the user.
     """
 
     method: str = "parallel"

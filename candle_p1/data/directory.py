@@ -1,4 +1,4 @@
-"""The directory that data sets are kept in."""
+"""The directory in which data sets are kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reading tables through data frames: the loaders that the paper compares, and newer libraries.
 
 - original: ``pandas.read_csv`` with its defaults, as in the CANDLE benchmarks.
-- chunked: the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``, concatenated. The
-  benchmarks' files have fewer rows, so each is a single chunk.
+- chunked: as in the paper's section 5: chunks of 2,000,000 rows, ``low_memory=False``,
+  concatenated. The benchmarks' files have fewer rows, so each is a single chunk.
 - chunked_rows: chunks of a few rows, each converted before the next is read.
 - dask: ``dask.dataframe.read_csv``, with which the paper compares.
 - arrow, polars: ``pyarrow.csv.read_csv`` and ``polars.read_csv``.
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 PAPER_CHUNK_ROWS = 2_000_000
 CHUNK_ROWS, CHUNK_VALUES = 64, 2_000_000
-"""A chunk has at least this many rows, which is little of 60,483 columns, and this many values."""
+"""A chunk has at least this many rows (few, with 60,483 columns) and this many values."""
 BLOCK_BYTES = 1 << 24
 SAMPLE_BYTES = 1 << 22
-"""A sample must contain some whole rows."""
+"""The size of dask's sample, which must contain some whole rows."""
 
 
 class Part(NamedTuple):
@@ -108,7 +108,7 @@ def _dask(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     import dask.dataframe
 
     options = _pandas_options(layout)
-    # dask would infer the types from a sample, in which a column may have only 0, and later 0.5.
+    # dask would infer types from a sample, in which a column may have only 0, and 0.5 only later.
     # With the types given, pandas reads True as 1.
     names: Sequence[str | int] = head.names or range(head.num_columns)
     types = {name: str if name in layout.text_columns else np.float64 for name in names}
@@ -179,7 +179,7 @@ def _part(frame: pd.DataFrame, layout: CsvLayout) -> Part:
     """Returns a frame's values; raises ValueError if a column is not of the expected kind."""
     import pandas as pd
 
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first column as row names
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas used the first column as row names
         raise ValueError("rows have more fields than the header")
     text = {name: frame.pop(name) for name in layout.text_columns}
     if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
@@ -213,4 +213,4 @@ def _looks_wrong(table: Table, layout: CsvLayout) -> bool:
     if layout.missing:  # a short row ends with missing values
         return bool(np.isinf(values).any() or np.isnan(values[:, -1]).any())
     with np.errstate(over="ignore", invalid="ignore"):
-        return not np.isfinite(values.sum())  # one such field makes the sum so
+        return not np.isfinite(values.sum())  # one such field makes the sum non-finite

@@ -20,7 +20,7 @@ class Manifest:
 
     Attributes:
         directory: Where the data set is.
-        made_of: The recipe's name and version, and the size and seed.
+        made_of: The recipe's name and version, the size and the seed.
         files: The size and SHA-256 of each file, by name.
     """
 
@@ -30,7 +30,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """Returns a directory's manifest; None if there is none that can be read."""
+        """Returns a directory's manifest; None if it is missing or cannot be read."""
         try:
             content = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
             return cls(directory, dict(content["made_of"]), dict(content["files"]))
@@ -38,7 +38,7 @@ class Manifest:
             return None
 
     def matches(self, name: str) -> bool:
-        """Returns whether a file is there, with the size it was made with."""
+        """Returns whether a file exists and still has the size it was made with."""
         try:
             return bool((self.directory / name).stat().st_size == self.files[name]["bytes"])
         except (OSError, KeyError, TypeError):
@@ -46,7 +46,7 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Whether all files are there, with their sizes."""
+        """Whether all files exist, with their sizes."""
         return all(self.matches(name) for name in self.files)
 
     def write(self) -> None:
@@ -56,7 +56,7 @@ class Manifest:
 
 
 def synthetic_facts(path: Path) -> dict[str, Any] | None:
-    """Returns size and SHA-256 of a synthetic file; None of any other file.
+    """Returns the size and SHA-256 of a synthetic file; None for any other file.
 
     The file counts as synthetic even if the rest of its data set is gone.
     """

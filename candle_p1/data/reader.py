@@ -29,7 +29,7 @@ class FileSet:
     """The files of a run.
 
     Attributes:
-        paths: By role, such as "train" and "test".
+        paths: The paths, by role, such as "train" and "test".
         sha256: The SHA-256 of each generated file, by role, from its manifest.
     """
 
@@ -49,7 +49,7 @@ class FileSet:
 
 
 class Reader:
-    """Reads the files of a run, by default by this process alone, and records what it has read.
+    """Reads the files of a run, by default in this process alone, and records what it read.
 
     Attributes:
         load_s: The time taken by each file, by role.
@@ -66,7 +66,7 @@ class Reader:
         self._shapes: dict[str, tuple[int, int]] = {}
 
     def read(self, role: str, layout: CsvLayout | None = None) -> Table:
-        """Returns the content of the file of a role; collective as read_table is."""
+        """Returns the content of the file with a role; collective if read_table is."""
         start = time.perf_counter()
         table = read_table(self.files.paths[role], self.loading, layout)
         self.load_s[role] = time.perf_counter() - start

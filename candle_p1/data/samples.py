@@ -1,4 +1,4 @@
-"""Samples as a model takes them: batches are taken by index, and nothing is copied as a whole."""
+"""Samples in the form a model takes: batches are selected by index, without copying the whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Several:
-    """Rows for a model with several inputs: a batch is a tuple, with an array for each input."""
+    """Rows for a model with several inputs: a batch is a tuple with one array per input."""
 
     inputs: tuple[Rows, ...]
 
@@ -60,8 +60,8 @@ class Samples:
     """Features and targets of one set of samples.
 
     Attributes:
-        x: As the model takes them.
-        y: As the loss takes them.
+        x: The features, in the form the model takes.
+        y: The targets, in the form the loss takes.
     """
 
     x: Rows
@@ -92,9 +92,9 @@ class DataSet:
     """The samples of a run, ready for the model.
 
     Attributes:
-        train: For learning.
-        validation: For the metrics after every epoch.
-        test: For judging the trained model.
+        train: The samples for training.
+        validation: The samples for the metrics after every epoch.
+        test: The samples for evaluating the trained model.
     """
 
     train: Samples

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def pandas_sample(num_rows: int, fraction: float, seed: int) -> NDArray[np.int64]:
     """Returns the rows that ``DataFrame.sample(frac=fraction, random_state=seed)`` takes, in order.
 
-    CANDLE shuffles (fraction 1) and samples with it. int64, shape (rows taken,).
+    CANDLE uses it to shuffle (fraction 1) and to sample. int64, shape (rows taken,).
     """
     random = np.random.RandomState(seed)  # the generator that pandas uses for an integer seed
     return random.choice(num_rows, size=round(fraction * num_rows), replace=False).astype(np.int64)

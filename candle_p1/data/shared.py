@@ -1,8 +1,8 @@
 """Arrays of which the ranks of a node share one copy.
 
-They lie in a file in memory (or on disk, if shared memory is too small) that every rank of the node
+They are in a file in memory (or on disk, if shared memory is too small) that every rank of the node
 maps, and that has been unlinked, so that it vanishes with the last of them. Users get the arrays
-read-only; candle_p1.data.transforms changes them by all ranks together, a share each.
+read-only; with candle_p1.data.transforms, all ranks change them together, each its share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NoRoomError(DataError):
 
 
 class _Mapping(mmap.mmap):
-    """Mapped memory that knows which ranks share it."""
+    """Mapped memory that records which ranks share it."""
 
     node: Communicator
 
@@ -48,12 +48,12 @@ class _Mapping(mmap.mmap):
 class NodeArray:
     """An array that the ranks of a node write together. Creating one is collective over the node.
 
-    Memory is taken as elements are written; if ranks share the array, they use `write`, or call
-    `reserve` first. A single process has it in its own memory.
+    Memory is allocated as elements are written; ranks that share the array use `write`, or call
+    `reserve` first. A single process has the array in its own memory.
 
     Args:
-        shape: Rows first; `keep` may reduce their number.
-        dtype: Of the elements.
+        shape: The shape, rows first; `keep` may reduce their number.
+        dtype: The type of the elements.
         node: The ranks of this node.
         directory: Where its file is created.
 
@@ -96,9 +96,9 @@ class NodeArray:
         self.array = np.frombuffer(mapping, dtype).reshape(shape)
 
     def reserve(self, first: int, last: int) -> None:
-        """Takes the memory for some elements, by index, so that writing them cannot fail.
+        """Allocates the memory for some elements, by index, so that writing them cannot fail.
 
-        Only the rank that writes them calls it.
+        Called only by the rank that writes them.
 
         Raises:
             NoRoomError: There is not enough memory.
@@ -109,7 +109,7 @@ class NodeArray:
                 os.posix_fallocate(self._file, first * size, (last - first) * size)
 
     def write(self, first: int, elements: NDArray[Any]) -> None:
-        """Writes elements through the file, which costs less than a page fault for every 4 KiB.
+        """Writes elements through the file, which is cheaper than a page fault for every 4 KiB.
 
         Args:
             first: The index of the first element.
@@ -127,7 +127,7 @@ class NodeArray:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Turns the errors of a full file system into NoRoomError."""
+        """Converts the errors of a full file system into NoRoomError."""
         try:
             status = os.fstatvfs(self._file)
             if status.f_bavail < ROOM_LEFT * status.f_blocks:
@@ -157,9 +157,9 @@ def allocate(
     node: Communicator,
     notify: Callable[[str], None] | None = None,
 ) -> NodeArray:
-    """Returns an array whose memory is already taken; collective over the node.
+    """Returns an array whose memory is already allocated; collective over the node.
 
-    `notify` is told as by `try_directories`.
+    `notify` is called as by `try_directories`.
 
     Raises:
         DataError: There is no space in memory or on disk; the same on the node's ranks.
@@ -177,9 +177,9 @@ def allocate(
 def try_directories(
     make: Callable[[Path], T], node: Communicator, notify: Callable[[str], None] | None
 ) -> T:
-    """Returns what `make` gives for a directory in memory or, if that is too small, on disk.
+    """Returns what `make` returns for a directory in memory or, if that is too small, on disk.
 
-    `make` raises NoRoomError on all ranks; `notify` is told, on one of them, if the disk is used.
+    `make` raises NoRoomError on all ranks; `notify` is called, on one of them, if the disk is used.
 
     Raises:
         DataError: There is no space in either.
@@ -204,7 +204,7 @@ def try_directories(
 
 
 def sharers(array: NDArray[Any]) -> Communicator:
-    """Returns the ranks that share this memory; usually a single one."""
+    """Returns the ranks that share this memory; just this one if it is not shared."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -222,7 +222,7 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
-    """Returns an open file of this size, which takes no memory yet; collective."""
+    """Returns an open file of this size that uses no memory yet; collective."""
 
     def create() -> str:
         try:
@@ -244,7 +244,7 @@ def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
 
 
 def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
-    """Returns what a rank's work gives; a NoRoomError of one rank is raised on all; collective."""
+    """Returns the result of a rank's work; a NoRoomError of one is raised on all; collective."""
     error = None
     try:
         result = work()

@@ -56,7 +56,7 @@ class Source:
     prefix: bytes = b""
 
     def read_head(self, layout: CsvLayout) -> Head:
-        """Reads the first line, keeps the bytes read for it as prefix, and returns what it says.
+        """Reads the first line, keeps the bytes read so far as prefix, and returns what it says.
 
         Raises:
             DataError: The file is empty, its header does not match the layout, or it cannot be
@@ -93,10 +93,10 @@ class Source:
         return Head(fields, len(fields), len(text) - len(content) + len(line) + 1)
 
     def read(self, into: memoryview, start: int) -> None:
-        """Fills memory with the bytes from a position on; threads may do so at once.
+        """Fills memory with the bytes from a position on; threads may call it concurrently.
 
         Raises:
-            DataError: The file is shorter than it was.
+            DataError: The file has become shorter.
             OSError: It cannot be read.
         """
         known = self.prefix[start : start + len(into)]
@@ -115,7 +115,7 @@ class Source:
             raise self._changed()
 
     def line_number(self, position: int) -> int:
-        """Returns the number, from 1, of the line that has the byte at a position."""
+        """Returns the number, from 1, of the line that contains the byte at a position."""
         blocks = range(0, position, BLOCK_BYTES)
         return 1 + sum(
             os.pread(self.file, min(BLOCK_BYTES, position - start), start).count(b"\n")

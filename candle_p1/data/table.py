@@ -18,10 +18,10 @@ class CsvLayout:
     Attributes:
         header: Whether the first line has the columns' names.
         text_columns: The names of the columns of text; the others are numbers.
-        separator: One character.
-        missing: What stands for a missing number; by default none may be missing.
-        num_columns: The number of fields of every row; None takes that of the first line.
-        label_column: The column that has the class, for messages; None if there is none.
+        separator: The separator, one character.
+        missing: What stands for a missing number; by default, none may be missing.
+        num_columns: The number of fields of every row; None means that of the first line.
+        label_column: The column that holds the class, for messages; None if there is none.
     """
 
     header: bool = False

@@ -1,8 +1,8 @@
 """Changing float32 matrices in place: scaling, filling in missing values, joining.
 
 If the ranks of a node share a matrix (candle_p1.data.shared), they change it together, each its
-share of the columns or rows, and every function here is collective over the node. The result has
-the same bits as with one process.
+share of the columns or rows, and every function here is collective over the node. The result is
+bit-identical to that of one process.
 
 CANDLE fits the scaling to the training and the test samples together, and so does the default here,
 for comparability; a fair test fits it to the training samples only. The results are those of
@@ -95,7 +95,7 @@ def change_rows(matrix: Matrix, change: Callable[[int, Matrix], None]) -> None:
 
     Args:
         matrix: Rows first, with any number of dimensions.
-        change: Takes the number of the first row, and the rows, which it changes. The blocks do not
+        change: Gets the number of the first row, and the rows, which it changes. The blocks do not
             depend on the number of ranks; random values must be derived from the row number.
     """
     with _shared(matrix) as share:
@@ -143,7 +143,7 @@ def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
 def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
     """Returns rows of several matrices side by side, shared if the first matrix is.
 
-    A part is a matrix and the rows to take of it, int64, shape (rows,), as many of each.
+    A part is a matrix and the rows to take from it, int64, shape (rows,), the same number for each.
     """
     num_rows = len(parts[0][1])
     num_columns = sum(matrix.shape[1] for matrix, _ in parts)
@@ -163,7 +163,7 @@ def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
 
 @contextmanager
 def _shared(*matrices: Matrix) -> Iterator[Callable[[int], slice]]:
-    """Waits for the sharers before and after; gives a function that finds this rank's share."""
+    """Waits for the sharers before and after; yields a function that finds this rank's share."""
     node = next((node for node in map(sharers, matrices) if node.size > 1), SerialCommunicator())
     node.barrier()
     yield lambda num: slice(*share_bounds(num, node.rank, node.size))

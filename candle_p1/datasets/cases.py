@@ -30,9 +30,9 @@ def write_cases(
         features: The features' names.
         types: The cancer types.
         cases: The patient's number and the index of the type, for each row.
-        values: Returns a row's values, shape (features,), for these two.
+        values: Returns a row's values, shape (features,), for such a pair.
         decimals: Digits after the point; trailing zeros are omitted.
-        rows_per_block: Rows in memory at a time.
+        rows_per_block: The number of rows in memory at a time.
     """
     yield ",".join([*LAYOUT.text_columns, *features]).encode() + b"\n"
     for start in range(0, len(cases), rows_per_block):

@@ -37,7 +37,7 @@ BLOCK_BYTES = 1 << 18
 TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Client errors (4xx) after which another attempt may succeed."""
 TIMEOUTS_S = (10, 60)
-"""How long to wait for a connection, and how long it may stay silent."""
+"""How long to wait for a connection, and how long an open one may stay silent."""
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 """The pause before the first retry, which doubles with each, and the longest one."""
 
@@ -61,7 +61,7 @@ class _TransientError(Exception):
 
 @dataclass(frozen=True)
 class Version:
-    """The version of a file that a server has, and a partial file the beginning of.
+    """The version of a file on a server, of which a partial file is the beginning.
 
     Attributes:
         url: Where it comes from, without a password.
@@ -89,11 +89,11 @@ class ResumingDownloader:
     Args:
         path: The file's final path; its partial file is kept beside it, and must be locked.
         num_retries: How many attempts in a row, after the first, may fail without a new byte.
-        progress: Told how far the download is.
-        notify: Told when an attempt has failed and another one follows.
+        progress: Called with the progress of the download.
+        notify: Called when an attempt has failed and another one follows.
 
     Attributes:
-        version: What the server said about the file that was downloaded last.
+        version: The version of the file that was downloaded last.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class ResumingDownloader:
             raise CannotDownloadError(str(error) or type(error).__name__) from error
 
     def _resume_point(self, url: str) -> tuple[int, str]:
-        """Returns how many bytes are there already, and their validator; 0 if they are no use."""
+        """Returns how many bytes there are already, and their validator; 0 if they are unusable."""
         try:
             version = Version(**json.loads(self._version_path.read_text(encoding="utf-8")))
             start = min(self._partial_bytes(), (version.total_bytes or 0) - 1)
@@ -194,7 +194,7 @@ class ResumingDownloader:
         return start, version.validator
 
     def _receive(self, response: requests.Response, url: str, start: int) -> None:
-        """Writes what a response brings, from `start` on if it continues the partial file."""
+        """Writes the content of a response, from `start` on if it continues the partial file."""
         if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             self._version_path.unlink()
             raise _TransientError("the file on the server has become shorter")
@@ -245,12 +245,12 @@ def without_password(url: str) -> str:
 
 
 def _check_response(response: requests.Response, name: str) -> None:
-    """Refuses a response that does not bring the file's own bytes.
+    """Refuses a response that does not contain the file's own bytes.
 
     Raises:
         CannotDownloadError: The server refuses, compresses the file, or sends a web page, such as
-            that of a login or of a mirror that has moved.
-        _TransientError: The server may answer otherwise later.
+            a login page or that of a mirror that has moved.
+        _TransientError: A later attempt may succeed.
     """
     status, headers = response.status_code, response.headers
     if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):

@@ -1,7 +1,7 @@
 """Fetching a benchmark's published files: checked by SHA-256, safe to interrupt and to repeat.
 
-pooch compares what was downloaded with the expected sum, and gives the file its name only if they
-match. What it lacks is added: a downloader that resumes (candle_p1.datasets.download), a lock
+pooch compares what was downloaded with the expected checksum, and gives the file its name only if
+they match. What it lacks is added here: resuming downloads (candle_p1.datasets.download), a lock
 against two fetches at once, and unpacking that refuses unsafe archives (candle_p1.datasets.unpack).
 """
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from candle_p1.datasets.storing import Notify, Progress
 
 RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME)
-"""Names that the directory's own files have."""
+"""The names of the directory's own files."""
 
 
 @dataclass(frozen=True)
 class FetchedFile:
-    """A file that is there now.
+    """A file that was fetched or already present.
 
     Attributes:
         path: Where it is.
         file_bytes: Its size.
         sha256: The SHA-256 of its bytes.
-        source: The URL it was downloaded from just now; None if it was there already.
+        source: The URL it was just downloaded from; None if it was already present.
         unpacked: If it is an archive, the files that were in it.
     """
 
@@ -66,16 +66,16 @@ def fetch(
 ) -> list[FetchedFile]:
     """Downloads the files that a directory does not have yet, and checks those it has.
 
-    Other processes that fetch into the same directory wait, and then find the files there. Archives
-    are unpacked into the directory.
+    Other processes that fetch into the same directory wait and then find the files. Archives are
+    unpacked into the directory.
 
     Args:
-        benchmark: The benchmark's name, under which sums are published.
+        benchmark: The benchmark's name, under which checksums are published.
         names: The files' names; the result has the same order.
         url: The directory they are in: http, https or file.
-        directory: Where they go; made if missing.
-        progress: Told how far each download is.
-        notify: Told when another process is waited for, or a download is tried again.
+        directory: Where they go; created if missing.
+        progress: Called with the progress of each download.
+        notify: Called when another process is waited for, or a download is retried.
         num_retries: How many attempts in a row, after the first, may fail without a new byte.
 
     Raises:
@@ -122,7 +122,7 @@ def fetch(
 
 
 def _find(path: Path, expected: Expected | None, may_unpack: bool = True) -> FetchedFile | None:
-    """Returns a file that is there, with its unpacked files; else None.
+    """Returns a file if it exists, with its unpacked files; else None.
 
     Raises:
         DataError: The file is synthetic or is not the expected one, or an archive is unsafe.
@@ -164,7 +164,7 @@ def _download(
     """
     import pooch  # type: ignore[import-untyped]
 
-    pooch.get_logger().setLevel("WARNING")  # it would log URLs, with their passwords
+    pooch.get_logger().setLevel("WARNING")  # it would log URLs with their passwords
     url = base_url + quote(path.name)
     known = pooch.create(
         path=path.parent,
@@ -176,7 +176,7 @@ def _download(
     shown_url = without_password(url)
     try:
         known.fetch(path.name, downloader=downloader)
-    except ValueError as error:  # the sum is wrong; pooch has removed the file
+    except ValueError as error:  # the checksum is wrong; pooch has removed the file
         assert expected is not None
         remedy = "Try again, or use another mirror with --data_url"
         if not expected.published:

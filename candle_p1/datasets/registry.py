@@ -1,7 +1,8 @@
-"""The SHA-256 a file has to have: published, or recorded at its first download.
+"""The SHA-256 that a file must have: published, or recorded at its first download.
 
-Few of CANDLE's files have a published sum; these are in ``registry.json``. For the others the first
-download is recorded in ``fetched.json`` beside them, and later ones into that directory must match.
+Few of CANDLE's files have a published checksum; these are in ``registry.json``. For the others, the
+first download is recorded in ``fetched.json`` beside them, and later ones into that directory must
+match.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ RECORD_NAME = "fetched.json"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a file has to be.
+    """The properties that a file must have.
 
     Attributes:
         sha256: The SHA-256 of its bytes.
         file_bytes: Its size.
-        published: Whether the sum is published; otherwise it was recorded at the first download.
-        source: Where the sum comes from, for messages.
+        published: Whether the checksum is published; else it was recorded at the first download.
+        source: Where the checksum comes from, for messages.
     """
 
     sha256: str
@@ -35,17 +36,17 @@ class Expected:
 
 
 def expected_file(benchmark: str, name: str, directory: Path) -> Expected | None:
-    """Returns what a file has to be; None if its sum is neither published nor recorded.
+    """Returns the properties a file must have; None if no checksum is published or recorded.
 
     Raises:
         DataError: The directory's record of downloads cannot be read.
     """
     published = published_sums().get(benchmark, {}).get(name)
     if published:
-        return Expected(published["sha256"], published["bytes"], True, "the published sum")
+        return Expected(published["sha256"], published["bytes"], True, "the published checksum")
     recorded = _recorded(directory).get(name)
     if recorded:
-        source = f"the sum recorded at the first download, {recorded['time']}"
+        source = f"the checksum recorded at the first download, {recorded['time']}"
         return Expected(recorded["sha256"], recorded["bytes"], False, source)
     return None
 

@@ -1,4 +1,4 @@
-"""Which files of a benchmark there are, and what is known about them without reading them."""
+"""Which files of a benchmark exist, and what is known about them without reading them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
         state: "absent", "real", "synthetic", or "wrong size" if it cannot be the expected file.
         file_bytes: Its size; None if it is absent.
         partial_bytes: The size of an interrupted download; 0 if there is none.
-        sha256: The sum it must have, or was made with; None if none is known.
+        sha256: The checksum it must have, or was generated with; None if none is known.
         sha256_source: "published", "recorded" at the first download, "synthetic", or None.
 
     Raises:
@@ -53,7 +53,7 @@ def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
 
 
 def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
-    """Returns a recipe's data sets in the data directory, which runs have made."""
+    """Returns a recipe's data sets in the data directory, which runs have generated."""
     found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
     manifests = [Manifest.read(directory) for directory in found]
     return [each for each in manifests if each and each.made_of.get("name") == recipe.name]

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Notify = Callable[[str], None]
-"""Takes a sentence for the user."""
+"""Called with a message for the user."""
 
 Progress = Callable[[str, int, int], None]
-"""Takes a file's name, its bytes so far, and the bytes expected; 0 if that is not known."""
+"""Called with a file's name, its bytes so far, and the bytes expected (0 if not known)."""
 
 LOCK_NAME = ".lock"
 
@@ -30,7 +30,7 @@ def partial_path(directory: Path, name: str) -> Path:
 
 @contextmanager
 def storing(directory: Path, remedy: str) -> Iterator[None]:
-    """Turns errors of the file system into a DataError.
+    """Converts errors of the file system into a DataError.
 
     `remedy` says what the user can do, as a clause.
     """
@@ -42,9 +42,9 @@ def storing(directory: Path, remedy: str) -> Iterator[None]:
 
 
 def locked(directory: Path, notify: Notify | None = None) -> AbstractContextManager[Any]:
-    """Returns a context in which no other process writes to a directory, which is made if missing.
+    """Returns a context in which no other process writes to a directory, created if missing.
 
-    `notify` is told if another process has to be waited for.
+    `notify` is called if another process must be waited for.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(directory / LOCK_NAME)

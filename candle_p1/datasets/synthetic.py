@@ -1,4 +1,4 @@
-"""Synthetic data sets: made from a recipe and a seed, and described by a manifest.
+"""Synthetic data sets: generated from a recipe and a seed, and described by a manifest.
 
 A recipe gives the content of each file as blocks of bytes; everything else is here. Files get their
 names only when all of them are complete, and the manifest ``synthetic.json`` is written last. So a
@@ -84,7 +84,7 @@ def ensure(
         DataError: It cannot be written.
     """
     directory = data_directory() / "synthetic" / f"{recipe.name}-{size}-{seed}-v{recipe.version}"
-    found = _find(recipe, size, seed, directory)  # first without the lock, which jobs queue at
+    found = _find(recipe, size, seed, directory)  # first without the lock, for which jobs queue
     return found or _make(recipe, size, seed, directory, progress)
 
 
@@ -133,7 +133,7 @@ def _make(
         " make another --out"
     )
     with storing(directory, remedy), locked(directory):
-        found = _find(recipe, size, seed, directory)  # another job may have made it meanwhile
+        found = _find(recipe, size, seed, directory)  # another job may have made it in the meantime
         if found:
             return found
         files = _write_all(recipe.files(size, seed), directory, progress)

@@ -1,9 +1,9 @@
 """Unpacking archives into their own directory, and nowhere else.
 
-pooch's processors do not serve here: they overwrite existing files, and Untar has no filter before
-Python 3.12. So every member is checked before the first is written, and an archive with a path that
-leaves the directory, a link or a device is refused as a whole. Only the files' contents are taken
-over, never their owners or modes.
+pooch's processors are not suitable: they overwrite existing files, and Untar has no filter before
+Python 3.12. Here, every member is checked before the first is written, and an archive with a path
+that leaves the directory, a link or a device is refused as a whole. Only the files' contents are
+used, never their owners or modes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TAR_SUFFIXES = (".tar.gz", ".tgz")
 SUFFIXES = (*TAR_SUFFIXES, ".zip")
-"""Of the files that are unpacked."""
+"""The suffixes of files that are unpacked."""
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError)
 
 
@@ -61,9 +61,9 @@ def unpack(archive: Path, reserved: Collection[str] = ()) -> list[Path]:
         reserved: Names in the directory that no member may have.
 
     Raises:
-        DataError: It is damaged, or has members that would lie outside of the directory or would
-            replace another file there. No file was unpacked then.
-        OSError: The directory cannot be written to, or has not enough space.
+        DataError: It is damaged, or has members that would be outside the directory or would
+            replace another file there. In this case, no file was unpacked.
+        OSError: The directory cannot be written to, or does not have enough space.
     """
     directory = archive.parent
     staging = directory / f".{archive.name}.unpacking"
@@ -89,7 +89,7 @@ def unpack(archive: Path, reserved: Collection[str] = ()) -> list[Path]:
 
 @contextmanager
 def _opened(archive: Path, reserved: Collection[str]) -> Iterator[dict[Path, _Member]]:
-    """Opens an archive; gives its files by relative path, after all its members were checked.
+    """Opens an archive and checks its members; yields its files by relative path.
 
     Raises:
         DataError: It is unsafe or, also while its files are read, damaged.
@@ -126,11 +126,11 @@ def _problem(member: _Member, reserved: Collection[str]) -> str | None:
     """Returns what is wrong with a member, as a clause; None if nothing is."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:
-        return "would lie outside of this directory"
+        return "would be outside this directory"
     if not (member.is_file or member.is_directory):
         return "is neither a file nor a directory"
     if "\0" in member.name or (member.is_file and not path.parts):
-        return "has no proper name"
+        return "has no valid name"
     if path.parts and (path.parts[0] in reserved or ".partial" in path.suffixes):
         return "has a name reserved for the record of this directory"
     return None
@@ -139,7 +139,7 @@ def _problem(member: _Member, reserved: Collection[str]) -> str | None:
 def _check_target(archive: Path, unpacked: Path, target: Path) -> None:
     directory = archive.parent.resolve()
     if not target.parent.resolve().is_relative_to(directory):
-        raise DataError(f"not unpacked: {target} leads outside of {directory}", archive)
+        raise DataError(f"not unpacked: {target} leads outside {directory}", archive)
     same = target.is_file() and filecmp.cmp(unpacked, target, shallow=False)
     if target.is_symlink() or (target.exists() and not same):
         raise DataError(
