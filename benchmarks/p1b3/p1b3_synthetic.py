@@ -7,8 +7,8 @@ drugs are absent from some files, and some values are missing.
 The paper gives P1B3 a "training file" of 318 MB and a "testing file" of 103 MB, which match no
 single file that CANDLE reads. We take the 103 MiB to be the dose responses, and the 318 MiB to be
 the other eight files together. After CANDLE's processing (concentrations between 1e-5 and 1e-4
-molar, naive balancing, join with expression and descriptors), as many responses remain as its README
-reports: 1,000,151 for training and validation, and about 14,740 for testing.
+molar, naive balancing, join with expression and descriptors), as many responses remain as its
+README reports: 1,000,151 for training and validation, and about 14,740 for testing.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Screening:
     def test_lines(self) -> Integers:
         """Returns the indices of the lines reserved for testing, ascending.
 
-        They are spread evenly over all lines in the order of their responses, as are the test drugs.
-        Their share of the responses after balancing is thus their share of the lines or drugs.
+        They are spread evenly over all lines in the order of their responses, as are the test
+        drugs. So their share of the responses after balancing is their share of the lines or drugs.
         """
         return _spread(self.growth.mean(axis=0).argsort(), NUM_TEST_LINES, self._random(TEST, 0))
 

@@ -84,10 +84,10 @@ class FileFacts(Section):
     Attributes:
         path: The path from which it was read.
         file_bytes: Its size.
-        sha256: The hash of its bytes.
+        sha256: The SHA-256 of its bytes.
         num_rows: The number of rows of its table.
         num_columns: The number of columns of its table.
-        values_sha256: The hash of the float32 matrix as read, in row order, before any scaling,
+        values_sha256: The SHA-256 of the float32 matrix as read, in row order, before any scaling,
             followed by the columns of text, if any.
         load: How long each rank took to read it.
     """
@@ -108,7 +108,7 @@ class DataFacts(Section):
         synthetic: Whether the files were generated.
         loader: The loading method.
         load_threads: The reading threads of each rank, if the loader is parallel or cached.
-        files: By role: train, test, …
+        files: The files, by role: train, test, …
         scaling: How the features were scaled.
         scaling_fit: Whether the scaling was fitted to all samples or to those trained on.
         num_train: The number of training samples.
@@ -165,7 +165,7 @@ class DistributedFacts(Section):
     Attributes:
         backend: "serial" or "horovod".
         averaging_checked: Whether the self-test of the averaging ran.
-        stall_shutdown_s: The time after which a stalled collective ends the job; 0 means never.
+        stall_shutdown_s: The time after which a stalled collective ends the job; 0: never.
         settings: Horovod's settings, by environment variable.
     """
 
@@ -314,7 +314,7 @@ class Messages(Section):
         library: The library that performed them.
         num_calls: The number of calls of all ranks together.
         num_bytes: The data that all ranks contributed in all calls together.
-        time: The time from call to result, summed over all calls, including overlapping ones.
+        time: The time from call to result, summed over all calls; overlapping ones count in full.
     """
 
     library: Literal["mpi", "horovod"]
