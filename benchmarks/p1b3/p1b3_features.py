@@ -1,7 +1,7 @@
 """How the planted factors determine the columns of P1B3's synthetic feature tables.
 
 A column is a weighted sum of a few factors, plus noise. Every factor contributes to many columns,
-so any selection of some hundred columns reflects all factors. Levels are written unchanged; counts,
+so any few hundred columns reflect all factors. Levels are written unchanged; counts,
 such as those of a fragment in a molecule, are rounded; flags indicate that the sum exceeds a
 threshold.
 """

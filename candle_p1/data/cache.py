@@ -86,7 +86,7 @@ def read_cached(
 ) -> Table:
     """Reads a table from its cache, which is first made if none matches; collective.
 
-    `notify` is told, on rank 0, why a cache is rebuilt.
+    `notify` is called, on rank 0, with the reason why a cache is rebuilt.
 
     Returns:
         The table. A single process maps the file, and changes go to a private copy; several ranks

@@ -1,6 +1,6 @@
 """The GPUs of a job, which are those that its ranks compute on, as sources of power readings.
 
-Of the GPUs that a rank sees, it computes on one, which candle_p1.distributed.devices chooses. What
+A rank computes on one of the GPUs that it sees, chosen by candle_p1.distributed.devices. What
 it sees is in its environment, as CUDA and HIP read it: indices, or prefixes of UUIDs, up to the
 first that matches no GPU.
 """

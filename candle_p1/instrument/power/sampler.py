@@ -28,7 +28,7 @@ END_S = 5.0
 
 
 class Sampler:
-    """Samples all channels of some sources at a steady rate, in a thread of its own.
+    """Samples all channels of some sources at a steady rate, in a separate thread.
 
     The first sample is taken by `start` and the last by `stop`. Errors of sensors are not raised: a
     sensor that fails ends its trace, which says why.
