@@ -70,7 +70,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
     """Trains a benchmark with bound parameters; see `run`."""
     _check_same_parameters(params, comm)
-    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # fails before minutes of loading
+    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before loading, which takes minutes
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
     timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
@@ -350,7 +350,7 @@ def _train(
         validation,
         keras.callbacks.LambdaCallback(on_epoch_end=log_epoch),
     ]
-    if params["tensorboard"] and comm.rank == 0:  # before others change the learning rate
+    if params["tensorboard"] and comm.rank == 0:  # before callbacks that change the rate
         callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
     if plan.warmup_epochs:
         callbacks.append(LearningRateWarmup(plan))

@@ -179,7 +179,7 @@ class Drugs:
 
 
 def most_active(growth: Floats, num: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Returns which drugs roughly reduce the growth of all lines the most, shape (drugs,).
+    """Returns approximately which drugs reduce the growth of all lines the most, shape (drugs,).
 
     Args:
         growth: Percent, shape (drugs, lines).

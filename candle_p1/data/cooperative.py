@@ -62,7 +62,7 @@ def read_together(
     """Returns a table, which the ranks of a node share; collective.
 
     Without `comm`, this process reads alone. `block_bytes` is the size of a rank's block. `notify`
-    is called, on one rank of a node, if its shared memory is too small.
+    is called, on one rank of each node, if its shared memory is too small.
 
     Raises:
         DataError: The file cannot be read or does not match the layout; the same on all ranks.

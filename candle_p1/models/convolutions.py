@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 CONV_FIELDS = 3
 """Each convolution is three numbers in --conv: filters, kernel length, stride."""
 MAX_KERNEL_SIZE = 2**31
-"""The maximum number of weights of a locally connected layer; 8 GiB or more must be a mistake."""
+"""The maximum number of weights of a locally connected layer; over 8 GiB must be a mistake."""
 
 
 class _Convolution(NamedTuple):
