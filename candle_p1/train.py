@@ -28,6 +28,7 @@ from candle_p1.records import environment
 from candle_p1.records.record import finite
 from candle_p1.records.spread import Seconds
 from candle_p1.scaling import ScalingPlan, share_epochs
+from candle_p1.text import print_error
 from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.training.setup import (
     build_model,
@@ -196,7 +197,7 @@ def main(benchmark: Benchmark) -> None:
     try:
         comm = connect()
     except CandleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(EXIT_CODE)
     try:
         # Only one rank prints, also for --help, which ends here.
@@ -207,10 +208,10 @@ def main(benchmark: Benchmark) -> None:
     except CandleError as error:
         if error.agreed:
             if comm.rank == 0:
-                print(f"error: {error}", file=sys.stderr, flush=True)
+                print_error(error)
             comm.barrier()  # a launcher ends the job at the first exit; let rank 0 print first
             sys.exit(EXIT_CODE)
-        print(f"error: rank {comm.rank}: {error}", file=sys.stderr, flush=True)
+        print_error(f"rank {comm.rank}: {error}")
         comm.abort(EXIT_CODE)
     except Exception:
         traceback.print_exc()

@@ -21,6 +21,7 @@ from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
+from candle_p1.text import ERROR_MARK
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 JOB_FILE, OUTCOMES_FILE = "job.pickle", "outcomes.pickle"
 """The files of a job's directory: the job, and the outcome of each rank."""
-ERROR_MARK = "error: "
 GRACE_S = 5.0
 """How long a job may take to end after SIGTERM."""
 KILLED = (-9, 128 + 9)

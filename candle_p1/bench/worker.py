@@ -10,10 +10,11 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.job import ERROR_MARK, JOB_FILE, OUTCOMES_FILE
+from candle_p1.bench.job import JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.text import print_error
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def serve(measure: Callable[[Any, Communicator], Any]) -> None:
         if outcomes is not None:
             (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
     except CandleError as error:  # all ranks raise the same
-        print(f"{ERROR_MARK}{error}", file=sys.stderr, flush=True)
+        print_error(error)
         sys.exit(EXIT_CODE)
     except Exception:
         if comm is None:

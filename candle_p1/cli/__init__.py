@@ -9,6 +9,7 @@ import click
 
 from candle_p1 import __version__
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.text import print_error
 
 COMMANDS = (
     "run",
@@ -49,5 +50,5 @@ def main() -> None:
     try:
         cli(prog_name="candle-p1")
     except CandleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(EXIT_CODE)

@@ -39,6 +39,7 @@ from candle_p1.studies.run_state import (
     pids_of,
     state_of,
 )
+from candle_p1.text import ERROR_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 WATCHDOG_S = 15.0
 """How long the watchdog server may take to complete a record after the last rank has gone."""
 POLL_S = 0.1
-ERROR_MARK = "error: "
 
 
 def launch(run: PlannedRun, directory: Path | None = None) -> Launch:

@@ -23,6 +23,7 @@ from rich.progress import (
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, launcher_variable
 from candle_p1.errors import ParameterError
 from candle_p1.records.summary import summary
+from candle_p1.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +70,9 @@ class Screen:
         self._print(f"warning: {text}", style="yellow")
 
     def _print(self, what: str | Table, style: str | None = None) -> None:
-        options = {"markup": False} if isinstance(what, str) else {}
+        options = {}
+        if isinstance(what, str):
+            what, options = printable(what), {"markup": False}
         self._console.print(what, style=style, **options)  # type: ignore[arg-type]
         if self._log:
             log = Console(file=self._log, soft_wrap=True, highlight=False)

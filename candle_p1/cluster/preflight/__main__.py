@@ -22,6 +22,7 @@ from candle_p1.cluster.preflight.examination import check_ranks, examine
 from candle_p1.distributed.comm import NODE_VARIABLE, connect
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         comm = connect()
     except CandleError as error:  # perhaps on this node alone, and the others wait for this rank
         node = os.environ.get(NODE_VARIABLE) or platform.node()
-        print(f"error: node {node}: {error}", file=sys.stderr)
+        print_error(f"node {node}: {error}")
         sys.exit(EXIT_CODE)
     try:
         check_ranks(layout, comm)
@@ -107,14 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoReturn:
     if error.agreed:
         if comm.rank == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print_error(error)
         comm.barrier()
         sys.exit(EXIT_CODE)
     # To MPI every rank is the only one, so all have the same error. aprun does not tell the number
     # of ranks, so its rank 0 has none.
     if layout.rank != (0 if layout.size is not None else 1):
         sys.exit(0)
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    print_error(error)
     sys.exit(EXIT_CODE)
 
 
