@@ -1,8 +1,10 @@
-"""Writing files so that a reader never sees an incomplete one."""
+"""Writing files so that a reader never sees an incomplete one; reading files that end."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -30,3 +32,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
+
+
+def read_regular_file(path: Path, encoding: str = "utf-8") -> str:
+    """Returns the text of a file; refuses pipes and devices, which may never end.
+
+    Raises:
+        OSError: It cannot be read, or is not a regular file.
+        ValueError: It is not text in this encoding, or its path contains a NUL character.
+    """
+    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding=encoding) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+        return file.read()

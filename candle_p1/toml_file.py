@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.files import read_regular_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,10 +56,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ParameterError: It cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular_file(path))
     except OSError as error:
         raise ParameterError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: not TOML: {error}") from error
 
 

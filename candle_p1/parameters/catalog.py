@@ -17,6 +17,10 @@ from candle_p1.parameters.parameter import Parameter, Role
 
 MAX_SEED = 2**32 - 1
 """The largest seed that Keras and NumPy accept."""
+MAX_UNITS = 2**20
+"""More units, filters or inputs of one layer must be a mistake."""
+MAX_EPOCHS = 10**7
+MAX_LEARNING_RATE = 1_000_000
 INITIALIZATIONS = (
     "constant",
     "uniform",
@@ -95,9 +99,17 @@ _PREPROCESSING = _group(
 
 _MODEL = _group(
     "model",
-    Parameter("dense", int, None, "units of each dense layer", minimum=1, many=True),
     Parameter(
-        "conv", int, None, "filters, length and stride of each convolution", minimum=1, many=True
+        "dense", int, None, "units of each dense layer", minimum=1, maximum=MAX_UNITS, many=True
+    ),
+    Parameter(
+        "conv",
+        int,
+        None,
+        "filters, length and stride of each convolution",
+        minimum=1,
+        maximum=MAX_UNITS,
+        many=True,
     ),
     Parameter(
         "locally_connected", bool, False, "locally connected layers for conv", needs_support=True
@@ -105,7 +117,15 @@ _MODEL = _group(
     Parameter("activation", str, None, "activation of the inner layers", short=("-a",)),
     Parameter("out_activation", str, None, "activation of the last layer"),
     Parameter("dropout", float, None, "fraction of units to drop", minimum=0, below=1),
-    Parameter("pool", int, None, "pooling length after each convolution", minimum=1, many=True),
+    Parameter(
+        "pool",
+        int,
+        None,
+        "pooling length after each convolution",
+        minimum=1,
+        maximum=MAX_UNITS,
+        many=True,
+    ),
     Parameter(
         "batch_normalization", bool, False, "normalize batches between layers", needs_support=True
     ),
@@ -117,9 +137,23 @@ _REQUIRED = _group(
     Parameter("loss", str, None, "name of the loss function in Keras"),
     Parameter("optimizer", str, None, "name of the optimizer in Keras"),
     Parameter("metrics", str, None, "name of the metric in Keras"),
-    Parameter("epochs", int, None, "epochs, before scaling", short=("-e",), minimum=1),
     Parameter(
-        "batch_size", int, None, "samples per step and rank, unscaled", short=("-z",), minimum=1
+        "epochs",
+        int,
+        None,
+        "epochs, before scaling",
+        short=("-e",),
+        minimum=1,
+        maximum=MAX_EPOCHS,
+    ),
+    Parameter(
+        "batch_size",
+        int,
+        None,
+        "samples per step and rank, unscaled",
+        short=("-z",),
+        minimum=1,
+        maximum=2**24,
     ),
     required=True,
 )
@@ -133,6 +167,7 @@ _TRAINING = _group(
         "learning rate, before scaling; None: the optimizer's default",
         short=("-lr",),
         above=0,
+        maximum=MAX_LEARNING_RATE,
     ),
     Parameter("early_stop", bool, False, "stop when the validation loss no longer falls"),
     Parameter(
@@ -195,6 +230,7 @@ _SPEED = _group(
         0,
         "threads per rank that read (parallel, cached); 0: as many as compute",
         minimum=0,
+        maximum=1024,
     ),
     Parameter(
         "kernels", str, "fast", "fast layers and optimizers where available, or Keras's own (plain)"
@@ -207,7 +243,12 @@ _PLACES = _group(
     "data",
     Parameter("cache_dir", str, None, "directory of the caches; None: cache/ in $CANDLE_DATA_DIR"),
     Parameter(
-        "cache_limit", float, 0.0, "limit of all caches together, in GiB; 0: no limit", minimum=0
+        "cache_limit",
+        float,
+        0.0,
+        "limit of all caches together, in GiB; 0: no limit",
+        minimum=0,
+        maximum=2**30,
     ),
     Parameter(
         "stage_dir", str, None, "node-local directory ($TMPDIR, …) that caches are copied to"
@@ -244,9 +285,21 @@ _DATA_PARALLEL = _group(
     ),
     Parameter("batch_scaling", str, "none", "growth of each rank's batch size with the ranks"),
     Parameter("lr_scaling", str, "linear", "growth of the learning rate with the ranks"),
-    Parameter("warmup_epochs", int, 0, "each rank's epochs of learning-rate warm-up", minimum=0),
     Parameter(
-        "base_lr", float, None, "initial learning rate of the warm-up; None: learning_rate", above=0
+        "warmup_epochs",
+        int,
+        0,
+        "each rank's epochs of learning-rate warm-up",
+        minimum=0,
+        maximum=MAX_EPOCHS,
+    ),
+    Parameter(
+        "base_lr",
+        float,
+        None,
+        "initial learning rate of the warm-up; None: learning_rate",
+        above=0,
+        maximum=MAX_LEARNING_RATE,
     ),
     Parameter(
         "compression", str, "none", "compression of gradients in the allreduce; fp16 halves them"
@@ -272,6 +325,7 @@ _MONITORING = _group(
         300,
         "time after which a stalled collective ends the job, in s; 0: never",
         minimum=0,
+        maximum=10**9,
     ),
     Parameter(
         "power", str, "auto", "power sources: auto, none, or any of nvml,rapl,cray,amd,replay:FILE"
@@ -291,8 +345,8 @@ _SUPERVISOR = _group(
     Parameter("save", str, None, "Supervisor's directory for snapshots"),
     Parameter("pre_module", str, None, "module that Supervisor calls before the run"),
     Parameter("post_module", str, None, "module that Supervisor calls after the run"),
-    Parameter("perf_top", str, None, "interval of Supervisor's top, in s"),
-    Parameter("perf_nvidia", str, None, "interval of Supervisor's nvidia-smi, in s"),
+    Parameter("perf_top", str, "0", "interval of Supervisor's top, in s; 0: it does not run"),
+    Parameter("perf_nvidia", str, "0", "the same for its nvidia-smi"),
     Parameter("solr_root", str, None, "database of Supervisor's monitor"),
     role=Role.UNUSED,
 )
@@ -315,6 +369,22 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_SUPERVISOR,
 )
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
+UNUSED_KEYS = frozenset(
+    {
+        # candle_lib's common parameters
+        *("clr_base_lr", "clr_flag", "clr_gamma", "clr_max_lr", "clr_mode"),
+        *("lstm_size", "recurrent_dropout"),
+        # those of CANDLE's Pilot1 benchmarks, of which each uses only its own
+        *("add_noise", "alpha_dropout", "category_cutoffs", "cell_features", "cell_noise_sigma"),
+        *("classes", "cp", "drug_features", "epsilon_std", "feature_col", "feature_threshold"),
+        *("label_noise", "latent_dim", "max_logconc", "min_logconc", "model", "noise_correlated"),
+        *("noise_cluster", "noise_column", "noise_factor", "noise_gaussian", "noise_type"),
+        *("reduce_lr", "reg_l2", "residual", "scramble"),
+        *("std_dev", "subsample", "tb", "test_cell_split", "tsne", "use_landmark_genes"),
+        *("warmup_lr", "workers"),
+    }
+)
+"""CANDLE's keys that a file or a driver may set, with a warning, where they are not declared."""
 _ROLES = {parameter.name: parameter.role for parameter in PARAMETERS}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.parameters.catalog import UNUSED_KEYS
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import read_entries, read_literal
 from candle_p1.parameters.parameter_set import (
@@ -120,6 +121,8 @@ class Declaration:
     def read_file(self, path: Path, kind: str) -> Settings:
         """Returns the values of a parameter file, with their origins.
 
+        Also those of CANDLE's parameters that are not declared, as text.
+
         Args:
             path: The file.
             kind: What messages call it: "model file" or "config file".
@@ -133,13 +136,16 @@ class Declaration:
         settings: Settings = {}
         for name, text, line in read_entries(path, Origin(kind, file)):
             origin = Origin(kind, file, line)
-            if name not in self.parameters:
+            if name not in self.parameters and name not in UNUSED_KEYS:
                 raise unknown_parameter(name, self.parameters, origin)
             if name in settings:
                 raise ParameterError(
                     f"{name!r} is set twice in {kind} {file}: on lines {settings[name][1].line} and"
                     f" {line}; keep one"
                 )
+            if name not in self.parameters:
+                settings[name] = (text, origin)
+                continue
             parameter = self.parameters[name]
             value = read_literal(text, parameter, origin)
             settings[name] = (parameter.check(value, origin), origin)

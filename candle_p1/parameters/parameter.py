@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
@@ -30,6 +32,7 @@ _TYPE_NAMES = {
 }
 _INT64 = range(-(2**63), 2**63)
 _SHOWN_LENGTH = 80
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
 
 
 class Role(Enum):
@@ -159,8 +162,9 @@ class Parameter:
         """Returns the value converted to this parameter's type, or refuses it.
 
         Ints are accepted as floats, floats without a fraction as ints (CANDLE Supervisor sets
-        timeout to 3600.0), and NumPy scalars and arrays as Python's. A bool is not a number.
-        Numbers must be finite, and integers fit in 64 bits.
+        timeout to 3600.0), and NumPy scalars and arrays as Python's. A bool is not a number, but a
+        program may set it to 1 or 0. Numbers must be finite, and integers fit in 64 bits; a string
+        is text that UTF-8 can encode, and what names a place is a path that can exist.
 
         Args:
             value: The value; a list, a tuple or a single value if the parameter holds many.
@@ -206,7 +210,11 @@ class Parameter:
         )
 
     def _check_one(self, value: Any, whole: Any, origin: Origin) -> Any:
+        if self.type is bool and origin.kind == "program" and value in (0, 1):
+            value = bool(value)
         converted = _convert(value, self.type)
+        if isinstance(converted, str) and (problem := self._problem(converted)):
+            raise self.refusal(_show(whole), origin, problem)
         if (
             converted is None
             or (self.choices is not None and converted not in self.choices)
@@ -217,6 +225,28 @@ class Parameter:
         ):
             raise self.refusal(_show(whole), origin)
         return converted
+
+    def _problem(self, text: str) -> str:
+        """Returns what is wrong with a string; "" if nothing is."""
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
+            return "must be text that UTF-8 can encode, without NUL characters"
+        if self.role not in (Role.PLACE, Role.RESULTS):
+            return ""
+        if len(encoded) > _MAX_PATH_BYTES or max(map(len, encoded.split(b"/"))) > _MAX_NAME_BYTES:
+            return (
+                f"must be a path of at most {_MAX_PATH_BYTES} bytes, each of its names at most"
+                f" {_MAX_NAME_BYTES}"
+            )
+        try:
+            Path(text).expanduser()
+        except RuntimeError:
+            user = text.partition(os.sep)[0]
+            return f"must be a path, but there is no home directory {user}"
+        return ""
 
 
 def _convert(value: Any, kind: type) -> Any:

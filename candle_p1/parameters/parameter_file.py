@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError
+from candle_p1.files import read_regular_file
 from candle_p1.parameters.parameter import Origin, Parameter
 
 SECTION = "Global_Params"
@@ -93,7 +94,7 @@ class _LineNumberParser(configparser.RawConfigParser):
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_regular_file(path, "utf-8-sig")
     except FileNotFoundError:
         problem = "it does not exist; check the name"
     except IsADirectoryError:

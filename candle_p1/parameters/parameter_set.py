@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.parameters.catalog import UNUSED_KEYS
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import SECTION
 
@@ -20,12 +21,28 @@ class ParameterSet(Mapping[str, Any]):
 
     Args:
         declared: The declarations, by name.
-        settings: A checked value and its origin for each of them.
+        settings: A checked value and its origin for each of them. Those of parameters that are not
+            declared are left out, with a warning.
+        warnings: What to tell the user about the parameters.
+
+    Attributes:
+        warnings: All warnings, each once.
     """
 
-    def __init__(self, declared: Mapping[str, Parameter], settings: Settings) -> None:
+    def __init__(
+        self,
+        declared: Mapping[str, Parameter],
+        settings: Settings,
+        warnings: Iterable[str] = (),
+    ) -> None:
         self._declared = dict(declared)
-        self._settings = dict(settings)
+        self._settings = {name: each for name, each in settings.items() if name in declared}
+        ignored = [
+            f"{name} ({origin}) is a parameter of CANDLE that is not used here"
+            for name, (_, origin) in settings.items()
+            if name not in declared
+        ]
+        self.warnings = tuple(dict.fromkeys([*warnings, *ignored]))
 
     def __getitem__(self, name: str) -> Any:
         value = self._settings[name][0]
@@ -67,15 +84,18 @@ class ParameterSet(Mapping[str, Any]):
         settings = dict(self._settings)
         for name, value in changes.items():
             if name not in self._declared:
-                raise unknown_parameter(name, self._declared, origin)
+                if name not in UNUSED_KEYS:
+                    raise unknown_parameter(name, self._declared, origin)
+                settings[name] = (value, origin)
+                continue
             checked = self._declared[name].check(value, origin)
             if checked != settings[name][0]:
                 settings[name] = (checked, origin)
-        return ParameterSet(self._declared, settings)
+        return ParameterSet(self._declared, settings, self.warnings)
 
-    def with_settings(self, settings: Settings) -> ParameterSet:
-        """Returns a set in which some parameters have these values and origins, unchecked."""
-        return ParameterSet(self._declared, self._settings | settings)
+    def with_settings(self, settings: Settings, warnings: Iterable[str] = ()) -> ParameterSet:
+        """Returns a set with these values and origins, unchecked, and with further warnings."""
+        return ParameterSet(self._declared, self._settings | settings, [*self.warnings, *warnings])
 
     def to_text(self) -> str:
         """Returns the text of a parameter file with the same values, and origins as comments."""

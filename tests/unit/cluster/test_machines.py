@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from candle_p1.cluster.launchers import COMMAND_LINES
@@ -130,9 +133,19 @@ def test_unknown_machines():
         load_machine("absent.toml")
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(ParameterError, match=str(tmp_path)):
-        read_toml(tmp_path)
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000, "a = " + "9" * 5000, b"a = '\xff'"])
+def test_files_that_are_not_toml(tmp_path, content):
+    path = tmp_path / "damaged.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ParameterError, match=r"damaged\.toml: not TOML"):
+        read_toml(path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ParameterError, match=f"^{path}: "):
+            read_toml(path)
 
 
 def test_the_longest_time_of_a_job():
