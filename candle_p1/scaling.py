@@ -166,10 +166,6 @@ class ScalingPlan:
         epochs_scaling, epochs_per_rank = share_epochs(
             epochs, num_ranks, epochs_scaling, data_parallel
         )
-        if warmup_epochs > epochs_per_rank:
-            raise ParameterError(
-                f"warmup_epochs {warmup_epochs} exceeds the {epochs_per_rank} epochs of each rank"
-            )
         # Shards differ by one sample; every rank uses as many samples as the smallest shard has.
         samples = num_samples if data_parallel == "epoch" else num_samples // num_ranks
         if samples == 0:
@@ -214,6 +210,16 @@ class ScalingPlan:
             f"{epochs} on each of {ranks} ({self.epochs} requested, scaling"
             f" {self.epochs_scaling}), {self.steps_per_epoch} steps each, {batch}, {rate}"
         )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user may not expect."""
+        if self.warmup_epochs <= self.epochs_per_rank:
+            return []
+        return [
+            f"the warm-up takes {count(self.warmup_epochs, 'epoch')}, but each rank trains only"
+            f" {self.epochs_per_rank}: the learning rate does not reach {self.learning_rate:g}"
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as a run record contains it."""

@@ -109,6 +109,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
                 horovod.broadcast_state(model, comm)
 
         this.screen.say(plan.explain())
+        for warning in plan.warnings:
+            this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
         with phases("train"):
             history, training = _train(benchmark, model, data, plan, params, allreduces, this, log)
@@ -243,7 +245,7 @@ def _start(
     device = set_up_device(params, comm)
     if params["verbose"]:
         this.screen.say(params.to_text())
-    for warning in device.warnings:
+    for warning in (*params.warnings, *device.warnings):
         this.screen.warn(warning)
     engine = horovod.start_horovod(
         comm,

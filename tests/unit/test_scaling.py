@@ -148,6 +148,16 @@ def test_warmup_rises_linearly_to_the_scaled_learning_rate():
     assert rates[56] == pytest.approx(0.0045)  # half way
     assert set(rates[112:]) == {0.008}
     assert rates == sorted(rates)
+    assert plan.warnings == []
+
+
+def test_a_warmup_longer_than_training_does_not_reach_the_scaled_rate():
+    plan = ScalingPlan.make(num_ranks=96, warmup_epochs=5, **NT3)
+    assert plan.epochs_per_rank == 4
+    last = warmup_learning_rate(plan, 4 * plan.steps_per_epoch)
+    assert last == pytest.approx(0.001 + 0.095 * 4 / 5)
+    (warning,) = plan.warnings
+    assert "5 epochs" in warning
 
 
 @pytest.mark.parametrize(
@@ -157,7 +167,6 @@ def test_warmup_rises_linearly_to_the_scaled_learning_rate():
         ("batch_scaling", "cube"),
         ("lr_scaling", "log"),
         ("data_parallel", "model"),
-        ("warmup_epochs", 400),
         ("num_samples", 0),
     ],
 )
