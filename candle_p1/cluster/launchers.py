@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from candle_p1.distributed.launch_environment import SINGLE_PROCESS_VARIABLE, is_single_process
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores
 from candle_p1.text import count
@@ -84,9 +85,16 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
         command: What each rank runs.
 
     Raises:
-        SetupError: Several ranks need mpirun, and there is none.
+        SetupError: Several ranks need mpirun, and there is none; or they would not use MPI.
     """
-    return mpirun(num_ranks, command) if num_ranks > 1 else Launch(list(command))
+    if num_ranks == 1:
+        return Launch(list(command))
+    if is_single_process(os.environ):
+        raise SetupError(
+            f"{num_ranks} ranks cannot work together while {SINGLE_PROCESS_VARIABLE} is set: unset"
+            " it, or start one process"
+        )
+    return mpirun(num_ranks, command)
 
 
 def find_mpirun() -> str:

@@ -25,6 +25,16 @@ TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
 """Set by a local launch to the device of the user's terminal: launchers forward only whole lines,
 which is too late for a progress bar."""
 
+SINGLE_PROCESS_VARIABLE = "CANDLE_P1_SINGLE_PROCESS"
+"""If set, and not to 0, this process runs alone, without MPI, whatever launcher's variables it has.
+What a rank of another MPI program starts inherits the rank's variables, but is no rank itself: it
+would wait forever for MPI to initialize."""
+
+
+def is_single_process(environ: Mapping[str, str]) -> bool:
+    """Returns whether this process must not look for a launcher."""
+    return environ.get(SINGLE_PROCESS_VARIABLE, "0") not in ("", "0")
+
 
 @dataclass(frozen=True)
 class LaunchedRank:
@@ -178,6 +188,8 @@ def launcher_variable() -> str | None:
 
     srun's own variables do not count, because it also starts processes without MPI.
     """
+    if is_single_process(os.environ):
+        return None
     return next((name for name in MPI_VARIABLES if name in os.environ), None)
 
 
@@ -191,7 +203,7 @@ def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
         SetupError: A launcher's variable is not a number.
     """
     environ = os.environ if environ is None else environ
-    for launcher in LAUNCHERS:
+    for launcher in () if is_single_process(environ) else LAUNCHERS:
         if all(name in environ for name in launcher.rank) and launcher.started(environ):
             return _read(launcher, environ)
     return LaunchedRank(NOT_LAUNCHED, 0, 1, 0, 1, None, platform.node())

@@ -4,6 +4,7 @@ import platform
 
 import pytest
 
+from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed.launch_environment import (
     LAUNCHERS,
     MPI_VARIABLES,
@@ -142,3 +143,16 @@ def test_mpi_is_expected_under_every_launcher_but_plain_srun(environ, monkeypatc
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert launcher_variable() in environ
+
+
+def test_a_process_can_be_told_that_it_is_no_rank(environment, monkeypatch):
+    for name, value in MPIRUN.items():
+        monkeypatch.setenv(name, value)
+    for value, alone in (("1", True), ("yes", True), ("0", False), ("", False)):
+        monkeypatch.setenv("CANDLE_P1_SINGLE_PROCESS", value)
+        assert (launcher_variable() is None) == alone
+        assert (launched_rank().launcher == "none") == alone
+    monkeypatch.setenv("CANDLE_P1_SINGLE_PROCESS", "1")
+    with pytest.raises(SetupError, match="CANDLE_P1_SINGLE_PROCESS"):
+        on_this_machine(2, ["python"])
+    assert on_this_machine(1, ["python"]).command == ["python"]
