@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -269,15 +270,16 @@ class Benchmark(ABC):
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with everything that follows from them; see `bind`."""
+        warnings = []
         for name, parameter in sorted(params.declared.items()):
             needs_support = parameter.needs_support and name not in self.supports
             if needs_support and self._is_changed(name, params):
-                raise ParameterError(
-                    f"{name} ({params.origin(name)}) has no effect on {self.name}, so leave it out"
-                    f" (--help: {parameter.help})"
-                )
+                problem = f"{name} ({params.origin(name)}) has no effect on {self.name}"
+                if params.origin(name).kind == "flag":
+                    raise ParameterError(f"{problem}, so leave it out (--help: {parameter.help})")
+                warnings.append(problem)
         params = self.resolve(params)
-        return params.with_settings(self._data_files(params))
+        return params.with_settings(self._data_files(params), warnings)
 
     def mode_flags(self, mode: str) -> dict[str, str]:
         """Returns the flags of strong or weak scaling, as in the paper.
@@ -303,10 +305,10 @@ class Benchmark(ABC):
     def _data_files(self, params: ParameterSet) -> Settings:
         """Returns the paths of the files that a run reads, with their origins, by parameter.
 
-        The names in the benchmark's own parameter file are CANDLE's, even if a driver repeats them,
-        and do not refer to files on this machine: unless other names or a directory are given, the
-        data are synthetic. A relative name is looked up in the working directory, then in the data
-        directory.
+        The names in the benchmark's own parameter files are CANDLE's, even if a driver repeats
+        them, and do not refer to files on this machine: unless other names or a directory are
+        given, the data are synthetic. A relative name is looked up in data_dir if that is set, then
+        in the working directory, then in $CANDLE_DATA_DIR.
 
         Raises:
             DataError: A named file does not exist.
@@ -316,12 +318,12 @@ class Benchmark(ABC):
         named = {
             name: (params[name], params.origin(name))
             for name in needed
-            if params[name] and (params.origin(name).is_explicit or self._is_changed(name, params))
+            if params[name] and (self._is_changed(name, params) or self._is_named(name, params))
         }
         missing = [name for name in needed if name not in named]
         if params["data_dir"]:
-            directory = Path(params["data_dir"]).expanduser()
             origin = params.derived_origin("data_dir")
+            directory = Path(params["data_dir"]).expanduser()
             own = self._own_parameters
             named |= {name: (str(directory / own[name]), origin) for name in missing}
         elif missing and (named or self.recipe is None):
@@ -334,8 +336,15 @@ class Benchmark(ABC):
             for name in self.files.values()
         }
         return unnamed | {
-            name: (str(self._find_file(path)), origin) for name, (path, origin) in named.items()
+            name: (str(self._find_file(path, params["data_dir"])), origin)
+            for name, (path, origin) in named.items()
         }
+
+    def _is_named(self, name: str, params: ParameterSet) -> bool:
+        """Returns whether a flag, or a config file other than the benchmark's, sets a value."""
+        origin = params.origin(name)
+        own = origin.file is not None and Path(origin.file).resolve().parent == self.folder
+        return origin.is_explicit and not own
 
     def _is_changed(self, name: str, params: ParameterSet) -> bool:
         """Returns whether a value differs from the benchmark's own file, or from the default.
@@ -349,16 +358,19 @@ class Benchmark(ABC):
     def _own_parameters(self) -> ParameterSet:
         return self.declaration.parse([], self.model_file)
 
-    def _find_file(self, name: str) -> Path:
-        candidates = [Path(name).expanduser(), data_directory() / self.name / name]
+    def _find_file(self, name: str, data_dir: str | None) -> Path:
+        path = Path(name).expanduser()
+        paths = [Path(data_dir).expanduser() / path, path] if data_dir else [path]
+        stored = data_directory() / self.name
+        candidates = dict.fromkeys(base / path for path in paths for base in (Path.cwd(), stored))
         for path in candidates:
-            if path.exists():
-                return path.absolute()
-        looked = " nor ".join(str(path.absolute()) for path in candidates)
+            with suppress(OSError):  # the name is too long
+                if path.exists():
+                    return path
         raise DataError(
-            f"no such file: neither {looked} exists. Download it with candle-p1 data fetch"
-            f" {self.name}, or generate synthetic data of the published shape with candle-p1 data"
-            f" make {self.name} --size full --out DIR",
+            f"no such file: neither {' nor '.join(map(str, candidates))} exists. Download it with"
+            f" candle-p1 data fetch {self.name}, or generate synthetic data of the published shape"
+            f" with candle-p1 data make {self.name} --size full --out DIR",
             name,
         )
 

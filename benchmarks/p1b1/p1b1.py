@@ -106,7 +106,7 @@ class P1b1(Benchmark):
             "activation of ae's latent layer; None: that of the other layers, as in CANDLE",
             choices=("linear", "relu", "elu", "sigmoid", "tanh"),
         ),
-        Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1),
+        Parameter("latent_dim", int, 2, "size of the compressed profile", minimum=1, maximum=2**20),
         Parameter(
             "residual",
             bool,
@@ -194,10 +194,10 @@ class P1b1(Benchmark):
         return params["loss"] if params["model"] == "ae" else "binary_crossentropy"
 
     def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the correlation of all values and the requested metric."""
+        """Returns the correlation of all values, by CANDLE's name, and the requested metric."""
         from candle_p1.models.metrics import Correlation
 
-        return [Correlation(), params["metrics"]]
+        return [Correlation("corr"), params["metrics"]]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
         """Returns the reduction of the learning rate if reduce_lr requests it."""

@@ -65,6 +65,50 @@ def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
     assert params["train_data"] == str(files / "nt_train2.csv")
 
 
+@pytest.mark.parametrize("parent", ["", "cache/nt3"])  # the working directory, the data directory
+def test_relative_names_are_looked_up_in_the_directory(tmp_path, parent):
+    files, here, config = tmp_path / parent / "mine", tmp_path, tmp_path / "config.txt"
+    files.mkdir(parents=True)
+    for path in (files / "a.csv", files / "nt_test2.csv", here / "nt_test2.csv"):
+        path.touch()
+    config.write_text(
+        "[Global_Params]\ntrain_data = 'a.csv'\ntest_data = 'nt_test2.csv'\ndata_dir = 'mine'\n"
+    )
+    params = bind("--config_file", str(config))
+    assert params["train_data"] == str(files / "a.csv")
+    assert params["test_data"] == str(files / "nt_test2.csv")
+    assert str(params.origin("train_data")) == f"config file {config}, line 2"
+    (files / "nt_test2.csv").unlink()
+    assert bind("--config_file", str(config))["test_data"] == str(here / "nt_test2.csv")
+    (files / "a.csv").unlink()
+    with pytest.raises(DataError, match=rf"{here}/mine/a.csv nor .* nor {here}/a.csv nor "):
+        bind("--config_file", str(config))
+
+
+def test_paths_that_are_too_long_together_do_not_exist():
+    names = "/".join(["x" * 250] * 15)
+    with pytest.raises(DataError, match="no such file"):
+        bind("--data_dir", names, "--train_data", names, "--test_data", names)
+
+
+MODEL_FILES = [
+    pytest.param(benchmark, path.name, id=path.stem)
+    for benchmark in map(find_benchmark, list_benchmarks())
+    for path in sorted(benchmark.folder.glob("*_model.txt"))
+]
+
+
+@pytest.mark.parametrize(("benchmark", "file"), MODEL_FILES)
+def test_parameter_files_are_complete(benchmark, file):
+    alone = benchmark.initialize_parameters(file, argv=[])
+    assert dict(alone) | {"config_file": file} == dict(
+        benchmark.initialize_parameters(argv=["--config_file", file])
+    )
+    for params in (benchmark.bind(alone), bind("--config_file", file, benchmark=benchmark)):
+        assert {params[name] for name in benchmark.files.values()} == {None}
+        assert params.warnings == ()
+
+
 def test_a_file_missing_from_the_directory_is_named(files):
     (files / "nt_test2.csv").unlink()
     with pytest.raises(DataError, match=r"nt_test2.csv: .*candle-p1 data fetch nt3"):
@@ -98,6 +142,32 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
 def test_unsupported_parameters_are_refused(name, flag):
     with pytest.raises(ParameterError, match=rf"{flag} \(flag\) .* {name}"):
         bind(f"--{flag}", "True", benchmark=find_benchmark(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("nt3", "batch_normalization", True),
+        ("nt3", "warmup_lr", True),
+        ("nt3", "clr_mode", "trng1"),
+        ("p1b1", "cp", True),
+        ("p1b2", "ckpt_restart_mode", "off"),
+        ("p1b2", "noise_type", "gaussian"),
+        ("p1b3", "lstm_size", [32]),
+    ],
+)
+def test_candles_parameters_without_effect_cause_a_warning(tmp_path, name, key, value):
+    benchmark = find_benchmark(name)
+    edited = benchmark.initialize_parameters(argv=[])
+    edited[key] = value
+    (tmp_path / "config.txt").write_text(f"[Global_Params]\n{key} = {value!r}\n")
+    for params in (
+        benchmark.bind(edited),
+        bind("--config_file", "config.txt", benchmark=benchmark),
+    ):
+        (warning,) = params.warnings
+        assert warning.startswith((f"{key} (program)", f"{key} (config file config.txt, line 2)"))
+        assert benchmark.bind(params).warnings == params.warnings
 
 
 @pytest.mark.parametrize(
