@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-jax test-formats check format fuzz pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-jax test-formats check format docs fuzz pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -17,7 +17,7 @@ UV_MINIMUM := 0.8.10
 UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
-CODE := candle_p1 benchmarks tests
+CODE := candle_p1 benchmarks tests docs/hooks
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/ops/source/*)
 # Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
 # would do so again wherever Python cannot write its caches.
@@ -77,6 +77,9 @@ test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS := -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
+docs: .venv-docs/setup.done ## Build the documentation in site/, and check its links
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
+
 fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	@mkdir -p build
 	@for kind in native portable; do \
@@ -97,7 +100,7 @@ wheel: | $(UV) ## Build the wheel into dist/ and check that it contains only thi
 pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
 	@mkdir -p .tools
 	cp constraints.txt .tools/constraints.txt
-	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod \
+	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod --group docs \
 	  --universal --python-version 3.10 --no-header --no-annotate --no-emit-index-url \
 	  $(if $(UPGRADE),--upgrade) --quiet --output-file .tools/constraints.txt
 	@# uv repeats the markers of tool.uv.environments on every line; they are removed.
@@ -109,7 +112,7 @@ pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
 	rm .tools/constraints.txt
 
 clean: ## Remove the environments, caches and build files, but keep results in output/
-	rm -rf .venv .venv-jax .venv-formats .tools build dist
+	rm -rf .venv .venv-jax .venv-formats .venv-docs .tools build dist site
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 # --- the environments ---------------------------------------------------------------------------
@@ -170,6 +173,11 @@ endif
 .venv-formats/setup.done: $(BUILT_FROM) | $(UV)
 	@.venv-formats/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-formats
 	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
+	@touch $@
+
+.venv-docs/setup.done: $(BUILT_FROM) | $(UV)
+	@.venv-docs/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-docs
+	$(INSTALL) .venv-docs/bin/python --group docs --editable .
 	@touch $@
 
 # Horovod is compiled again when its version, MPI's or TensorFlow's changes.
