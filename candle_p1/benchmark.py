@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
 from candle_p1.data.samples import DataSet, Samples
+from candle_p1.data.source import check_regular
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES
 from candle_p1.distributed.horovod import COMPRESSIONS
@@ -264,7 +265,7 @@ class Benchmark(ABC):
 
         Raises:
             ParameterError: A parameter is unknown or not supported, or a value is not allowed.
-            DataError: A data file that is named does not exist.
+            DataError: A data file that is named does not exist or is not a regular file.
         """
         return self._resolved(self.declaration.bind(parameters))
 
@@ -366,6 +367,7 @@ class Benchmark(ABC):
         for path in candidates:
             with suppress(OSError):  # the name is too long
                 if path.exists():
+                    check_regular(path)
                     return path
         raise DataError(
             f"no such file: neither {' nor '.join(map(str, candidates))} exists. Download it with"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
         DataError: The file cannot be read.
     """
     digest = xxhash.xxh3_128()
+    check_regular(path)
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -28,7 +28,7 @@ import numpy as np
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
 from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
-from candle_p1.data.source import open_together, unreadable, wrong_width
+from candle_p1.data.source import is_blank, open_together, unreadable, wrong_width
 from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
@@ -204,7 +204,7 @@ class _Load:
             return
         body = (self._buffer.find(b"\n", 0, end) + 1 or end) if before.num_bytes else 0
         first_line = bytes(memoryview(self._buffer)[:body])
-        has_first = not (before.is_blank and not first_line.strip())
+        has_first = not (before.is_blank and is_blank(first_line, self._layout.separator))
         bounds = self._divide(body, end)
         text = np.frombuffer(self._buffer, np.uint8)
         with part("parse"):
@@ -231,7 +231,8 @@ class _Load:
             return
         comm, after = self._ring.comm, self._ring.after
         with part("communicate"):
-            comm.send(_Before(num_rows, len(fragment), not fragment.strip()), after)
+            blank = is_blank(fragment, self._layout.separator)
+            comm.send(_Before(num_rows, len(fragment), blank), after)
             if fragment:
                 comm.send(fragment, after)
 

@@ -59,6 +59,9 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
     try:
         with open_together(path, SerialCommunicator()) as source:
             head = source.read_head(layout)
+            with part("read"):
+                plain = source.is_plain()
+        expected = None if plain else read_together(path, layout)
         with part("parse"):  # libraries read while they parse
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about mixed types in a column: an error below
@@ -77,7 +80,9 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
         read_together(path, layout)  # raises an error that names the field
         raise DataError(f"loader {method} cannot read the file: {error}", path) from error
     if table.values.shape[1] + len(table.text) != head.num_columns or _looks_wrong(table, layout):
-        read_together(path, layout)
+        expected = read_together(path, layout)  # raises an error that names the field
+    if expected and not _is_same(table, expected):
+        raise DataError(f"loader {method} reads other values than the loader parallel", path)
     return table
 
 
@@ -128,7 +133,11 @@ def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     types = {n: pyarrow.string() if n in layout.text_columns else pyarrow.float64() for n in names}
     table = csv.read_csv(
         path,
-        csv.ReadOptions(autogenerate_column_names=not layout.header, block_size=BLOCK_BYTES),
+        csv.ReadOptions(
+            autogenerate_column_names=not layout.header,
+            block_size=BLOCK_BYTES,
+            skip_rows=head.num_blank,
+        ),
         csv.ParseOptions(delimiter=layout.separator),
         csv.ConvertOptions(column_types=types, null_values=list(layout.missing)),
     )
@@ -149,6 +158,7 @@ def _polars(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
         separator=layout.separator,
         schema=schema,
         null_values=list(layout.missing),
+        skip_lines=head.num_blank,
     )
     text = {name: frame.get_column(name).to_list() for name in layout.text_columns}
     yield Part(frame.drop(*layout.text_columns).to_numpy().astype(np.float32), text)
@@ -165,7 +175,7 @@ FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
 
 
 def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
-    options: dict[str, Any] = {"header": 0 if layout.header else None}
+    options: dict[str, Any] = {"header": 0 if layout.header else None, "compression": None}
     if layout.separator != ",":
         options["sep"] = layout.separator
     if layout.text_columns:
@@ -201,6 +211,15 @@ def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
     numbers = [part.numbers for part in parts]
     matrix = np.ascontiguousarray(numbers[0] if len(numbers) == 1 else np.concatenate(numbers))
     return Table(matrix, [name for name in head.names if name not in text], text)
+
+
+def _is_same(table: Table, other: Table) -> bool:
+    return (
+        table.columns == other.columns
+        and {name: text.values() for name, text in table.text.items()}
+        == {name: text.values() for name, text in other.text.items()}
+        and np.array_equal(table.values, other.values, equal_nan=True)
+    )
 
 
 def _looks_wrong(table: Table, layout: CsvLayout) -> bool:

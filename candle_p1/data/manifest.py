@@ -31,8 +31,11 @@ class Manifest:
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
         """Returns a directory's manifest; None if it is missing or cannot be read."""
+        path = directory / MANIFEST_NAME
+        if not path.is_file():  # reading a pipe would never end
+            return None
         try:
-            content = json.loads((directory / MANIFEST_NAME).read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
             return cls(directory, dict(content["made_of"]), dict(content["files"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import mmap
 import os
+import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +22,18 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
+SCAN_BYTES = 1 << 18
+"""How much is searched at a time: small enough to stay in the processor's cache."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+WHITE_SPACE = " \t\v\f"
+KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+"""What a path can lead to instead of a regular file."""
 
 
 class Head(NamedTuple):
@@ -30,11 +43,13 @@ class Head(NamedTuple):
         names: The columns' names; empty if there is no header.
         num_columns: The number of fields that each row must have.
         first_byte: Where the rows begin.
+        num_blank: The number of blank lines before the first line.
     """
 
     names: list[str]
     num_columns: int
     first_byte: int
+    num_blank: int
 
 
 @dataclass
@@ -62,35 +77,56 @@ class Source:
             DataError: The file is empty, its header does not match the layout, or it cannot be
                 read.
         """
-        text, path = b"", self.path
+        path = self.path
         try:
-            while b"\n" not in text.lstrip():
-                block = os.pread(self.file, HEAD_BYTES, len(text))
-                if not block:
-                    break
-                text += block
+            start, line = self._first_line(layout.separator)
         except OSError as error:
             raise unreadable(path, error) from error
-        if not text:
+        if not self.prefix:
             raise DataError("the file is empty", path)
-        mark = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
-        content = text[mark:].lstrip(b"\r\n")
-        line, *_ = content.partition(b"\n")
-        if not line.strip():
+        if line is None:
             raise DataError("the file has no rows", path)
+        number = 1 + self.prefix.count(b"\n", 0, start)
+        if not layout.header and b'"' not in line:  # there may be millions of fields
+            num_fields = line.count(layout.separator.encode()) + 1
+            return Head([], layout.num_columns or num_fields, start, number - 1)
+        content = line.removesuffix(b"\r")
+        if b"\r" in content or b"\0" in content:
+            raise DataError("the line has a carriage return or a NUL within it", path, number)
         try:
-            fields = next(csv.reader([line.decode()], delimiter=layout.separator))
+            fields = next(csv.reader([content.decode()], delimiter=layout.separator))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"the first line cannot be read: {error}", path, 1) from error
-        self.prefix = text
+            raise DataError(f"the line cannot be read: {error}", path, number) from error
         if not layout.header:
-            return Head([], layout.num_columns or len(fields), mark)
+            return Head([], layout.num_columns or len(fields), start, number - 1)
         for name in layout.text_columns:
             if name not in fields:
-                raise DataError(f"the header has no column {name!r}", path, 1)
+                raise DataError(f"the header has no column {name!r}", path, number)
         if len(fields) != (layout.num_columns or len(fields)):
-            raise wrong_width(len(fields), layout.num_columns, path, 1)
-        return Head(fields, len(fields), len(text) - len(content) + len(line) + 1)
+            raise wrong_width(len(fields), layout.num_columns, path, number)
+        return Head(fields, len(fields), start + len(line) + 1, number - 1)
+
+    def _first_line(self, separator: str) -> tuple[int, bytes | None]:
+        """Returns where the first line that is not blank begins, and its bytes; keeps the prefix.
+
+        A line is blank if it has only white space, as for the parser; None if all lines are.
+        """
+        text, start, searched = bytearray(), 0, 0
+        while True:
+            block = os.pread(self.file, max(HEAD_BYTES, len(text)), len(text))
+            text += block
+            if searched == 0 and text.startswith(BYTE_ORDER_MARK):
+                start = len(BYTE_ORDER_MARK)
+            while (end := text.find(b"\n", max(start, searched))) >= 0 or not block:
+                line = bytes(memoryview(text)[start : end if end >= 0 else None])
+                if not is_blank(line, separator):
+                    self.prefix = bytes(text)
+                    return start, line
+                if end < 0:
+                    self.prefix = bytes(text)
+                    return start, None
+                start = end + 1
+            searched = len(text)
 
     def read(self, into: memoryview, start: int) -> None:
         """Fills memory with the bytes from a position on; threads may call it concurrently.
@@ -107,6 +143,23 @@ class Source:
             if num == 0:
                 raise self._changed()
             done += num
+
+    def is_plain(self) -> bool:
+        """Returns whether the file has no quote, no NUL and no carriage return within a line.
+
+        Parsers of different libraries do not agree on what these mean.
+        """
+        with mmap.mmap(self.file, self.num_bytes, access=mmap.ACCESS_READ) as content:
+            for start in range(0, self.num_bytes, SCAN_BYTES):
+                stop = start + SCAN_BYTES
+                block = content[start : stop + 1]  # with what follows a last carriage return
+                if b'"' in block or b"\0" in block:
+                    return False
+                if b"\r" in block:
+                    at_end = stop >= self.num_bytes and block.endswith(b"\r")
+                    if block.count(b"\r", 0, SCAN_BYTES) - at_end != block.count(b"\r\n"):
+                        return False
+        return True
 
     def check(self) -> None:
         """Raises DataError if the file has changed since it was opened."""
@@ -131,6 +184,12 @@ class Source:
         return DataError("the file was changed while it was read", self.path)
 
 
+def is_blank(line: bytes, separator: str) -> bool:
+    """Returns whether a line, with or without its end, has only white space, as the parser does."""
+    content = line.removesuffix(b"\n").removesuffix(b"\r")
+    return not content.strip(WHITE_SPACE.replace(separator, "").encode())
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     """Returns the error for a file that cannot be read."""
     return DataError(f"the file cannot be read: {error.strerror}", path)
@@ -142,15 +201,29 @@ def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int
     return DataError(f"the line has {fields} instead of {num_expected}", path, line)
 
 
+def check_regular(path: Path) -> None:
+    """Raises DataError if a file does not exist or is not a regular one, such as a pipe."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if kind != stat.S_IFREG:
+        raise DataError(
+            f"it is {KINDS.get(kind, 'not a regular file')}: copy the data to a regular file", path
+        )
+
+
 @contextmanager
 def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
     """Opens a file on every rank; collective.
 
     Raises:
-        DataError: It cannot be opened, or ranks see different sizes; the same on all ranks.
+        DataError: It is not a regular file, it cannot be opened, or ranks see different sizes; the
+            same on all ranks.
     """
 
     def open_file() -> Source:
+        check_regular(path)
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError as error:

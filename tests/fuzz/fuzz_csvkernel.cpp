@@ -95,11 +95,11 @@ std::vector<std::string> split(const std::string& line, char separator, bool& we
 }
 
 bool to_number(const std::string& field, double& value) {
-  const std::string spaces = " \t\v\f\r";
+  const std::string spaces = " \t\v\f";
   const std::size_t first = field.find_first_not_of(spaces);
   if (first == std::string::npos) return false;
   const std::string text = field.substr(first, field.find_last_not_of(spaces) - first + 1);
-  if (text.find_first_of("xX(") != std::string::npos || text.find('\0') != std::string::npos) {
+  if (text.find_first_of("xX(\r") != std::string::npos || text.find('\0') != std::string::npos) {
     return false;
   }
   char* end = nullptr;
@@ -118,7 +118,8 @@ Reference read_plainly(const std::string& text, const Layout& layout) {
     if (end == std::string::npos) end = text.size();
     const std::string line = text.substr(start, end - start);
     bool blank = true;
-    for (const char c : line) blank = blank && csvkernel::is_space(c) && c != layout.separator;
+    const bool returns = !line.empty() && line.back() == '\r';
+    for (const char c : line.substr(0, line.size() - returns)) blank = blank && csvkernel::is_space(c) && c != layout.separator;
     if (!blank) {
       ++read.num_lines;
       bool fits = read.fits;
@@ -131,7 +132,8 @@ Reference read_plainly(const std::string& text, const Layout& layout) {
           bool missing = false;
           for (const auto& each : layout.missing) missing = missing || each == fields[c];
           if (layout.is_text[c]) {
-            fits = !missing && !fields[c].empty();
+            const bool plain = fields[c].find_first_of(std::string("\r\0", 2)) == std::string::npos;
+            fits = plain && !missing && !fields[c].empty();
             words.push_back(fields[c]);
           } else {
             double value = std::numeric_limits<double>::quiet_NaN();

@@ -18,7 +18,8 @@ namespace csvkernel {
 
 inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r'; }
+// A carriage return is none of them: it only belongs to the end of a line.
+inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\v' || c == '\f'; }
 
 inline std::string_view strip(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);

@@ -119,6 +119,7 @@ inline const char* after_line(const char* p, const char* stop) {
 // Whether a line has only white space; such lines are skipped.
 inline bool is_blank(const char* p, const char* stop, char separator) {
   while (p < stop && *p != separator && is_space(*p)) ++p;
+  if (p < stop && *p == '\r') ++p;
   return p == stop || *p == '\n';
 }
 
@@ -259,8 +260,10 @@ class Parser {
            layout_.missing.end();
   }
 
+  // Whether a field has text; other readers end a line at \r, and a field at \0.
   bool is_text_present(std::string_view content) const {
-    return !content.empty() && !is_missing(content);
+    const bool plain = content.find('\r') == content.npos && content.find('\0') == content.npos;
+    return plain && !content.empty() && !is_missing(content);
   }
 
   // Reads a wrong line once more to find out what is wrong.

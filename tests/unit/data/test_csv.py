@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.data import csv
+from candle_p1.data import csv, source
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.errors import DataError, ParameterError
 
@@ -65,6 +67,43 @@ def test_methods_agree_bit_for_bit_with_python(tmp_path_factory, rows):
 def test_finite_values_whose_sum_overflows_are_read(tmp_path, method):
     path = write(tmp_path, "3e38,3e38\n3e38,3e38\n")
     assert read_matrix(path, method).shape == (2, 2)
+
+
+@METHODS
+@pytest.mark.parametrize("blank", ["  \n", "\n \t\n", "\r\n \r\n"])
+@pytest.mark.parametrize("header", ["", "a,b\n"])
+def test_blank_lines_at_the_beginning_are_skipped(tmp_path, method, blank, header):
+    path = write(tmp_path, f"{blank}{header}1,2\n3,4\n")
+    table = read_table(path, method, CsvLayout(header=bool(header)))
+    np.testing.assert_array_equal(table.values, np.array([[1, 2], [3, 4]], np.float32))
+
+
+@METHODS
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_is_not_a_regular_file_is_refused_and_not_waited_for(tmp_path, method, kind):
+    path = tmp_path / "data.csv"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=kind):
+        read_matrix(path, method)
+
+
+def test_the_work_for_a_long_first_line_is_proportional_to_its_length(tmp_path, monkeypatch):
+    path = write(tmp_path, "1," * 200_000 + "1")
+    num_reads = 0
+    pread = os.pread
+
+    def counted(*arguments):
+        nonlocal num_reads
+        num_reads += 1
+        assert num_reads < 100
+        return pread(*arguments)
+
+    monkeypatch.setattr(source, "HEAD_BYTES", 1)
+    monkeypatch.setattr(source.os, "pread", counted)
+    assert read_matrix(path, "parallel").shape == (1, 200_001)
 
 
 @METHODS
@@ -135,6 +174,16 @@ def test_a_table_can_have_only_text(tmp_path, method):
         (EXPRESSION, HEADER, "the file has no rows"),
         (EXPRESSION, "case,cancer_type,g\n1,2,3\n", "line 1: the header has no column 'case_id'"),
         (FIVE_COLUMNS, "1,2\n3,4\n", "line 1: the line has 2 fields instead of 5"),
+        (LABELLED, "1,2\n3,4\r5,6\n", "line 2: the line has 3 fields instead of 2"),
+        (LABELLED, "1,2\n3\r,4\n", "line 2, column 1: the label '3\\r' is not"),
+        (LABELLED, "1\n2\r3\n", "line 2, column 1: the label '2\\r3' is not"),
+        (LABELLED, "1\r2\r3\r", "line 1, column 1: the label "),
+        (SOME_MISSING, "a,b\n1,2\r3,4\n", "line 2: the line has 3 fields instead of 2"),
+        (SOME_MISSING, "a,b\r1,2\n3,4\n", "line 1: the line has a carriage return or a NUL"),
+        (EXPRESSION, HEADER + "T\rX,BRCA,1\n", "line 2, column 1: the field 'T\\rX' is not text"),
+        (EXPRESSION, HEADER + "T\0X,BRCA,1\n", "line 2, column 1: the field 'T\\x00X' is not"),
+        (EXPRESSION, HEADER + '"T\nX",BRCA,1\n', "line 2, column 1: the field '\"T' is not text"),
+        (LABELLED, "1,2\n3,4\0\n", "line 2, column 2: the field '4\\x00' is not"),
         (SOME_MISSING, "a,b\n1,na\n2\n", "line 3: the line has 1 field instead of 2"),
     ],
 )

@@ -85,12 +85,12 @@ def test_a_million_fields_are_parsed_as_python_does(seed, separator, crlf):
 @given(st.text(alphabet="0123456789+-.eEinfaNT_ x\"'\r", max_size=12))
 @settings(max_examples=3000)
 def test_any_field_is_a_number_if_python_accepts_it(field):
-    """Except for underscores and quotes."""
+    """Except for underscores, quotes and carriage returns."""
     content = field[:-1] if field.endswith("\r") else field
     quoted = len(content) > 1 and content[0] == content[-1] == '"' and '"' not in content[1:-1]
     bare = content[1:-1] if quoted else content
     try:
-        expected = float(bare) if "_" not in bare and '"' not in bare else None
+        expected = None if set('_"\r') & set(bare) else float(bare)
     except ValueError:
         expected = None
     values, problem = parse(f"1,{field}\n".encode(), 2, np.float64, finite=False)
@@ -143,6 +143,8 @@ def test_runs_of_single_digits_are_parsed(num_columns):
         (b"1,2\n,4\n", (4, 2, 0, b"")),
         (b'1,2\n3,"4\n5,6\n', (4, 2, 1, b'"4\n')),
         (b'1,2\n3,"4"4\n', (4, 2, 1, b'"4"4\n')),
+        (b"1,2\n3\r,4\n", (4, 2, 0, b"3\r")),
+        (b"1,2\n3,\r4\n", (4, 2, 1, b"\r4")),
     ],
 )
 def test_the_first_wrong_line_is_reported(text, problem):
