@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,6 @@ from candle_p1.training.setup import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
     from candle_p1.data.samples import DataSet
@@ -125,7 +124,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
             load_s = comm.gather(reader.load_s)
             files_read = reader.describe() if load_s is not None else {}
             for role, facts in files_read.items():
-                facts["load"] = Seconds.over([seconds[role] for seconds in load_s or ()])
+                if all(role in seconds for seconds in load_s or ()):
+                    facts["load"] = Seconds.over([seconds[role] for seconds in load_s or ()])
         this.finish(
             describe_rank(
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores
@@ -146,7 +146,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
             model={
                 "num_parameters": model.count_params(),
                 "optimizer": params["optimizer"],
-                "loss": model.loss if isinstance(model.loss, str) else type(model.loss).__name__,
+                "loss": _loss_name(model.loss),
                 "data_type": params["data_type"],
                 "jit_compile": bool(model.jit_compile),
                 "kernels": "fast" if fast.are_fast() else "plain",
@@ -296,6 +296,17 @@ def _check_same_data(reader: Reader, comm: Communicator) -> None:
             f" {', '.join(str(path) for path in reader.files.paths.values())}: some node has a"
             " different copy"
         ).on_all_ranks()
+
+
+def _loss_name(loss: Any) -> str:
+    """Returns the name of a loss, or the names of the losses of several outputs."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, Mapping):
+        return ", ".join(f"{output}: {_loss_name(each)}" for output, each in loss.items())
+    if isinstance(loss, list | tuple):
+        return ", ".join(map(_loss_name, loss))
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _train(

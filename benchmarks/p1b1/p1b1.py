@@ -6,6 +6,7 @@ and optimizer are those of the paper's Table 1.
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from candle_p1.benchmark import (
 )
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Several
-from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
@@ -36,12 +36,14 @@ from p1b1_synthetic import P1b1Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from candle_p1.data.reader import Reader
-    from candle_p1.data.table import TextColumn
     from candle_p1.parameters.parameter_set import ParameterSet
 
-LANDMARK_LAYOUT = CsvLayout(header=True, text_columns=("gdc",), separator="\t")
+LANDMARK_COLUMN = "gdc"
+"""The column of CANDLE's lincs1000.tsv that has the genes' names in the expression tables; it has
+others, of text."""
 WARMUP_EPOCHS = 5
 WARMUP_BATCH_SIZE = 100
 """The batch size for which, according to CANDLE, an optimizer's default learning rate is meant."""
@@ -53,11 +55,11 @@ class Raw:
 
     Attributes:
         cases: The cases of both files.
-        landmarks: The features to use; None means all.
+        landmarks: The names of the features to use; None means all.
     """
 
     cases: Cases
-    landmarks: TextColumn | None
+    landmarks: set[str] | None
 
 
 @dataclass
@@ -155,15 +157,14 @@ class P1b1(Benchmark):
         """Returns the cases of both files, and the names of the landmark genes."""
         cases, landmarks = Cases.read(reader), None
         if params["use_landmark_genes"]:
-            landmarks = reader.read("landmarks", LANDMARK_LAYOUT).text["gdc"]
+            landmarks = reader.load("landmarks", _landmark_names)
         return Raw(cases, landmarks)
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
         """Scales the features in place; uses the last training cases for validation."""
         cases = raw.cases
-        if raw.landmarks:
-            wanted = set(raw.landmarks.names)
-            cases.select([i for i, name in enumerate(cases.features) if name in wanted])
+        if raw.landmarks is not None:
+            cases.select([i for i, name in enumerate(cases.features) if name in raw.landmarks])
             if not cases.features:
                 raise DataError(
                     "none of the landmark genes is a column of the expression table",
@@ -246,6 +247,15 @@ class P1b1(Benchmark):
 
 
 BENCHMARK = P1b1()
+
+
+def _landmark_names(path: Path) -> set[str]:
+    """Returns the names of the landmark genes in a table like CANDLE's lincs1000.tsv."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file, delimiter="\t")
+        if LANDMARK_COLUMN not in (table.fieldnames or ()):
+            raise DataError(f"the header has no column {LANDMARK_COLUMN!r}", path, 1)
+        return {row[LANDMARK_COLUMN] for row in table if row[LANDMARK_COLUMN]}
 
 
 def _score_of_mean_profile(data: P1b1Data, num_features: int) -> dict[str, float]:

@@ -108,7 +108,7 @@ class LoadOutcome:
 
     Attributes:
         elapsed_s: The time from the barrier to the end of loading.
-        file_s: The time of each file, by role.
+        file_s: The time of each table, by role.
         threads: The number of threads that this rank may use.
         matrix_bytes: The size of the matrices that this rank has loaded.
         digests: Digests of the tables as they were read, by role.

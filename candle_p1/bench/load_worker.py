@@ -18,6 +18,7 @@ from candle_p1.bench.worker import locate, serve
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.devices import share_cores
+from candle_p1.errors import ParameterError
 from candle_p1.records.environment import available_cores, core_quota
 
 if TYPE_CHECKING:
@@ -50,11 +51,15 @@ def measure(job: LoadJob, comm: Communicator) -> LoadOutcome:
     after = _bytes_read()
     reads = {name: after[name] - before[name] for name in after}
     load.agree(comm)
+    if not reader.table_s:
+        raise ParameterError(
+            f"{benchmark.name} reads no table with reader.read, so there are no loaders to compare"
+        ).on_all_ranks()
     reader.digest()  # touches every value, so that memory-mapped files count as memory too
     memory = sampler.stop() if sampler else []
     return LoadOutcome(
         elapsed_s=elapsed_s,
-        file_s=reader.load_s,
+        file_s=reader.table_s,
         threads=threads,
         matrix_bytes=reader.matrix_bytes,
         digests=reader.digests,

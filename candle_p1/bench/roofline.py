@@ -6,6 +6,7 @@ measures with the same threads.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,9 +20,14 @@ COPY_BYTES = 1 << 28
 REPEATS = 5
 
 
-def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float]:
-    """Returns the shortest possible time of a step, ``total_s``, and what it is derived from."""
+def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | None:
+    """Returns the shortest possible time of a step, ``total_s``, and what it is derived from.
+
+    Returns None if the number of operations is not known.
+    """
     flops, num_bytes = matrix_product_flops(model, batch_size), optimizer_bytes(model)
+    if flops is None:
+        return None
     flops_per_s, bytes_per_s = matmul_flops_per_s(), copy_bytes_per_s(num_threads)
     return {
         "flops": flops,
@@ -34,24 +40,29 @@ def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float]:
     }
 
 
-def matrix_product_flops(model: Any, batch_size: int) -> float:
+def matrix_product_flops(model: Any, batch_size: int) -> float | None:
     """Returns the number of floating-point operations in the matrix products of a step.
 
     A product of (m, k) and (k, n) has 2 m k n operations. The forward pass and the gradients of
     weights and of inputs have the same number each; the inputs of the first layer need no gradient.
-    Only dense layers and convolutions are counted.
+    Only dense layers and convolutions are counted, each as used once. None if the shape of their
+    outputs is not known, as in a model that is a class of its own.
     """
     import keras
 
-    layers = [
-        layer
-        for layer in model.layers
-        if isinstance(layer, keras.layers.Dense | keras.layers.Conv1D)
-    ]
+    kinds = (keras.layers.Dense, *(getattr(keras.layers, f"Conv{n}D") for n in (1, 2, 3)))
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
     flops = 0.0
     for i, layer in enumerate(layers):
-        positions = layer.output.shape[1] if isinstance(layer, keras.layers.Conv1D) else 1
-        forward = 2.0 * batch_size * positions * int(np.prod(layer.kernel.shape))
+        try:
+            shape = layer.output.shape
+        except (AttributeError, ValueError):  # used several times, or not within a graph
+            return None
+        first = getattr(layer, "data_format", None) == "channels_first"
+        positions = shape[2:] if first else shape[1:-1]
+        if None in positions:
+            return None
+        forward = 2.0 * batch_size * math.prod(positions) * math.prod(layer.kernel.shape)
         flops += forward * (3 if i else 2)
     return flops
 

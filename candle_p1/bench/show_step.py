@@ -37,15 +37,10 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
             f"{name} trains the same model: the largest relative difference is {found['loss']:.1g}"
             f" in the losses and {found['update']:.1g} in the first updates"
         )
-    bound = report["roofline"]
-    yield (
-        f"roofline bound of a rank: {_ms(bound['total_s'])} ms, of which matrix products take"
-        f" {_ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
-        f" {digits(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
-        f" {_ms(bound['optimizer_s'])} ms ({digits(bound['optimizer_bytes'] / GIGA)} GB at"
-        f" {digits(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
-        f" a step takes {digits(ours['median_s'] / bound['total_s'])} times as long"
-    )
+    if report["roofline"]:
+        yield _roofline(report["roofline"], ours["median_s"])
+    else:
+        yield "roofline bound: not known, because the model does not say which products it computes"
     if report["communication"]:
         exposed = report["communication"]
         yield (
@@ -55,6 +50,17 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     yield _memory(results)
     if report["synthetic"]:
         yield "the data are synthetic"
+
+
+def _roofline(bound: Mapping[str, float], median_s: float) -> str:
+    return (
+        f"roofline bound of a rank: {_ms(bound['total_s'])} ms, of which matrix products take"
+        f" {_ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
+        f" {digits(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
+        f" {_ms(bound['optimizer_s'])} ms ({digits(bound['optimizer_bytes'] / GIGA)} GB at"
+        f" {digits(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
+        f" a step takes {digits(median_s / bound['total_s'])} times as long"
+    )
 
 
 def _times(results: list[dict[str, Any]]) -> Table:
@@ -77,7 +83,7 @@ def _times(results: list[dict[str, Any]]) -> Table:
             _ms(result["median_s"]),
             f"{_ms(low)} to {_ms(high)}",
             digits(result["samples_per_s"]),
-            digits(result["flops_per_s"] / GIGA),
+            "not known" if (rate := result["flops_per_s"]) is None else digits(rate / GIGA),
             *([digits(speedup)] if has_others else []),
         )
     return table

@@ -91,10 +91,11 @@ class StepOutcome:
         batch_size: The number of samples in a step of this rank.
         threads: The number of threads of an operation.
         device: "cpu", or the GPU's name.
-        flops: Operations in the matrix products of a step; see candle_p1.bench.roofline.
+        flops: Operations in the matrix products of a step; see candle_p1.bench.roofline. None if
+            they are not known.
         state_bytes: Size of the weights, gradients and optimizer state.
         matrix_bytes: Size of the matrices that the ranks of a node share.
-        roofline: See candle_p1.bench.roofline.bound; None if it was not measured.
+        roofline: See candle_p1.bench.roofline.bound; None if it is not known or not measured.
         memory: Memory samples of this process in a further step; empty if none were taken.
     """
 
@@ -104,7 +105,7 @@ class StepOutcome:
     batch_size: int
     threads: int
     device: str
-    flops: float
+    flops: float | None
     state_bytes: int
     matrix_bytes: int
     roofline: dict[str, float] | None = None
@@ -207,7 +208,7 @@ def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
     ]
     summary = summarize(seconds)
     samples = sum(rank.batch_size for rank in first)
-    flops = sum(rank.flops for rank in first)
+    flops = None if first[0].flops is None else sum(rank.flops or 0 for rank in first)
     memory = [rank.memory for rank in first]
     return {
         **asdict(job),
@@ -217,7 +218,7 @@ def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
         "batch_size": first[0].batch_size,
         **summary,
         "samples_per_s": samples / summary["median_s"],
-        "flops_per_s": flops / summary["median_s"],
+        "flops_per_s": None if flops is None else flops / summary["median_s"],
         "peak_bytes": peak_of_sum_bytes(memory) if all(memory) else None,
         "state_bytes": sum(rank.state_bytes for rank in first),
         "matrix_bytes": first[0].matrix_bytes,

@@ -16,6 +16,7 @@ from candle_p1.bench.roofline import bound, matrix_product_flops, state_bytes
 from candle_p1.bench.step import MAX_COMPARED, WARM_UP_STEPS, StepJob, StepOutcome
 from candle_p1.bench.training import prepare_training
 from candle_p1.bench.worker import serve
+from candle_p1.data.samples import join_batches
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.models.fast.batches import for_fit
 
@@ -42,7 +43,7 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": [timer]}
     if job.inputs == "arrays":
         parts = [batches[step] for step in range(job.all_steps)]
-        x, y = (_join([batch[i] for batch in parts]) for i in (0, 1))
+        x, y = join_batches(parts)
         del parts
         model.fit(x, y, batch_size=plan.batch_size, **epoch)
     else:
@@ -60,13 +61,6 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
         roofline=bound(model, plan.batch_size, device.threads) if job.measures_machine else None,
         memory=timer.memory,
     )
-
-
-def _join(parts: list[Any]) -> Any:
-    """Concatenates batches that have one input or several."""
-    if isinstance(parts[0], tuple):
-        return tuple(np.concatenate(inputs) for inputs in zip(*parts, strict=True))
-    return np.concatenate(parts)
 
 
 class _StepTimer(keras.callbacks.Callback):  # type: ignore[misc]

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import pickle
 import time
+import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from candle_p1.data.cache import GIB, CacheSettings
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.directory import data_directory
 from candle_p1.data.manifest import synthetic_facts
 from candle_p1.data.shared import sharers
+from candle_p1.data.source import check_regular
+from candle_p1.errors import DataError
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from candle_p1.data.table import CsvLayout, Table
     from candle_p1.distributed.comm import Communicator
+
+Content = TypeVar("Content")
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    csv.Error,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
+"""What functions that read files raise if a file is not what they expect."""
 
 
 @dataclass(frozen=True)
@@ -51,54 +72,105 @@ class FileSet:
 class Reader:
     """Reads the files of a run, by default in this process alone, and records what it read.
 
+    Tables are read by `read`, other files by `load`. A file that a benchmark opens in another way,
+    such as one that stays open during training, is recorded too, but without the time that reading
+    takes; its path is ``reader.files.paths[role]``.
+
     Attributes:
-        load_s: The time taken by each file, by role.
-        digests: The SHA-256 of each table as read, by role; see `digest`.
-        matrix_bytes: The memory that the numbers of all tables take.
+        files: The files.
+        load_s: The time taken by each file that `read` or `load` has read, by role.
+        table_s: The same for tables, which `read` has read.
+        digests: The SHA-256 of the values of each file as read, by role; see `digest`.
+        matrix_bytes: The memory that the numbers of all files take.
     """
 
     def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
         self.files, self.loading = files, loading or Loading()
         self.matrix_bytes = 0
         self.load_s: dict[str, float] = {}
+        self.table_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
         self._tables: dict[str, Table] = {}
-        self._shapes: dict[str, tuple[int, int]] = {}
+        self._arrays: dict[str, list[NDArray[Any]]] = {}
+        self._shapes: dict[str, tuple[int, int | None]] = {}
 
     def read(self, role: str, layout: CsvLayout | None = None) -> Table:
-        """Returns the content of the file with a role; collective if read_table is."""
+        """Returns the table in the file with a role; collective if read_table is."""
         start = time.perf_counter()
         table = read_table(self.files.paths[role], self.loading, layout)
-        self.load_s[role] = time.perf_counter() - start
+        self.load_s[role] = self.table_s[role] = time.perf_counter() - start
         self.matrix_bytes += table.values.nbytes
         self._tables[role] = table
         self._shapes[role] = (len(table), table.values.shape[1] + len(table.text))
         return table
 
+    def load(self, role: str, read: Callable[[Path], Content]) -> Content:
+        """Returns what a function such as ``numpy.load`` makes of the file with a role.
+
+        Every rank reads for itself. NumPy arrays, also in a tuple, list or dictionary, count as
+        values: all ranks must read the same. Those mapped into memory do not, because computing
+        their digest would read all of them.
+
+        Raises:
+            DataError: The file cannot be read, or has not the content that the function expects.
+        """
+        path, start = self.files.paths[role], time.perf_counter()
+        check_regular(path)
+        try:
+            content = read(path)
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            raise DataError(f"the file cannot be read: {error}", path) from error
+        self.load_s[role] = time.perf_counter() - start
+        arrays = list(_arrays_in(content))
+        self.matrix_bytes += sum(array.nbytes for array in arrays)
+        if arrays:
+            self._arrays[role] = arrays
+            self._shapes[role] = (len(np.atleast_1d(arrays[0])), None)
+        return content
+
     def digest(self) -> None:
-        """Computes the digests of the tables; must be called before they are scaled; collective."""
+        """Computes the digests of the values; must be called before they are scaled; collective."""
         for role, table in self._tables.items():
             node = sharers(table.values)
             self.digests[role] = node.broadcast(table.sha256() if node.rank == 0 else "")
+        for role, arrays in self._arrays.items():
+            digest = hashlib.sha256()
+            for array in arrays:
+                digest.update(f"{array.dtype.str} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            self.digests[role] = digest.hexdigest()
         self._tables.clear()
+        self._arrays.clear()
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Returns each file's path, size and digests, and its table's shape, by role.
+        """Returns each file's path, size and digests, and its shape if it is known, by role.
 
         Files whose digest is not known are read once more.
         """
-        return {
-            role: {
+        described = {}
+        for role, path in self.files.paths.items():
+            num_rows, num_columns = self._shapes.get(role, (None, None))
+            described[role] = {
                 "path": str(path),
                 "file_bytes": path.stat().st_size,
                 "sha256": self.files.sha256.get(role) or file_sha256(path),
-                "num_rows": self._shapes[role][0],
-                "num_columns": self._shapes[role][1],
-                "values_sha256": self.digests[role],
+                "num_rows": num_rows,
+                "num_columns": num_columns,
+                "values_sha256": self.digests.get(role),
             }
-            for role, path in self.files.paths.items()
-            if role in self._shapes
-        }
+        return described
+
+
+def _arrays_in(content: Any) -> Iterator[NDArray[Any]]:
+    """Yields the arrays of numbers, or of text of fixed length, that are in memory."""
+    if isinstance(content, np.ndarray):
+        if not isinstance(content, np.memmap) and content.dtype.kind not in "OT":
+            yield content
+    elif isinstance(content, tuple | list | dict):
+        for each in content.values() if isinstance(content, dict) else content:
+            yield from _arrays_in(each)
 
 
 def loading(

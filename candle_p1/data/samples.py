@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -25,15 +28,26 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Several:
-    """Rows for a model with several inputs: a batch is a tuple with one array per input."""
+    """Rows for a model with several inputs or outputs.
 
-    inputs: tuple[Rows, ...]
+    Keras matches the arrays of a tuple with the model's by their order, and a dictionary's by name.
+    A model whose outputs are a dictionary therefore needs named targets.
+
+    Attributes:
+        parts: The rows of each input, or the targets of each output; or these by name. A batch is
+            a tuple or a dictionary of the same form.
+    """
+
+    parts: tuple[Rows, ...] | Mapping[str, Rows]
 
     def __len__(self) -> int:
-        return len(self.inputs[0])
+        parts = self.parts
+        return len(next(iter(parts.values() if isinstance(parts, Mapping) else parts)))
 
-    def __getitem__(self, which: Any) -> tuple[Any, ...]:
-        return tuple(rows[which] for rows in self.inputs)
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(self.parts, Mapping):
+            return {name: rows[which] for name, rows in self.parts.items()}
+        return tuple(rows[which] for rows in self.parts)
 
 
 @dataclass(frozen=True)
@@ -100,3 +114,10 @@ class DataSet:
     train: Samples
     validation: Samples
     test: Samples
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """Concatenates batches: arrays, or tuples, lists or dictionaries of arrays."""
+    import keras
+
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *batches)

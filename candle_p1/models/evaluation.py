@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from candle_p1.data.samples import join_batches
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.records.record import finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from candle_p1.data.samples import DataSet, Samples
     from candle_p1.distributed.comm import Communicator
@@ -77,7 +76,10 @@ class Trained:
         return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
     def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
-        """Returns a new score, updated with the predictions for the samples, on all ranks."""
+        """Returns the score of the predictions for the samples, those of all ranks together.
+
+        The score is updated with the targets and the predictions of each batch.
+        """
         for y, predicted in self._predictions(samples, max_steps, self.model):
             score.update(y, predicted)
         score.sums = self.comm.allreduce_sum(score.sums)
@@ -85,26 +87,28 @@ class Trained:
 
     def predict(
         self, samples: Samples, max_steps: int = 0, model: Any = None
-    ) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    ) -> tuple[Any, Any] | None:
         """Returns targets and predictions of all samples, in order, on rank 0; None elsewhere.
 
-        For small outputs only, because rank 0 gathers all of them.
+        For small outputs only, because rank 0 gathers all of them. Both are arrays or, with several
+        outputs, structured as the targets of a batch and the model's outputs are.
         """
         mine = list(self._predictions(samples, max_steps, model or self.model))
         everyone = self.comm.gather(mine)
         if everyone is None:
             return None
         batches = [batch for part in everyone for batch in part]
-        return np.concatenate([y for y, _ in batches]), np.concatenate([p for _, p in batches])
+        return join_batches([y for y, _ in batches]), join_batches([p for _, p in batches])
 
     def _predictions(
         self, samples: Samples, max_steps: int, model: Any
-    ) -> Iterator[tuple[Any, NDArray[Any]]]:
+    ) -> Iterator[tuple[Any, Any]]:
+        import keras
+
         batches = self._batches(samples, max_steps)
         for step in range(len(batches)):
             x, y = batches[step]
-            predicted = model.predict_on_batch(x)
-            yield y, np.asarray(predicted)
+            yield y, keras.tree.map_structure(np.asarray, model.predict_on_batch(x))
 
     def _batches(self, samples: Samples, max_steps: int) -> Any:
         from candle_p1.data.batches import EvaluationBatches

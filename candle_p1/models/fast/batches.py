@@ -18,8 +18,8 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
     sometimes waits for that thread, for up to as long as the epoch took.
 
     Args:
-        batches: The batches, of known length; all have the same structure, dtypes and, except for
-            the first dimension, shapes.
+        batches: The batches, of known length: arrays, or tuples, lists or dictionaries of arrays.
+            All have the same structure, dtypes and, except for the first dimension, shapes.
     """
     if keras.backend.backend() != "tensorflow":
         return batches
@@ -27,7 +27,7 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
 
     def generate() -> Any:
         for step in range(len(batches)):
-            yield batches[step]
+            yield _without_lists(batches[step])
 
     def describe(array: Any) -> Any:
         return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
@@ -35,7 +35,16 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False
     dataset = tf.data.Dataset.from_generator(
-        generate, output_signature=tf.nest.map_structure(describe, batches[0])
+        generate, output_signature=tf.nest.map_structure(describe, _without_lists(batches[0]))
     )
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
     return dataset.prefetch(NUM_PREFETCHED).with_options(options)
+
+
+def _without_lists(batch: Any) -> Any:
+    """Returns a batch with tuples instead of lists, which tf.data takes for arrays."""
+    if isinstance(batch, list | tuple):
+        return tuple(_without_lists(part) for part in batch)
+    if isinstance(batch, dict):
+        return {name: _without_lists(part) for name, part in batch.items()}
+    return batch

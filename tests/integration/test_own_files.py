@@ -1,0 +1,59 @@
+"""A benchmark that reads no tables and whose model has several inputs and outputs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.records import read_record
+
+pytestmark = pytest.mark.extended
+
+ARRAYS = Path(__file__).resolve().parents[1] / "files/arrays"
+BENCH = [sys.executable, "-m", "candle_p1.cli", "bench"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    numbers = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.save(tmp_path / "train.npy", numbers)
+    np.savez(tmp_path / "test.npz", numbers=numbers[:70])
+    return tmp_path
+
+
+@pytest.mark.parallel
+def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, execute):
+    script = ARRAYS / "arrays_baseline_keras2.py"
+    code, output = execute(mpirun(2, script, "--data_dir", ".", "--output_dir", "out"))
+    assert code == 0, output
+    record = read_record(data / "out/EXP000/RUN000/run.json")
+    files = record["data"]["files"]
+    assert {role: facts["path"] for role, facts in files.items()} == {
+        "train": str(data / "train.npy"),
+        "test": str(data / "test.npz"),
+    }
+    assert all(facts["file_bytes"] and facts["sha256"] for facts in files.values())
+    assert files["train"]["num_rows"] == 200
+    assert files["train"]["load"]["max_s"] > 0
+    assert "load" not in files["test"]
+    assert record["model"]["loss"] == "total: mse, sign: binary_crossentropy"
+    assert {"sign_accuracy", "total_mae"} <= set(record["quality"])
+
+
+def test_there_are_no_loaders_to_compare(data, execute):
+    code, output = execute([*BENCH, "load", ARRAYS, "--data_dir", "."])
+    assert code == 2
+    assert output.count("\n") == 1
+    assert "arrays reads no table" in output
+
+
+def test_its_steps_are_compared_with_plain_keras(data, execute):
+    argv = ["step", ARRAYS, "--data_dir", ".", "--rounds", "1", "--json", "step.json"]
+    code, output = execute([*BENCH, *argv])
+    assert code == 0, output
+    report = json.loads((data / "step.json").read_text())
+    assert report["differences"]["plain Keras"]["loss"] < 1e-5

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import FileSet, Reader
+from candle_p1.errors import DataError
+
+CANDLE_COLUMNS = "gdc\tensembl\tsymbol\tentrez\tname\n"
+
+
+@pytest.fixture
+def load(small_data):
+    """Loads and prepares P1B1's small data with the landmark genes of a file."""
+    p1b1 = find_benchmark("p1b1")
+    directory = small_data("p1b1")
+    roles = p1b1.recipe.roles
+
+    def load(landmarks=None):
+        params = p1b1.bind(p1b1.initialize_parameters(argv=["--use_landmark_genes", "True"]))
+        paths = {role: directory / name for role, name in roles.items()}
+        reader = Reader(FileSet.of(paths | ({"landmarks": landmarks} if landmarks else {})))
+        return p1b1.preprocess(p1b1.load_data(reader, params), params), paths
+
+    return load
+
+
+def test_the_landmark_genes_of_our_own_file_are_used(load):
+    data, paths = load()
+    num_landmarks = len(paths["landmarks"].read_text().splitlines()) - 1
+    assert data.train.x_shape == (num_landmarks,)
+
+
+def test_the_landmark_genes_of_a_file_like_candles_are_used(load, tmp_path):
+    """Its other columns are text, and some of it is missing."""
+    _, paths = load()
+    genes = paths["train"].read_text().split("\n", 1)[0].split(",")[2:5]
+    rows = [f"{gene}\tE{i}\tS{i}\t\tname, 5'-{i}\n" for i, gene in enumerate(genes)]
+    rows.append("ENSG0.1\tE\tS\t1\tnot in the tables\n")
+    file = tmp_path / "lincs1000.tsv"
+    file.write_text(CANDLE_COLUMNS + "".join(rows))
+    data, _ = load(file)
+    assert data.train.x_shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"symbol\tname\nA\tB\n", CANDLE_COLUMNS.encode(), b"gdc\n\xff\n"]
+)
+def test_a_file_without_landmark_genes_is_refused(load, tmp_path, content):
+    file = tmp_path / "lincs1000.tsv"
+    file.write_bytes(content)
+    with pytest.raises(DataError):
+        load(file)
