@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import tempfile
@@ -41,9 +42,25 @@ def read_regular_file(path: Path, encoding: str = "utf-8") -> str:
         OSError: It cannot be read, or is not a regular file.
         ValueError: It is not text in this encoding, or its path contains a NUL character.
     """
-    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, encoding=encoding) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    return io.TextIOWrapper(io.BytesIO(read_regular_bytes(path)), encoding).read()
+
+
+def read_regular_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Returns the content of a file; refuses pipes and devices, which may never end.
+
+    Raises:
+        OSError: It cannot be read, is not a regular file, or is larger than `max_bytes`.
+        ValueError: Its path contains a NUL character.
+    """
+    with io.FileIO(path, opener=_open_at_once) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
-        return file.read()
+        if max_bytes is not None and facts.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
+        return file.readall()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -16,4 +16,4 @@ def read_record(path):
 
 def per_rank(path, place):
     """Returns the raw values of all ranks at a place of a record, as a list."""
-    return read_per_rank(path).get(place).tolist()
+    return read_per_rank(path, record.read_record(path)).get(place).tolist()

@@ -99,7 +99,7 @@ class RecordMeasurement:
             timed: dict[str, Callable[[], object]] = {
                 "write": lambda: write_record(path, records[0]),
                 "read": lambda: read_record(path),
-                "read raw values": lambda: read_per_rank(path),
+                "read raw values": lambda: read_per_rank(path, records[0]),
                 "report": lambda: write_report(
                     make_report(read_runs([directory])), directory / "report"
                 ),

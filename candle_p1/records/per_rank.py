@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import RecordError
-from candle_p1.files import write_atomically
+from candle_p1.files import read_regular_bytes, write_atomically
 from candle_p1.records.spread import Section, Spread
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from candle_p1.records.types import RunRecord
 
 PER_RANK_NAME = "per_rank.npz"
+MAX_FILE_BYTES = 2**30
 
 
 class PerRank:
@@ -46,16 +48,19 @@ class PerRank:
     def __init__(
         self, names: list[str], ends: NDArray[np.int64], values: NDArray[np.float64]
     ) -> None:
+        self.names = names
         begins = [0, *ends.tolist()]
         self._bounds = {name: (begins[i], begins[i + 1]) for i, name in enumerate(names)}
         self._values = values
 
-    def get(self, place: str) -> NDArray[np.float64] | None:
-        """Returns one value per rank; None if the file has no values for this path."""
-        if place not in self._bounds:
-            return None
+    def __getitem__(self, place: str) -> NDArray[np.float64]:
+        """Returns one value per rank; raises KeyError if the file has no values for this path."""
         begin, end = self._bounds[place]
         return self._values[begin:end]
+
+    def get(self, place: str) -> NDArray[np.float64] | None:
+        """Returns one value per rank; None if the file has no values for this path."""
+        return self[place] if place in self._bounds else None
 
 
 def write_per_rank(record_path: Path, record: RunRecord) -> None:
@@ -78,25 +83,43 @@ def write_per_rank(record_path: Path, record: RunRecord) -> None:
     write_atomically(record_path.with_name(PER_RANK_NAME), content.getvalue())
 
 
-def read_per_rank(record_path: Path) -> PerRank | None:
+def read_per_rank(record_path: Path, record: RunRecord) -> PerRank | None:
     """Returns the raw values beside a record; None if there are none.
 
     Raises:
-        RecordError: The file is damaged.
+        RecordError: The file is damaged, or belongs to another run.
     """
     path = record_path.with_name(PER_RANK_NAME)
     if not path.exists():
         return None
     try:
-        # Opened here because numpy does not close the file of a damaged archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        content = io.BytesIO(read_regular_bytes(path, MAX_FILE_BYTES))
+        # Stored without compression, so that a damaged file is not larger in memory than on disk.
+        if any(part.compress_type for part in zipfile.ZipFile(content).infolist()):
+            raise ValueError("it is compressed")
+        with np.load(content, allow_pickle=False) as arrays:
             names = json.loads(arrays["names"].tobytes())
             ends, values = arrays["ends"], arrays["values"]
-        if len(ends) != len(names) or np.any(np.diff(ends) < 0) or ends[-1] != len(values):
+        if (ends.dtype, values.dtype) != (np.int64, np.float64) or ends.shape != (len(names),):
+            raise ValueError("its arrays do not have the right types and shapes")
+        if np.any(np.diff(ends, prepend=0) < 0) or values.shape != (ends[-1],):
             raise ValueError("its arrays do not fit together")
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise RecordError(f"{path}: not the raw values of a record: {error}") from error
-    return PerRank(names, ends, values)
+        found = PerRank(names, ends, values)
+        _check_belongs(found, record)
+    except Exception as error:  # a damaged archive causes errors of many kinds
+        raise RecordError(f"{path}: not the raw values of this run: {error}") from error
+    return found
+
+
+def _check_belongs(found: PerRank, record: RunRecord) -> None:
+    for name in found.names:
+        if name.startswith(("phases.", "training.")) and len(found[name]) != record.num_ranks:
+            raise ValueError(f"{name} does not have {count(record.num_ranks, 'value')}")
+    for name, phase in (record.phases or {}).items():
+        known = found[f"phases.{name}"]
+        known = known[~np.isnan(known)]
+        if not np.allclose([known.min(), known.max()], [phase.min_s, phase.max_s]):
+            raise ValueError(f"the times of the phase {name} are not those of the record")
 
 
 def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import DataError
-from candle_p1.files import write_atomically
+from candle_p1.files import read_regular_bytes, write_atomically
 from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,8 @@ COLUMNS = (
     "value",
 )
 """The value of an energy counter is in J, from an arbitrary origin; that of power is in W."""
+
+MAX_FILE_BYTES, MAX_NUMBER = 2**30, 1e15
 
 
 def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
@@ -72,16 +75,16 @@ def read_traces(path: Path) -> list[Trace]:
         DataError: The file is missing, is not a file of power readings, or covers several nodes.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise DataError(
-                    f"is not a file of power readings: the columns must be {','.join(COLUMNS)}",
-                    path,
-                )
-            rows = [(line, row) for line, row in enumerate(reader, start=2)]
+        text = read_regular_bytes(path, MAX_FILE_BYTES).decode()
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise DataError(
+                f"is not a file of power readings: the columns must be {','.join(COLUMNS)}", path
+            )
+        rows = [(line, row) for line, row in enumerate(reader, start=2)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot be read: {error}", path) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"cannot be read: {reason}", path) from error
     if len({row["node"] for _, row in rows}) > 1:
         raise DataError("has readings of several nodes: split it into one file per node", path)
     samples: dict[Channel, tuple[list[float], list[float]]] = {}
@@ -89,8 +92,8 @@ def read_traces(path: Path) -> list[Trace]:
         try:
             channel = _channel(row)
             time_s, value = float(row["time_s"]), float(row["value"])
-            if not np.isfinite([time_s, value]).all():
-                raise ValueError("a number is not finite")
+            if not (abs(time_s) <= MAX_NUMBER and abs(value) <= MAX_NUMBER):
+                raise ValueError("a number is not finite, or not possible")
         except (TypeError, ValueError) as error:
             raise DataError(str(error), path, line) from error
         times_s, values = samples.setdefault(channel, ([], []))
@@ -113,11 +116,13 @@ def _channel(row: dict[str, str]) -> Channel:
     if reading not in ("energy", "power"):
         raise ValueError(f"reading {reading!r} is neither energy nor power")
     resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
+    if resolution_s is not None and not 0 <= resolution_s <= MAX_NUMBER:
+        raise ValueError(f"resolution_s {row['resolution_s']} is not possible")
     return Channel(
-        row["device"],
-        row["label"],
+        printable(row["device"]),
+        printable(row["label"]),
         domain,  # type: ignore[arg-type]
-        row["source"],
+        printable(row["source"]),
         reading,  # type: ignore[arg-type]
         resolution_s=resolution_s,
     )

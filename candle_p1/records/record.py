@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from candle_p1.errors import RecordError
-from candle_p1.files import write_atomically
+from candle_p1.files import read_regular_bytes, write_atomically
 from candle_p1.records.per_rank import write_per_rank
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
+from candle_p1.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +28,16 @@ if TYPE_CHECKING:
 RECORD_NAME = "run.json"
 MAX_LINE_CHARS = 400
 """Shorter objects are written on one line of a record."""
+
+MAX_RECORD_BYTES = 2**26
+MAX_INTEGER, MAX_NUMBER, MAX_DIGITS = 2**63 - 1, 1e100, 100
+"""The largest values of integers and of other numbers in a record that is read: nothing that is
+measured is larger, and sums, products and ratios of such numbers are finite."""
+
+AMOUNT = re.compile(
+    r"(?!parameters\.|timeline\.|training\.epochs\.\d+\.metrics\.).*_(s|bytes|num|j|w|hz)"
+)
+"""Where a record has times, sizes, counts, energies and powers, which are never negative."""
 
 
 def utc_now() -> str:
@@ -84,36 +96,74 @@ def write_record(path: Path, record: RunRecord) -> None:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Reads a record and validates it.
+    """Reads a record and validates it; removes what would control a terminal from its text.
 
     Raises:
         RecordError: The file is missing, is not JSON, has another schema version or is not valid.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot read the record: {error}") from error
+        text = read_regular_bytes(path, MAX_RECORD_BYTES).decode()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot read the record: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: cannot read the record: it is not UTF-8 text") from error
+    try:
+        content = _plausible(json.loads(text, parse_int=_parse_int), "")
+        text = json.dumps(content)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise RecordError(f"{path}: not a record: it is nested too deeply") from error
+    except ValueError as error:
+        raise RecordError(f"{path}: not a record: {error}") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version is not None and version != SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: schema_version is {version!r}, but this version reads {SCHEMA_VERSION}:"
+            " repeat the run, or read the record with the version of candle-p1 that wrote it"
+        )
     try:
         return RunRecord.model_validate_json(text)
     except ValidationError as error:
-        raise RecordError(f"{path}{_explain_file(text, error)}") from error
+        raise RecordError(f"{path}: {_explain(error)}") from error
 
 
-def _explain_file(text: str, error: ValidationError) -> str:
-    """Returns what is wrong with the text of a record, after its path."""
+def _plausible(value: Any, place: str) -> Any:
+    """Returns a value of a record with printable text.
+
+    Raises:
+        ValueError: A number is none, or is larger than anything that is measured; a time or an
+            amount is negative; or text is not Unicode.
+    """
+    if isinstance(value, dict):
+        return {
+            printable(_encodable(key, place)): _plausible(each, f"{place}.{key}" if place else key)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_plausible(each, f"{place}.{i}") for i, each in enumerate(value)]
+    if isinstance(value, str):
+        return printable(_encodable(value, place))
+    if isinstance(value, (int, float)):
+        largest = MAX_INTEGER if isinstance(value, int) else MAX_NUMBER
+        if not -largest <= value <= largest:
+            raise ValueError(f"{place} is {value:.6g}, which is not a possible value")
+        if value < 0 and AMOUNT.fullmatch(place):
+            raise ValueError(f"{place} is negative")
+    return value
+
+
+def _parse_int(digits: str) -> int | float:
+    """Returns an integer; one of too many digits, which Python would not read, as a float."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _encodable(text: str, place: str) -> str:
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as broken:
-        return f", line {broken.lineno}: not JSON: {broken.msg}"
-    except RecursionError:
-        return ": not a record: it is nested too deeply"
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version is not None and version != SCHEMA_VERSION:
-        return (
-            f": schema_version is {version!r}, but this version reads {SCHEMA_VERSION}: repeat the"
-            " run, or read the record with the version of candle-p1 that wrote it"
-        )
-    return f": {_explain(error)}"
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{place} has text that is not Unicode") from error
+    return text
 
 
 def _explain(error: ValidationError) -> str:

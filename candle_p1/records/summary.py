@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from candle_p1.errors import RecordError
 from candle_p1.records.types import Absent, StepTimes
@@ -336,7 +337,7 @@ def _table(
 
 def _empty_table(title: str, *headings: str, num_words: int = 1) -> Table:
     """Returns a table without rows; its first `num_words` columns are text, the others numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)  # no markup
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i < num_words else "right", overflow="fold")
     return table

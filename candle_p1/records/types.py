@@ -607,6 +607,10 @@ class RunRecord(Section):
             raise ValueError(f"a record with status {self.status!r} needs {', '.join(missing)}")
         if self.status == "ok" and self.failure is not None:
             raise ValueError("a record with status 'ok' has no failure")
+        if self.ranks is not None and len(self.ranks) != self.num_ranks:
+            raise ValueError(
+                f"ranks has {len(self.ranks)} entries, but num_ranks is {self.num_ranks}"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.words import cell
@@ -42,7 +43,8 @@ def tables(comparison: RunComparison) -> Iterator[str | Table]:
 
 
 def _numbers(pairing: Pairing) -> Table:
-    table = Table(box=box.SIMPLE, title=pairing.settings or None, title_justify="left")
+    title = Text(pairing.settings) if pairing.settings else None  # no markup
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
     table.add_column("quantity")
     for heading in ("A", "B", "B / A"):
         table.add_column(heading, justify="right", no_wrap=True)

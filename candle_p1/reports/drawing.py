@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from math import log2
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
+from candle_p1.reports.words import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +34,12 @@ LOG_FROM = 20
 
 MIN_SPAN = 0.1
 PLAIN_NUMBERS = "{x:,.12g}"
+MAX_TEXT = 200
+"""The most characters of a label."""
 
 LOOK: Any = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "svg.hashsalt": "candle_p1",
     "font.size": 9,
     "axes.spines.top": False,
@@ -254,11 +259,17 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 def to_drawing(figure: Figure, slug: str, title: str, caption: str) -> Drawing:
     """Returns a figure as images. Identifiers begin with the slug, so a page can hold many."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # arranged by now, and for both formats alike
+    from matplotlib.text import Text
+
+    for label in figure.findobj(Text):
+        label.set_text(shortened(label.get_text(), MAX_TEXT))
     svg, png = io.StringIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():  # of letters that the font lacks
+        warnings.simplefilter("ignore", UserWarning)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # arranged by now, and for both formats alike
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.savefig(png, format="png", metadata={"Software": None})
     text = svg.getvalue()
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{slug}-", text[text.index("<svg") :])
     return Drawing(slug, title, caption, text, png.getvalue(), 72 * figure.get_figwidth())

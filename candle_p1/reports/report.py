@@ -7,13 +7,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.exports.extrap import extrap_files
-from candle_p1.reports.exports.tidy import tidy
+from candle_p1.reports.exports.tidy import tidy, to_csv
 from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.findings.registry import find
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import MODES, describe, group
 from candle_p1.reports.table import ReportTable
 from candle_p1.reports.tables import make_tables
+from candle_p1.reports.words import file_name
+from candle_p1.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,9 +83,9 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     sections: list[ReportSection] = []
     experiments = group(runs.runs)
     for experiment in experiments:
-        slug = f"{experiment.benchmark}-{experiment.mode}"
-        same = sum(section.slug.startswith(slug) for section in sections)
-        slug += f"-{same + 1}" if same else ""
+        stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
+        slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(experiments) + 1)))
+        slug = next(each for each in slugs if each not in {section.slug for section in sections})
         starting(f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}")
         has_times = bool(experiment.runs)
         figures, missing = draw_figures(experiment, slug) if has_times else ([], [])
@@ -94,7 +96,7 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
             ReportSection(experiment, slug, notes, statements, figures, missing, tables)
         )
     table = tidy(runs.runs)
-    exports: dict[str, str | bytes] = {"runs.csv": table.to_csv(index=False)}
+    exports: dict[str, str | bytes] = {"runs.csv": to_csv(table)}
     if find_spec("pyarrow"):
         exports["runs.parquet"] = table.to_parquet(None, engine="pyarrow", index=False)
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
@@ -109,7 +111,7 @@ def _table_of_runs(runs: Runs) -> ReportTable:
     )  # fmt: skip
     rows = tuple(
         (
-            str(run.path),
+            run.place,
             run.benchmark,
             run.num_ranks,
             str(run.seed),
@@ -124,5 +126,5 @@ def _table_of_runs(runs: Runs) -> ReportTable:
 
 
 def _table_of_problems(runs: Runs) -> ReportTable:
-    rows = tuple((str(path), reason) for path, reason in runs.problems.items())
+    rows = tuple((printable(str(path)), reason) for path, reason in runs.problems.items())
     return ReportTable("unreadable", "Records that cannot be read", ("record", "reason"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from candle_p1.records.per_rank import PerRank, read_per_rank
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import Efficiency
 from candle_p1.scaling import share_epochs
+from candle_p1.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,6 +44,7 @@ FIRST_TIME = "cached (first time)"
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 """Settings for which the plan has the resolved values."""
 
+POWER_FILE = re.compile(r"power-\d{1,9}\.csv")
 HOROVOD = "HOROVOD_"
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
@@ -97,6 +100,11 @@ class RecordedRun:
     record: RunRecord
 
     @property
+    def place(self) -> str:
+        """The path of the record, as text that can be written and printed."""
+        return printable(str(self.path))
+
+    @property
     def benchmark(self) -> str:
         """The benchmark's name."""
         return self.record.benchmark
@@ -134,7 +142,8 @@ class RecordedRun:
     @property
     def seed(self) -> int | None:
         """The seed of weights and orders; repeats of a point differ in it."""
-        return self.parameters.get("rng_seed")
+        seed = self.parameters.get("rng_seed")
+        return seed if isinstance(seed, int) else None
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -145,13 +154,14 @@ class RecordedRun:
         run that had to write its cache has another loader (FIRST_TIME). Lists become tuples.
         """
         settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
+            name: _frozen(value)
             for name, value in self.parameters.items()
             if role_of(name) in (Role.LEARNING, Role.SPEED)
         }
-        if settings.get("epochs_scaling", "") is None:
+        epochs = settings.get("epochs")
+        if settings.get("epochs_scaling", "") is None and isinstance(epochs, int) and epochs > 0:
             level = settings.get("data_parallel", "epoch")
-            settings["epochs_scaling"], _ = share_epochs(settings["epochs"], 1, None, level)
+            settings["epochs_scaling"], _ = share_epochs(epochs, 1, None, level)
         if "stage_dir" in self.parameters:
             settings["staged"] = self.parameters["stage_dir"] is not None
         if self._part("load", "write"):
@@ -286,8 +296,12 @@ class RecordedRun:
 
     @cached_property
     def per_rank(self) -> PerRank | None:
-        """The raw values of all ranks; None where their file is not beside the record."""
-        return read_per_rank(self.path)
+        """The raw values of all ranks; None where their file is not beside the record.
+
+        Raises:
+            RecordError: The file is damaged, or belongs to another run.
+        """
+        return read_per_rank(self.path, self.record)
 
     def stretches(self) -> Iterator[Stretch]:
         """Yields the phases in order, each followed by its parts; nothing without raw values."""
@@ -398,9 +412,9 @@ class RecordedRun:
 
     @property
     def power_files(self) -> list[Path]:
-        """The files of power readings, one for each node that has any."""
+        """The files of power readings beside the record, one for each node that has any."""
         names = self.record.energy.traces if self.record.energy else []
-        return [self.path.parent / name for name in names]
+        return [self.path.parent / name for name in names if POWER_FILE.fullmatch(name)]
 
     @cached_property
     def communication_share(self) -> float | None:
@@ -455,15 +469,26 @@ def read_runs(directories: Iterable[Path]) -> Runs:
 
 
 def _records(directory: Path) -> list[Path]:
-    if directory.is_file():
-        return [directory.resolve()]
-    if not directory.is_dir():
-        raise RecordError(f"{directory}: there is no such directory")
-    return [
-        Path(parent, RECORD_NAME).resolve()
+    try:
+        if directory.is_file():
+            return [directory.resolve()]
+        if not directory.is_dir():
+            raise RecordError(f"{directory}: there is no such directory")
+    except OSError as error:
+        raise RecordError(f"{directory}: {error.strerror}") from error
+    found = [
+        Path(parent, RECORD_NAME)
         for parent, _, files in os.walk(directory, followlinks=False)
         if RECORD_NAME in files
     ]
+    return [path.resolve() if path.is_file() else path for path in found]  # links may form a loop
+
+
+def _frozen(value: Any) -> Any:
+    """Returns the value of a setting with tuples in place of lists and objects."""
+    if isinstance(value, dict):
+        return tuple((key, _frozen(each)) for key, each in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _epoch_s(epoch: EpochFacts) -> float | None:

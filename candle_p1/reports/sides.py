@@ -40,7 +40,7 @@ class Side:
             "name": self.name,
             "num_runs": len(self.timed),
             "num_left_out": len(self.runs) - len(self.timed),
-            "records": [str(run.path) for run in self.timed],
+            "records": [run.place for run in self.timed],
         }
 
     def distinct(self, attribute: Callable[[RecordedRun], object]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.statistics import Estimate
-from candle_p1.reports.words import cell, number
+from candle_p1.reports.words import cell, csv_text, markdown_text, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,8 @@ class ReportTable:
         ruler = "|".join(["---", *["---:"] * (len(self.headings) - 1)])
         rows = [_markdown_row(self.headings), f"|{ruler}|", *map(_markdown_row, self.texts)]
         notes = [*self.notes, *([LEGEND] if self.has_estimates else [])]
-        lines = [f"**{self.title}**", "", *rows, "", *(f"{note}  " for note in notes)]
+        beneath = (f"{markdown_text(note)}  " for note in notes)
+        lines = [f"**{markdown_text(self.title)}**", "", *rows, "", *beneath]
         return "\n".join(lines).rstrip() + "\n"
 
     def to_csv(self) -> str:
@@ -80,7 +81,8 @@ class ReportTable:
             else:
                 columns.append((heading, *column))
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
+        rows = zip(*columns, strict=True)
+        csv.writer(text, lineterminator="\n").writerows(map(_csv_text, row) for row in rows)
         return text.getvalue()
 
 
@@ -89,6 +91,10 @@ def _csv_cells(value: object) -> tuple[object, ...]:
         return value, *[None] * len(ENDS)
     runs = "+".join(map(str, value.num))
     return value.value, value.low, value.high, round(value.confidence, 4), runs
+
+
+def _csv_text(value: object) -> object:
+    return csv_text(value) if isinstance(value, str) else value
 
 
 def _text(value: Cell) -> str:
@@ -102,4 +108,4 @@ def _text(value: Cell) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"

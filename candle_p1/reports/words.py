@@ -1,7 +1,9 @@
-"""Numbers and estimates in words."""
+"""Numbers and estimates in words, and the words of records in files, where they do no harm."""
 
 from __future__ import annotations
 
+import html
+import re
 from math import floor, isfinite
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 DIGITS = 3
 MAX_DECIMALS = 4
 """Exceeded only where a number is so small that it would have fewer than two digits."""
+
+NAME_LENGTH = 60
+FORMULA = re.compile(r"(?![-+]?[\d.][-+.,e\d ]*$)[=+\-@\t\r]")
+"""How text begins that spreadsheets take for a formula. Numbers are none."""
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -81,6 +87,30 @@ def listed(items: Sequence[object]) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def file_name(words: str) -> str:
+    """Returns words from a record as a part of a file name, of letters, digits, "-" and "."."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-.")
+    if len(name) > NAME_LENGTH:
+        name = name[:NAME_LENGTH].rpartition("-")[0] or name[:NAME_LENGTH]
+    return name.rstrip("-.") or "unnamed"
+
+
+def csv_text(text: str) -> str:
+    """Returns the text of a CSV cell, with an apostrophe before what would be a formula."""
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def markdown_text(text: str) -> str:
+    """Returns text that Markdown shows as it is, on one line: no HTML, links or table cells."""
+    escaped = html.escape(" ".join(text.split("\n")), quote=False)
+    return escaped.replace("|", "\\|").replace("](", "]\\(")
+
+
+def shortened(text: str, length: int) -> str:
+    """Returns text of at most this many characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _decimals(value: float) -> int:

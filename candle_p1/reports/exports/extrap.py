@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.points import STRONG, WEAK
 from candle_p1.reports.quantities import LOAD, TOTAL, TRAIN, phase_time
 from candle_p1.reports.table import ReportTable
+from candle_p1.reports.words import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -33,7 +33,6 @@ CALL_PATHS = {
     "total->train": TRAIN,
 }
 
-NAME_LENGTH = 60
 INDEX_NAME = "files.csv"
 INDEX_HEADINGS = ("file", "benchmark", "mode", "machine", "series", "points")
 
@@ -78,9 +77,6 @@ def _lines(series: Series) -> Iterator[str]:
 
 def _name(experiment: Experiment, series: Series, taken: Collection[str]) -> str:
     """Returns a file name that describes the series and is not taken."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"-{series.name}").rstrip("-.")
-    if len(words) > NAME_LENGTH:
-        words = words[:NAME_LENGTH].rpartition("-")[0]
-    stem = f"{experiment.benchmark}-{experiment.mode}{words}"
+    stem = f"{file_name(experiment.benchmark)}-{experiment.mode}-{file_name(series.name)}"
     names = (f"{stem}{f'-{i}' if i else ''}.jsonl" for i in itertools.count())
     return next(name for name in names if name not in taken)

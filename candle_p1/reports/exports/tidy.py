@@ -12,6 +12,7 @@ import pandas as pd
 
 from candle_p1.reports import quantities
 from candle_p1.reports.points import mode_of
+from candle_p1.reports.words import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,9 +61,15 @@ def tidy(runs: Sequence[RecordedRun]) -> pd.DataFrame:
     return table[names].astype(types)
 
 
+def to_csv(table: pd.DataFrame) -> str:
+    """Returns a table as CSV, in which no text is a formula."""
+    words = [str(name) for name, kind in table.dtypes.items() if kind == "string"]
+    return table.assign(**{n: table[n].map(csv_text, "ignore") for n in words}).to_csv(index=False)
+
+
 def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a run with their values; None is unknown."""
-    yield "record", str(run.path)
+    yield "record", run.place
     yield "benchmark", run.benchmark
     yield "mode", mode_of(run)
     for name in ATTRIBUTES:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 
 import jsonschema
 import numpy as np
@@ -133,9 +135,10 @@ def test_bytes_stay_whole_numbers():
 def test_raw_values_are_beside_the_record_under_their_place(path):
     wait = PhaseTimes.over([0.0, 3.5], begin=Seconds.over([None, 1.0]))
     phases = {"load": PhaseTimes.over([1 / 3, 2.0], parts={"wait": wait})}
-    write_record(path, extend_record(make_record(RUNNING), phases=phases))
+    record = extend_record(make_record(RUNNING), phases=phases)
+    write_record(path, record)
     assert "0.3333333333333333" not in path.read_text()
-    raw = read_per_rank(path)
+    raw = read_per_rank(path, record)
     assert raw.get("phases.load").tolist() == [1 / 3, 2.0]
     assert raw.get("phases.load.parts.wait").tolist() == [0.0, 3.5]
     np.testing.assert_array_equal(raw.get("phases.load.parts.wait.begin"), [np.nan, 1.0])
@@ -144,14 +147,81 @@ def test_raw_values_are_beside_the_record_under_their_place(path):
 
 def test_missing_raw_values_are_none_and_damaged_ones_an_error(path):
     write_record(path, make_record(RUNNING))
-    assert read_per_rank(path) is None
-    write_record(path, planted_record(num_ranks=2))
+    assert read_per_rank(path, make_record(RUNNING)) is None
+    record = planted_record(num_ranks=2)
+    write_record(path, record)
     file = path.with_name(PER_RANK_NAME)
     whole = file.read_bytes()
     for damaged in (b"", whole[:100], whole[: len(whole) // 2], b"no numpy file"):
         file.write_bytes(damaged)
         with pytest.raises(RecordError, match=PER_RANK_NAME):
-            read_per_rank(path)
+            read_per_rank(path, record)
+
+
+def npz(save=np.savez, names=("phases.load",), ends=(2,), values=(1.0, 2.0)):
+    """Returns a file of raw values, as a function of its parts; names may be JSON already."""
+    text = names if isinstance(names, bytes) else json.dumps(names).encode()
+    content = io.BytesIO()
+    save(
+        content,
+        names=np.frombuffer(text, np.uint8),
+        ends=np.array(ends),
+        values=np.array(values),
+    )
+    return content.getvalue()
+
+
+def absurd_shape():
+    """Returns a file of raw values, one of which claims to have 2**60 values."""
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d,), }" % 2**60
+    header += b" " * (63 - (len(header) + 10) % 64) + b"\n"
+    content = io.BytesIO(npz())
+    with zipfile.ZipFile(content) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["values.npy"] = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npz(names=["x"]),
+        npz(names={"phases.load": 0}, ends=(1,), values=(1.0,)),
+        npz(names=[1]),
+        npz(ends=(3,)),
+        npz(ends=(-1,), values=()),
+        npz(ends=2),
+        npz(ends=("a",)),
+        npz(ends=(), names=[], values=()),
+        npz(values=(1.0, 3.0)),
+        npz(values=(1.0, 2.0, 3.0), ends=(3,)),
+        npz(values=(np.nan, np.nan)),
+        npz(values=(1.0, 2.0 + 1j)),
+        npz(values=np.array([1.0, {}], dtype=object)),
+        npz(np.savez_compressed, values=np.zeros(10**6), ends=(10**6,)),
+        npz(names=b"[" * 100_000),
+        absurd_shape(),
+    ],
+)
+def test_raw_values_of_another_run_are_refused(path, content):
+    record = extend_record(make_record(RUNNING), phases={"load": PhaseTimes.over([1.0, 2.0])})
+    file = path.with_name(PER_RANK_NAME)
+    file.write_bytes(npz())
+    assert read_per_rank(path, record).get("phases.load").tolist() == [1.0, 2.0]
+    file.write_bytes(content)
+    with pytest.raises(RecordError, match=PER_RANK_NAME):
+        read_per_rank(path, record)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_raw_values_are_read_from_regular_files_only(path, make):
+    make(path.with_name(PER_RANK_NAME))
+    with pytest.raises(RecordError, match=PER_RANK_NAME):
+        read_per_rank(path, make_record(RUNNING))
 
 
 def test_the_published_schema_is_that_of_the_types():

@@ -1,0 +1,212 @@
+"""Records that are damaged or made to do harm: named and left out, without effect on the others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.errors import CandleError
+from candle_p1.reports.drawing import Drawing
+from candle_p1.reports.runs import read_runs
+from tests.planted_records import plant
+
+
+def invoke(*words):
+    """Runs a command; returns its result. Only errors that name their cause may end it."""
+    result = CliRunner().invoke(cli.cli, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, (CandleError, SystemExit)), (
+        result.exception
+    )
+    return result
+
+
+def content_of(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    """Returns the content of a record that has most of what records can have."""
+    path = plant(
+        tmp_path_factory.mktemp("valid"),
+        num_ranks=2,
+        epochs=4,
+        quality={"accuracy": 0.9, "loss": 0.1},
+        naive={"accuracy": 0.5},
+        trained={"accuracy": 0.9, "val_accuracy": 0.8, "loss": 0.1},
+        energy_j=5.0,
+        exchange={"HOROVOD_FUSION_THRESHOLD": "0"},
+    )
+    return content_of(path)
+
+
+def put(content, place, value):
+    """Returns a record with another value at a place, such as "phases.load.min_s"."""
+    changed = json.loads(json.dumps(content))
+    *within, key = place.split(".")
+    section = changed
+    for name in within:
+        section = section[int(name) if isinstance(section, list) else name]
+    section[int(key) if isinstance(section, list) else key] = value
+    return changed
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+BAD = {
+    "deep": lambda text: text.replace('"small"', nested(100_000)),
+    "deep in a value": lambda text: text.replace('"small"', nested(900)),
+    "huge count": lambda text: text.replace('"num_ranks": 2', f'"num_ranks": 1{"0" * 30}'),
+    "5,000 digits": lambda text: text.replace('"num_ranks": 2', f'"num_ranks": 1{"0" * 5000}'),
+    "huge parameter": lambda text: text.replace('"value": 2019', f'"value": 1{"0" * 30}'),
+    "too many ranks": lambda text: text.replace('"num_ranks": 2', '"num_ranks": 3'),
+    "lone surrogate": lambda text: text.replace('"nt3"', r'"\ud800"'),
+    "surrogate as key": lambda text: text.replace('"accuracy"', r'"\udc80"'),
+    "null time": lambda text: re.sub(r'"total_s": [\d.]+', '"total_s": null', text),
+    "NaN time": lambda text: re.sub(r'"total_s": [\d.]+', '"total_s": NaN', text),
+    "infinite time": lambda text: re.sub(r'"total_s": [\d.]+', '"total_s": 1e999', text),
+    "negative time": lambda text: re.sub(r'"total_s": [\d.]+', '"total_s": -1.0', text),
+    "NaN parameter": lambda text: text.replace('"value": 2019', '"value": NaN'),
+    "newer": lambda text: text.replace('"schema_version": 2', '"schema_version": 3'),
+    "not UTF-8": lambda text: text.replace("nt3", "\udcff"),
+    "empty": lambda text: "",
+}
+PLACES = {
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "FIFO": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+def damage(path, kind, valid):
+    path.parent.mkdir(parents=True)
+    if kind in PLACES:
+        PLACES[kind](path)
+    else:
+        text = BAD[kind](json.dumps(valid))
+        assert text != json.dumps(valid)
+        path.write_bytes(text.encode(errors="surrogateescape"))
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory, valid):
+    """Returns the directory of two good records and, in a/KIND, a bad one of each kind."""
+    directory = tmp_path_factory.mktemp("damaged")
+    for name in ("a", "b"):
+        (directory / name).mkdir()
+        plant(directory / name, num_ranks=2)
+    for kind in (*BAD, *PLACES):
+        damage(directory / "a" / kind / "run.json", kind, valid)
+    return directory
+
+
+def test_bad_records_are_named_and_left_out(damaged):
+    runs = read_runs([damaged])
+    assert len(runs.runs) == 2
+    assert sorted(path.parent.name for path in runs.problems) == sorted([*BAD, *PLACES])
+    assert all(0 < len(reason) < 300 for reason in runs.problems.values()), runs.problems
+    result = invoke("report", damaged, "-o", damaged / "out")
+    assert result.exit_code == 0
+    assert "2 runs" in result.output
+    rows = (damaged / "out/tables/unreadable.csv").read_text().splitlines()[1:]
+    assert len(rows) == len(runs.problems)
+
+
+@pytest.mark.parametrize("kind", [*BAD, *PLACES])
+def test_a_bad_record_has_one_message(damaged, kind):
+    place = damaged / "a" / kind
+    assert str(place) in str(invoke("show", place).exception)
+    assert isinstance(invoke("compare", place, damaged / "b").exception, CandleError)
+
+
+HOSTILE = (
+    "../../x", "/x", "..", ".", "", "a/b", "x" * 300, "\0x", "a\nb", "CON", "-rf", "~", "runs",
+)  # fmt: skip
+
+
+def test_names_in_records_do_not_choose_where_files_go(tmp_path, monkeypatch, valid):
+    """Whatever a benchmark, a figure of merit or a file of data is called."""
+    out = tmp_path / "in/here/out"
+    for i, name in enumerate(HOSTILE):
+        content = put(valid, "benchmark", name)
+        content["quality"] = {name: {"value": 0.5}}
+        content["energy"]["traces"] = [name]
+        content["num_nodes"] = 1
+        (tmp_path / f"in/here/run{i}").mkdir(parents=True)
+        (tmp_path / f"in/here/run{i}/run.json").write_text(json.dumps(content))
+    before = set(tmp_path.rglob("*"))
+    monkeypatch.setattr("candle_p1.reports.report.draw_figures", draw_one)
+    assert invoke("report", tmp_path / "in", "-o", out).exit_code == 0
+    new = set(tmp_path.rglob("*")) - before
+    assert all(path == out.parent or path.is_relative_to(out) for path in new)
+    names = [path.name for path in (out / "figures").iterdir()]
+    assert len(names) == 2 * len(HOSTILE)
+    assert all(re.fullmatch(r"[\w.-]{1,200}", path.name) for path in new)
+
+
+def draw_one(experiment, slug):
+    return [Drawing(slug, "title", "caption", "<svg></svg>", b"", 1.0)], []
+
+
+CHOICES = (".status", ".energy.kind", ".energy.covers")
+
+
+def with_text(value, text, place=""):
+    """Returns a record in which all text that may be anything is `text`, and keys have it too."""
+    if isinstance(value, dict):
+        free = place.endswith(("parameters", "quality", "metrics", "packages", "files", "settings"))
+        return {
+            (f"{key}{text}" if free else key): with_text(each, text, f"{place}.{key}")
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [with_text(each, text, place) for each in value]
+    if not isinstance(value, str) or place in CHOICES:
+        return value
+    return f"{text}{value}"
+
+
+def test_text_of_records_is_only_text(tmp_path, valid):
+    text = "=1+1<script>alert('x')</script>&\x1b[31m\x9b2J|[a](javascript:b)$\\frac{$_é字😀[/red]"
+    plain = "=1+1<script>alert('x')</script>&|[a](javascript:b)$\\frac{$_é字😀[/red]"
+    for i in range(2):
+        content = put(with_text(valid, text), "total_s", 100.0 + i)
+        path = tmp_path / f"run{i}/run.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(content))
+    out = tmp_path / "out"
+    assert invoke("report", tmp_path, "-o", out).exit_code == 0
+    assert invoke("show", path, "--html", out / "run.html").exit_code == 0
+    pages = [page.read_text() for page in (*out.glob("*.html"), *out.rglob("*.svg"))]
+    assert len(pages) > 5
+    assert sum("=1+1&lt;script" in page for page in pages) > 2
+    for page in pages:
+        assert "<script" not in page
+        ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    tables = list(out.rglob("*.md"))
+    assert len(tables) > 5
+    for table in tables:
+        assert not re.search(r"<script|\]\(|&(?!\w+;)", table.read_text())
+    cells = [
+        cell
+        for table in out.rglob("*.csv")
+        for row in csv.reader(io.StringIO(table.read_text()))
+        for cell in row
+    ]
+    assert any(plain in cell for cell in cells)
+    assert not any(re.match(r"[=+@]|-[^\d]", cell) for cell in cells)
+    for words in (["show", path], ["compare", path, tmp_path / "run0"]):
+        output = invoke(*words).output
+        assert "alert" in output
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
