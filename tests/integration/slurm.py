@@ -71,7 +71,7 @@ class Slurm:
 
     def start(self):
         """Starts the daemons; returns when the node accepts jobs."""
-        for name in ("state", "spool"):
+        for name in ("state", "spool", "pmix"):
             (self.directory / name).mkdir()
         self.directory.chmod(0o755)  # munged wants its socket where all users can reach it
         key = self.directory / "munge.key"
@@ -88,6 +88,8 @@ class Slurm:
                 cpus=CPUS,
             )
         )
+        # Two Slurms number their jobs alike, so they must not share the directories of PMIx.
+        (self.directory / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.directory}/pmix\n")
         files = {
             f"--{kind}-file": self.directory / f"munge.{kind}" for kind in ("key", "pid", "seed")
         }
