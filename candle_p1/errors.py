@@ -4,6 +4,7 @@ Every error that this package raises on purpose is a CandleError::
 
     CandleError                 exit code 2
     ├── ParameterError          a flag, a key of a parameter file, or a combination of them
+    │   └── UnknownFlagError    a flag that a benchmark does not have
     ├── DataError               a data file: what is wrong, in which file, on which line
     ├── SetupError              the installation, the launcher or the machine
     ├── RecordError             a run record that does not match its schema
@@ -45,6 +46,25 @@ class CandleError(Exception):
 
 class ParameterError(CandleError):
     """A parameter that is unknown, malformed, out of range, or inconsistent with another one."""
+
+
+class UnknownFlagError(ParameterError):
+    """A flag that a benchmark does not have.
+
+    Args:
+        flag: The flag.
+        known: The flags that the benchmark has.
+    """
+
+    def __init__(self, flag: str, known: Iterable[str] = ()) -> None:
+        self.flag, self.known = flag, list(known)
+        meant = flag[:2] + flag[2:].replace("-", "_")
+        near = did_you_mean(meant, self.known) if flag != "--" else ""
+        super().__init__(f"{flag} is not a flag{near}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickles both arguments: errors are sent between ranks."""
+        return type(self), (self.flag, self.known)
 
 
 class DataError(CandleError):

@@ -1,12 +1,34 @@
-"""Text for users: wording that messages and reports share, and how errors are printed."""
+"""Text for users: wording that messages and reports share, its layout, and how errors are printed.
+
+Lines break between words only, at the terminal's width. A word that is longer than a line, such as
+a path, stays in one piece, so that it can be copied. Where the width is not known, as in a file or
+a pipe, lines are not broken at all.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
+import textwrap
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TextIO
+
+    from rich.table import Table
 
 ERROR_MARK = "error: "
 """How a line with an error begins."""
+
+WIDTH_VARIABLE = "COLUMNS"
+GAP = "  "
+"""What separates the columns of a table, and indents the continuation of a line."""
+CONTINUATION = " \\"
+"""What ends a line of a command that goes on in the next one."""
 
 _CONTROLS = re.compile(
     # Sequences that begin with ESC or its 8-bit form (ECMA-48): colours and cursor movements, then
@@ -36,4 +58,175 @@ def printable(text: str) -> str:
 
 def print_error(message: object) -> None:
     """Prints an error to standard error, at once."""
-    print(f"{ERROR_MARK}{printable(str(message))}", file=sys.stderr, flush=True)
+    text = wrap(f"{ERROR_MARK}{printable(str(message))}", columns(sys.stderr))
+    print(text, file=sys.stderr, flush=True)
+
+
+def columns(file: TextIO | None = None) -> int | None:
+    """Returns the width that lines have to fit: $COLUMNS, or that of the terminal.
+
+    Args:
+        file: What is written to, by default standard output.
+
+    Returns:
+        None if $COLUMNS is not set and the file is not a terminal.
+    """
+    named = os.environ.get(WIDTH_VARIABLE, "")
+    if re.fullmatch("[1-9][0-9]{0,4}", named):
+        return int(named)
+    try:
+        return os.get_terminal_size((file or sys.stdout).fileno()).columns or None
+    except (AttributeError, OSError, ValueError):  # closed, replaced, or not a terminal
+        return None
+
+
+def wrap(text: str, width: int | None) -> str:
+    """Returns text whose lines are broken between words; continuations are indented."""
+    if width is None:
+        return text
+    return "\n".join(piece for line in text.split("\n") for piece in _wrap_line(line, width))
+
+
+def wrap_command(argv: Sequence[str], width: int | None, prompt: str = "") -> str:
+    """Returns a command as it can be typed, if need be in several lines that end in backslashes."""
+    first, *others = map(shlex.quote, argv)
+    lines = [prompt + first]
+    for word in others:
+        if width is None or len(f"{lines[-1]} {word}{CONTINUATION}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += CONTINUATION
+            lines.append(2 * GAP + word)
+    return "\n".join(lines)
+
+
+def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]:
+    """Returns a table as lines.
+
+    Columns that do not fit follow below, after the first ones, which are repeated. If not even two
+    columns fit, every row becomes a paragraph.
+
+    Args:
+        table: Its title, headings, cells, sections and justification are used, not its style.
+        width: The largest width, if it is limited.
+        rule: The character of horizontal lines.
+    """
+    headings = [str(column.header) for column in table.columns]
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    rows = list(zip(*cells, strict=True))
+    grid = [headings, *rows]
+    lines = wrap(str(table.title), width).split("\n") if table.title else []
+    least = [
+        max(_longest_word(cell, column.no_wrap) for cell in (heading, *of_column))
+        for column, heading, of_column in zip(table.columns, headings, cells, strict=True)
+    ]
+    most = [max(_longest_word(row[i], True) for row in grid) for i in range(len(headings))]
+    blocks = _blocks(least, _num_keys(rows), width)
+    if blocks is None:
+        return [*lines, *_paragraphs(headings, rows, width)]
+    for i, block in enumerate(blocks):
+        lines += [""] * (i > 0)
+        lines += _block_lines(table, grid, block, _filled(block, least, most, width), rule)
+    return lines
+
+
+def _wrap_line(line: str, width: int) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    pieces = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent + GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return pieces or [""]
+
+
+def _longest_word(cell: str, whole: bool) -> int:
+    """Returns the least width of a cell, whose lines may be broken between words unless `whole`."""
+    return max((len(each) for each in (cell.split("\n") if whole else cell.split())), default=0)
+
+
+def _num_keys(rows: Sequence[Sequence[str]]) -> int:
+    """Returns how many of the first columns it takes to tell rows apart; 1 if none do."""
+    for num in range(1, len(rows[0]) if rows else 1):
+        if len({tuple(row[:num]) for row in rows}) == len(rows):
+            return num
+    return 1
+
+
+def _blocks(least: Sequence[int], num_keys: int, width: int | None) -> list[list[int]] | None:
+    """Returns the columns of each block; None if one column does not fit beside the keys."""
+    keys = list(range(num_keys))
+    blocks = [list(keys)]
+    for i in range(num_keys, len(least)):
+        if width is not None and _width([*blocks[-1], i], least) > width:
+            blocks.append([*keys])
+        blocks[-1].append(i)
+    if width is not None and any(_width(block, least) > width for block in blocks):
+        return None
+    return [block for block in blocks if len(block) > num_keys] or [keys]
+
+
+def _width(block: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(widths[i] for i in block) + len(GAP) * (len(block) - 1)
+
+
+def _block_lines(
+    table: Table, grid: Sequence[Sequence[str]], block: Sequence[int], widths: list[int], rule: str
+) -> Iterator[str]:
+    """Yields the lines of some columns of a table; the first row of the grid holds the headings."""
+    ends = [False, *(row.end_section for row in table.rows)]
+    for number, row in enumerate(grid):
+        cells = [_cell_lines(row[i], widths[i]) for i in block]
+        for pieces in zip_longest(*cells, fillvalue=""):
+            line = GAP.join(
+                piece.rjust(widths[i])
+                if table.columns[i].justify == "right"
+                else piece.ljust(widths[i])
+                for i, piece in zip(block, pieces, strict=True)
+            )
+            yield line.rstrip()
+        if number == 0:
+            yield rule * _width(block, widths)
+        elif ends[number] and number < len(grid) - 1:
+            yield ""
+
+
+def _cell_lines(cell: str, width: int) -> list[str]:
+    return [
+        piece
+        for line in cell.split("\n")
+        for piece in textwrap.wrap(
+            line, max(width, 1), break_long_words=False, break_on_hyphens=False
+        )
+        or [""]
+    ]
+
+
+def _filled(
+    block: Sequence[int], least: Sequence[int], most: Sequence[int], width: int | None
+) -> list[int]:
+    """Returns the widths of all columns, where those of a block share the room that is left."""
+    if width is None:
+        return list(most)
+    widths = list(least)
+    spare = width - _width(block, least)
+    while spare > 0 and (growing := [i for i in block if widths[i] < most[i]]):
+        for i in growing[:spare]:
+            widths[i] += 1
+        spare -= len(growing[:spare])
+    return widths
+
+
+def _paragraphs(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None
+) -> Iterator[str]:
+    """Yields every row as lines "heading: cell"."""
+    for row in rows:
+        yield ""
+        for heading, cell in zip(headings, row, strict=True):
+            if cell.strip():
+                name = " ".join(heading.split())
+                text = f"{name}: {cell.strip()}" if name else cell.strip()
+                yield from wrap(text, width).split("\n")

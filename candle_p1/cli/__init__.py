@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
+import signal
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from candle_p1 import __version__
+from candle_p1.cli.base import Group
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 COMMANDS = (
     "run",
@@ -25,7 +33,7 @@ COMMANDS = (
 )
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """Imports the module of a command only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,9 +54,34 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error that the user can resolve is printed and gives code 2."""
+    """Runs the command line.
+
+    An error that the user can resolve is one message and gives code 2. Ctrl-C, and a reader that
+    stops reading, end the command without a message.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may hold any bytes
+            stream.reconfigure(errors="backslashreplace")
     try:
-        cli(prog_name="candle-p1")
+        code = cli.main(prog_name="candle-p1", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        more = f" See: {context.command_path} --help" if context else ""
+        _fail(error.format_message() + more)
     except CandleError as error:
-        print_error(error)
-        sys.exit(EXIT_CODE)
+        _fail(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes it at exit
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}")
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(code)
+
+
+def _fail(message: object) -> NoReturn:
+    print_error(message)
+    sys.exit(EXIT_CODE)

@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from candle_p1.cli.base import (
+    BenchmarkCommand,
+    Command,
+    Group,
+    benchmark_argument,
+    complete_loaders,
+    flags_argument,
+)
 from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
@@ -52,14 +60,14 @@ def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
     """
     sizes = click.Choice(["small", "full"])
     shared = (
-        click.argument("benchmark"),
+        benchmark_argument,
         click.option(
             "--size", type=sizes, help="Use synthetic files of this size (default: small)."
         ),
         click.option("--data_dir", metavar="DIR", help="Use CANDLE's files in this directory."),
         *own,
         _json,
-        click.argument("flags", nargs=-1, type=click.UNPROCESSED),
+        flags_argument,
     )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -82,16 +90,24 @@ def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
     """Measure and compare: data loaders, training steps, and the overhead of measuring."""
 
 
-@command.command("load")
+@command.command(
+    "load",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 bench load nt3 --methods parallel,chunked",
+        "candle-p1 bench load p1b3 --np 2 --drug_features all",
+    ],
+)
 @_options(
     click.option(
         "--methods",
         metavar="NAME,NAME,...",
+        shell_complete=complete_loaders,
         help="The loaders to compare; by default all that are installed.",
     ),
     _count("--np", "num_ranks", 1, "Number of ranks, which load at the same time as in a run."),
@@ -131,7 +147,7 @@ def load_command(
     Every load is a job of its own. Memory is measured in a job that is not timed. All methods must
     read the same values.
 
-    Flags after "--" go to the benchmark: candle-p1 bench load p1b3 -- --drug_features all.
+    All other flags go to the benchmark.
     """
     from candle_p1.bench import show_load
     from candle_p1.bench.load import LoadComparison, LoadJob, choose_methods
@@ -145,7 +161,9 @@ def load_command(
         Screen().say(f"picture: {picture_file}")
 
 
-@command.command("step")
+@command.command(
+    "step", cls=BenchmarkCommand, examples=["candle-p1 bench step nt3 --np 2 --batch_size 40"]
+)
 @_options(
     _count("--np", "num_ranks", 1, "Number of ranks, all on this machine."),
     click.option(
@@ -177,7 +195,7 @@ def step_command(
     The bound is the time of the matrix products and of the optimizer's memory traffic at the rates
     that this machine reaches, which are measured in the same job.
 
-    Flags after "--" go to the benchmark: candle-p1 bench step nt3 -- --batch_size 40.
+    All other flags go to the benchmark.
     """
     from candle_p1.bench import show_step
     from candle_p1.bench.step import StepComparison, StepJob
@@ -187,7 +205,11 @@ def step_command(
     _show(show_step.parts(report), report, json_file)
 
 
-@command.command("overhead")
+@command.command(
+    "overhead",
+    cls=BenchmarkCommand,
+    examples=["candle-p1 bench overhead nt3 --rounds 10 --batch_size 40"],
+)
 @_options(
     _count("--np", "num_ranks", 2, "Number of ranks, all on this machine."),
     _count("--epochs", "num_epochs", 10, "Epochs of a block."),
@@ -205,7 +227,7 @@ def overhead_command(
 
     Two models of BENCHMARK train in turn in one job, one with measuring and one without.
 
-    Flags after "--" go to the benchmark: candle-p1 bench overhead nt3 -- --batch_size 40.
+    All other flags go to the benchmark.
     """
     from candle_p1.bench.overhead import OverheadJob, OverheadMeasurement, lines
 
@@ -214,7 +236,9 @@ def overhead_command(
     _show(lines(report), report, json_file)
 
 
-@command.command("record")
+@command.command(
+    "record", cls=Command, examples=["candle-p1 bench record --ranks 384 --json record.json"]
+)
 @_count("--ranks", "num_ranks", 3072, "Number of ranks.")
 @_count("--epochs", "num_epochs", 8, "Number of epochs.")
 @_count("--records", "num_records", 20, "Number of records that the report is made from.")

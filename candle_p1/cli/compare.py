@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import click
 
+from candle_p1.cli.base import Command
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 
-WIDTH = 140
-"""The width of output that is not written to a terminal."""
 
-
-@click.command("compare")
+@click.command(
+    "compare",
+    cls=Command,
+    examples=["candle-p1 compare output/nt3/EXP000/RUN000 output/nt3/EXP000/RUN001"],
+)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
@@ -30,27 +31,25 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
     Each is a run.json, or a directory, which stands for all runs in or below it. A difference is
     claimed where the 95 % interval of the ratio excludes 1, which takes 4 runs against 4.
     """
-    from rich.console import Console
-
     from candle_p1.reports.compare import compare
     from candle_p1.reports.compare_show import tables
     from candle_p1.reports.runs import read_runs
     from candle_p1.reports.sides import Side
+    from candle_p1.training.screen import Screen
 
-    sides = []
+    screen, sides = Screen(), []
     for path in (a, b):
         runs = read_runs([path])
         for record, reason in runs.problems.items():
-            click.echo(f"warning: {record}: {reason}", err=True)
+            screen.warn(f"{record}: {reason}")
         sides.append(Side(str(path), runs.runs))
     comparison = compare(*sides)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for part in tables(comparison):
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        screen.say(part)
     if json_path:
         text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
         try:
             write_atomically(json_path, text + "\n")
         except OSError as error:
             raise ParameterError(f"--json {json_path}: {error.strerror}") from error
-        click.echo(f"comparison: {json_path}")
+        screen.say(f"comparison: {json_path}")

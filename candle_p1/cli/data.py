@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
+from candle_p1.cli.base import Command, Group, benchmark_argument, complete_benchmark
 from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
 from candle_p1.datasets.status import file_status, synthetic_sets
 from candle_p1.datasets.synthetic import make
@@ -25,13 +26,13 @@ PATH = click.Path(path_type=Path)
 DEFAULT = "by default the benchmark's own in the data directory ($CANDLE_DATA_DIR)"
 
 
-@click.group("data")
+@click.group("data", cls=Group)
 def command() -> None:
     """Get data sets: download the published files, or make synthetic ones."""
 
 
-@command.command("make")
-@click.argument("benchmark")
+@command.command("make", cls=Command, examples=["candle-p1 data make nt3 --size small --out data"])
+@benchmark_argument
 @click.option(
     "--size",
     default="full",
@@ -60,12 +61,19 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
         screen.say(f"{manifest.directory / name}: {mib:.1f} MiB, synthetic, seed {seed}")
 
 
-@command.command("fetch")
-@click.argument("benchmark")
+@command.command(
+    "fetch",
+    cls=Command,
+    examples=[
+        "candle-p1 data fetch nt3",
+        "candle-p1 data fetch nt3 --data_url file:///mirror/nt3 --out data",
+    ],
+)
+@benchmark_argument
 @click.option("--out", "directory", type=PATH, help=f"The directory to write to; {DEFAULT}.")
 @click.option(
     "--data_url",
-    help="The directory to download from instead of CANDLE's: https://…, http://… or file:///….",
+    help="The directory to download from instead of CANDLE's: https://..., http://... or file:///....",
 )
 @click.option(
     "--retries",
@@ -109,12 +117,12 @@ def fetch_command(
         screen.say(f"{file.path}: {file.file_bytes / MIB:.1f} MiB, sha256 {file.sha256}, {origin}")
         for path in file.unpacked:
             screen.say(f"{path}: from {file.path.name}")
-    where = shlex.quote(str(files[0].path.parent))
-    screen.say(f"train on them: candle-p1 run {benchmark} -- --data_dir {where}")
+    where = str(files[0].path.parent)
+    screen.say_command(["candle-p1", "run", benchmark, "--data_dir", where], "train on them: ")
 
 
-@command.command("info")
-@click.argument("benchmark", required=False)
+@command.command("info", cls=Command, examples=["candle-p1 data info nt3"])
+@click.argument("benchmark", required=False, shell_complete=complete_benchmark)
 @click.option("--data_dir", "directory", type=PATH, help=f"The directory to look in; {DEFAULT}.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, with complete checksums and paths."
@@ -130,7 +138,7 @@ def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -
             _show(info)
 
 
-@command.command("cache")
+@command.command("cache", cls=Command, examples=["candle-p1 data cache --clear"])
 @click.option(
     "--cache_dir",
     "directory",
@@ -149,13 +157,14 @@ def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
         shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
         click.echo(json.dumps({"caches": shown, "cleared": clear}, indent=2))
         return
+    screen = Screen()
     for cache in caches:
         source = cache.source["path"] if cache.source else "an unknown file"
         problem = f"; will be rebuilt: {cache.problem}" if cache.problem else ""
-        click.echo(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, from {source}{problem}")
+        screen.say(f"{cache.path}: {cache.num_bytes / MIB:.1f} MiB, from {source}{problem}")
     total_mib = sum(cache.num_bytes for cache in caches) / MIB
     where = "removed from" if clear else "in"
-    click.echo(f"{count(len(caches), 'cached table')}, {total_mib:.1f} MiB, {where} {path}")
+    screen.say(f"{count(len(caches), 'cached table')}, {total_mib:.1f} MiB, {where} {path}")
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
@@ -184,35 +193,32 @@ def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
 
 
 def _show(info: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table()
+    table = Table(title=info["title"])
     for column in ("file", "state", "MiB", "sha256"):
-        table.add_column(column, justify="right" if column == "MiB" else "left", overflow="fold")
+        table.add_column(column, justify="right" if column == "MiB" else "left")
     for file in info["files"]:
         downloaded = f", {file['partial_bytes'] / MIB:.1f} MiB downloaded"
         table.add_row(
             file["name"],
             file["state"] + downloaded * bool(file["partial_bytes"]),
             "" if file["file_bytes"] is None else f"{file['file_bytes'] / MIB:.1f}",
-            f"{file['sha256'][:SHOWN_DIGITS]}… {file['sha256_source']}" if file["sha256"] else "",
+            f"{file['sha256'][:SHOWN_DIGITS]}... {file['sha256_source']}" if file["sha256"] else "",
         )
-    console = Console(highlight=False, markup=False)
-    console.print(info["title"], soft_wrap=True)
-    console.print(table)
     sets = [
         f"synthetic, {each['size']}, seed {each['seed']}"
         f"{'' if each['whole'] else ', incomplete'}: {each['directory']}"
         for each in info["synthetic_sets"]
     ]
-    console.print(
+    screen = Screen()
+    screen.say(table)
+    for line in (
         f"in {info['directory']}",
         f"published at {info['data_url'] or 'no known URL'}",
         *sets,
-        f"to download: {info['fetch']}",
-        *([f"to make synthetic files: {info['make']}"] if info["make"] else []),
-        "",
-        sep="\n",
-        soft_wrap=True,
-    )
+    ):
+        screen.say(line)
+    screen.say_command(shlex.split(info["fetch"]), "to download: ")
+    if info["make"]:
+        screen.say_command(shlex.split(info["make"]), "to make synthetic files: ")

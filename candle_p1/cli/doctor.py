@@ -6,12 +6,13 @@ import sys
 
 import click
 
+from candle_p1.cli.base import Command
 from candle_p1.cluster.doctor import examine, show
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command, examples=["candle-p1 doctor"])
 def command() -> None:
     """Examine the installation; exits with code 1 if several ranks could not train."""
     screen = Screen()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from candle_p1.cli.base import Command
 from candle_p1.text import count
 
 
-@click.command("report")
+@click.command("report", cls=Command, examples=["candle-p1 report output -o report"])
 @click.argument(
     "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )

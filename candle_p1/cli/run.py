@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import click
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal
+from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 
-@click.command("run")
-@click.argument("benchmark")
+@click.command(
+    "run",
+    cls=BenchmarkCommand,
+    examples=["candle-p1 run nt3 --np 2 --epochs 96", "candle-p1 run nt3 -- --help"],
+)
+@benchmark_argument
 @click.option(
     "--np",
     "num_ranks",
@@ -25,21 +30,22 @@ from candle_p1.training.screen import Screen
     help="Number of ranks.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command line and start nothing.")
-@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+@flags_argument
 def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
     """Train BENCHMARK (a name, or the path of a folder) on this machine.
 
-    Flags after "--" go to the benchmark: candle-p1 run nt3 --np 2 -- --epochs 16. To list them:
-    candle-p1 run nt3 -- --help.
+    All other flags go to the benchmark. To list them: candle-p1 run nt3 -- --help.
     """
-    script = [sys.executable, str(find_benchmark(benchmark).script), *flags]
-    launch = on_this_machine(num_ranks, script)
+    found = find_benchmark(benchmark)
+    found.read_parameters(flags)  # a wrong flag is found before anything starts
+    launch = on_this_machine(num_ranks, [sys.executable, str(found.script), *flags])
     screen = Screen()
     for note in launch.notes:
         screen.say(f"note: {note}")
-    screen.say("$ " + subprocess.list2cmdline(launch.command))
+    screen.say_command(launch.command)
     if dry_run:
         return
+    screen.say(f"starting {count(num_ranks, 'rank')}")
     sys.stdout.flush()
     device = terminal()
     environment = os.environ | ({TERMINAL_VARIABLE: device} if device else {})

@@ -1,21 +1,33 @@
-"""candle-p1 show: one run, in full."""
+"""candle-p1 show: one run, in full, or a list of runs."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from candle_p1.cli.base import Command
+from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.text import count
 
-WIDTH = 120
-"""The width of output that is not written to a terminal."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.training.screen import Screen
 
 
-@click.command("show")
-@click.argument("record", type=click.Path(path_type=Path))
+@click.command(
+    "show",
+    cls=Command,
+    examples=["candle-p1 show output", "candle-p1 show output/nt3/EXP000/RUN000 --html run.html"],
+)
+@click.argument("record", metavar="[DIR]", type=click.Path(path_type=Path), default="output")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -29,23 +41,69 @@ WIDTH = 120
 def command(record: Path, html: Path | None, picture: Path | None) -> None:
     """Show a run: its phases, epochs, communication, efficiency and energy.
 
-    RECORD is a run's run.json, or the directory that holds it.
+    DIR is the directory of the run, or its run.json. If there are several runs below DIR (by
+    default "output"), they are listed.
     """
-    from rich.console import Console
-
     from candle_p1.records.summary import details
     from candle_p1.reports.figures.power import power_svg
-    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.writing import run_page
+    from candle_p1.training.screen import Screen
 
-    path = record / RECORD_NAME if record.is_dir() else record
-    run = RecordedRun(path, read_record(path))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    for part in details(run.record):
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+    screen = Screen()
+    runs = _runs(record, screen)
+    if len(runs) != 1:
+        if html or picture:
+            raise ParameterError(f"{record} holds {count(len(runs), 'run')}: name one of them")
+        screen.say(_table(runs, record))
+        screen.say_command(["candle-p1", "show", str(runs[-1].path.parent)], "to show one: ")
+        return
+    for part in details(runs[0].record):
+        screen.say(part)
     if html:
-        write_atomically(html, run_page(run))
-        click.echo(f"page: {html}")
+        write_atomically(html, run_page(runs[0]))
+        screen.say(f"page: {html}")
     if picture:
-        write_atomically(picture, power_svg(run))
-        click.echo(f"picture: {picture}")
+        write_atomically(picture, power_svg(runs[0]))
+        screen.say(f"picture: {picture}")
+
+
+def _runs(path: Path, screen: Screen) -> Sequence[RecordedRun]:
+    """Returns the run in a directory, or else those below it, in the order of their starts."""
+    from candle_p1.reports.runs import RecordedRun, read_runs
+
+    if path.is_dir() and not (path / RECORD_NAME).exists():
+        found = read_runs([path])
+        for record, reason in found.problems.items():
+            screen.warn(f"{record}: {reason}")
+        if found.runs:
+            return found.runs
+        path = next(iter(found.problems))
+    path = path / RECORD_NAME if path.is_dir() else path
+    return [RecordedRun(path, read_record(path))]
+
+
+def _table(runs: Sequence[RecordedRun], directory: Path) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{directory}: {count(len(runs), 'run')}")
+    for heading, justify in (
+        ("run", "left"),
+        ("benchmark", "left"),
+        ("status", "left"),
+        ("ranks", "right"),
+        ("total (s)", "right"),
+        ("started (UTC)", "left"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for run in runs:
+        total = "" if run.total_s is None else f"{run.total_s:.1f}"
+        started = run.record.started[:19].replace("T", " ")
+        table.add_row(
+            str(run.path.parent.relative_to(directory.resolve())),
+            run.benchmark,
+            run.status,
+            str(run.num_ranks),
+            total,
+            started,
+        )
+    return table

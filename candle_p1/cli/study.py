@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
+from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_study, flags_argument
 from candle_p1.cluster.process import Interrupted
 from candle_p1.errors import ParameterError
 from candle_p1.studies.cost import duration
-from candle_p1.studies.display import plan_lines, status_parts
+from candle_p1.studies.display import show_plan, status_parts
 from candle_p1.studies.execute import Execution
 from candle_p1.studies.manifest import read_plan
 from candle_p1.studies.plan import Choice, Plan, make_plan
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 """The directory for the results of studies, unless the user names another one."""
-WIDTH = 120
-"""Columns of output that does not go to a terminal."""
 
 _output = click.option(
     "-o",
@@ -63,51 +60,63 @@ _size = click.option("--size", help="Size of the study: small or paper; by defau
 def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that `show` and `run` share."""
     for option in (
-        click.argument("flags", nargs=-1, type=click.UNPROCESSED),
+        flags_argument,
         click.option("--seed", type=click.IntRange(min=0), help="Seed of the order of the runs."),
         click.option("--repeats", type=click.IntRange(min=1), help="Number of runs of each point."),
         click.option("--ranks", metavar="N,N,...", callback=read_ranks, help="Numbers of ranks."),
         _output,
         _size,
-        click.argument("name"),
+        click.argument("name", shell_complete=complete_study),
     ):
         function = option(function)
     return function
 
 
-@click.group("study")
+@click.group("study", cls=Group)
 def command() -> None:
     """Sweeps over ranks and parameters: run unattended, resumed, and never repeated needlessly."""
 
 
-@command.command("list")
+@command.command("list", cls=Command, examples=["candle-p1 study list"])
 def list_command() -> None:
     """List the available studies, with the parts of the paper that they reproduce."""
+    screen = Screen()
     for name in list_studies():
         study = find_study(name)
         shows = f" ({', '.join(study.shows)})" if study.shows else ""
-        click.echo(f"{name}: {study.title}{shows}; {', '.join(study.sizes)}")
+        screen.say(f"{name}: {study.title}{shows}; {', '.join(study.sizes)}")
 
 
-@command.command("show")
+@command.command(
+    "show",
+    cls=BenchmarkCommand,
+    examples=["candle-p1 study show strong-nt3", "candle-p1 study show weak-nt3 --ranks 1,2"],
+)
 @_plan_options
 def show_command(**options: Any) -> None:
     """Show the runs of study NAME (or FILE.toml), their order, and how long they will take.
 
-    Flags after "--" go to the benchmark in all runs.
+    All other flags go to the benchmark, in all runs.
     """
     _show(_plan(**options))
 
 
-@command.command("run")
+@command.command(
+    "run",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 study run strong-nt3",
+        "candle-p1 study run strong-nt3 --ranks 1,2 --data_dir DIR",
+    ],
+)
 @_plan_options
 @click.option("--dry-run", is_flag=True, help="Show the runs and start nothing.")
 @click.option("--retry-failed", is_flag=True, help="Repeat runs that failed earlier.")
 def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
     """Run study NAME (or FILE.toml) on this machine, or resume it.
 
-    Runs that are done are not repeated. Flags after "--" go to the benchmark in all runs:
-    candle-p1 study run strong-nt3 -- --data_dir DIR. The exit code is 1 unless all runs are done.
+    Runs that are done are not repeated. All other flags go to the benchmark, in all runs. The exit
+    code is 1 unless all runs are done.
     """
     plan = _plan(**options)
     if dry_run:
@@ -120,8 +129,8 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
         execution.execute()
     except Interrupted as interrupted:
         done = f"{execution.num_done} of {len(plan.runs)} runs are done"
-        again = shlex.join(["candle-p1", *sys.argv[1:]])
-        screen.say(f"interrupted: {done}; to resume, repeat the command: {again}")
+        screen.say(f"interrupted: {done}; to resume, repeat the command")
+        screen.say_command(["candle-p1", *sys.argv[1:]])
         raise click.exceptions.Exit(128 + interrupted.number) from None
     finally:
         screen.close()
@@ -140,8 +149,8 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@command.command("status")
-@click.argument("name", metavar="NAME|DIRECTORY")
+@command.command("status", cls=Command, examples=["candle-p1 study status strong-nt3"])
+@click.argument("name", metavar="NAME|DIRECTORY", shell_complete=complete_study)
 @_size
 @_output
 def status_command(name: str, size: str | None, output: Path) -> None:
@@ -151,12 +160,9 @@ def status_command(name: str, size: str | None, output: Path) -> None:
         study = find_study(name)
         directory = output / f"{study.name}-{study.size(size)[0]}"
     plan = read_plan(directory)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    screen = Screen()
     for part in status_parts(plan, states_of(plan.runs)):
-        if isinstance(part, str):
-            console.print(part, markup=False, soft_wrap=True)
-        else:
-            console.print(part)
+        screen.say(part)
 
 
 def _plan(
@@ -172,5 +178,4 @@ def _plan(
 
 
 def _show(plan: Plan) -> None:
-    for line in plan_lines(plan, states_of(plan.runs)):
-        click.echo(line)
+    show_plan(plan, states_of(plan.runs), Screen())

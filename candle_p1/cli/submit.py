@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark
+from candle_p1.cli.base import (
+    BenchmarkCommand,
+    benchmark_argument,
+    complete_machine,
+    complete_study,
+    flags_argument,
+)
 from candle_p1.cli.study import OUTPUT, read_ranks
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
@@ -32,7 +39,7 @@ from candle_p1.scaling import share_epochs
 from candle_p1.studies.jobs import StudyJobs
 from candle_p1.studies.plan import Choice, make_plan
 from candle_p1.studies.study_file import find_study
-from candle_p1.text import count
+from candle_p1.text import columns, count, wrap_command
 from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
 
@@ -57,12 +64,21 @@ def _read_minutes(
     return hours * 60 + minutes + (seconds > 0)
 
 
-@click.command("submit")
-@click.argument("benchmark")
+@click.command(
+    "submit",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 submit nt3 --machine slurm --nodes 2 --epochs 16",
+        "candle-p1 submit nt3 --machine polaris --project P --dry-run",
+        "candle-p1 submit nt3 --machine slurm --study strong-nt3",
+    ],
+)
+@benchmark_argument
 @click.option(
     "--machine",
     "machine_name",
     metavar="NAME|FILE.toml",
+    shell_complete=complete_machine,
     required=True,
     help="Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or a"
     " file that describes another one.",
@@ -96,6 +112,7 @@ def _read_minutes(
 @click.option(
     "--study",
     metavar="NAME|FILE.toml",
+    shell_complete=complete_study,
     help="Submit a study's runs of this benchmark, each as a job of its own, one after another.",
 )
 @click.option(
@@ -126,7 +143,7 @@ def _read_minutes(
 )
 @click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
-@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+@flags_argument
 def command(
     benchmark: str,
     machine_name: str,
@@ -148,9 +165,8 @@ def command(
 ) -> None:
     """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
 
-    Data have the published size unless flags say otherwise. Flags after "--" go to the benchmark:
-    candle-p1 submit nt3 --machine slurm --nodes 2 -- --epochs 16. The script is saved beside the
-    record.
+    Data have the published size unless flags say otherwise. All other flags go to the benchmark.
+    The script is saved beside the record.
 
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
@@ -215,12 +231,12 @@ def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
     script = script_path(job, directory)
     argv = scheduler_of(job).submit_command(script)
     if dry_run:
-        click.echo(f"$ {shlex.join(argv)}", err=True)
+        click.echo(wrap_command(argv, columns(sys.stderr), "$ "), err=True)
         click.echo(text, nl=False)
         return
     write_script(script, text)
     screen = Screen()
-    screen.say(f"$ {shlex.join(argv)}")
+    screen.say_command(argv)
     if job.machine.scheduler == "none":
         raise click.exceptions.Exit(subprocess.run(argv, check=False).returncode)
     screen.say(f"submitted job {submit(job, script)}: {script}")

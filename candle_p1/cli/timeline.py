@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from candle_p1.cli.base import Command, Group
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.text import count
@@ -27,7 +28,7 @@ UNION_TIMES = ("union_s", "first_s", "last_s")
 TENSOR_KINDS = ("negotiate", "wait", "queue", "memcpy", "transfer")
 
 
-@click.group("timeline")
+@click.group("timeline", cls=Group)
 def command() -> None:
     """Read the timeline that Horovod writes of a run with --timeline.
 
@@ -35,7 +36,7 @@ def command() -> None:
     """
 
 
-@command.command("summary")
+@command.command("summary", cls=Command, examples=["candle-p1 timeline summary timeline.json"])
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--json",
@@ -52,9 +53,8 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
     """Summarize the timeline FILE (or FILE.gz), of any size, complete or truncated."""
     import re
 
-    from rich.console import Console
-
     from candle_p1.reports.timeline.summary import GRADIENT, summarize
+    from candle_p1.training.screen import Screen
 
     try:
         re.compile(gradients or "")
@@ -66,12 +66,16 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
             write_atomically(json_path, json.dumps(summary.to_dict()))
         except OSError as error:
             raise ParameterError(f"--json {json_path}: {error.strerror}") from error
-    console = Console(highlight=False, markup=False)
+    screen = Screen()
     for part in _parts(summary):
-        console.print(part, soft_wrap=isinstance(part, str))
+        screen.say(part)
 
 
-@command.command("slice")
+@command.command(
+    "slice",
+    cls=Command,
+    examples=["candle-p1 timeline slice timeline.json --from 5 --to 6 --record run.json"],
+)
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--from",

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.errors import ParameterError, UnknownFlagError
 from candle_p1.parameters.catalog import UNUSED_KEYS
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import read_entries, read_literal
@@ -189,9 +189,7 @@ class Declaration:
                 continue
             flag, has_value, value = argument.partition("=")
             if flag not in names:
-                meant = flag[:2] + flag[2:].replace("-", "_")
-                near = did_you_mean(meant, ["--help", *names]) if flag != "--" else ""
-                raise ParameterError(f"{flag} is not a flag{near}")
+                raise UnknownFlagError(flag, ["--help", *names])
             name, takes_more = names[flag], not has_value
             found[name] = [value] if has_value else []
         for name, arguments in found.items():

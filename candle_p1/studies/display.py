@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import statistics
 from typing import TYPE_CHECKING
 
@@ -37,23 +36,24 @@ SHOWN_METRICS = ("accuracy", "r2", "loss")
 """The first of these that a run has is shown as its quality, or else its first metric."""
 
 
-def plan_lines(plan: Plan, states: Sequence[RunState]) -> Iterator[str]:
-    """Yields the title of a study, its runs in order, and how long the remaining ones will take."""
+def show_plan(plan: Plan, states: Sequence[RunState], screen: Screen) -> None:
+    """Shows a study's title, its runs in order, and how long the remaining ones will take."""
     size = plan.study.sizes[plan.size]
-    yield f"{plan.study.name}, {plan.size}: {plan.study.title}"
+    screen.say(f"{plan.study.name}, {plan.size}: {plan.study.title}")
     if plan.study.shows:
-        yield f"shows: {', '.join(plan.study.shows)}"
-    yield f"results: {plan.directory}"
-    yield f"time limit of each run: {size.minutes} min"
+        screen.say(f"shows: {', '.join(plan.study.shows)}")
+    screen.say(f"results: {plan.directory}")
+    screen.say(f"time limit of each run: {size.minutes} min")
     for i, state in enumerate(states, start=1):
+        number = f"{i:>{len(str(len(states)))}}"
         status = f"  # {state.status}" if state.status in (OK, FAILED) else ""
-        yield f"{i:>{len(str(len(states)))}}  {state.run.name}: {_command_line(state.run)}{status}"
+        screen.say_command(_argv(state.run), f"{number}  {state.run.name}: ", status)
     if due := _estimates_of_due(states):
-        yield explain(due)
+        screen.say(explain(due))
     elif num_submitted := sum(state.status == SUBMITTED for state in states):
-        yield f"nothing is left to do here; {num_submitted} submitted as jobs"
+        screen.say(f"nothing is left to do here; {num_submitted} submitted as jobs")
     else:
-        yield "nothing is left to do"
+        screen.say("nothing is left to do")
 
 
 def _estimates_of_due(states: Sequence[RunState]) -> list[CostEstimate]:
@@ -61,12 +61,12 @@ def _estimates_of_due(states: Sequence[RunState]) -> list[CostEstimate]:
     return [estimate(state.run, done) for state in states if state.is_due()]
 
 
-def _command_line(run: PlannedRun) -> str:
+def _argv(run: PlannedRun) -> list[str]:
     """Returns a run as a user would type it, with the flags that the study sets."""
     variables = [f"{name}={value}" for name, value in run.variables.items()]
     ranks = ["--np", str(run.num_ranks)] if run.num_ranks > 1 else []
     name = find_benchmark(run.benchmark).name if os.sep not in run.benchmark else run.benchmark
-    return shlex.join([*variables, "candle-p1", "run", name, *ranks, "--", *to_argv(run.flags)])
+    return [*variables, "candle-p1", "run", name, *ranks, *to_argv(run.flags)]
 
 
 def study_bar(screen: Screen) -> Progress:

@@ -23,10 +23,10 @@ from rich.progress import (
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, launcher_variable
 from candle_p1.errors import ParameterError
 from candle_p1.records.summary import summary
-from candle_p1.text import printable
+from candle_p1.text import columns, printable, table_lines, wrap, wrap_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -39,7 +39,8 @@ QUIET_S = 30.0
 class Screen:
     """The terminal or log to which rank 0 prints; silent on all other ranks.
 
-    Each epoch gets a line; on a terminal there is also a progress bar.
+    Lines are broken between words, to fit the terminal. Each epoch gets a line; on a terminal there
+    is also a progress bar.
 
     Args:
         rank: The rank of this process.
@@ -51,7 +52,8 @@ class Screen:
 
     def __init__(self, rank: int = 0, logfile: str | None = None) -> None:
         self._terminal = _open_terminal() if rank == 0 else None
-        self._console = _console(rank, self._terminal)
+        self._width = columns(self._terminal)
+        self._console = _console(rank, self._terminal, self._width)
         self._log = _open_log(logfile) if logfile and rank == 0 else None
         self._progress: Progress | None = None
 
@@ -63,21 +65,25 @@ class Screen:
 
     def say(self, what: str | Table) -> None:
         """Prints a line or a table."""
-        self._print(what)
+        self._print(lambda width: _text(what, width, self._rule))
+
+    def say_command(self, argv: Sequence[str], prompt: str = "$ ", after: str = "") -> None:
+        """Prints a command as it can be typed, between other text."""
+        self._print(lambda width: wrap_command(argv, width, prompt) + after)
 
     def warn(self, text: str) -> None:
         """Prints a warning."""
-        self._print(f"warning: {text}", style="yellow")
+        self._print(lambda width: wrap(f"warning: {text}", width), style="yellow")
 
-    def _print(self, what: str | Table, style: str | None = None) -> None:
-        options = {}
-        if isinstance(what, str):
-            what, options = printable(what), {"markup": False}
-        self._console.print(what, style=style, **options)  # type: ignore[arg-type]
+    def _print(self, text: Callable[[int | None], str], style: str | None = None) -> None:
+        """Prints a text that depends on the width; the log gets it without line breaks."""
+        self._console.print(printable(text(self._width)), style=style, soft_wrap=True)
         if self._log:
-            log = Console(file=self._log, soft_wrap=True, highlight=False)
-            log.print(what, **options)  # type: ignore[arg-type]
-            self._log.flush()
+            print(printable(text(None)), file=self._log, flush=True)
+
+    @property
+    def _rule(self) -> str:
+        return "─" if self._console.encoding.startswith("utf") else "-"
 
     @contextmanager
     def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
@@ -164,25 +170,39 @@ class Screen:
 
 def _open_terminal() -> TextIO | None:
     device = os.environ.get(TERMINAL_VARIABLE)
-    return Path(device).open("w", encoding="utf-8") if device else None
+    try:
+        return Path(device).open("w", encoding="utf-8") if device else None
+    except OSError:  # it was closed in the meantime
+        return None
 
 
 def _open_log(path: str) -> TextIO:
+    file = Path(path).expanduser()
     try:
-        return Path(path).expanduser().open("a", encoding="utf-8")
+        if file.is_fifo():  # opening it would wait for a reader
+            raise ParameterError(f"logfile {path}: it is a pipe; name a file")
+        return file.open("a", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ParameterError(f"logfile {path}: {error.strerror}") from error
 
 
-def _console(rank: int, terminal: TextIO | None) -> Console:
+def _text(what: str | Table, width: int | None, rule: str) -> str:
+    if isinstance(what, str):
+        return wrap(what, width)
+    return "\n".join(["", *table_lines(what, width, rule), ""])
+
+
+def _console(rank: int, terminal: TextIO | None, width: int | None) -> Console:
     if terminal:
-        width = os.get_terminal_size(terminal.fileno()).columns
-        return Console(file=terminal, force_terminal=True, width=width, highlight=False)
+        return _plain_console(file=terminal, force_terminal=True, width=width)
     # Open MPI gives rank 0 a pseudo-terminal even if its own output does not go to a terminal.
     is_terminal = launcher_variable() is None and sys.stdout.isatty()
-    return Console(
-        quiet=rank != 0, force_terminal=is_terminal, soft_wrap=not is_terminal, highlight=False
-    )
+    return _plain_console(quiet=rank != 0, force_terminal=is_terminal, width=width)
+
+
+def _plain_console(**options: Any) -> Console:
+    """Returns a console that prints text as it is."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 @contextmanager

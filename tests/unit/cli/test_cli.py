@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import os
+import pickle
+import pty
+import shlex
+import signal
+import subprocess
 import sys
 
 import click
@@ -8,7 +14,21 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.cluster.doctor import Finding
-from candle_p1.errors import EXIT_CODE, ParameterError
+from candle_p1.errors import EXIT_CODE, ParameterError, UnknownFlagError
+from candle_p1.parameters.catalog import PARAMETERS
+from tests.conftest import CANDLE_P1
+from tests.planted_records import plant
+
+BENCHMARK_COMMANDS = {
+    ("run",), ("submit",), ("study", "show"), ("study", "run"),
+    ("bench", "load"), ("bench", "step"), ("bench", "overhead"),
+}  # fmt: skip
+"""The commands that pass flags on to a benchmark."""
+
+
+@pytest.fixture(autouse=True)
+def of_unlimited_width(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 def invoke(*argv):
@@ -35,9 +55,179 @@ def test_every_command_and_option_has_help(path):
         assert isinstance(parameter, click.Argument) or parameter.help
 
 
+ALL = dict(commands(cli.cli))
+LEAVES = {path: each for path, each in ALL.items() if not isinstance(each, click.Group)}
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("path", [(), *ALL])
+def test_help_is_complete_at_any_width(path, width):
+    command = ALL[path] if path else cli.cli
+    output = CliRunner().invoke(cli.cli, [*path, "--help"], terminal_width=width - 2).output
+    assert max(map(len, output.splitlines())) <= width
+    words = set(output.split())
+    for text in (command.help, *(getattr(each, "help", None) or "" for each in command.params)):
+        assert set(text.split()) <= words
+    for name, each in ALL.items():
+        if name[:-1] == path:
+            assert set(each.help.split("\n\n")[0].split(". ")[0].split()) <= words
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_has_examples_that_parse(path, monkeypatch):
+    command = LEAVES[path]
+    assert command.examples
+    for example in command.examples:
+        argv = shlex.split(example)
+        assert argv[: 1 + len(path)] == ["candle-p1", *path]
+        context = command.make_context(path[-1], argv[1 + len(path) :])
+        assert all(not flag.startswith("-") for flag in context.args)
+        assert not context.params.get("flags") or path in BENCHMARK_COMMANDS
+
+
+def test_the_options_that_hide_flags_of_benchmarks_are_known():
+    names = {f"--{parameter.name}" for parameter in PARAMETERS}
+    hidden = {
+        (*path, name)
+        for path in BENCHMARK_COMMANDS
+        for parameter in ALL[path].params
+        for name in parameter.opts
+        if name in names
+    }
+    assert hidden == {
+        ("study", "show", "--size"), ("study", "run", "--size"), ("bench", "overhead", "--epochs"),
+        *(("bench", name, flag) for name in ("load", "step", "overhead")
+          for flag in ("--size", "--data_dir")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [
+            "nt3",
+            "--np",
+            "2",
+            "--epochs",
+            "96",
+            "--base_lr",
+            "-1e-3",
+            "-lr",
+            "0.1",
+            "--dense=5",
+            "6",
+        ],
+        ["nt3", "--epochs", "96", "--base_lr", "-1e-3", "--np=2", "-lr", "0.1", "--dense=5", "6"],
+        [
+            "--np",
+            "2",
+            "nt3",
+            "--",
+            "--epochs",
+            "96",
+            "--base_lr",
+            "-1e-3",
+            "-lr",
+            "0.1",
+            "--dense=5",
+            "6",
+        ],
+    ],
+)
+def test_flags_of_the_benchmark_need_no_separator(argv):
+    context = ALL["run",].make_context("run", argv)
+    assert (context.params["benchmark"], context.params["num_ranks"]) == ("nt3", 2)
+    flags = ["--epochs", "96", "--base_lr", "-1e-3", "-lr", "0.1", "--dense=5", "6"]
+    assert list(context.params["flags"]) == flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "nt3", "--nq", "2"], "'--np'"),
+        (["run", "nt3", "--epoch", "2"], "'--epochs'"),
+        (["run", "nt3", "--", "--np", "2"], "before --"),
+        (["run", "nt3", "--epochs", "x"], "epochs = 'x'"),
+        (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),
+        (["bench", "step", "nt3", "--step", "2"], "'--steps'"),
+        (["submit", "nt3", "--machine", "slurm", "--node", "2"], "'--nodes'"),
+        (["submit", "nt3", "--machine", "slurn"], "'slurm'"),
+        (["study", "show", "strong-nt4"], "'strong-nt3'"),
+        (["submit", "nt3", "--machine", "slurm", "--study", "strong-nt4"], "'strong-nt3'"),
+        (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
+        (["data", "make", "nt4", "--out", "x"], "'nt3'"),
+        (["data", "info", "p1b"], "'p1b"),
+    ],
+)
+def test_misspelt_names_are_errors_with_a_suggestion(argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*argv)
+    assert isinstance(result.exception, ParameterError)
+    assert message in str(result.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_flag_keeps_its_arguments_between_ranks():
+    error = UnknownFlagError("--epoch", ["--epochs"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.flag, copy.known) == (str(error), error.flag, error.known)
+
+
+def run(*argv, **options):
+    defaults = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    # Not inherited: the readline module sets COLUMNS in a process behind Python's back.
+    defaults["env"] = dict(os.environ)
+    return subprocess.run([*CANDLE_P1, *map(str, argv)], **defaults | options)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["rnu"], "'run'"),
+        (["study", "lst"], "'list'"),
+        (["run"], "BENCHMARK"),
+        (["run", "--epochs", "2", "nt3"], "--epochs stands where BENCHMARK has to be"),
+        (["run", "nt3", "--np", "0"], "--np"),
+        (["run", "nt3", "--nq", "2"], "--nq"),
+        (["show", "nowhere"], "nowhere"),
+        (["compare", "nowhere", "neither"], "nowhere"),
+        (["report", "nowhere", "-o", "/proc/none"], "nowhere"),
+    ],
+)
+def test_errors_are_one_message_and_code_2(argv, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["candle-p1", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_CODE
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert message in errors
+
+
+def test_errors_are_broken_between_words(tmp_path):
+    done = run("rnu", cwd=tmp_path, env=os.environ | {"COLUMNS": "60"})
+    assert done.stderr.count("\n") > 1
+    assert max(map(len, done.stderr.splitlines())) <= 60
+    assert " ".join(done.stderr.split()) == run("rnu", cwd=tmp_path).stderr.strip()
+
+
 def test_help_names_every_command():
     result = invoke("--help")
     assert all(f"\n  {name} " in result.output for name in cli.COMMANDS)
+
+
+def test_without_arguments_the_help_is_shown():
+    assert invoke().output == invoke("--help").output
+    assert invoke("study").output == invoke("study", "--help").output
+
+
+def test_the_help_of_a_benchmark_starts_nothing():
+    result = invoke("run", "nt3", "--np", 2, "--", "--help")
+    assert result.exit_code == 0
+    assert "--learning_rate" in result.output
+    assert "mpirun" not in result.output
 
 
 def test_run_shows_the_command_line_it_would_start():
@@ -82,3 +272,111 @@ def test_the_doctor_shows_problem_and_fix(monkeypatch, fatal, code):
     assert result.exit_code == code
     assert "no MPI" in result.output
     assert "rebuild" in result.output
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A directory with two runs, and one with a single run."""
+    for name in ("nt3", "nt3", "p1b1"):
+        directory = tmp_path / "output" / name / "EXP000"
+        directory.mkdir(parents=True, exist_ok=True)
+        plant(directory, name, 2)
+    return tmp_path / "output"
+
+
+def test_show_takes_the_only_run_below_a_directory(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = invoke("show", runs / "p1b1/EXP000/run000").output
+    assert "p1b1: ok, 2 ranks" in whole
+    for directory in ("output/p1b1", "output/p1b1/EXP000", "output/p1b1/EXP000/run000/run.json"):
+        assert invoke("show", directory, "--html", tmp_path / "run.html").output.startswith(whole)
+
+
+def test_show_lists_runs_where_there_are_several(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = invoke("show").output.splitlines()
+    listed = [line.split() for line in lines if " ok " in line]
+    assert [line[:4] for line in listed] == [
+        ["nt3/EXP000/run000", "nt3", "ok", "2"],
+        ["nt3/EXP000/run001", "nt3", "ok", "2"],
+        ["p1b1/EXP000/run000", "p1b1", "ok", "2"],
+    ]
+    assert invoke("show", runs / "nt3/EXP000").output.count(" ok ") == 2
+    result = invoke("show", "output", "--html", "run.html")
+    assert isinstance(result.exception, ParameterError)
+    assert "3 runs" in str(result.exception)
+
+
+def test_show_reads_around_a_damaged_record(runs):
+    (runs / "nt3/EXP000/run001/run.json").write_text("{")
+    output = invoke("show", runs).output
+    assert "warning: " in output
+    assert output.count(" ok ") == 2
+
+
+def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path):
+    for argv in (
+        ["run", "nt3", "--", "--help"],
+        ["study", "show", "strong-nt3", "--repeats", "99"],
+    ):
+        command = shlex.join([*CANDLE_P1, *argv]) + " | head -n 1"
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.count("\n") == 1
+        assert done.stderr == ""
+
+
+def test_ctrl_c_is_quiet(tmp_path, start):
+    program = (
+        "import candle_p1.cli.doctor as d, candle_p1.cli, time\n"
+        "def wait():\n    print('waiting', flush=True)\n    time.sleep(60)\n    yield\n"
+        "d.examine = wait\ncandle_p1.cli.main()"
+    )
+    process = start([sys.executable, "-c", program, "doctor"], stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert (output + errors).strip() == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+    ],
+)
+def test_any_locale_and_any_file_name_can_be_printed(variables, runs):
+    odd = os.fsencode(runs / "nt3") + b"/\xff\xc3\xa4"
+    (runs / "nt3/EXP000").rename(os.fsdecode(odd))
+    done = run("show", runs, env=os.environ | variables, text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"run001" in done.stdout
+    done = run("show", odd + b"/none", env=os.environ | variables, text=False)
+    assert done.returncode == EXIT_CODE
+    assert done.stderr.startswith(b"error: ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "colored"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_colors_are_for_terminals_that_have_them(variables, colored, runs):
+    (runs / "nt3/EXP000/run001/run.json").write_text("{")
+    terminal, device = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | variables
+    done = run("show", runs, env=environment, capture_output=False, stdout=device, stderr=device)
+    os.close(device)
+    output = os.read(terminal, 65536).decode()
+    assert done.returncode == 0
+    assert "warning: " in output
+    assert ("\x1b[33m" in output) == colored
+    assert colored or "\x1b" not in output

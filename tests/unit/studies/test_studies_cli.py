@@ -46,7 +46,7 @@ def test_show_and_dry_run_say_the_same_and_start_nothing(tmp_path):
     shown = study("show", "strong-nt3", "--ranks", "2,1", "--repeats", 1, "--", "-e", 2)
     assert shown.exit_code == 0
     assert f"results: {tmp_path}/output/strong-nt3-small" in shown.output
-    assert "optimised-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 -- " in shown.output
+    assert "optimised-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 --" in shown.output
     assert "--epochs 2 " in shown.output
     assert "6 runs, at most" in shown.output
     argv = ["strong-nt3", "--ranks", "1,2", "--repeats", 1, "--dry-run", "--", "-e", 2]
@@ -76,7 +76,7 @@ def test_an_interruption_says_how_to_resume(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["candle-p1", "study", "run", "mine.toml", "-o", "a b"])
     result = study("run", "mine.toml", "-o", "a b")
     assert result.exit_code == 128 + 15
-    assert result.output.endswith(": candle-p1 study run mine.toml -o 'a b'\n")
+    assert result.output.endswith("\n$ candle-p1 study run mine.toml -o 'a b'\n")
 
 
 def test_a_study_that_was_never_started_has_no_status():

@@ -17,7 +17,7 @@ from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
 from candle_p1.studies import execute, local_run
-from candle_p1.studies.display import plan_lines, status_parts
+from candle_p1.studies.display import show_plan, status_parts
 from candle_p1.studies.execute import Execution
 from candle_p1.studies.manifest import read_plan
 from candle_p1.studies.plan import Choice, make_plan
@@ -193,19 +193,22 @@ def test_a_study_is_refused_with_too_many_ranks_and_under_a_launcher(plan, monke
         perform(plan())
 
 
-def test_the_plan_is_shown_as_text(plan):
+def test_the_plan_is_shown_as_text(plan, capsys):
     this = plan(flags=["--color", "a b"])
-    assert list(plan_lines(this, states_of(this.runs))) == [
+    show_plan(this, states_of(this.runs), Screen())
+    assert capsys.readouterr().out.splitlines() == [
         "mine, small: a study",
         "shows: Figure 0",
         f"results: {this.directory}",
         "time limit of each run: 5 min",
-        f"1  does-train-np1-r0: candle-p1 run {TOY} -- --color 'a b' --does train --rng_seed 7102",
-        f"2  does-train-np1-r1: candle-p1 run {TOY} -- --color 'a b' --does train --rng_seed 7103",
+        f"1  does-train-np1-r0: candle-p1 run {TOY} --color 'a b' --does train --rng_seed 7102",
+        f"2  does-train-np1-r1: candle-p1 run {TOY} --color 'a b' --does train --rng_seed 7103",
         "2 runs, at most 10 min: 2 from their time limit",
     ]
     perform(this)
-    lines = list(plan_lines(this, states_of(this.runs)))
+    capsys.readouterr()
+    show_plan(this, states_of(this.runs), Screen())
+    lines = capsys.readouterr().out.splitlines()
     assert lines[4].endswith("  # ok")
     assert lines[-1] == "nothing is left to do"
 

@@ -1,0 +1,244 @@
+"""What all commands share: their help, suggestions, a benchmark's flags, and shell completion."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from candle_p1.errors import ParameterError, UnknownFlagError, did_you_mean
+from candle_p1.text import wrap_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from candle_p1.benchmark import Benchmark
+
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
+"""Stands for "-" while help is laid out, because click breaks lines at hyphens."""
+
+
+class HelpText(click.HelpFormatter):
+    """Help whose lines are broken between words only."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """Writes the line that shows the arguments."""
+        super().write_usage(prog, args.replace("-", HYPHEN), prefix)
+
+    def write_text(self, text: str) -> None:
+        """Writes paragraphs."""
+        super().write_text(text.replace("-", HYPHEN))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Writes names with their explanations."""
+        laid_out = [(name, text.replace("-", HYPHEN)) for name, text in rows]
+        super().write_dl(laid_out, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        """Returns what was written."""
+        return super().getvalue().replace(HYPHEN, "-")
+
+
+class CommandContext(click.Context):
+    """The context of a command, with HelpText."""
+
+    formatter_class = HelpText
+
+
+class Command(click.Command):
+    """A command whose help ends with examples.
+
+    Args:
+        examples: Command lines.
+    """
+
+    context_class = CommandContext
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the examples."""
+        if not self.examples:
+            return
+        with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
+            for example in self.examples:
+                indent = " " * formatter.current_indent
+                text = wrap_command(shlex.split(example), formatter.width - len(indent))
+                formatter.write("".join(f"{indent}{line}\n" for line in text.split("\n")))
+
+
+class Group(click.Group):
+    """A group of commands, which lists whole sentences and suggests names."""
+
+    context_class = CommandContext
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Shows the help if there is nothing to parse."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the command that the arguments name."""
+        name, known = args[0], self.list_commands(ctx)
+        if not (name in known or name.startswith("-") or ctx.resilient_parsing):
+            near = did_you_mean(name, known)
+            ctx.fail(f"There is no command {name!r}{near}; choose from {', '.join(known)}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands, each with the first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
+            )
+
+    def _summary(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        text = " ".join(((command and command.help) or "").split("\n\n")[0].split())
+        return re.split(r"(?<=[^.]\.)\s", text)[0]
+
+
+class BenchmarkCommand(Command):
+    """A command that passes options which it does not know on to the benchmark.
+
+    Its last parameter is the argument "flags". The same options may follow "--", which is needed
+    only for those that the command knows, too.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.ignore_unknown_options = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command's own options; all others become flags of the benchmark."""
+        rest = super().parse_args(ctx, args)
+        first = next(each for each in self.params if isinstance(each, click.Argument))
+        given = ctx.params.get(first.name or "")
+        if given and given.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"{given} stands where {first.human_readable_name} has to be.")
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Calls the command; an unknown flag may have been meant for the command itself."""
+        try:
+            return super().invoke(ctx)
+        except UnknownFlagError as error:
+            own = [name for each in self.params for name in each.opts if name.startswith("--")]
+            if error.flag in own:
+                raise ParameterError(
+                    f"{error.flag} is an option of {ctx.command_path}: write it before --"
+                ) from error
+            near = did_you_mean(error.flag, [*own, *error.known])
+            raise ParameterError(
+                f"{error.flag} is neither an option of {ctx.command_path} nor a flag of the"
+                f" benchmark{near}"
+            ) from error
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the options of the command, then those of the benchmark."""
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-") and (benchmark := _benchmark_of(ctx)):
+            parameters = benchmark.declaration.parameters
+            found += _matching((f"--{name}" for name in parameters), incomplete)
+        return found
+
+
+def complete_flags(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Completes the value of the benchmark's flag that was typed last."""
+    flags, benchmark = ctx.params.get("flags") or (), _benchmark_of(ctx)
+    last = next((each for each in reversed(flags) if each.startswith("--")), "")
+    parameter = benchmark.declaration.parameters.get(last[2:]) if benchmark else None
+    if parameter and parameter.type is bool:
+        return _matching(("True", "False"), incomplete)
+    if parameter and parameter.choices:
+        return _matching(map(str, parameter.choices), incomplete)
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _benchmark_of(ctx: click.Context) -> Benchmark | None:
+    """Returns the benchmark that a command line names, while it is being completed."""
+    from candle_p1.benchmark import find_benchmark
+
+    try:
+        return find_benchmark(ctx.params["benchmark"])
+    except Exception:  # there is nothing to complete, and nobody to tell
+        return None
+
+
+def _completing(
+    names: Callable[[], Iterable[str]], kind: str = "file", listed: bool = False
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Returns the completion of a name.
+
+    Args:
+        names: Returns the names.
+        kind: What may be given by its path instead: "file", "dir", or "" for nothing.
+        listed: Whether several names may be given, separated by commas.
+    """
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before = incomplete[: incomplete.rfind(",") + 1] if listed else ""
+        paths = [CompletionItem(incomplete, type=kind)] if kind else []
+        return paths + _matching((before + name for name in names()), incomplete)
+
+    return complete
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _benchmarks() -> list[str]:
+    from candle_p1.benchmark import list_benchmarks
+
+    return list_benchmarks()
+
+
+def _studies() -> list[str]:
+    from candle_p1.studies.study_file import list_studies
+
+    return list_studies()
+
+
+def _machines() -> list[str]:
+    from candle_p1.cluster.machine import list_machines
+
+    return list_machines()
+
+
+def _loaders() -> list[str]:
+    from candle_p1.data.csv import READERS
+
+    return list(READERS)
+
+
+complete_benchmark = _completing(_benchmarks, "dir")
+complete_study = _completing(_studies)
+complete_machine = _completing(_machines)
+complete_loaders = _completing(_loaders, "", listed=True)
+
+benchmark_argument = click.argument("benchmark", shell_complete=complete_benchmark)
+flags_argument = click.argument(
+    "flags",
+    metavar="[FLAGS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_flags,
+)
+"""The flags of the benchmark."""
