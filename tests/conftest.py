@@ -54,7 +54,7 @@ def environment(data_directory, monkeypatch):
 
 
 def start_group(command, directory, **options):
-    """Starts a command as the leader of a process group of its own."""
+    """Starts a command as the leader of a process group of its own, and of unlimited width."""
     return subprocess.Popen(
         [str(word) for word in command],
         **{
@@ -63,6 +63,8 @@ def start_group(command, directory, **options):
             "text": True,
             "cwd": directory,
             "start_new_session": True,
+            # Not inherited: the readline module sets COLUMNS behind Python's back.
+            "env": {name: value for name, value in os.environ.items() if name != "COLUMNS"},
         }
         | options,
     )
