@@ -86,7 +86,7 @@ def test_commands_run_as_printed(page, clone, environment, tmp_path_factory):
     variables = dict(environment) | {"TERM": "xterm-256color"}
     if os.getuid() == 0:  # as the README says
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    code, output = run_in_terminal(script, clone, variables, limit_s=900)
+    code, output = run_in_terminal(script, clone, variables, limit_s=1800)
     print(output)
     assert code == 0
     assert output.count(">>> ") == len(commands)

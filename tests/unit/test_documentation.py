@@ -19,6 +19,16 @@ WHERE = re.compile(r"(?:.*/)?candle-p1")
 SCRIPT = re.compile(r"(?:.*/)?(\w+)_baseline_keras2\.py")
 STAND_FOR = {"BENCHMARK": "nt3", "X": "nt3", "NAME": "strong-nt3", "blobs": "nt3", "./blobs": "nt3"}
 """What names in examples are replaced by."""
+OTHER_PROGRAMS = {
+    "--",
+    "--help",
+    "--allow-run-as-root",
+    "--extra",
+    "--mpi",
+    "--profile",
+    "--shm-size",
+}
+PREFLIGHT = {"--clock-s", "--disk-gib", "--file", "--memory-gib", "--shm-gib"}
 
 
 def test_the_readme_is_short():
@@ -98,20 +108,40 @@ def test_commands_are_accepted(page):
 
 
 def leaves(command, path=()):
+    """Returns the commands that are not groups of commands, by their names."""
     if not isinstance(command, click.Group):
-        return [path]
+        return {path: command}
     context = click.Context(command)
-    return [
-        leaf
+    return {
+        leaf: found
         for name in command.list_commands(context)
-        for leaf in leaves(command.get_command(context, name), (*path, name))
-    ]
+        for leaf, found in leaves(command.get_command(context, name), (*path, name)).items()
+    }
 
 
 def test_every_command_is_documented():
     documented = "\n".join(" ".join(text_of(page).split()) for page in PAGES)
     missing = [path for path in leaves(cli.cli) if f"candle-p1 {' '.join(path)}" not in documented]
     assert missing == []
+
+
+def test_flags_in_sentences_exist():
+    known = {
+        option for leaf in leaves(cli.cli).values() for each in leaf.params for option in each.opts
+    }
+    for name in ("nt3", "p1b1", "p1b2", "p1b3"):
+        known |= {f"--{parameter}" for parameter in find_benchmark(name).declaration.parameters}
+    named = {
+        (page, word.partition("=")[0])
+        for page in PAGES
+        for words, in_block in commands(page)
+        if not in_block and words[0].startswith("--")
+        for word in words
+        if word.startswith("--")
+    }
+    assert {
+        (page, flag) for page, flag in named if flag not in known | OTHER_PROGRAMS | PREFLIGHT
+    } == set()
 
 
 def test_the_citation_has_the_keys_of_its_format():
