@@ -38,7 +38,8 @@ def clone(tmp_path, mpirun):
     )
     if listed.returncode != 0:
         pytest.skip("not a git repository")
-    for name in filter(None, listed.stdout.split("\0")):
+    libraries = [str(path.relative_to(ROOT)) for path in ROOT.glob("candle_p1/**/*.so")]
+    for name in filter(None, [*listed.stdout.split("\0"), *libraries]):
         if (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)
