@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-jax test-formats check format docs fuzz pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-jax test-formats check format docs fuzz fault-test pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -73,6 +73,9 @@ test-jax: .venv-jax/setup.done ## Test one process on JAX, without TensorFlow, H
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
+
+fault-test: setup ## Kill and stop ranks and launchers of a hundred runs, and check how they end
+	.venv/bin/python tests/faults/kill_runs.py $(FAULT_ARGS)
 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600

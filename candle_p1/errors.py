@@ -34,9 +34,11 @@ class CandleError(Exception):
 
     Attributes:
         agreed: All ranks raise this same error, so that one of them can report it for all.
+        printed: The user has already been told, with the rank's name.
     """
 
     agreed: bool = False
+    printed: bool = False
 
     def on_all_ranks(self: Error) -> Error:
         """Marks the error as raised by all ranks, and returns it."""

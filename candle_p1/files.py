@@ -10,29 +10,75 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a full disk, a used-up quota and a limit on the size of files."""
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes text (as UTF-8) or bytes to a file beside `path`, syncs it and renames it to `path`.
 
-    At any time, even after a kill -9, `path` holds either the old or the new content, complete.
+    At any time, even after a kill -9, `path` holds either the old or the new content, complete. On
+    a full disk, the space that `reserve` has kept for the file is used.
 
     Raises:
         OSError: The directory is missing, full or read-only; `path` is unchanged.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    data = content.encode() if isinstance(content, str) else content
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        temporary = _write_beside(path, data)
+    except OSError as error:
+        reserved = _reserved(path)
+        if error.errno not in FULL or not reserved.exists():
+            raise
+        temporary = _fill(reserved, data)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def create_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file as `write_atomically` does, but only if there is none.
+
+    Of several processes that call this at once, one succeeds.
+
+    Raises:
+        FileExistsError: There is one.
+        OSError: The directory is missing, full or read-only.
+    """
+    temporary = _write_beside(path, content.encode() if isinstance(content, str) else content)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        path.open("x").close()
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def reserve(path: Path, num_bytes: int) -> None:
+    """Keeps space on the disk for a later `write_atomically` of at most this size.
+
+    Raises:
+        OSError: There is none.
+    """
+    try:
+        with _reserved(path).open("wb") as file:
+            file.write(bytes(num_bytes))
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's 0600 would hide results from the group
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            Path(temporary).unlink()
+    except OSError:
+        release(path)
         raise
+
+
+def release(path: Path) -> None:
+    """Gives up the space that `reserve` has kept, if any."""
+    with suppress(OSError):
+        _reserved(path).unlink(missing_ok=True)
 
 
 def read_regular_file(path: Path, encoding: str = "utf-8") -> str:
@@ -64,3 +110,41 @@ def read_regular_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 def _open_at_once(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")
+
+
+def _write_beside(path: Path, data: bytes) -> Path:
+    """Returns a new file with this content and the usual permissions, beside `path`."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp's 0600 would hide results from the group
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _fill(reserved: Path, data: bytes) -> Path:
+    """Overwrites a reserved file, which then needs no new space; returns it.
+
+    Raises:
+        OSError: The content is larger.
+    """
+    with reserved.open("r+b") as file:
+        if len(data) > os.fstat(file.fileno()).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(reserved))
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    return reserved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod
+from candle_p1.distributed import horovod, job_guard
 from candle_p1.distributed.allreduce_log import (
     allreduce_times,
     make_allreduce_log,
@@ -78,6 +79,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
         phases = this.phases
 
         with phases("startup"):
+            results = this.result_directory(params["save_path"])
             device, engine = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
         log.begin()
@@ -115,8 +117,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
             history, training = _train(benchmark, model, data, plan, params, allreduces, this, log)
 
         with phases("evaluate"):
-            directory = this.result_directory(params["save_path"])
-            trained = Trained(model, data, params, comm, directory, files.synthetic)
+            trained = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
         log.finish(quality)
 
@@ -196,11 +197,17 @@ def main(benchmark: Benchmark) -> None:
 
     Exits with 2 after an error that the user can fix, which rank 0 prints for all ranks.
     """
+    # Python's own handler would wait until the main thread returns from MPI, which may be never.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
+        job_guard.begin()
         comm = connect()
     except CandleError as error:
         print_error(error)
         sys.exit(EXIT_CODE)
+    if comm.size == 1:
+        job_guard.end()
     try:
         # Only one rank prints, also for --help, which ends here.
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
@@ -213,8 +220,11 @@ def main(benchmark: Benchmark) -> None:
                 print_error(error)
             comm.barrier()  # a launcher ends the job at the first exit; let rank 0 print first
             sys.exit(EXIT_CODE)
-        print_error(f"rank {comm.rank}: {error}")
+        if not error.printed:
+            print_error(f"rank {comm.rank}: {error}")
         comm.abort(EXIT_CODE)
+    except KeyboardInterrupt:
+        comm.abort(128 + signal.SIGINT)
     except Exception:
         traceback.print_exc()
         comm.abort(1)

@@ -97,7 +97,9 @@ def run_to_end(
                 tick(elapsed_s)
             with suppress(subprocess.TimeoutExpired):
                 # Without a limit nothing wakes this process up while the command runs.
-                return process.wait(POLL_S if tick or limit_s else None), False
+                code = process.wait(POLL_S if tick or limit_s else None)
+                _end_orphans(process.pid, grace_s)
+                return code, False
             if limit_s is not None and elapsed_s > limit_s:
                 process.returncode = _end(psutil.Process(process.pid), grace_s)
                 return process.returncode, True
@@ -110,10 +112,33 @@ def run_to_end(
             process.poll()
 
 
+def _session(leader: int) -> list[psutil.Process]:
+    """Returns the processes of a session, orphans included; a launcher's ranks are in its own."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if process.pid != leader and os.getsid(process.pid) == leader:
+                members.append(process)
+    return members
+
+
+def _end_orphans(leader: int, grace_s: float) -> None:
+    """Kills what a command that has ended left behind, unless it ends by itself.
+
+    A launcher that was killed leaves its ranks; they notice, and complete their record.
+    """
+    with suppress(Interrupted):
+        psutil.wait_procs(_session(leader), timeout=grace_s)
+    for member in _session(leader):
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
 def _end(process: psutil.Process, grace_s: float) -> int:
     """Ends a process and all it started: SIGTERM to its group, then SIGKILL to what is left.
 
-    A further signal to this process cuts the wait between the two short. Returns the exit code.
+    A launcher that has lost a node, or one that is stopped, ignores SIGTERM. A further signal to
+    this process cuts the wait between the two short. Returns the exit code.
     """
     family = process.children(recursive=True)
     deadline = time.monotonic() + grace_s
@@ -125,7 +150,7 @@ def _end(process: psutil.Process, grace_s: float) -> int:
         process.wait(grace_s)
         # The watchdog server, which completes the record, ends last.
         psutil.wait_procs(family, timeout=max(0.0, deadline - time.monotonic()))
-    for member in (process, *family):
+    for member in (process, *family, *_session(process.pid)):
         with suppress(psutil.NoSuchProcess):
             member.kill()
     return int(process.wait())

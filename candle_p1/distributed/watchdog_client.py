@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import secrets
 import selectors
 import signal
@@ -14,27 +13,32 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from candle_p1.distributed import job_guard
 from candle_p1.distributed.launch_environment import terminal
-from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE
+from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE, WELCOME
 from candle_p1.errors import EXIT_CODE, DistributedError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.job_guard import Trouble
 
-LOG_NAME = "watchdog.log"
 UNWIND_S = 3.0
 """How long the main thread may take to unwind after Ctrl-C, or the server to end this process after
 another signal. The process then ends itself."""
 CONNECT_S = 10.0
+RETRY_S = 0.1
 HEARTBEAT_S = 1.0
-"""How often a rank reports the number of steps it has begun, while that number changes."""
+"""How often a rank reports the number of steps that it has begun, by which it is known to run."""
+MAX_CHARS = 10_000
+"""Of an error's message, and of its traceback, whose end says most."""
 HOROVOD_SHUTDOWN = "Horovod has been shut down"
 """The error of Horovod's operations after a stall, and after another rank has died."""
 
@@ -50,7 +54,7 @@ class WatchdogClient:
 
     Args:
         comm: The ranks of the run.
-        record: The run record, which rank 0 has already written with status "running".
+        record: Where rank 0 expects to write the run record; see `report_record`.
 
     Attributes:
         steps: The training steps this rank has begun; see `count_step`.
@@ -64,9 +68,12 @@ class WatchdogClient:
         self._stderr = os.dup(2)
         self._server, where = _start_server(comm, record) if comm.rank == 0 else (None, None)
         addresses, port, token = comm.broadcast(where) or ([], 0, "")
+        hello = {"rank": comm.rank, "host": socket.gethostname(), "pid": os.getpid()}
+        if comm.size > 1:
+            hello["launcher"] = os.getppid()
         error: str | None = None
         try:
-            self._socket = _connect_any(addresses, port)
+            self._socket = _connect_any(addresses, port, token, hello)
         except OSError as caught:
             error = f"{socket.gethostname()}: {caught}"
         errors = [text for text in comm.allgather(error) if text]
@@ -87,14 +94,18 @@ class WatchdogClient:
         self._handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
         self._interrupted = False
-        host = socket.gethostname()
-        self._send(hello={"token": token, "rank": comm.rank, "host": host, "pid": os.getpid()})
         if threading.current_thread() is threading.main_thread():
             self._catch_signals()
         self.steps = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
+        if comm.size > 1:
+            job_guard.report_to(self._report_trouble)
+
+    def report_record(self, record: Path) -> None:
+        """Reports the record to complete if the run fails; for rank 0."""
+        self._send(record=str(record))
 
     def count_step(self) -> None:
         """Counts a training step that begins."""
@@ -104,23 +115,27 @@ class WatchdogClient:
         """Reports the phase that this rank has entered."""
         self._send(phase="/".join(path))
 
-    def report_error(self, message: str, traceback: str | None = None) -> None:
+    def report_error(self, message: str, traceback: str | None = None) -> bool:
         """Reports that this rank failed, and waits until the server has told the others to end.
+
+        Returns whether the server has done so; some rank has then printed why.
 
         An error after Ctrl-C is reported as an interruption: libraries through which
         KeyboardInterrupt propagates (TensorFlow, while it traces) raise their own errors instead.
         """
         if self._interrupted:
             self.report_interrupt()
-            return
+            return True
         self._ending.set()  # this rank ends by raising, so nobody has to end it
         stalled = HOROVOD_SHUTDOWN in message
         if stalled:
             self._send(steps=self.steps)
             # The other ranks' step counts, and news of a dead rank, must arrive first.
             time.sleep(2 * HEARTBEAT_S)
-        self._send(error={"message": message, "traceback": traceback, "stalled": stalled})
+        error: dict[str, Any] = {"message": message[:MAX_CHARS], "stalled": stalled}
+        self._send(error=error | {"traceback": traceback and traceback[-MAX_CHARS:]})
         self._thread.join(timeout=UNWIND_S)
+        return not self._thread.is_alive()
 
     def report_interrupt(self) -> None:
         """Reports that Ctrl-C has unwound this rank, and waits until that is recorded."""
@@ -130,6 +145,7 @@ class WatchdogClient:
 
     def close(self) -> None:
         """Says bye: the run is over for this rank, with success or with an error of all ranks."""
+        job_guard.report_to(None)
         self._ending.set()
         self._send(bye=True)
         with suppress(OSError):
@@ -145,6 +161,9 @@ class WatchdogClient:
         if self._server is not None:
             with suppress(subprocess.TimeoutExpired):  # it waits for the other ranks to say bye
                 self._server.wait(timeout=UNWIND_S)
+
+    def _report_trouble(self, trouble: Trouble) -> None:
+        self._send(trouble=asdict(trouble))
 
     def _send(self, **message: Any) -> None:
         with self._send_lock, suppress(OSError):  # nobody listens once the server has exited
@@ -179,15 +198,15 @@ class WatchdogClient:
     def _listen(self) -> None:
         """Runs in a thread: passes signals on to the server, and ends the process when told to."""
         buffer = b""
-        connected, deadline, steps_sent = True, None, 0
+        connected, deadline, next_beat = True, None, 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
             while connected or (deadline is not None and not self._ending.is_set()):
                 ready = selector.select(HEARTBEAT_S if deadline is None else 0.1)
-                if self.steps != steps_sent:
-                    steps_sent = self.steps
-                    self._send(steps=steps_sent)
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + HEARTBEAT_S
+                    self._send(steps=self.steps)
                 for key, _ in ready:
                     if key.fileobj is self._wakeup:
                         for number in self._wakeup.recv(64):
@@ -233,7 +252,6 @@ def _start_server(
 
     Returns None for both if it does not start.
     """
-    _raise_file_limit(comm.size + 64)
     token = secrets.token_hex(16)
     one_node = comm.num_nodes == 1
     command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server"]
@@ -241,15 +259,15 @@ def _start_server(
     command += ["--num-ranks", str(comm.size), "--record", str(record.resolve())]
     command += ["--starter", str(os.getpid())]
     try:
-        with (record.parent / LOG_NAME).open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                env=_environment_without_launcher() | {TOKEN_VARIABLE: token},
-            )
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            # Until there is a record, beside which its log is.
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment_without_launcher() | {TOKEN_VARIABLE: token},
+        )
     except OSError:
         return None, None
     assert process.stdout is not None
@@ -265,22 +283,34 @@ def _show_cursor() -> None:
             screen.write(b"\x1b[?25h")
 
 
-def _connect_any(addresses: list[str], port: int) -> socket.socket:
-    """Connects to the first address that answers.
+def _connect_any(
+    addresses: list[str], port: int, token: str, hello: dict[str, Any]
+) -> socket.socket:
+    """Connects to the first address that answers, and says hello.
 
     Raises:
         OSError: None answers; this is the error of the last one.
     """
-    last: OSError = OSError(f"the watchdog server did not start: see {LOG_NAME} beside the record")
+    last = OSError("the watchdog server did not start")
     for address in addresses if port else ():
-        try:
-            connection = socket.create_connection((address, port), timeout=CONNECT_S)
-        except OSError as error:
-            last = error
-        else:
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return connection
+        deadline = time.monotonic() + CONNECT_S
+        while time.monotonic() < deadline:
+            try:
+                connection = socket.create_connection((address, port), timeout=CONNECT_S)
+            except OSError as error:
+                last = error
+                break
+            try:
+                connection.sendall(f"{token}\n{json.dumps({'hello': hello})}\n".encode())
+                if connection.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME:
+                    connection.settimeout(None)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    return connection
+                last = OSError(f"the watchdog server at {address} closed the connection")
+            except OSError as error:
+                last = error
+            connection.close()  # the server may have had too many connections: try again
+            time.sleep(RETRY_S)
     raise last
 
 
@@ -299,10 +329,3 @@ def _environment_without_launcher() -> dict[str, str]:
     """Returns the environment without what would make the server look like a rank of the job."""
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "ALPS_", "JSM_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-
-
-def _raise_file_limit(wanted: int) -> None:
-    """Raises rank 0's limit of open files, so that its server can hold a connection per rank."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

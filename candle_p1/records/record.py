@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from candle_p1.errors import RecordError
-from candle_p1.files import read_regular_bytes, write_atomically
+from candle_p1.files import (
+    create_atomically,
+    read_regular_bytes,
+    release,
+    reserve,
+    write_atomically,
+)
 from candle_p1.records.per_rank import write_per_rank
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 from candle_p1.text import printable
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORD_NAME = "run.json"
+RESERVED_BYTES = 64 * 1024
+"""Kept on the disk for the record of a run that fails, perhaps because the disk is full."""
 MAX_LINE_CHARS = 400
 """Shorter objects are written on one line of a record."""
 
@@ -84,6 +92,21 @@ def end_record(path: Path, status: str, failure: Failure) -> None:
         write_record(path, extend_record(record, status=status, ended=utc_now(), failure=failure))
 
 
+def begin_record(path: Path, record: RunRecord) -> None:
+    """Writes the record of a run that begins, and keeps space for the one that says how it ended.
+
+    Raises:
+        FileExistsError: There is a record already.
+        OSError: It cannot be written.
+    """
+    create_atomically(path, _text_of(record))
+    try:
+        reserve(path, RESERVED_BYTES)
+    except OSError:
+        path.unlink()
+        raise
+
+
 def write_record(path: Path, record: RunRecord) -> None:
     """Writes the raw values that a record holds, then the record itself; both atomically.
 
@@ -91,8 +114,8 @@ def write_record(path: Path, record: RunRecord) -> None:
         OSError: A file cannot be written.
     """
     write_per_rank(path, record)
-    content = record.model_dump(mode="json", exclude_unset=True)
-    write_atomically(path, _to_json(content, "") + "\n")
+    write_atomically(path, _text_of(record))
+    release(path)
 
 
 def read_record(path: Path) -> RunRecord:
@@ -170,6 +193,10 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+def _text_of(record: RunRecord) -> str:
+    return _to_json(record.model_dump(mode="json", exclude_unset=True), "") + "\n"
 
 
 def _to_json(value: Any, indent: str) -> str:

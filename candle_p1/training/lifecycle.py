@@ -1,33 +1,38 @@
 """The life cycle of a run: its directory, its record from "running" to the end, its failures.
 
 A run ends in one of four ways, and the record says which: it finishes (ok); all ranks raise the
-same error (failed, written by rank 0); one rank fails or dies by itself (failed, written by the
-watchdog server, which names the rank and ends the others); a signal arrives (interrupted, also
-written by the watchdog server).
+same error (failed, written by rank 0); one rank fails, dies or is stopped by itself, or the
+launcher does (failed, written by the watchdog server, which names the rank and ends the others); a
+signal arrives (interrupted, also written by the watchdog server). The watchdog server is there
+before the record is.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.watchdog_client import WatchdogClient
-from candle_p1.errors import CandleError, ParameterError
-from candle_p1.files import write_atomically
+from candle_p1.errors import CandleError, ParameterError, SetupError
+from candle_p1.files import FULL, release, write_atomically
 from candle_p1.instrument import collectives, efficiency, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.profiles import CallProfile, write_profiles
 from candle_p1.records.record import (
     RECORD_NAME,
+    begin_record,
     extend_record,
     make_record,
     utc_now,
@@ -83,7 +88,7 @@ class Run:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.
 
         Raises:
-            ParameterError: It cannot be created; raised on every rank.
+            ParameterError: It cannot be created or written to; raised on every rank.
         """
         if named is None:
             return self.directory
@@ -92,6 +97,8 @@ class Run:
         def make() -> None:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=directory) as file:
+                    file.write(b"x")
             except OSError as error:
                 raise ParameterError(f"save_path {named}: {error.strerror}") from error
 
@@ -202,19 +209,16 @@ def _opened_run(
     )
     # Only rank 0 accesses the file system; the others are told the outcome.
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
-    directory = on_first_rank(lambda: _open_directory(name, params, record), comm)
-    record_path = directory / RECORD_NAME
-    try:
-        watchdog = WatchdogClient(comm, record_path)
-    except CandleError as error:
-        if comm.rank == 0:
-            _record_agreed_failure(record_path, record, error, phase=None)
-        raise
+    candidates = run_directories(name, params)
+    watchdog = WatchdogClient(comm, _first_free(candidates) if comm.rank == 0 else candidates[0])
     timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
-    communication = CommunicationLog()
-    profile = CallProfile(params["profiling"])
-    log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
+    directory: Path | None = None
     try:
+        opening = partial(_open_directory, candidates, params, record, watchdog)
+        directory = on_first_rank(opening, comm)
+        communication = CommunicationLog()
+        profile = CallProfile(params["profiling"])
+        log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
         with (
             output_to_file(log),
             phases.active(timer),
@@ -235,11 +239,17 @@ def _opened_run(
             )
     except CandleError as error:
         if not error.agreed:
-            watchdog.report_error(str(error))
-        elif comm.rank == 0:
-            phase = "/".join(timer.failed_in) or None
-            _record_agreed_failure(record_path, record, error, phase)
+            error.printed = watchdog.report_error(str(error))
+        elif comm.rank == 0 and directory is not None:
+            _record_agreed_failure(directory, record, error, phase="/".join(timer.failed_in))
         raise
+    except OSError as error:
+        if error.errno not in FULL:
+            watchdog.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
+            raise
+        full = SetupError(f"{error.filename or directory}: {error.strerror}")
+        full.printed = watchdog.report_error(str(full))
+        raise full from error
     except KeyboardInterrupt:
         watchdog.report_interrupt()
         raise
@@ -264,23 +274,37 @@ def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: i
     )
 
 
-def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
+def _first_free(candidates: Sequence[Path]) -> Path:
+    """Returns the record of the first directory that has none yet, or else of the last."""
+    free = (each for each in candidates if not os.path.lexists(each / RECORD_NAME))
+    return next(free, candidates[-1]) / RECORD_NAME
+
+
+def _open_directory(
+    candidates: Sequence[Path], params: ParameterSet, record: RunRecord, watchdog: WatchdogClient
+) -> Path:
     """Creates the run's directory, with the parameters and the record, which is still "running"."""
-    candidates = run_directories(name, params)
     try:
         for directory in candidates:
             directory.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(directory / RECORD_NAME):
+                continue
             try:
-                (directory / RECORD_NAME).open("x").close()  # claimed: two jobs never share one
+                begin_record(directory / RECORD_NAME, record)  # two jobs never share one
             except FileExistsError:
                 continue
-            write_atomically(directory / "final_params.txt", params.to_text())
-            write_record(directory / RECORD_NAME, record)
+            watchdog.report_record(directory / RECORD_NAME)
+            try:
+                write_atomically(directory / "final_params.txt", params.to_text())
+            except OSError:
+                (directory / RECORD_NAME).unlink()
+                release(directory / RECORD_NAME)
+                raise
             return directory
     except OSError as error:
         raise ParameterError(
             f"output_dir ({params.origin('output_dir')}): cannot write to"
-            f" {error.filename}: {error.strerror}"
+            f" {error.filename or directory}: {error.strerror}"
         ) from error
     raise ParameterError(
         f"{candidates[-1]} already holds the record of a run: choose another --run_id,"
@@ -289,7 +313,11 @@ def _open_directory(name: str, params: ParameterSet, record: RunRecord) -> Path:
 
 
 def _record_agreed_failure(
-    path: Path, record: RunRecord, error: CandleError, phase: str | None
+    directory: Path, record: RunRecord, error: CandleError, phase: str
 ) -> None:
-    failure = Failure(reason=str(error), rank=None, phase=phase)
-    write_record(path, extend_record(record, status="failed", ended=utc_now(), failure=failure))
+    failure = Failure(reason=str(error), rank=None, phase=phase or None)
+    ended = extend_record(record, status="failed", ended=utc_now(), failure=failure)
+    try:
+        write_record(directory / RECORD_NAME, ended)
+    except OSError as full:
+        error.args = (f"{error}; the record cannot be written: {full}",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -168,12 +169,26 @@ class Screen:
         self.say(f"record: {path}")
 
 
+class _Terminal(io.FileIO):
+    """A terminal that may be closed while the job goes on, or ends because of it."""
+
+    def write(self, data: Any) -> int:
+        """Writes, or loses what a closed terminal no longer shows."""
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
 def _open_terminal() -> TextIO | None:
     device = os.environ.get(TERMINAL_VARIABLE)
+    if not device:
+        return None
     try:
-        return Path(device).open("w", encoding="utf-8") if device else None
+        terminal = _Terminal(device, "w")
     except OSError:  # it was closed in the meantime
         return None
+    return io.TextIOWrapper(io.BufferedWriter(terminal), encoding="utf-8")
 
 
 def _open_log(path: str) -> TextIO:

@@ -54,6 +54,22 @@ def test_a_command_at_its_limit_is_ended_with_its_children(tmp_path, ignore):
     assert are_gone(pids_in(tmp_path))
 
 
+@pytest.mark.parametrize("ignore", [False, True])
+def test_what_a_command_leaves_behind_is_ended(tmp_path, ignore):
+    # As a launcher that was killed: its ranks, in groups of their own, have lost their parent.
+    handler = "SIG_IGN" if ignore else "SIG_DFL"
+    child = f"import signal, time; signal.signal(15, signal.{handler}); time.sleep(600)"
+    program = (
+        "import os, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], preexec_fn=os.setpgrp)\n"
+        "print(child.pid, flush=True)\n"
+    )
+    with (tmp_path / "log").open("wb") as output:
+        command = [sys.executable, "-c", program]
+        assert run_to_end(command, os.environ, output, grace_s=0.5) == (0, False)
+    assert are_gone([int((tmp_path / "log").read_text())])
+
+
 def test_the_exit_code_of_a_command_is_returned(tmp_path):
     with (tmp_path / "log").open("wb") as output:
         command = [sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE
+from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE, WELCOME
 from candle_p1.records.record import make_record, write_record
 from tests.records import read_record
 
@@ -28,9 +30,12 @@ RUNNING = {
 
 
 class FakeRank:
-    def __init__(self, port, rank, token=TOKEN):
+    def __init__(self, port, rank, pid=None, host=None, **hello):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self.say(hello={"token": token, "rank": rank, "host": f"node{rank}", "pid": 100 + rank})
+        self.socket.sendall(f"{TOKEN}\n".encode())
+        hello |= {"rank": rank, "host": host or f"node{rank}", "pid": pid or 100 + rank}
+        self.say(hello=hello)
+        assert self.socket.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME
 
     def say(self, **message):
         self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -48,11 +53,11 @@ class FakeRank:
         self.socket.close()
 
 
-def start_server(record, *flags):
+def start_server(record, *flags, preexec_fn=None, **variables):
     command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server", *flags]
     command += ["--bind", "127.0.0.1", "--num-ranks", "3", "--record", str(record)]
-    environment = os.environ | {TOKEN_VARIABLE: TOKEN}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    environment = os.environ | {TOKEN_VARIABLE: TOKEN} | variables
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, preexec_fn=preexec_fn)
 
 
 @pytest.fixture
@@ -65,6 +70,7 @@ def job(tmp_path):
         stack.callback(process.kill)
         port = int(process.stdout.readline())
         ranks = [FakeRank(port, rank) for rank in range(3)]
+        ranks[0].say(record=str(record))
         for rank in ranks:
             stack.callback(rank.die)
         yield ranks, process, record, port
@@ -79,15 +85,15 @@ def end(ranks, process, record):
 
 
 @pytest.mark.extended
-def test_rank_0_has_failed_if_it_dies_before_its_hello(tmp_path):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
+def test_the_ranks_end_if_rank_0_dies_before_its_hello(tmp_path):
     starter = subprocess.Popen([sys.executable, "-c", ""])
     starter.wait()
-    with start_server(record, "--starter", str(starter.pid)) as process:
-        ended = end([], process, record)
-    assert ended["status"] == "failed"
-    assert (ended["failure"]["rank"], ended["failure"]["pid"]) == (0, starter.pid)
+    with start_server(tmp_path / "run.json", "--starter", str(starter.pid)) as process:
+        rank = FakeRank(int(process.stdout.readline()), 1)
+        assert f"rank 0 (host {socket.gethostname()}, pid {starter.pid})" in rank.hear()["end"]
+        rank.die()
+        assert process.wait(timeout=20) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_that_say_bye_leave_the_record_unchanged(job):
@@ -164,14 +170,144 @@ def test_a_finished_record_is_not_changed(job):
 
 @pytest.mark.parametrize(
     "line",
-    [b'{"hello": {"token": "guess", "rank": 1, "host": "x", "pid": 1}}\n', b"GET / HTTP/1.0\r\n",
-     b"[]\n", b'{"hello": 1}\n', b'{"bye": true}\n', b"x" * 5000, b"\xff\n"],
+    [b'{"hello": {"rank": 1, "host": "x", "pid": 1}}\n', b"GET / HTTP/1.0\r\n", b"\n", b"\xff\n",
+     b"x" * 5000, b"[" * 2000, b"[" * 2000 + b"\n", b"{" * 2**20, b"toke\n", b"token1\n",
+     *(b"token\n" + line + b"\n" for line in (b"[]", b'{"hello": 1}', b'{"bye": true}', b"[" * 2000,
+                                             b"\xff", b"x" * 2**21))],
 )  # fmt: skip
-def test_connections_without_the_token_are_closed(job, line):
+def test_connections_without_token_and_hello_are_closed(job, line):
     ranks, process, record, port = job
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+    stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with stranger, suppress(ConnectionError):  # the server does not wait for the rest
         stranger.sendall(line)
         assert not stranger.recv(100)
     for rank in ranks:
         rank.say(bye=True)
     assert end(ranks, process, record)["status"] == "running"
+
+
+def test_a_silent_connection_is_closed(job):
+    ranks, process, record, port = job
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+        assert not stranger.recv(100)
+    for rank in ranks:
+        rank.say(bye=True)
+    assert end(ranks, process, record)["status"] == "running"
+
+
+@pytest.mark.parametrize("max_files", [256, 4096])
+def test_ranks_get_in_past_a_thousand_silent_connections(tmp_path, max_files):
+    # Few files: the server has to close connections of strangers to accept those of ranks.
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+
+    with ExitStack() as stack:
+        if limit[0] < 1200:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, limit[1]), limit[1]))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        process = stack.enter_context(start_server(record, preexec_fn=limit_files))
+        stack.callback(process.kill)
+        port = int(process.stdout.readline())
+        for _ in range(1000):
+            address = ("127.0.0.1", port)
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        ranks = [FakeRank(port, rank) for rank in range(3)]
+        ranks[0].say(record=str(record))
+        ranks[1].die()
+        assert ranks[0].hear()["status"] == "failed"
+        assert end(ranks, process, record)["failure"]["rank"] == 1
+
+
+@pytest.mark.parametrize("is_launcher", [False, True])
+def test_a_process_that_is_stopped_is_named_by_who_has_seen_it(job, is_launcher):
+    ranks, process, record, _ = job
+    trouble = {"what": "was stopped", "pid": 100, "is_launcher": is_launcher}
+    ranks[0].say(phase="train")
+    ranks[0].say(trouble=trouble)
+    assert "was stopped during train" in ranks[1].hear()["end"]
+    ended = end(ranks, process, record)
+    assert ended["status"] == "failed"
+    assert ended["failure"]["rank"] == (None if is_launcher else 0)
+
+
+class Sleeper:
+    """A process in place of a rank, of which the server can see whether it is stopped."""
+
+    def __init__(self, stack):
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        stack.callback(self.process.wait)
+        stack.callback(self.process.kill)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "silent", "all suspended", "busy"])
+def test_a_rank_that_is_silent(tmp_path, fault):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    limits = {"CANDLE_P1_STOPPED_S": "1", "CANDLE_P1_SILENT_S": "2" if fault == "silent" else "0"}
+    with ExitStack() as stack:
+        process = stack.enter_context(start_server(record, **limits))
+        stack.callback(process.kill)
+        port = int(process.stdout.readline())
+        sleepers = [Sleeper(stack).process for _ in range(3)]
+        ranks = [
+            FakeRank(port, rank, sleeper.pid, host=socket.gethostname())
+            for rank, sleeper in enumerate(sleepers)
+        ]
+        ranks[0].say(record=str(record))
+        for sleeper in sleepers if fault == "all suspended" else sleepers[:1]:
+            if fault in ("stopped", "all suspended"):
+                sleeper.send_signal(signal.SIGSTOP)
+        for _ in range(70):  # rank 0 says nothing
+            if fault != "all suspended":
+                for rank in ranks[1:]:
+                    with suppress(OSError):
+                        rank.say(steps=1)
+            time.sleep(0.1)
+        if fault in ("stopped", "silent"):
+            assert ranks[1].hear()["status"] == "failed"
+            assert end(ranks, process, record)["failure"]["rank"] == 0
+        else:
+            for rank in ranks:
+                rank.say(bye=True)
+            assert end(ranks, process, record)["status"] == "running"
+
+
+def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    with ExitStack() as stack:
+        process = stack.enter_context(start_server(record))
+        stack.callback(process.kill)
+        launcher = Sleeper(stack).process
+        port = int(process.stdout.readline())
+        here = {"host": socket.gethostname(), "launcher": launcher.pid}
+        ranks = [FakeRank(port, rank, **here) for rank in range(3)]
+        ranks[0].say(record=str(record))
+        launcher.kill()
+        launcher.wait()
+        ranks[2].die()
+        assert f"the launcher (host {here['host']}, pid {launcher.pid})" in ranks[0].hear()["end"]
+        ended = end(ranks, process, record)
+    assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
+
+
+def test_an_error_after_a_signal_is_an_interruption(job):
+    ranks, process, record, _ = job
+    ranks[0].say(signal=1)
+    ranks[0].say(error={"message": "OSError: the terminal is closed"})
+    assert ranks[1].hear()["status"] == "interrupted"
+    assert end(ranks, process, record)["status"] == "interrupted"
+
+
+def test_a_record_that_cannot_be_written_does_not_keep_the_ranks(job):
+    ranks, process, record, _ = job
+    record.write_text("{")
+    ranks[2].die()
+    assert "the record cannot be written" in ranks[0].hear()["end"]
+    for rank in ranks:
+        rank.die()
+    assert process.wait(timeout=20) == 0

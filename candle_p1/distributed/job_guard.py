@@ -1,0 +1,202 @@
+"""Watches, from within each rank, the other processes of the job on its node.
+
+A rank that dies closes its connection to the watchdog server. A rank that is stopped (SIGSTOP) does
+not, and neither the launcher nor MPI notices it; nor does anyone notice that the launcher has been
+killed or stopped, and then nobody ends the ranks. So a thread of every rank looks once a second at
+its launcher, which is its parent, and at the next one of the launcher's children, which are the
+ranks of the node. It begins before MPI does, where a missing rank would leave the others waiting.
+
+It counts its looks, not the time between them, in which this process may itself be stopped. A job
+that is suspended as a whole (Ctrl-Z, `scontrol suspend`) and continued later therefore goes on. A
+process that a debugger has halted has another state than a stopped one, and may remain in it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.errors import EXIT_CODE, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STOPPED_VARIABLE = "CANDLE_P1_STOPPED_S"
+STOPPED_S = 10.0
+"""How long a process of the job may be stopped while others run; the variable changes it. 0: as
+long as it likes."""
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What has happened to another process of the job.
+
+    Attributes:
+        what: "died" or "was stopped …".
+        pid: Its process id.
+        is_launcher: Whether it is the launcher.
+    """
+
+    what: str
+    pid: int
+    is_launcher: bool
+
+    def __str__(self) -> str:
+        who = "the launcher" if self.is_launcher else "a rank"
+        return f"{who} (host {platform.node()}, pid {self.pid}) {self.what}"
+
+
+def limit_from(variable: str, default_s: float) -> float:
+    """Returns a time limit, in s, that the environment may change; infinite for 0.
+
+    Raises:
+        SetupError: The variable is not a number of seconds.
+    """
+    text = os.environ.get(variable, "")
+    try:
+        limit_s = float(text) if text else default_s
+    except ValueError:
+        limit_s = -1.0
+    if not limit_s >= 0:
+        raise SetupError(f"{variable}={text!r}: give a number of seconds; 0 means no limit")
+    return limit_s or float("inf")
+
+
+def was_stopped(seconds: float) -> str:
+    """Returns what has happened to a process, for a message."""
+    return f"was stopped (SIGSTOP) for {seconds:g} s"
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether a signal has stopped a process; False if it has gone or cannot be seen."""
+    try:
+        return process.is_running() and bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+class JobGuard:
+    """A thread that reports once what happens to the launcher or to a neighbour.
+
+    A process that was stopped is killed after the report, because its launcher may be unable to.
+
+    Raises:
+        SetupError: The time limit in the environment is not a number.
+    """
+
+    def __init__(self) -> None:
+        self._limit_s = limit_from(STOPPED_VARIABLE, STOPPED_S)
+        self._report: Callable[[Trouble], None] | None = None
+        self._ended = threading.Event()
+        self._launcher: psutil.Process | None = None
+        with suppress(psutil.Error):  # it may be outside of this container
+            self._launcher = psutil.Process(os.getppid()) if os.getppid() > 1 else None
+        self._stopped_s: dict[psutil.Process, float] = {}
+        if self._launcher is not None:
+            threading.Thread(target=self._run, name="job guard", daemon=True).start()
+
+    def report_to(self, report: Callable[[Trouble], None] | None) -> None:
+        """Passes trouble on to a function; None: says so and ends this process."""
+        self._report = report
+
+    def end(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            if troubles := self._look():
+                (self._report or _say)(troubles[0])
+                for trouble in troubles:
+                    _kill_stopped(trouble.pid)
+                if self._report is None:
+                    os._exit(EXIT_CODE + 1)
+                return
+
+    def _look(self) -> list[Trouble]:
+        assert self._launcher is not None
+        if os.getppid() != self._launcher.pid:
+            return [Trouble("died", self._launcher.pid, is_launcher=True)]
+        self._stopped_s = {
+            process: self._stopped_s.get(process, -LOOK_S) + LOOK_S
+            for process in [self._launcher, *self._next_sibling()]
+            if is_stopped(process)
+        }
+        what = was_stopped(self._limit_s)
+        return [
+            Trouble(what, process.pid, is_launcher=process == self._launcher)
+            for process, stopped_s in self._stopped_s.items()
+            if stopped_s > self._limit_s
+        ]
+
+    def _next_sibling(self) -> list[psutil.Process]:
+        """Returns the next child of the launcher in the order of process ids, cyclically."""
+        assert self._launcher is not None
+        pids: list[int] = []
+        with suppress(OSError, ValueError):  # not on Linux, or the process has gone meanwhile
+            for children in Path(f"/proc/{self._launcher.pid}/task").glob("*/children"):
+                pids += map(int, children.read_text().split())
+        mine = os.getpid()
+        pids.sort(key=lambda pid: (pid <= mine, pid))
+        with suppress(psutil.Error):
+            return [psutil.Process(pid) for pid in pids[:1] if pid != mine]
+        return []
+
+
+def _kill_stopped(pid: int) -> None:
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if is_stopped(process):
+            process.kill()
+
+
+def _say(trouble: Trouble) -> None:
+    with suppress(OSError):
+        os.write(2, f"\ncandle-p1: the job ends: {trouble} outside of a run\n".encode())
+
+
+_guard: JobGuard | None = None
+
+
+def begin() -> None:
+    """Begins to guard the job, if a launcher started this process; once per process.
+
+    Raises:
+        SetupError: The time limit in the environment is not a number.
+    """
+    global _guard
+    if _guard is None and launcher_variable() is not None:
+        _guard = JobGuard()
+
+
+def report_to(report: Callable[[Trouble], None] | None) -> None:
+    """Passes trouble on to a function, as long as there is a run; None: ends this process."""
+    if _guard is not None:
+        _guard.report_to(report)
+
+
+def end() -> None:
+    """Ends guarding: this process is not one of several."""
+    global _guard
+    if _guard is not None:
+        _guard.end()
+    _guard = None

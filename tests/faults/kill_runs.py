@@ -1,0 +1,304 @@
+"""Kills ranks and launchers of real runs at random moments, and checks how the runs end.
+
+Each run trains NT3 on two ranks, started by `candle-p1 run` or by mpirun itself. At a random
+moment one of its processes gets a random signal. The run passes if within the time limit none of
+its processes is left, its exit code is not 0, and its record, if there was one when the signal
+came, says what docs/faults.md promises. Whenever the record is there, it must be complete.
+
+Usage: python tests/faults/kill_runs.py [--runs 100] [--seed N] [--jobs 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.launchers import mpirun
+from candle_p1.datasets.synthetic import ensure
+
+SCRIPT = find_benchmark("nt3").script
+FLAGS = "--size small --conv 4 20 1 --pool 10 --dense 8 --epochs 100000 --epochs_scaling weak"
+LIMIT_S = 30.0
+EARLY_S = 2.0
+"""Three of ten signals come within this time after the start."""
+LATE_S = 14.0
+MARK = "FAULT_TEST_RUN"
+"""An environment variable by which all processes of a run are found."""
+NUM_RANKS = 2
+SIGNALS = ("KILL", "TERM", "INT", "HUP", "STOP")
+VICTIMS = ("launcher", "rank 0", "rank 1")
+INTERRUPTIONS = ("TERM", "INT", "HUP")
+
+
+@dataclass
+class Fault:
+    """What happens to a run, and how it ended.
+
+    Attributes:
+        number: Of the run.
+        starter: What starts it: "candle-p1" or "mpirun".
+        victim: Whom the signal hits: "launcher", "rank 0" or "rank 1".
+        signal: Its name, without SIG.
+        moment_s: When it is sent, after the start.
+        ended_s: How long after the signal no process was left; None: longer than the limit.
+        code: The exit code of the launcher.
+        status: The record's; "none" if there is no record.
+        rank: The rank that the record names.
+        problems: What is wrong.
+        output: What the run printed.
+    """
+
+    number: int
+    starter: str
+    victim: str
+    signal: str
+    moment_s: float
+    ended_s: float | None = None
+    code: int | None = None
+    status: str = "none"
+    rank: int | None = None
+    problems: list[str] = field(default_factory=list)
+    output: str = ""
+
+    def __str__(self) -> str:
+        ended = "  late" if self.ended_s is None else f"{self.ended_s:6.1f}"
+        verdict = "; ".join(self.problems) or "passed"
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return (
+            f"{self.number:4} {self.starter:9} {self.signal:4} to {self.victim:8} at"
+            f" {self.moment_s:5.2f} s: gone after {ended} s, code {self.code!s:>4},"
+            f" {self.status + rank:20} {verdict}"
+        )
+
+
+def draw(number: int, seed: int) -> Fault:
+    """Returns the fault of a run, which follows from the seed and its number."""
+    chance = random.Random(f"{seed} {number}")
+    early = chance.random() < 0.3
+    return Fault(
+        number,
+        starter=chance.choice(("candle-p1", "mpirun")),
+        victim=chance.choice(VICTIMS),
+        signal=chance.choice(SIGNALS),
+        moment_s=chance.uniform(0, EARLY_S) if early else chance.uniform(EARLY_S, LATE_S),
+    )
+
+
+class FaultyRun:
+    """A run, and the fault that it is given.
+
+    Args:
+        fault: The fault.
+        directory: An empty directory for its files.
+    """
+
+    def __init__(self, fault: Fault, directory: Path) -> None:
+        self.fault, self._directory = fault, directory
+        self._record = directory / "run/run.json"
+        self._mark = f"{directory}"
+
+    def execute(self) -> Fault:
+        """Starts the run, sends the signal, waits for the end and judges it."""
+        fault = self.fault
+        self._directory.mkdir(parents=True)
+        log = self._directory / "output"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {MARK: self._mark},
+                start_new_session=True,
+            )
+        start = time.monotonic()
+        try:
+            had_record = self._send_signal(process, start)
+            self._await_end(process)
+            self._judge(had_record)
+        finally:
+            for each in self._processes():
+                with suppress(psutil.Error):
+                    each.kill()
+            process.wait()
+        fault.output = log.read_text(errors="replace")
+        return fault
+
+    def _command(self) -> list[str]:
+        flags = [*FLAGS.split(), "--output_dir", str(self._directory), "--experiment_id", "."]
+        flags += ["--run_id", "run"]
+        if self.fault.starter == "mpirun":
+            return mpirun(NUM_RANKS, [sys.executable, str(SCRIPT), *flags]).command
+        program = [sys.executable, "-m", "candle_p1.cli", "run", "nt3", "--np", str(NUM_RANKS)]
+        return [*program, "--", *flags]
+
+    def _send_signal(self, process: subprocess.Popen[bytes], start: float) -> bool:
+        """Sends the signal at its moment; returns whether the run had a record by then."""
+        fault = self.fault
+        while time.monotonic() - start < fault.moment_s:
+            self._read_record()
+            time.sleep(0.01)
+        victim: psutil.Process | None = psutil.Process(process.pid)
+        if fault.victim != "launcher":
+            rank = int(fault.victim.removeprefix("rank "))
+            while (victim := self._find_rank(rank)) is None:
+                if process.poll() is not None:
+                    raise RuntimeError(f"the run ended before rank {rank} began: {self._directory}")
+                time.sleep(0.01)
+        elif fault.signal == "STOP" and self._find_rank(0) is None:
+            # There is no run yet, only a launcher that has been suspended. It goes on.
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+            process.send_signal(signal.SIGCONT)
+            while self._find_rank(0) is None:
+                time.sleep(0.01)
+        fault.moment_s = time.monotonic() - start
+        if process.poll() is not None:
+            fault.problems.append("the run ended before the signal")
+        had_record = self._record.exists()
+        assert victim is not None
+        victim.send_signal(signal.Signals[f"SIG{fault.signal}"])
+        return had_record
+
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        fault, sent = self.fault, time.monotonic()
+        while time.monotonic() - sent < LIMIT_S:
+            self._read_record()
+            fault.code = process.poll()
+            if fault.code is not None and not self._processes():
+                fault.ended_s = time.monotonic() - sent
+                return
+            time.sleep(0.1)
+        left = ", ".join(
+            f"{each.pid}: {' '.join(_cmdline(each)[:4])}" for each in self._processes()
+        )
+        fault.problems.append(f"still running after {LIMIT_S:g} s: {left}")
+
+    def _judge(self, had_record: bool) -> None:
+        fault = self.fault
+        if fault.code == 0:
+            fault.problems.append("the exit code is 0")
+        record = self._read_record()
+        if record is None:
+            if had_record:
+                fault.problems.append("the record has gone")
+            return
+        fault.status = record["status"]
+        fault.rank = record.get("failure", {}).get("rank")
+        expected = "interrupted" if fault.signal in INTERRUPTIONS else "failed"
+        if fault.status != expected:
+            fault.problems.append(f"expected {expected}")
+        if fault.victim != "launcher" and fault.victim != f"rank {fault.rank}":
+            fault.problems.append(f"expected {fault.victim}")
+        if fault.victim == "launcher" and expected == "failed" and fault.rank is not None:
+            fault.problems.append("no rank is to blame")
+
+    def _read_record(self) -> dict[str, Any] | None:
+        """Returns the record, if there is one; it must always be complete."""
+        try:
+            text = self._record.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            record: dict[str, Any] = json.loads(text)
+        except ValueError:
+            self.fault.problems.append(f"the record was incomplete: {text[:40]!r}")
+            return None
+        return record
+
+    def _processes(self) -> list[psutil.Process]:
+        """Returns the processes of this run that are alive."""
+        return [
+            each for each in psutil.process_iter() if _environment(each).get(MARK) == self._mark
+        ]
+
+    def _find_rank(self, rank: int) -> psutil.Process | None:
+        for each in self._processes():
+            if _environment(each).get("OMPI_COMM_WORLD_RANK") == str(rank):
+                return each
+        return None
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return ["?"]
+
+
+def main() -> None:
+    """Runs the test; exits with 1 if a run has failed it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", type=int, default=100, help="number of runs")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the faults")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs to repeat")
+    arguments = parser.parse_args()
+    # A background process of a shell script ignores Ctrl-C, and so would all its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(f"{arguments.runs} runs, --seed {arguments.seed}", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        os.environ.setdefault("CANDLE_DATA_DIR", f"{directory}/data")
+        ensure(find_benchmark("nt3").recipe, "small", 2019)
+        numbers = arguments.only or range(arguments.runs)
+        runs = [
+            FaultyRun(draw(number, arguments.seed), Path(directory) / f"{number}")
+            for number in numbers
+        ]
+        faults = []
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for fault in pool.map(FaultyRun.execute, runs):
+                print(fault, flush=True)
+                if fault.problems:
+                    print("".join(f"     | {line}\n" for line in fault.output.splitlines()[-30:]))
+                faults.append(fault)
+    print(_summary(faults, time.monotonic() - start))
+    sys.exit(any(fault.problems for fault in faults))
+
+
+def _summary(faults: list[Fault], seconds: float) -> str:
+    """Returns a table of signals and victims, with the longest time until all had gone."""
+    lines = [f"\n{'':6}" + "".join(f"{victim:>22}" for victim in VICTIMS)]
+    for name in SIGNALS:
+        line = f"{name:6}"
+        for victim in VICTIMS:
+            here = [each for each in faults if (each.signal, each.victim) == (name, victim)]
+            passed = sum(not each.problems for each in here)
+            longest_s = max((each.ended_s or LIMIT_S for each in here), default=0)
+            line += f"{f'{passed} of {len(here)}, {longest_s:.1f} s':>22}"
+        lines.append(line)
+    statuses = Counter(each.status for each in faults)
+    passed = sum(not each.problems for each in faults)
+    lines.append(
+        f"\n{passed} of {len(faults)} passed in {seconds / 60:.1f} minutes; records: "
+        + ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

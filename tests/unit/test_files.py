@@ -1,0 +1,70 @@
+"""Writing files: complete or not at all, and with kept space on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from candle_p1 import files
+from candle_p1.files import create_atomically, release, reserve, write_atomically
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Makes every new file fail, as on a full disk; what exists can be overwritten."""
+
+    def mkstemp(**options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return lambda: monkeypatch.setattr(files.tempfile, "mkstemp", mkstemp)
+
+
+def test_a_created_file_appears_complete_and_only_once(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    seen = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (seen.append(path.exists()), fsync(number)))
+    create_atomically(path, "first")
+    assert seen == [False]
+    with pytest.raises(FileExistsError):
+        create_atomically(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_created_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def link(source, target):
+        raise PermissionError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "run.json"
+    create_atomically(path, "first")
+    with pytest.raises(FileExistsError):
+        create_atomically(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("num_bytes", "fits"), [(10, True), (9, False)])
+def test_reserved_space_is_used_on_a_full_disk(tmp_path, full_disk, num_bytes, fits):
+    path = tmp_path / "run.json"
+    path.write_text("running")
+    reserve(path, num_bytes)
+    full_disk()
+    if fits:
+        write_atomically(path, "0123456789")
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(path, "0123456789")
+    assert path.read_text() == ("0123456789" if fits else "running")
+    release(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_reserved_space_a_full_disk_is_an_error(tmp_path, full_disk):
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "run.json", "x")
+    assert not list(tmp_path.iterdir())
