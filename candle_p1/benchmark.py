@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
+import reprlib
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -380,31 +382,42 @@ class Benchmark(ABC):
 def find_benchmark(name: str) -> Benchmark:
     """Returns a benchmark by its name, the path of its folder, or the name of its module.
 
-    A name is looked up in $CANDLE_BENCHMARKS_PATH (folders separated by ":"), in ``benchmarks/`` of
-    the working directory, and in ``benchmarks/`` beside this package.
+    A name is looked up in $CANDLE_BENCHMARKS_PATH (folders separated by ":") and in ``benchmarks/``
+    beside this package, but not in the working directory, which may hold anything: finding a
+    benchmark executes its module. A folder there is given as a path, such as ``./blobs``.
 
     Raises:
         ParameterError: It is not found, or does not define a Benchmark.
     """
-    if os.sep in name or (Path(name) / f"{name}.py").is_file():
-        folder = Path(name).resolve()
-        if not (folder / f"{folder.name}.py").is_file():
-            raise ParameterError(f"{name} is not a benchmark: it has no {folder.name}.py")
+    try:
+        folder = _folder(name)
+    except (OSError, ValueError) as error:  # too long, not allowed to look, or a NUL character
+        problem = getattr(error, "strerror", None) or error
+        raise ParameterError(f"benchmark {reprlib.repr(name)}: {problem}") from error
+    if folder:
         return _benchmark_in(folder)
-    for base in search_path():
-        if (base / name / f"{name}.py").is_file():
-            return _benchmark_in(base / name)
-    if "." in name:
+    if re.fullmatch(r"\w+(\.\w+)+", name):
         try:
             return _benchmark_of(importlib.import_module(name), name)
         except ModuleNotFoundError as error:
             raise ParameterError(f"benchmark {name}: {error}") from error
     known = list_benchmarks()
     raise ParameterError(
-        f"there is no benchmark {name!r}{did_you_mean(name, known)}; known benchmarks:"
-        f" {', '.join(known) or 'none'}. Give the path of a folder elsewhere, or add its parent to"
-        f" ${SEARCH_PATH_VARIABLE}"
+        f"there is no benchmark {reprlib.repr(name)}{did_you_mean(name, known)}; known benchmarks:"
+        f" {', '.join(known) or 'none'}. Give the path of a folder elsewhere, such as"
+        f" ./{name[:40]}, or add its parent to ${SEARCH_PATH_VARIABLE}"
     )
+
+
+def _folder(name: str) -> Path | None:
+    """Returns the folder of a benchmark; None if this may be the name of a module."""
+    if os.sep in name:
+        folder = Path(name).resolve()
+        if not (folder / f"{folder.name}.py").is_file():
+            raise ParameterError(f"{name} is not a benchmark: it has no {folder.name}.py")
+        return folder
+    found = (base / name for base in search_path() if (base / name / f"{name}.py").is_file())
+    return next(found, None)
 
 
 def list_benchmarks() -> list[str]:
@@ -424,7 +437,7 @@ def search_path() -> list[Path]:
     named = os.environ.get(SEARCH_PATH_VARIABLE, "")
     beside_package = Path(__file__).resolve().parent.parent / "benchmarks"
     listed = [Path(folder) for folder in named.split(os.pathsep) if folder]
-    return [*listed, Path.cwd() / "benchmarks", beside_package]
+    return [*listed, beside_package]
 
 
 def _benchmark_in(folder: Path) -> Benchmark:

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_to_end
-from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.distributed.launch_environment import (
+    launcher_variable,
+    module_command,
+    without_terminal,
+)
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
@@ -86,7 +90,7 @@ class Job:
 
 def launch(worker: str, num_ranks: int, directory: str) -> Launch:
     """Returns the command that starts the ranks of the job in a directory."""
-    return on_this_machine(num_ranks, [sys.executable, "-m", worker, directory])
+    return on_this_machine(num_ranks, [*module_command(worker), directory])
 
 
 def run(job: Job, num_ranks: int) -> list[Any]:
@@ -105,7 +109,7 @@ def run(job: Job, num_ranks: int) -> list[Any]:
         output = directory / "output.log"
         command = launch(job.worker, num_ranks, name).command
         with output.open("wb") as file:
-            code, _ = run_to_end(command, os.environ, file, grace_s=GRACE_S)
+            code, _ = run_to_end(command, without_terminal(os.environ), file, grace_s=GRACE_S)
         if code:
             raise _failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
         outcomes: list[Any] = pickle.loads((directory / OUTCOMES_FILE).read_bytes())

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from candle_p1.distributed.launch_environment import module_command
 from candle_p1.instrument.usage import memory_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class MemorySampler:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            module_command(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -147,7 +147,7 @@ def _benchmarks() -> Finding:
         "benchmarks",
         ", ".join(found) or "none",
         None if found else f"none in {looked_in}",
-        "start in a checkout, or set CANDLE_BENCHMARKS_PATH",
+        "set CANDLE_BENCHMARKS_PATH to the directory benchmarks of a checkout",
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 import psutil
+
+from candle_p1.distributed.launch_environment import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ def run_to_end(
     Returns:
         Its exit code, negative for a signal, and whether it reached the limit.
     """
-    guard = [sys.executable, "-m", "candle_p1.cluster.process_group_guard", str(os.getpid())]
+    guard = [*module_command("candle_p1.cluster.process_group_guard"), str(os.getpid())]
     this = psutil.Process()
     others = this.children()
     start = time.monotonic()

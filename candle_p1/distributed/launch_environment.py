@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import SetupError
+from candle_p1.text import WIDTH_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -234,6 +236,30 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
         depth=number(launcher.depth),
         node=next((environ[name] for name in launcher.node if name in environ), platform.node()),
     )
+
+
+def module_command(module: str) -> list[str]:
+    """Returns the command that executes a module of this package.
+
+    Unlike ``python -m``, it imports nothing from the working directory, which may hold anything.
+    """
+    has_option = sys.version_info >= (3, 11)
+    if has_option:
+        return [sys.executable, "-P", "-m", module]
+    program = (
+        "import sys; del sys.path[0]; import runpy;"
+        " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", program, module]
+
+
+def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a process whose output goes to a file that programs read."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in (TERMINAL_VARIABLE, WIDTH_VARIABLE)
+    }
 
 
 def terminal() -> str | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from candle_p1.distributed import job_guard
-from candle_p1.distributed.launch_environment import terminal
+from candle_p1.distributed.launch_environment import module_command, terminal
 from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE, WELCOME
 from candle_p1.errors import EXIT_CODE, DistributedError
 
@@ -254,7 +254,7 @@ def _start_server(
     """
     token = secrets.token_hex(16)
     one_node = comm.num_nodes == 1
-    command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server"]
+    command = module_command("candle_p1.distributed.watchdog_server")
     command += ["--bind", "127.0.0.1" if one_node else "0.0.0.0"]
     command += ["--num-ranks", str(comm.size), "--record", str(record.resolve())]
     command += ["--starter", str(os.getpid())]

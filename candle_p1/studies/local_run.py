@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import Launch, on_this_machine
 from candle_p1.cluster.process import Interrupted, run_to_end
-from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
+from candle_p1.distributed.launch_environment import without_terminal
 from candle_p1.errors import SetupError
 from candle_p1.records.record import (
     RECORD_NAME,
@@ -88,11 +88,10 @@ def execute_run(run: PlannedRun, tick: Callable[[float], None]) -> RunState:
         output = log.open("wb")
     except OSError as error:
         raise SetupError(f"cannot write {log}: {error.strerror}") from error
-    # The output goes to the log, not to the terminal.
-    variables = {name: value for name, value in os.environ.items() if name != TERMINAL_VARIABLE}
+    variables = without_terminal(os.environ) | run.variables
     try:
         with output:
-            code, is_late = run_to_end(command, variables | run.variables, output, limit_s, tick)
+            code, is_late = run_to_end(command, variables, output, limit_s, tick)
     except Interrupted:
         complete_record(run, directory, command, code=0, is_late=False, interrupted=True)
         raise

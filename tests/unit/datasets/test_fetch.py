@@ -521,7 +521,7 @@ def test_an_external_benchmark_is_fetched_from_its_own_url(fake, execute):
     assert (fake / "a.csv").read_bytes() == CONTENT
     assert (fake / "b.csv").read_bytes() == OTHER
     assert "downloading a.csv, 1.0 MiB" in output
-    assert output.splitlines()[-1] == f"train on them: candle-p1 run fake -- --data_dir {fake}"
+    assert output.splitlines()[-1] == f"train on them: candle-p1 run fake --data_dir {fake}"
     code, output = execute(command("data", "fetch", "fake"))
     assert output.count("was there already") == 2
 
