@@ -128,7 +128,7 @@ class _Before(NamedTuple):
 
     num_rows: int  # that end there
     num_bytes: int  # of the line that continues in the block
-    is_blank: bool  # whether these bytes are only white space, if any
+    is_blank: bool  # whether these bytes are only spaces and tabs, if any
 
 
 class _Problem(NamedTuple):

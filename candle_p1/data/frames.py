@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.source import open_together, unreadable
+from candle_p1.data.source import is_blank, open_together, unreadable
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, SetupError
@@ -42,6 +42,10 @@ SAMPLE_BYTES = 1 << 22
 """The size of dask's sample, which must contain some whole rows."""
 
 
+BOOLEANS = b"TtFf"
+"""The first letters of what pandas, if told that a column has numbers, takes for 1 and 0."""
+
+
 class Part(NamedTuple):
     """Some rows: float32 numbers, shape (rows, columns of numbers); text, by column."""
 
@@ -60,11 +64,12 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
         with open_together(path, SerialCommunicator()) as source:
             head = source.read_head(layout)
             with part("read"):
-                plain = source.is_plain()
+                plain = source.is_plain(head, layout, BOOLEANS if method == "dask" else b"")
         expected = None if plain else read_together(path, layout)
         with part("parse"):  # libraries read while they parse
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about mixed types in a column: an error below
+                warnings.filterwarnings("error", "Length of header")  # a row is longer
                 parts = list(FRAME_READERS[method](path, layout, head))
             table = _join(parts, head, layout)
     except ImportError as error:
@@ -82,7 +87,10 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
     if table.values.shape[1] + len(table.text) != head.num_columns or _looks_wrong(table, layout):
         expected = read_together(path, layout)  # raises an error that names the field
     if expected and not _is_same(table, expected):
-        raise DataError(f"loader {method} reads other values than the loader parallel", path)
+        raise DataError(
+            f"loader {method} does not read the values that the file has: choose another --loader",
+            path,
+        )
     return table
 
 
@@ -118,11 +126,7 @@ def _dask(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     names: Sequence[str | int] = head.names or range(head.num_columns)
     types = {name: str if name in layout.text_columns else np.float64 for name in names}
     lazy = dask.dataframe.read_csv(path, **options | {"dtype": types}, sample=SAMPLE_BYTES)
-    frame = lazy.compute()
-    index = frame.index.to_numpy()  # numbers the rows of each partition
-    if index.dtype.kind == "i" and np.all((np.diff(index) == 1) | (index[1:] == 0)):
-        frame = frame.reset_index(drop=True)
-    yield _part(frame, layout)
+    yield _part(lazy.compute(), layout)
 
 
 def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
@@ -142,8 +146,11 @@ def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
         csv.ConvertOptions(column_types=types, null_values=list(layout.missing)),
     )
     numbers = np.empty((table.num_rows, len(names) - len(layout.text_columns)), np.float32)
+    num_missing = 0
     for i, name in enumerate(name for name in names if name not in layout.text_columns):
         numbers[:, i] = table.column(name).to_numpy()
+        num_missing += table.column(name).null_count
+    _check_missing(numbers, num_missing)
     yield Part(numbers, {name: table.column(name).to_pylist() for name in layout.text_columns})
 
 
@@ -161,7 +168,10 @@ def _polars(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
         skip_lines=head.num_blank,
     )
     text = {name: frame.get_column(name).to_list() for name in layout.text_columns}
-    yield Part(frame.drop(*layout.text_columns).to_numpy().astype(np.float32), text)
+    frame = frame.drop(*layout.text_columns)
+    numbers = frame.to_numpy().astype(np.float32)
+    _check_missing(numbers, sum(frame.null_count().row(0)) if frame.width else 0)
+    yield Part(numbers, text)
 
 
 FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
@@ -175,7 +185,11 @@ FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
 
 
 def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
-    options: dict[str, Any] = {"header": 0 if layout.header else None, "compression": None}
+    options: dict[str, Any] = {
+        "header": 0 if layout.header else None,
+        "compression": None,
+        "index_col": False,  # otherwise, if rows are longer than the header, their names
+    }
     if layout.separator != ",":
         options["sep"] = layout.separator
     if layout.text_columns:
@@ -187,15 +201,17 @@ def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
 
 def _part(frame: pd.DataFrame, layout: CsvLayout) -> Part:
     """Returns a frame's values; raises ValueError if a column is not of the expected kind."""
-    import pandas as pd
-
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas used the first column as row names
-        raise ValueError("rows have more fields than the header")
     text = {name: frame.pop(name) for name in layout.text_columns}
     if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
         raise ValueError("a column has values that are not numbers")
     with np.errstate(over="ignore"):  # becomes infinite, which is an error later
         return Part(frame.to_numpy(dtype=np.float32), text)
+
+
+def _check_missing(numbers: NDArray[np.float32], num_missing: int) -> None:
+    """Raises ValueError if some fields are not missing but NaN, which the libraries accept."""
+    if np.count_nonzero(np.isnan(numbers)) != num_missing:
+        raise ValueError("a field is not a number")
 
 
 def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
@@ -205,8 +221,10 @@ def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
     for name in layout.text_columns:
         values = [pd.Series(part.text[name], dtype=object) for part in parts]
         codes, distinct = pd.factorize(pd.concat(values), sort=True)
-        if (codes < 0).any() or "" in distinct:
+        if (codes < 0).any() or not {"", *layout.missing}.isdisjoint(distinct):
             raise ValueError(f"a field of {name} is missing")
+        if head.num_columns == 1 and any(is_blank(value.encode(), "\n") for value in distinct):
+            raise ValueError("a line is blank")
         text[name] = TextColumn([str(value) for value in distinct], codes.astype(np.int32))
     numbers = [part.numbers for part in parts]
     matrix = np.ascontiguousarray(numbers[0] if len(numbers) == 1 else np.concatenate(numbers))

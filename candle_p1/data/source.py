@@ -25,7 +25,6 @@ HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
 SCAN_BYTES = 1 << 18
 """How much is searched at a time: small enough to stay in the processor's cache."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-WHITE_SPACE = " \t\v\f"
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -102,6 +101,8 @@ class Source:
         for name in layout.text_columns:
             if name not in fields:
                 raise DataError(f"the header has no column {name!r}", path, number)
+            if fields.count(name) > 1:
+                raise DataError(f"the header has several columns {name!r}", path, number)
         if len(fields) != (layout.num_columns or len(fields)):
             raise wrong_width(len(fields), layout.num_columns, path, number)
         return Head(fields, len(fields), start + len(line) + 1, number - 1)
@@ -109,7 +110,7 @@ class Source:
     def _first_line(self, separator: str) -> tuple[int, bytes | None]:
         """Returns where the first line that is not blank begins, and its bytes; keeps the prefix.
 
-        A line is blank if it has only white space, as for the parser; None if all lines are.
+        A line is blank if it has only spaces and tabs; None if all lines are.
         """
         text, start, searched = bytearray(), 0, 0
         while True:
@@ -144,22 +145,24 @@ class Source:
                 raise self._changed()
             done += num
 
-    def is_plain(self) -> bool:
-        """Returns whether the file has no quote, no NUL and no carriage return within a line.
+    def is_plain(self, head: Head, layout: CsvLayout, also: bytes = b"") -> bool:
+        """Returns whether all libraries read the rows in the same way.
 
-        Parsers of different libraries do not agree on what these mean.
+        They do not if there are quotes, NUL, a carriage return within a line, a separator at the
+        end of the file, or one of the bytes in `also`.
         """
+        unusual = [byte.to_bytes() for byte in b'"\0' + also]
         with mmap.mmap(self.file, self.num_bytes, access=mmap.ACCESS_READ) as content:
-            for start in range(0, self.num_bytes, SCAN_BYTES):
+            for start in range(head.first_byte, self.num_bytes, SCAN_BYTES):
                 stop = start + SCAN_BYTES
                 block = content[start : stop + 1]  # with what follows a last carriage return
-                if b'"' in block or b"\0" in block:
+                if any(byte in block for byte in unusual):
                     return False
                 if b"\r" in block:
                     at_end = stop >= self.num_bytes and block.endswith(b"\r")
                     if block.count(b"\r", 0, SCAN_BYTES) - at_end != block.count(b"\r\n"):
                         return False
-        return True
+            return content[-1:] != layout.separator.encode()
 
     def check(self) -> None:
         """Raises DataError if the file has changed since it was opened."""
@@ -185,9 +188,9 @@ class Source:
 
 
 def is_blank(line: bytes, separator: str) -> bool:
-    """Returns whether a line, with or without its end, has only white space, as the parser does."""
+    """Returns whether a line, with or without its end, has only spaces and tabs."""
     content = line.removesuffix(b"\n").removesuffix(b"\r")
-    return not content.strip(WHITE_SPACE.replace(separator, "").encode())
+    return not content.strip(b" \t".replace(separator.encode(), b""))
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

@@ -119,7 +119,7 @@ Reference read_plainly(const std::string& text, const Layout& layout) {
     const std::string line = text.substr(start, end - start);
     bool blank = true;
     const bool returns = !line.empty() && line.back() == '\r';
-    for (const char c : line.substr(0, line.size() - returns)) blank = blank && csvkernel::is_space(c) && c != layout.separator;
+    for (const char c : line.substr(0, line.size() - returns)) blank = blank && (c == ' ' || c == '\t') && c != layout.separator;
     if (!blank) {
       ++read.num_lines;
       bool fits = read.fits;

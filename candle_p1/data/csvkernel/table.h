@@ -116,9 +116,9 @@ inline const char* after_line(const char* p, const char* stop) {
   return found ? static_cast<const char*>(found) + 1 : stop;
 }
 
-// Whether a line has only white space; such lines are skipped.
+// Whether a line has only spaces and tabs; such lines are skipped.
 inline bool is_blank(const char* p, const char* stop, char separator) {
-  while (p < stop && *p != separator && is_space(*p)) ++p;
+  while (p < stop && *p != separator && (*p == ' ' || *p == '\t')) ++p;
   if (p < stop && *p == '\r') ++p;
   return p == stop || *p == '\n';
 }
@@ -285,7 +285,7 @@ class Parser {
         problem.field = content.substr(0, 200);
       }
       if (!whole) {  // fields after an unclosed quote cannot be counted
-        problem.num_fields = layout_.is_text.size();
+        problem.num_fields = std::max(problem.num_fields, layout_.is_text.size());
         break;
       }
     }
