@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +12,18 @@ from candle_p1.data.reader import FileSet
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.distributed import devices, horovod
 from candle_p1.distributed.comm import Attempt
-from candle_p1.errors import ParameterError
+from candle_p1.errors import ParameterError, SetupError
 from candle_p1.models import fast
 from candle_p1.models.optimizers import (
     DTYPE_POLICIES,
     default_learning_rate,
     make_optimizer,
 )
+from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.scaling import ScalingPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.parameters.parameter_set import ParameterSet
+
+FLOAT_BYTES = 4
 
 
 def locate_files(
@@ -119,12 +124,17 @@ def build_model(
     """Builds and compiles the model, with the same weights on all ranks that have the same seed.
 
     The log, if there is one, records the gradients' allreduces.
+
+    Raises:
+        CandleError: The model does not fit into memory.
     """
     import keras
 
+    _check_size(params, comm)
     keras.backend.clear_session()
     keras.utils.set_random_seed(params["rng_seed"])
-    model = benchmark.build_model(params, data)
+    with explained_memory_errors():
+        model = benchmark.build_model(params, data)
     horovod.seed_ranks(model, params["rng_seed"], comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate)
     # XLA does not support Horovod's operations, and is slower on a CPU. JAX always uses XLA.
@@ -136,5 +146,33 @@ def build_model(
         jit_compile="auto" if xla else False,
         auto_scale_loss=False,
     )
-    model.optimizer.build(model.trainable_variables)
+    with explained_memory_errors():
+        model.optimizer.build(model.trainable_variables)
     return model
+
+
+@contextmanager
+def explained_memory_errors() -> Iterator[None]:
+    """Raises SetupError where NumPy or TensorFlow runs out of memory."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+            raise
+        raise SetupError(
+            f"there is not enough memory for the model and a batch: {str(error).splitlines()[0]}."
+            " Use smaller layers or batches, or fewer ranks on a node"
+        ) from error
+
+
+def _check_size(params: ParameterSet, comm: Communicator) -> None:
+    """Raises ParameterError if the weights between two dense layers exceed the node's memory."""
+    limit = memory_limit_bytes()
+    for inputs, units in pairwise(params["dense"] or ()):
+        num_bytes = comm.local_size * inputs * units * FLOAT_BYTES
+        if num_bytes > limit:
+            raise ParameterError(
+                f"dense {params['dense']} ({params.origin('dense')}): the weights between"
+                f" {inputs:,} and {units:,} units would take {num_bytes / 2**30:,.0f} GiB on each"
+                f" node, which has {limit / 2**30:,.0f}; use smaller layers"
+            )
