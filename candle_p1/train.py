@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed import horovod, job_guard
@@ -24,7 +25,7 @@ from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
 from candle_p1.models import fast
-from candle_p1.models.evaluation import Trained
+from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
 from candle_p1.records.record import finite
@@ -35,6 +36,7 @@ from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.training.setup import (
     build_model,
     check_passes,
+    explained_memory_errors,
     locate_files,
     make_plan,
     set_up_device,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.timeline import Timeline
     from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
+    from candle_p1.records.types import Failure
 
 
 def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
@@ -60,15 +63,25 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
 
     Returns:
         The ``keras.callbacks.History``, with the metrics over all ranks; the same on every rank.
+        A driver that tries learning rates finds there, too, that a loss is not a number, which the
+        record calls a failure unless allow_nan is set.
 
     Raises:
         CandleError: Something the user can fix; the same on every rank unless only one rank failed.
     """
     comm = connect()
-    return _run(benchmark, Attempt(partial(benchmark.bind, parameters)).agree(comm), comm)
+    params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
+    return _run(benchmark, params, comm).history
 
 
-def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
+class _Outcome(NamedTuple):
+    """What a run returns: the history; and if it failed although it has trained, why."""
+
+    history: Any
+    failure: Failure | None
+
+
+def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Outcome:
     """Trains a benchmark with bound parameters; see `run`."""
     _check_same_parameters(params, comm)
     Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before loading, which takes minutes
@@ -119,7 +132,11 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
         with phases("evaluate"):
             trained = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
-        log.finish(quality)
+        lost = comm.broadcast(find_nan(history.history, quality))
+        for problem in lost:
+            this.screen.warn(problem.reason)
+        failure = lost[0] if lost and not params["allow_nan"] else None
+        log.finish(quality, is_success=failure is None)
 
         with phases("report"):
             load_s = comm.gather(reader.load_s)
@@ -158,11 +175,17 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> Any:
             **unknown_efficiency(allreduces, comm),
             **({"timeline": timeline.describe(this.start)} if timeline else {}),
             environment=environment.capture(),
-            warnings=device.warnings,
+            warnings=[
+                *params.warnings,
+                *device.warnings,
+                *plan.warnings,
+                *(problem.reason for problem in lost),
+            ],
+            **({"failure": failure} if failure else {}),
         )
         if comm.rank == 0:
             this.screen.show_result(this.record, this.record_path)
-    return history
+    return _Outcome(history, failure)
 
 
 class Script:
@@ -195,7 +218,8 @@ class Script:
 def main(benchmark: Benchmark) -> None:
     """Runs a benchmark from the command line; the body of every benchmark script.
 
-    Exits with 2 after an error that the user can fix, which rank 0 prints for all ranks.
+    Exits with 2 after an error that the user can fix, which rank 0 prints for all ranks, and if a
+    loss is not a number.
     """
     # Python's own handler would wait until the main thread returns from MPI, which may be never.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -213,7 +237,12 @@ def main(benchmark: Benchmark) -> None:
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
         with quiet:
             params = Attempt(benchmark.read_parameters)
-        _run(benchmark, params.agree(comm), comm)
+        failure = _run(benchmark, params.agree(comm), comm).failure
+        if failure is not None:
+            raise CandleError(
+                f"{failure.reason}: lower the learning rate, check the data, or accept it by"
+                " --allow_nan True"
+            ).on_all_ranks()
     except CandleError as error:
         if error.agreed:
             if comm.rank == 0:
@@ -361,8 +390,10 @@ def _train(
         if allreduces:
             allreduces.count_step()
 
-    def log_epoch(epoch: int, logs: dict[str, float]) -> None:
+    def end_epoch(epoch: int, logs: dict[str, float]) -> None:
         log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)
+        if not params["allow_nan"] and not isfinite(logs.get("loss", 0)):  # the same on every rank
+            model.stop_training = True
 
     callbacks = [
         timer,
@@ -372,7 +403,7 @@ def _train(
         ),
         EpochMetrics(comm),
         validation,
-        keras.callbacks.LambdaCallback(on_epoch_end=log_epoch),
+        keras.callbacks.LambdaCallback(on_epoch_end=end_epoch),
     ]
     if params["tensorboard"] and comm.rank == 0:  # before callbacks that change the rate
         callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
@@ -396,13 +427,14 @@ def _train(
             callbacks.append(step_trace.StepTracer(this.directory / step_trace.DIRECTORY))
 
     try:
-        history = model.fit(
-            for_fit(batches),
-            epochs=plan.epochs_per_rank,
-            shuffle=False,
-            verbose=0,
-            callbacks=callbacks,
-        )
+        with explained_memory_errors():
+            history = model.fit(
+                for_fit(batches),
+                epochs=plan.epochs_per_rank,
+                shuffle=False,
+                verbose=0,
+                callbacks=callbacks,
+            )
     finally:
         this.screen.end_training()
 
@@ -428,6 +460,8 @@ def _train(
         training["traced"] = True
     if limit and limit.reached:
         training["stopped"] = f"timeout of {params['timeout']} s"
+    elif len(epochs) < plan.epochs_per_rank and epochs[-1].metrics.get("loss", 0) is None:
+        training["stopped"] = "the loss was not a number"
     elif early_stop.stopped_epoch:
         training["stopped"] = (
             f"early_stop: the validation loss did not fall for {params['patience']} epochs"

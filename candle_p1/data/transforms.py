@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 ROWS_AT_A_TIME = 64  # bounds the temporaries of reductions to a few rows
 
 
-def scale_features(scaling: str, *matrices: Matrix, fit_to: Sequence[Matrix] | None = None) -> None:
+def scale_features(
+    scaling: str | None, *matrices: Matrix, fit_to: Sequence[Matrix] | None = None
+) -> None:
     """Scales the columns of all matrices in place, fitted to all of them together.
 
     Args:
         scaling: "maxabs" (to [-1, 1] by the largest absolute value), "minmax" (to [0, 1]), "std"
-            (to mean 0 and standard deviation 1) or "none". Constant columns are not divided.
+            (to mean 0 and standard deviation 1), or "none" or None. Constant columns are not
+            divided.
         matrices: float32, shapes (rows, columns) with the same columns.
         fit_to: The matrices to fit to instead; they may be views of the others.
 
     Raises:
         ParameterError: No such scaling.
     """
-    if scaling == "none":
+    if scaling in (None, "none"):
         return
     if scaling not in SCALINGS:
         raise ParameterError(f"unknown scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")

@@ -117,17 +117,21 @@ class RunLog:
         values = {name: logs[f"val_{name}"] for name in TARGETS if f"val_{name}" in logs}
         self._add_evaluation(end_s - validation_s, end_s, values, "validation")
 
-    def finish(self, quality: Mapping[str, Mapping[str, float | None]]) -> None:
+    def finish(
+        self, quality: Mapping[str, Mapping[str, float | None]], *, is_success: bool = True
+    ) -> None:
         """Logs the evaluation, which is the phase "evaluate", and the end of the run.
 
         Args:
             quality: The metrics of the test set, as in the record; may be empty.
+            is_success: Whether the run did not fail.
         """
         begin_s, end_s = self._interval("evaluate")
         values = {name: quality[name]["value"] for name in TARGETS if name in quality}
         if quality:
             self._add_evaluation(begin_s, end_s, values, "test")
-        self._write(STOP, "run_stop", end_s, status="success", epoch_num=self._epoch_num)
+        status = "success" if is_success else "aborted"
+        self._write(STOP, "run_stop", end_s, status=status, epoch_num=self._epoch_num)
         self._is_running = False
 
     def _add_evaluation(

@@ -14,9 +14,10 @@ import numpy as np
 from candle_p1.data.samples import join_batches
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.records.record import finite
+from candle_p1.records.types import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from candle_p1.data.samples import DataSet, Samples
@@ -35,6 +36,27 @@ def compare_with_naive(values: Mapping[str, float], naive: Mapping[str, float]) 
         name: {"value": finite(value)} | ({"naive": finite(naive[name])} if name in naive else {})
         for name, value in values.items()
     }
+
+
+def find_nan(history: Mapping[str, Sequence[float]], quality: Quality) -> list[Failure]:
+    """Returns which losses are not numbers, or infinite, as failures of the run.
+
+    Args:
+        history: Loss and metrics of every epoch, by name.
+        quality: Those of the test.
+    """
+    found = []
+    for name, what in (("loss", "training"), ("val_loss", "validation")):
+        epochs = [
+            i for i, value in enumerate(history.get(name, ()), start=1) if finite(value) is None
+        ]
+        if epochs:
+            reason = f"the {what} loss of epoch {epochs[0]} is not a number"
+            found.append(Failure(reason=reason, rank=None, phase="train"))
+    if "loss" in quality and quality["loss"]["value"] is None:
+        reason = "the test loss is not a number"
+        found.append(Failure(reason=reason, rank=None, phase="evaluate"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -307,6 +307,13 @@ _DATA_PARALLEL = _group(
     Parameter(
         "backward_passes_per_step", int, 1, "batches whose gradients are summed per step", minimum=1
     ),
+    Parameter(
+        "allow_nan",
+        bool,
+        False,
+        "only warn if a loss is not a number, which otherwise stops training and fails the run",
+        role=Role.LOGGING,
+    ),
     Parameter("deterministic", bool, True, "make runs with equal seed and ranks bit-identical"),
 )
 

@@ -106,7 +106,9 @@ class Run:
         return directory
 
     def finish(self, rank_facts: RankFacts, *, logged: bool, **sections: Any) -> None:
-        """Gathers what every rank measured and writes the record as ok; collective.
+        """Gathers what every rank measured and writes the record; collective.
+
+        It is ok unless there is a failure among the sections.
 
         Args:
             rank_facts: What the record says about this rank.
@@ -130,7 +132,7 @@ class Run:
             return
         write_profiles(self.directory, [measured.profile for measured in gathered])
         measured = {
-            "status": "ok",
+            "status": "failed" if "failure" in sections else "ok",
             "ended": utc_now(),
             "ranks": [each.facts for each in gathered],
             "phases": summarize_phases(

@@ -1,0 +1,153 @@
+"""What programs that start many runs depend on: CANDLE Supervisor's calls, losses that are lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.records import read_record
+
+pytestmark = pytest.mark.extended
+
+SUPERVISOR = Path(__file__).parent / "supervisor.py"
+TINY = ROOT / "tests/files/tiny"
+TINY_SCRIPT = TINY / "tiny_baseline_keras2.py"
+
+
+@pytest.fixture
+def supervise(execute, monkeypatch, tmp_path):
+    """Runs a benchmark as Supervisor does; returns its directory and the exit code with output."""
+
+    def supervise(folder, overlay, value, *before, directory="instance"):
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.setenv("MODEL_NAME", folder.name)
+        monkeypatch.setenv("EXPID", "X001")
+        monkeypatch.setenv("MODEL_RETURN", value)
+        argv = [json.dumps(overlay), tmp_path / directory, "keras", "7", "3600"]
+        return tmp_path / directory, *execute([*(before or [sys.executable, SUPERVISOR]), *argv])
+
+    return supervise
+
+
+def test_supervisor_runs_p1b1(supervise, benchmark_folders):
+    overlay = {
+        "id": "set 7",
+        "config_file": "p1b1_perf_bench_model.txt",
+        "use_landmark_genes": 0,
+        "dense": "32 16",
+        "epochs": 2,
+        "warmup_lr": 1,
+        "residual": 0,
+        "timeout": 3600,
+        "clr_flag": False,
+        "cp": 1,
+        "ckpt_restart_mode": "off",
+    }
+    directory, code, output = supervise(benchmark_folders / "p1b1", overlay, "val_corr")
+    assert code == 0, output
+    history = json.loads((directory / "history.txt").read_text())
+    assert float((directory / "result.txt").read_text()) == history["val_corr"][-1]
+    assert {"loss", "val_loss", "corr", "val_corr"} <= set(history)
+    assert not (directory / "stop.marker").exists()
+    record = read_record(directory / "output/p1b1/X001/7/run.json")
+    assert record["status"] == "ok"
+    values = {name: each["value"] for name, each in record["parameters"].items()}
+    assert (values["dense"], values["timeout"]) == ([32, 16], 3600)
+    assert (values["use_landmark_genes"], values["warmup_lr"]) == (False, True)
+    assert record["plan"]["warmup_epochs"] == 5
+    assert record["plan"]["epochs_per_rank"] == 2
+    told = {warning.split()[0] for warning in record["warnings"]}
+    assert told == {"clr_flag", "cp", "ckpt_restart_mode", "the"}  # the warm-up is cut short
+
+
+def test_supervisor_gets_the_history_of_a_run_whose_loss_is_lost(supervise):
+    overlay = {"spoil": "train", "epochs": 4}
+    directory, code, output = supervise(TINY, overlay, "val_loss")
+    assert code == 0, output
+    history = json.loads((directory / "history.txt").read_text())
+    assert all(map(math.isnan, history["val_loss"]))
+    assert float((directory / "result.txt").read_text()) == 999999999
+    assert (directory / "stop.marker").exists()
+    assert read_record(directory / "output/tiny/X001/7/run.json")["status"] == "failed"
+
+
+@pytest.mark.parallel
+def test_what_a_rank_of_another_program_starts_can_run_alone(supervise, mpirun, monkeypatch):
+    monkeypatch.setenv("CANDLE_P1_SINGLE_PROCESS", "1")
+    before = mpirun(2, SUPERVISOR, "--from-mpi")
+    directory, code, output = supervise(TINY, {"epochs": 2}, "val_loss", *before)
+    assert code == 0, output
+    for rank in ("0", "1"):
+        record = read_record(directory / rank / "output/tiny/X001/7/run.json")
+        assert (record["status"], record["num_ranks"]) == ("ok", 1)
+        assert record["launcher"] == "none"
+
+
+@pytest.mark.parallel
+def test_a_loss_that_is_not_a_number_fails_the_run_on_all_ranks(execute, mpirun, tmp_path):
+    flags = ["--spoil", "train", "--data_parallel", "batch_step", "--output_dir", tmp_path]
+    code, output = execute(mpirun(2, TINY_SCRIPT, *flags))
+    print(output)
+    assert code == 2
+    assert output.count("error: ") == 1
+    assert "--allow_nan" in output
+    record = read_record(tmp_path / "EXP000/RUN000/run.json")
+    assert (record["status"], record["num_ranks"]) == ("failed", 2)
+    assert record["failure"]["phase"] == "train"
+    assert record["failure"]["rank"] is None
+    assert record["failure"]["reason"] in record["warnings"]
+    assert len(record["training"]["epochs"]) == 1
+    assert record["training"]["stopped"]
+    assert set(record["phases"]) >= {"load", "train", "evaluate", "report"}
+
+
+def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
+    monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(TINY.parent))
+    directory = train_all(
+        1,
+        {
+            "fine": "tiny",
+            "validation": "tiny --spoil validation",
+            "test": "tiny --spoil test",
+            "infinite": "tiny --spoil infinite",
+            "allowed": "tiny --spoil train --allow_nan True",
+        },
+    )
+    records = {path.parent.name: read_record(path) for path in directory.glob("*/run.json")}
+    ends = {
+        name: (record["status"], record.get("failure", {}).get("phase"), len(record["warnings"]))
+        for name, record in records.items()
+    }
+    assert ends == {
+        "fine": ("ok", None, 0),
+        "validation": ("failed", "train", 1),
+        "test": ("failed", "evaluate", 1),
+        "infinite": ("failed", "train", 3),
+        "allowed": ("ok", None, 3),
+    }
+    epochs = {name: len(record["training"]["epochs"]) for name, record in records.items()}
+    assert epochs == {"fine": 4, "validation": 4, "test": 4, "infinite": 1, "allowed": 4}
+    assert records["fine"]["data"]["scaling"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "part"),
+    [
+        ("p1b2", "--dense 1000000 1000000", "GiB"),
+        ("p1b1", "--latent_dim 1000000000", "latent_dim"),
+        ("nt3", "--classes 1000000000", "classes"),
+    ],
+)
+def test_networks_that_no_memory_can_hold_are_refused(
+    execute, benchmark_folders, tmp_path, name, flags, part
+):
+    script = benchmark_folders / name / f"{name}_baseline_keras2.py"
+    code, output = execute([sys.executable, script, *flags.split(), "--epochs", "1"])
+    assert code == 2, output
+    assert part in output.splitlines()[-1]
+    assert "Traceback" not in output
