@@ -2,7 +2,8 @@
 
 A benchmark is a folder ``<name>/`` anywhere, with a module ``<name>.py`` that defines a Benchmark
 object called BENCHMARK, a parameter file ``<name>_default_model.txt`` and a script
-``<name>_baseline_keras2.py``.
+``<name>_baseline_keras2.py``. What its author needs can be imported from here, except for functions
+on tables that ranks share (`candle_p1.data.transforms`) and plots (`candle_p1.figures`).
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
-from candle_p1.data.samples import DataSet, Samples
+from candle_p1.data.reader import Reader
+from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
 from candle_p1.data.source import check_regular
+from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
-from candle_p1.datasets.synthetic import SIZES
+from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.horovod import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.optimizers import DTYPE_POLICIES
+from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.parameters.catalog import PARAMETERS
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
-from candle_p1.parameters.parameter_set import EditableParameters
+from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 from candle_p1.scaling import (
     BATCH_SCALINGS,
     DATA_PARALLEL_LEVELS,
@@ -46,19 +50,31 @@ from candle_p1.scaling import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from candle_p1.data.reader import Reader
-    from candle_p1.datasets.synthetic import SyntheticRecipe
-    from candle_p1.parameters.parameter_set import ParameterSet, Settings
+    from candle_p1.parameters.parameter_set import Settings
 
 __all__ = [
+    "SCALINGS",
     "Benchmark",
+    "Chained",
+    "Computed",
+    "ConfusionScore",
+    "CsvLayout",
+    "DataError",
     "DataSet",
     "JobSize",
     "PaperRuns",
     "Parameter",
+    "ParameterError",
+    "ParameterSet",
     "Quality",
+    "Reader",
+    "RegressionScore",
     "Role",
     "Samples",
+    "Selected",
+    "Several",
+    "SyntheticFile",
+    "SyntheticRecipe",
     "Trained",
     "compare_with_naive",
     "find_benchmark",
@@ -162,11 +178,19 @@ class Benchmark(ABC):
         return list(self.files)
 
     def loss(self, params: ParameterSet) -> Any:
-        """Returns the loss to compile the model with: the name of a Keras loss, or a function."""
+        """Returns the loss to compile the model with: the name of a Keras loss, or a function.
+
+        For several outputs it may be a dictionary by output; a single loss holds for all of them.
+        None is for a model whose training step computes its loss.
+        """
         return params["loss"]
 
-    def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the metrics to compile the model with; new objects at each call."""
+    def metrics(self, params: ParameterSet) -> Any:
+        """Returns the metrics to compile the model with, a list; new objects at each call.
+
+        For several outputs it may be a dictionary of lists by output; names in a list hold for all
+        of them.
+        """
         return [params["metrics"]]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
@@ -369,7 +393,8 @@ class Benchmark(ABC):
         for path in candidates:
             with suppress(OSError):  # the name is too long
                 if path.exists():
-                    check_regular(path)
+                    if not path.is_dir():  # of the files of a role
+                        check_regular(path)
                     return path
         raise DataError(
             f"no such file: neither {' nor '.join(map(str, candidates))} exists. Download it with"

@@ -148,3 +148,15 @@ def _fill(reserved: Path, data: bytes) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return reserved
+
+
+def files_at(path: Path, pattern: str = "*") -> list[Path]:
+    """Returns the files of a directory that match, by name, without hidden ones.
+
+    If the path leads to anything else than a directory, it is returned itself.
+    """
+    if not path.is_dir():
+        return [path]
+    return sorted(
+        each for each in path.glob(pattern) if each.is_file() and not each.name.startswith(".")
+    )

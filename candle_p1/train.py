@@ -341,6 +341,8 @@ def _loss_name(loss: Any) -> str:
     """Returns the name of a loss, or the names of the losses of several outputs."""
     if isinstance(loss, str):
         return loss
+    if loss is None:
+        return "computed by the model"
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}: {_loss_name(each)}" for output, each in loss.items())
     if isinstance(loss, list | tuple):

@@ -227,13 +227,12 @@ class P1b1(Benchmark):
         test, num_steps = data.test, params["test_steps"]
         num_features = np.shape(test.y[0:0])[1]
         values = {"loss": trained.metrics(test, num_steps)["loss"]}
-        values |= trained.score(test, RegressionScore(num_features), num_steps).result()
-        naive = _score_of_mean_profile(data, num_features)
+        score = trained.score(test, RegressionScore(num_features), num_steps)
+        naive = score.of_constant(trained.mean_target(data.train))
         model = trained.model
         encoder = keras.Model(model.inputs, model.get_layer(latent_layer(params)).output)
-        encoded = trained.predict(test, num_steps, encoder)
-        if encoded is not None:
-            latent = encoded[1]
+        latent = trained.apply(encoder, test, num_steps)
+        if latent is not None:
             save_latent_space(
                 trained.directory,
                 latent,
@@ -243,7 +242,7 @@ class P1b1(Benchmark):
                 use_tsne=params["tsne"],
                 seed=params["rng_seed"],
             )
-        return compare_with_naive(values, naive)
+        return compare_with_naive(values | score.result(), naive.result())
 
 
 BENCHMARK = P1b1()
@@ -256,14 +255,3 @@ def _landmark_names(path: Path) -> set[str]:
         if LANDMARK_COLUMN not in (table.fieldnames or ()):
             raise DataError(f"the header has no column {LANDMARK_COLUMN!r}", path, 1)
         return {row[LANDMARK_COLUMN] for row in table if row[LANDMARK_COLUMN]}
-
-
-def _score_of_mean_profile(data: P1b1Data, num_features: int) -> dict[str, float]:
-    total, num_cases, step = np.zeros(num_features), len(data.train), 256
-    for start in range(0, num_cases, step):
-        total += data.train.y[start : start + step].sum(axis=0, dtype=np.float64)
-    score = RegressionScore(num_features)
-    for start in range(0, len(data.test), step):
-        y = data.test.y[start : start + step]
-        score.update(y, np.broadcast_to(total / num_cases, y.shape))
-    return score.result()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.files import write_atomically
+from candle_p1.files import files_at, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MANIFEST_NAME = "synthetic.json"
@@ -59,9 +61,31 @@ class Manifest:
 
 
 def synthetic_facts(path: Path) -> dict[str, Any] | None:
-    """Returns the size and SHA-256 of a synthetic file; None for any other file.
+    """Returns the size and SHA-256 of a synthetic file or directory; None for any other.
 
-    The file counts as synthetic even if the rest of its data set is gone.
+    The file counts as synthetic even if the rest of its data set is gone, and a directory if any of
+    its files is synthetic; its SHA-256 is None if not all of them are.
     """
     manifest = Manifest.read(path.parent)
-    return manifest.files.get(path.name) if manifest and manifest.matches(path.name) else None
+    if manifest is None:
+        return None
+    if not path.is_dir():
+        return manifest.files.get(path.name) if manifest.matches(path.name) else None
+    found = {each.name: f"{path.name}/{each.name}" for each in files_at(path)}
+    made = {each: manifest.files[name] for each, name in found.items() if manifest.matches(name)}
+    if not made:
+        return None
+    digests = {each: facts["sha256"] for each, facts in made.items()}
+    return {
+        "bytes": sum(facts["bytes"] for facts in made.values()),
+        "sha256": sha256_of_all(digests) if made.keys() == found.keys() else None,
+    }
+
+
+def sha256_of_all(digests: Mapping[str, str]) -> str:
+    """Returns the SHA-256 of a directory, that of what ``sha256sum *`` prints in it.
+
+    `digests` are those of its files, by name.
+    """
+    lines = (f"{digests[name]}  {name}\n" for name in sorted(digests))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

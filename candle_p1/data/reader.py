@@ -18,14 +18,14 @@ import numpy as np
 from candle_p1.data.cache import GIB, CacheSettings
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.directory import data_directory
-from candle_p1.data.manifest import synthetic_facts
+from candle_p1.data.manifest import sha256_of_all, synthetic_facts
 from candle_p1.data.shared import sharers
 from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
-from candle_p1.files import write_atomically
+from candle_p1.files import files_at, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,12 +50,13 @@ class FileSet:
     """The files of a run.
 
     Attributes:
-        paths: The paths, by role, such as "train" and "test".
-        sha256: The SHA-256 of each generated file, by role, from its manifest.
+        paths: The paths of files, or of directories of files, by role, such as "train" and "test".
+        sha256: The SHA-256 of what was generated, by role, from its manifest; None if it is not
+            known.
     """
 
     paths: Mapping[str, Path]
-    sha256: Mapping[str, str]
+    sha256: Mapping[str, str | None]
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> FileSet:
@@ -114,21 +115,48 @@ class Reader:
         Raises:
             DataError: The file cannot be read, or has not the content that the function expects.
         """
-        path, start = self.files.paths[role], time.perf_counter()
-        check_regular(path)
-        try:
-            content = read(path)
-        except DataError:
-            raise
-        except UNREADABLE as error:
-            raise DataError(f"the file cannot be read: {error}", path) from error
+        (content,) = self._load(role, [self.files.paths[role]], read)
+        return content
+
+    def load_each(
+        self, role: str, read: Callable[[Path], Content], pattern: str = "*"
+    ) -> list[Content]:
+        """Returns what a function makes of each file of the directory with a role.
+
+        The files are those that match the pattern, in the order of their names. Otherwise like
+        `load`.
+
+        Raises:
+            DataError: The path is not a directory, or no file in it matches; or see `load`.
+        """
+        directory = self.files.paths[role]
+        if not directory.is_dir():
+            raise DataError(f"not a directory of files {pattern}", directory)
+        paths = files_at(directory, pattern)
+        if not paths:
+            raise DataError(f"the directory has no files {pattern}", directory)
+        return self._load(role, paths, read)
+
+    def _load(
+        self, role: str, paths: Sequence[Path], read: Callable[[Path], Content]
+    ) -> list[Content]:
+        start, contents = time.perf_counter(), []
+        for path in paths:
+            check_regular(path)
+            try:
+                contents.append(read(path))
+            except DataError:
+                raise
+            except UNREADABLE as error:
+                raise DataError(f"the file cannot be read: {error}", path) from error
         self.load_s[role] = time.perf_counter() - start
-        arrays = list(_arrays_in(content))
+        arrays = list(_arrays_in(contents))
         self.matrix_bytes += sum(array.nbytes for array in arrays)
         if arrays:
             self._arrays[role] = arrays
+        if arrays and len(paths) == 1:
             self._shapes[role] = (len(np.atleast_1d(arrays[0])), None)
-        return content
+        return contents
 
     def digest(self) -> None:
         """Computes the digests of the values; must be called before they are scaled; collective."""
@@ -151,11 +179,13 @@ class Reader:
         """
         described = {}
         for role, path in self.files.paths.items():
+            files = files_at(path)
             num_rows, num_columns = self._shapes.get(role, (None, None))
             described[role] = {
                 "path": str(path),
-                "file_bytes": path.stat().st_size,
-                "sha256": self.files.sha256.get(role) or file_sha256(path),
+                "num_files": len(files) if path.is_dir() else None,
+                "file_bytes": sum(each.stat().st_size for each in files),
+                "sha256": self.files.sha256.get(role) or _sha256(path),
                 "num_rows": num_rows,
                 "num_columns": num_columns,
                 "values_sha256": self.digests.get(role),
@@ -188,6 +218,13 @@ def loading(
         directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
     )
     return Loading(params["loader"], comm, num_threads, cache, notify)
+
+
+def _sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, or of a directory."""
+    if path.is_dir():
+        return sha256_of_all({each.name: file_sha256(each) for each in files_at(path)})
+    return file_sha256(path)
 
 
 def file_sha256(path: Path) -> str:

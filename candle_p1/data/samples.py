@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,6 +51,51 @@ class Several:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """Rows that are computed from others batch by batch, so that they never exist as a whole.
+
+    Attributes:
+        rows: The rows to compute from.
+        compute: Returns the rows of a batch from those of `rows`.
+    """
+
+    rows: Rows
+    compute: Callable[[Any], Any]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: Any) -> Any:
+        return self.compute(self.rows[which])
+
+
+class Chained:
+    """The rows of several arrays, one array after the other, as if they were one.
+
+    Args:
+        parts: Arrays with rows of the same shape and dtype; they may be mapped into memory.
+    """
+
+    def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, which: Any) -> NDArray[Any]:
+        which = np.arange(*which.indices(len(self))) if isinstance(which, slice) else which
+        which = np.where(which < 0, which + len(self), which)
+        first = self._parts[0]
+        batch = np.empty((len(which), *first.shape[1:]), first.dtype)
+        numbers = np.searchsorted(self._ends, which, side="right")
+        for number in np.unique(numbers):
+            here, part = numbers == number, self._parts[number]
+            batch[here] = part[which[here] - (self._ends[number] - len(part))]
+        return batch
+
+
+@dataclass(frozen=True)
 class Selected:
     """A selection of rows, in any order.
 
@@ -75,7 +120,7 @@ class Samples:
 
     Attributes:
         x: The features, in the form the model takes.
-        y: The targets, in the form the loss takes.
+        y: The targets, in the form the loss takes; `x` itself if they are the features.
     """
 
     x: Rows
@@ -86,19 +131,21 @@ class Samples:
 
     def __getitem__(self, which: Any) -> tuple[Any, Any]:
         """Returns the batch (x, y) for an int64 array of indices, or for a slice."""
-        return self.x[which], self.y[which]
+        x = self.x[which]
+        return x, x if self.y is self.x else self.y[which]
 
     @property
     def x_shape(self) -> tuple[int, ...]:
         """The shape of one sample's features, for a model with one input."""
-        return tuple(self.x[0:0].shape[1:])
+        return tuple(self.x[0:1].shape[1:])
 
     def first(self, num_samples: int) -> Samples:
         """Returns the first samples; 0 means all."""
         if not 0 < num_samples < len(self):
             return self
         indices = np.arange(num_samples)
-        return Samples(Selected(self.x, indices), Selected(self.y, indices))
+        x = Selected(self.x, indices)
+        return Samples(x, x if self.y is self.x else Selected(self.y, indices))
 
 
 @dataclass

@@ -8,6 +8,7 @@ from candle_p1.data.directory import data_directory
 from candle_p1.data.manifest import Manifest, synthetic_facts
 from candle_p1.datasets.registry import expected_file
 from candle_p1.datasets.storing import partial_path
+from candle_p1.files import files_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
-    """Returns what is known about a benchmark's file in a directory.
+    """Returns what is known about a benchmark's file, or directory of files, in a directory.
 
     Returns:
         name: CANDLE's name for it.
@@ -31,7 +32,8 @@ def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
         DataError: The directory's record of downloads cannot be read.
     """
     path, partial = directory / name, partial_path(directory, name)
-    file_bytes = path.stat().st_size if path.is_file() else None
+    exists = path.is_file() or path.is_dir()
+    file_bytes = sum(each.stat().st_size for each in files_at(path)) if exists else None
     expected, made = expected_file(benchmark, name, directory), synthetic_facts(path)
     state = "absent" if file_bytes is None else "real"
     sha256, source = None, None

@@ -25,7 +25,7 @@ LOCK_NAME = ".lock"
 
 def partial_path(directory: Path, name: str) -> Path:
     """Returns where the bytes of a file are collected before it gets its name."""
-    return directory / f".{name}.partial"
+    return directory / f".{name.replace('/', '.')}.partial"
 
 
 @contextmanager

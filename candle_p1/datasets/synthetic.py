@@ -42,7 +42,8 @@ class SyntheticFile:
     """One file of a data set.
 
     Attributes:
-        name: Its name in the data set's directory.
+        name: Its name in the data set's directory, or, if it is one of several files with the same
+            role, "<the role's directory>/<name>".
         num_bytes_estimate: Its approximate size, for a progress bar.
         blocks: Its content.
     """
@@ -59,7 +60,7 @@ class SyntheticRecipe(ABC):
         name: The benchmark's name.
         version: Must be increased when the same seed gives different bytes.
         sizes: The sizes it can make.
-        roles: The files' names, by role.
+        roles: The names of the files, or of directories of files, by role.
     """
 
     name: ClassVar[str]
@@ -150,6 +151,7 @@ def _write_all(
     try:
         facts = {file.name: _write(file, partial[file.name], progress) for file in files}
         for name, path in partial.items():
+            (directory / name).parent.mkdir(exist_ok=True)
             path.replace(directory / name)
     finally:
         for path in partial.values():

@@ -38,13 +38,23 @@ def evaluate_shared(model: Any, batches: Any, comm: Communicator) -> dict[str, f
             model.evaluate(batches, verbose=0)
     else:
         # model.evaluate makes a tf.data.Dataset in every call, slower than a small share itself.
+        if model.test_function is None:
+            model.test_function = _make_test_function(model)
         for step in range(len(batches)):
-            x, y = batches[step]
-            if step == 0:
-                model.test_on_batch(x, y)  # builds the metrics; resets them
-            else:
-                model.test_function(iter([(x, y, None)]))  # like test_on_batch, without a reset
+            model.test_function(iter([batches[step]]))
     return reduce_metrics(model, comm)
+
+
+def _make_test_function(model: Any) -> Any:
+    """Returns a step of evaluation that Keras can use too; it takes an iterator of batches.
+
+    Keras's own is traced for batches of any size after the second size. Then it no longer knows how
+    many samples a batch has, and counts it as one in the losses of several outputs.
+    """
+    import tensorflow as tf
+
+    step = tf.function(model.test_step, jit_compile=bool(model.jit_compile) or None)
+    return lambda batches: step(next(batches))
 
 
 class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]

@@ -15,10 +15,13 @@ from candle_p1.data.samples import join_batches
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.records.record import finite
 from candle_p1.records.types import Failure
+from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from candle_p1.data.samples import DataSet, Samples
     from candle_p1.distributed.comm import Communicator
@@ -97,30 +100,58 @@ class Trained:
 
         return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
-    def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
+    def score(
+        self,
+        samples: Samples,
+        score: AnyScore,
+        max_steps: int = 0,
+        *,
+        output: str | int | None = None,
+    ) -> AnyScore:
         """Returns the score of the predictions for the samples, those of all ranks together.
 
-        The score is updated with the targets and the predictions of each batch.
+        The score is updated with the targets and the predictions of each batch. `output` selects
+        one of several outputs: its name if the model returns a dictionary, else its number.
         """
         for y, predicted in self._predictions(samples, max_steps, self.model):
+            if output is not None:
+                y, predicted = y[output], predicted[output]
             score.update(y, predicted)
         score.sums = self.comm.allreduce_sum(score.sums)
         return score
 
-    def predict(
-        self, samples: Samples, max_steps: int = 0, model: Any = None
-    ) -> tuple[Any, Any] | None:
+    def predict(self, samples: Samples, max_steps: int = 0) -> tuple[Any, Any] | None:
         """Returns targets and predictions of all samples, in order, on rank 0; None elsewhere.
 
         For small outputs only, because rank 0 gathers all of them. Both are arrays or, with several
         outputs, structured as the targets of a batch and the model's outputs are.
         """
-        mine = list(self._predictions(samples, max_steps, model or self.model))
+        mine = list(self._predictions(samples, max_steps, self.model))
         everyone = self.comm.gather(mine)
         if everyone is None:
             return None
         batches = [batch for part in everyone for batch in part]
         return join_batches([y for y, _ in batches]), join_batches([p for _, p in batches])
+
+    def apply(self, model: Any, samples: Samples, max_steps: int = 0) -> Any:
+        """Returns what a part of the model, such as its encoder, returns for all samples.
+
+        They are in order, on rank 0, which gathers them; None elsewhere.
+        """
+        mine = [predicted for _, predicted in self._predictions(samples, max_steps, model)]
+        everyone = self.comm.gather(mine)
+        if everyone is None:
+            return None
+        return join_batches([batch for part in everyone for batch in part])
+
+    def mean_target(self, samples: Samples) -> NDArray[np.float64]:
+        """Returns the mean target of the samples: what a naive regression always predicts."""
+        start, stop = share_bounds(len(samples), self.comm.rank, self.comm.size)
+        total = np.zeros(np.shape(samples.y[0:1])[1:] or 1)
+        for first in range(start, stop, self.params["batch_size"]):
+            targets = samples.y[first : min(first + self.params["batch_size"], stop)]
+            total += targets.sum(axis=0, dtype=np.float64)
+        return self.comm.allreduce_sum(total) / len(samples)
 
     def _predictions(
         self, samples: Samples, max_steps: int, model: Any

@@ -13,6 +13,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+CONSTANT = 1e-12
+"""Values whose variance is a smaller share of their mean square differ by rounding only."""
+
 
 class RegressionScore:
     """Mean squared error, coefficient of determination and correlation of predicted values.
@@ -41,19 +44,32 @@ class RegressionScore:
         error = predicted - true
         self.sums[6] += np.einsum("so,so->o", error, error)
 
+    def of_constant(self, predicted: Any) -> RegressionScore:
+        """Returns the score, over the same samples, of always predicting these values.
+
+        `predicted` has the shape of the targets of one sample.
+        """
+        score = RegressionScore(self.sums.shape[1])
+        num_samples, true, _, true2, *_ = self.sums
+        p = np.asarray(predicted, np.float64).reshape(-1)
+        p2, tp = num_samples * p**2, true * p
+        score.sums[:] = num_samples, true, num_samples * p, true2, p2, tp, true2 - 2 * tp + p2
+        return score
+
     def result(self) -> dict[str, float]:
         """Returns mse, r2 and correlation."""
         num_samples, true, _, true2, _, _, error2 = self.sums
         if not num_samples[0]:
             return {"mse": np.nan, "r2": np.nan, "correlation": np.nan}
         total = true2 - true**2 / num_samples
-        constant = total <= 1e-12 * true2
+        constant = total <= CONSTANT * true2
         ratio = np.divide(error2, total, out=np.zeros_like(total), where=~constant)
         r2 = np.where(constant, error2 == 0, 1 - ratio)
         n, t, p, t2, p2, tp, e2 = self.sums.sum(axis=1)
-        variances = (t2 / n - (t / n) ** 2) * (p2 / n - (p / n) ** 2)
+        variances = t2 / n - (t / n) ** 2, p2 / n - (p / n) ** 2
+        vary = variances[0] * n > CONSTANT * t2 and variances[1] * n > CONSTANT * p2
         covariance = tp / n - t / n * p / n
-        correlation = covariance / np.sqrt(variances) if variances > 0 else np.nan
+        correlation = covariance / np.sqrt(np.prod(variances)) if vary else np.nan
         return {"mse": float(e2 / n), "r2": float(r2.mean()), "correlation": float(correlation)}
 
 
@@ -68,8 +84,23 @@ class ConfusionScore:
         self.sums = np.zeros((num_classes, num_classes), np.int64)
 
     def update(self, y_true: Any, y_pred: Any) -> None:
-        """Adds a batch; both shapes (samples, classes); the largest entry is the class."""
-        np.add.at(self.sums, (np.argmax(y_true, axis=1), np.argmax(y_pred, axis=1)), 1)
+        """Adds a batch.
+
+        Args:
+            y_true: The number of each sample's class, shape (samples,) or (samples, 1); or shape
+                (samples, classes), where the largest entry marks the class.
+            y_pred: Shape (samples, classes); the largest entry marks the predicted class.
+        """
+        true = np.asarray(y_true)
+        one_hot = true.ndim > 1 and true.shape[1] > 1
+        classes = np.argmax(true, axis=1) if one_hot else true.reshape(-1).astype(np.int64)
+        np.add.at(self.sums, (classes, np.argmax(y_pred, axis=1)), 1)
+
+    def of_constant(self, predicted: int) -> ConfusionScore:
+        """Returns the score, over the same samples, of always predicting this class."""
+        score = ConfusionScore(len(self.sums))
+        score.sums[:, predicted] = self.sums.sum(axis=1)
+        return score
 
     def result(self) -> dict[str, float]:
         """Returns accuracy and macro_f1, the mean over classes of the F1 score."""

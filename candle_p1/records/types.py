@@ -79,12 +79,13 @@ class RankFacts(Section):
 
 
 class FileFacts(Section):
-    """A data file.
+    """A data file, or a directory of data files.
 
     Attributes:
         path: The path from which it was read.
-        file_bytes: Its size.
-        sha256: The SHA-256 of its bytes.
+        num_files: The number of files, if it is a directory.
+        file_bytes: Its size, or that of all its files.
+        sha256: The SHA-256 of its bytes; of a directory, that of what ``sha256sum *`` prints in it.
         num_rows: The number of rows of its table.
         num_columns: The number of columns of its table.
         values_sha256: The SHA-256 of the float32 matrix as read, in row order, before any scaling,
@@ -93,6 +94,7 @@ class FileFacts(Section):
     """
 
     path: str
+    num_files: Count | None = None
     file_bytes: Count
     sha256: str | None = None
     num_rows: Count | None = None

@@ -23,6 +23,7 @@ A study file is TOML. Unknown keys, and entries that contradict each other, are 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,7 +150,8 @@ class Study(StudyEntries):
         path: Its file.
         title: The question it answers.
         shows: The parts of the paper it reproduces or belongs to, such as "Figure 6".
-        benchmark: The benchmarks to train, as `find_benchmark` takes them.
+        benchmark: The benchmarks to train, as `find_benchmark` takes them; in the file, the path of
+            a folder is relative to the file's own.
         seed: Seed of the order of the runs.
         sizes: Its sizes by name; the first one is the default.
     """
@@ -217,7 +219,14 @@ def read_study(path: Path) -> Study:
             type, or contradicts another one.
     """
     study = validate(Study, read_toml(path) | {"path": path}, path)
+    study.benchmark[:] = [_beside(path, name) for name in study.benchmark]
     return study.model_copy(update={"sizes": {name: _size(study, name) for name in study.sizes}})
+
+
+def _beside(path: Path, benchmark: str) -> str:
+    """Returns a benchmark as `find_benchmark` takes it; its path is relative to the study file."""
+    is_path = os.sep in benchmark or benchmark in (os.curdir, os.pardir)
+    return str((path.parent / benchmark).resolve()) if is_path else benchmark
 
 
 def _size(study: Study, name: str) -> Size:

@@ -151,7 +151,12 @@ class Screen:
         """Prints the metrics of an epoch, counted from 0."""
         self._epoch, self._last_line = epoch + 1, time.monotonic()
         names = sorted(
-            metrics, key=lambda name: (name.startswith("val_"), not name.endswith("loss"))
+            metrics,
+            key=lambda name: (
+                name.startswith("val_"),
+                not name.endswith("loss"),
+                name.removeprefix("val_") != "loss",  # before the losses of several outputs
+            ),
         )
         shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
         self.say(f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  {shown}")

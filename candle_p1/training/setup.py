@@ -135,6 +135,8 @@ def build_model(
     keras.utils.set_random_seed(params["rng_seed"])
     with explained_memory_errors():
         model = benchmark.build_model(params, data)
+        if not model.built:  # a subclass of keras.Model makes its weights when it is first called
+            model(data.train.x[0:1])
     horovod.seed_ranks(model, params["rng_seed"], comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate)
     # XLA does not support Horovod's operations, and is slower on a CPU. JAX always uses XLA.
@@ -142,13 +144,23 @@ def build_model(
     model.compile(
         optimizer=horovod.distribute_optimizer(optimizer, comm, params["compression"], log),
         loss=benchmark.loss(params),
-        metrics=benchmark.metrics(params),
+        metrics=_for_every_output(benchmark.metrics(params), model),
         jit_compile="auto" if xla else False,
         auto_scale_loss=False,
     )
     with explained_memory_errors():
         model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _for_every_output(metrics: Any, model: Any) -> Any:
+    """Returns the metrics as Keras takes them; a list of names holds for every output."""
+    several = len(getattr(model, "output_names", [])) > 1
+    if not several or isinstance(metrics, dict) or not all(isinstance(m, str) for m in metrics):
+        return metrics
+    if isinstance(model.output, dict):
+        return {name: list(metrics) for name in model.output}
+    return [list(metrics) for _ in model.output]
 
 
 @contextmanager

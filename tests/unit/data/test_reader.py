@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import numpy as np
 import pytest
 
 from candle_p1.data.reader import FileSet, Reader
+from candle_p1.datasets.status import file_status
+from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, make
 from candle_p1.errors import DataError
 
 
@@ -79,3 +82,75 @@ def test_a_pipe_is_refused_and_not_waited_for(reader):
     os.mkfifo(path)
     with pytest.raises(DataError, match="a pipe"):
         reader.load("npy", np.load)
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "data"))
+    directory = tmp_path / "frames"
+    directory.mkdir()
+    for i in (10, 2, 1):
+        np.save(directory / f"{i:02}.npy", np.full(i, i))
+    (directory / "notes.txt").write_text("not an array")
+    (directory / ".hidden.npy").write_text("not an array")
+    return directory
+
+
+def test_a_role_may_have_many_files(directory):
+    reader = Reader(FileSet.of({"train": directory}))
+    loaded = reader.load_each("train", np.load, "*.npy")
+    assert [array.tolist() for array in loaded] == [[1], [2, 2], [10] * 10]
+    reader.digest()
+    assert len(reader.digests["train"]) == 64
+    (facts,) = reader.describe().values()
+    assert facts["num_files"] == 4
+    assert facts["file_bytes"] == sum(path.stat().st_size for path in directory.glob("[!.]*"))
+    printed = subprocess.run(
+        "LC_ALL=C sha256sum * | sha256sum",
+        cwd=directory,
+        shell=True,
+        capture_output=True,
+        check=True,
+    )
+    assert printed.stdout.decode().split()[0] == facts["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("role", "pattern", "named"),
+    [("file", "*", "01.npy"), ("train", "*.npz", "frames"), ("train", "*", "notes.txt")],
+)
+def test_what_is_wrong_in_a_directory_is_named(directory, role, pattern, named):
+    reader = Reader(FileSet.of({"train": directory, "file": directory / "01.npy"}))
+    with pytest.raises(DataError) as caught:
+        reader.load_each(role, np.load, pattern)
+    assert caught.value.path.endswith(named)
+
+
+class ManyFiles(SyntheticRecipe):
+    name = "many"
+    version = 1
+    roles = {"train": "frames", "test": "test.bin"}  # noqa: RUF012
+
+    def files(self, size, seed):
+        names = ["frames/a.bin", "frames/b.bin", "test.bin"]
+        return [SyntheticFile(name, 1, iter([name.encode()])) for name in names]
+
+
+def test_a_directory_of_synthetic_files_is_known_to_be_synthetic(tmp_path, monkeypatch):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "data"))
+    made = make(ManyFiles(), "small", tmp_path / "made", 1)
+    frames = made.directory / "frames"
+    files = FileSet.of({"train": frames})
+    assert files.synthetic
+    reader = Reader(files)
+    (facts,) = reader.describe().values()
+    assert reader.load_each("train", lambda path: path.name) == ["a.bin", "b.bin"]
+    status = file_status("many", "frames", made.directory)
+    assert (status["state"], status["file_bytes"]) == ("synthetic", facts["file_bytes"])
+    assert status["sha256"] == facts["sha256"]
+    (frames / "c.bin").write_bytes(b"added")
+    with_more = FileSet.of({"train": frames})
+    assert with_more.synthetic
+    assert Reader(with_more).describe()["train"]["sha256"] != facts["sha256"]
+    (frames / "a.bin").unlink()
+    assert not made.whole

@@ -62,3 +62,26 @@ def test_classification_scores_equal_those_of_scikit_learn(pairs, cut):
 def test_scores_without_predictions_are_nan():
     for score in (RegressionScore(2), ConfusionScore(2)):
         assert np.isnan(next(iter(score.result().values())))
+
+
+@given(tables, st.integers(0, 12))
+def test_a_constant_prediction_is_scored_without_predicting(table, cut):
+    y_true, y_pred = (values.astype(np.float64) for values in table)
+    constant = y_pred[0]
+    score = in_two_parts(lambda: RegressionScore(y_true.shape[1]), y_true, y_pred, cut)
+    expected = RegressionScore(y_true.shape[1])
+    expected.update(y_true, np.broadcast_to(constant, y_true.shape))
+    np.testing.assert_allclose(score.of_constant(constant).sums, expected.sums, atol=1e-9)
+
+
+def test_classes_are_given_as_numbers_or_one_hot():
+    labels, predicted = np.array([0, 2, 2, 1]), np.eye(3)[[0, 2, 1, 1]]
+    of_forms = []
+    for true in (labels, labels.astype(np.float32), labels[:, np.newaxis], np.eye(3)[labels]):
+        score = ConfusionScore(3)
+        score.update(true, predicted)
+        of_forms.append(score.sums.tolist())
+    assert of_forms == [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]] * 4
+    constant = score.of_constant(2)
+    assert constant.sums.tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 2]]
+    assert constant.result()["accuracy"] == 0.5

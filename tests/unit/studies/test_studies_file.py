@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from candle_p1.errors import ParameterError
@@ -122,6 +124,22 @@ def test_a_wrong_file_is_refused_with_its_name_and_key(read, tmp_path, old, new,
     assert message.startswith(f"{tmp_path}/mine.toml: ")
     assert all(key in message for key in keys)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        (".", "{here}"),
+        ("./nt3", "{here}/nt3"),
+        ("../nt3", "{here}/../nt3"),
+        ("/a/b", "/a/b"),
+        ("nt3", "nt3"),
+        ("package.module", "package.module"),
+    ],
+)
+def test_the_path_of_a_benchmark_is_relative_to_the_file(read, tmp_path, named, found):
+    (benchmark,) = read(STUDY.replace('"nt3"', f'"{named}"')).benchmark
+    assert benchmark == os.path.normpath(found.format(here=tmp_path))
 
 
 def test_studies_are_found_by_name_and_by_path(tmp_path):

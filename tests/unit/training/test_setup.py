@@ -1,0 +1,99 @@
+"""Models as they are compiled for a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from candle_p1.benchmark import DataSet, Samples, Several, find_benchmark
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import ParameterError
+from candle_p1.models.optimizers import check_names
+from candle_p1.parameters.parameter import Parameter
+from candle_p1.train import _loss_name
+from candle_p1.training.setup import build_model
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+NT3 = find_benchmark("nt3")
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+LABELS = np.arange(6) % 2
+LOSSES = ("mine", "categorical_crossentropy")
+
+
+def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentropy"):
+    class Own(type(NT3)):
+        def build_model(self, params, data):
+            return model
+
+        def loss(self, params):
+            return loss
+
+        def metrics(self, params):
+            return metrics if isinstance(metrics, dict) else list(metrics)
+
+    samples = Samples(X, y)
+    data = DataSet(samples, samples, samples)
+    params, device = NT3.read_parameters([]), SimpleNamespace(is_gpu=False)
+    plan = SimpleNamespace(learning_rate=0.1)
+    return build_model(Own(), params, data, plan, device, SerialCommunicator())
+
+
+def two_outputs(form):
+    inputs = keras.Input((2,))
+    outputs = {name: keras.layers.Dense(2, "softmax", name=name)(inputs) for name in "ab"}
+    return keras.Model(inputs, outputs if form is dict else list(outputs.values()))
+
+
+@pytest.mark.parametrize("form", [dict, tuple])
+@pytest.mark.parametrize("metrics", [("accuracy",), {"a": ["accuracy"], "b": ["accuracy"]}])
+def test_metrics_hold_for_every_output(form, metrics):
+    parts = {"a": LABELS, "b": LABELS}
+    y = Several(parts if form is dict else tuple(parts.values()))
+    model = build(two_outputs(form), y, metrics=metrics)
+    found = model.test_on_batch(*Samples(X, y)[slice(0, 6)], return_dict=True)
+    assert set(found) == {"loss", "a_loss", "b_loss", "a_accuracy", "b_accuracy"}
+
+
+def test_a_model_that_is_a_class_gets_its_weights():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = build(Own(), LABELS)
+    assert model.count_params() == 6
+    assert model.optimizer.built
+
+
+def test_a_loss_with_choices_may_be_the_benchmarks_own():
+    class Own(type(NT3)):
+        folder = NT3.folder
+        parameters = (*NT3.parameters, Parameter("loss", str, None, "…", choices=LOSSES))
+
+    flags = ["--loss", "mine"]
+    check_names(Own().read_parameters(flags))
+    with pytest.raises(ParameterError, match="loss"):
+        check_names(NT3.read_parameters(flags))
+
+
+def cubes(y_true, y_pred):
+    return y_pred**3
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        ("mse", "mse"),
+        (cubes, "cubes"),
+        (None, "computed by the model"),
+        ({"a": "mse", "b": cubes}, "a: mse, b: cubes"),
+    ],
+)
+def test_every_loss_has_a_name(loss, name):
+    assert _loss_name(loss) == name
