@@ -1,0 +1,115 @@
+"""Models with a training step of their own, and with several outputs, on several ranks."""
+
+from __future__ import annotations
+
+import sys
+
+import keras
+import numpy as np
+from harness import run_checks
+
+from candle_p1.benchmark import Samples, Several
+from candle_p1.data.batches import EvaluationBatches
+from candle_p1.distributed.callbacks import evaluate_shared
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.horovod import distribute_optimizer, seed_ranks
+from tests.conftest import ROOT
+
+sys.path.append(str(ROOT / "examples/p2b1"))
+
+NUM_INPUTS, BATCH, STEPS = 6, 4, 5
+
+
+def autoencoder(optimizer, noise=0.0):
+    """The network of examples/p2b1, whose training step is its own."""
+    from p2b1_model import build_autoencoder
+
+    keras.utils.set_random_seed(7)
+    model = build_autoencoder(NUM_INPUTS, [5, 2], "elu", noise, penalty=0.01)
+    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False)
+    return model
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def batches(comm):
+    """The batches of every rank: shape (steps, ranks, batch, inputs)."""
+    shape = (STEPS, comm.size, BATCH, NUM_INPUTS)
+    return np.random.default_rng(3).normal(size=shape).astype(np.float32)
+
+
+def train(model, steps):
+    x = np.concatenate(steps)
+    model.fit(x, x, batch_size=len(steps[0]), shuffle=False, verbose=0)
+    return np.concatenate([weight.numpy().ravel() for weight in model.trainable_weights])
+
+
+def an_own_step_trains_like_one_process(comm):
+    of_ranks = batches(comm)
+    mine = train(autoencoder(distribute_optimizer(sgd(), comm)), of_ranks[:, comm.rank])
+    whole = train(autoencoder(sgd()), of_ranks.reshape(STEPS, -1, NUM_INPUTS))
+    alone = train(autoencoder(sgd()), of_ranks[:, comm.rank])
+    assert len({weights.tobytes() for weights in comm.allgather(mine)}) == 1
+    np.testing.assert_allclose(mine, whole, rtol=1e-4, atol=1e-6)
+    assert np.abs(alone - whole).max() > 1e-3, "the comparison would not notice missing averages"
+
+
+def ranks_draw_noise_of_their_own_and_stay_equal(comm):
+    model = autoencoder(distribute_optimizer(sgd(), comm), noise=0.3)
+    seed_ranks(model, 7, comm.rank)
+    states = comm.allgather(model.random.state.numpy().tolist())
+    assert len({str(state) for state in states}) == comm.size
+    weights = comm.allgather(train(model, batches(comm)[:, comm.rank]))
+    assert len({each.tobytes() for each in weights}) == 1
+
+
+def an_own_step_is_evaluated_like_in_one_process(comm):
+    x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]  # shares of unequal size
+    model = autoencoder("sgd")
+    error = np.square(model(x).numpy() - x).mean()
+    shared = evaluate_shared(model, EvaluationBatches(Samples(x, x), 3, comm), comm)
+    assert set(shared) == {"loss", "mse", "size"}
+    np.testing.assert_allclose(shared["mse"], error, rtol=1e-5)
+
+
+def losses_of_several_outputs_count_samples(comm):
+    """Batches and shares have unequal sizes, and the first batch the largest losses."""
+    inputs = keras.Input((NUM_INPUTS,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs)
+    model.compile(loss="mse", metrics={"a": ["mae"]}, jit_compile=False)
+    x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]
+    y = np.arange(7, 0, -1, dtype=np.float32)[:, np.newaxis] ** 2
+    samples = Samples(x, Several({"a": y, "b": 2 * y}))
+    predicted = model.predict_on_batch(x)
+    expected = {
+        "a_loss": np.square(predicted["a"] - y).mean(),
+        "b_loss": np.square(predicted["b"] - 2 * y).mean(),
+        "a_mae": np.abs(predicted["a"] - y).mean(),
+    }
+    for ranks in (comm, SerialCommunicator()):
+        found = evaluate_shared(model, EvaluationBatches(samples, 3, ranks), ranks)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
+def the_mean_target_is_that_of_all_samples(comm):
+    from candle_p1.models.evaluation import Trained
+
+    y = np.random.default_rng(1).normal(size=(7, 2, 3))
+    for targets in (y, y[:, 0, 0]):
+        trained = Trained(None, None, {"batch_size": 2}, comm, None, synthetic=True)  # type: ignore[arg-type]
+        mean = trained.mean_target(Samples(targets, targets))
+        np.testing.assert_allclose(np.squeeze(mean), targets.mean(axis=0), rtol=1e-12)
+
+
+if __name__ == "__main__":
+    run_checks(
+        an_own_step_trains_like_one_process,
+        ranks_draw_noise_of_their_own_and_stay_equal,
+        an_own_step_is_evaluated_like_in_one_process,
+        losses_of_several_outputs_count_samples,
+        the_mean_target_is_that_of_all_samples,
+    )
