@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
+import json
 import os
 import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk, a used-up quota and a limit on the size of files."""
@@ -160,3 +163,29 @@ def files_at(path: Path, pattern: str = "*") -> list[Path]:
     return sorted(
         each for each in path.glob(pattern) if each.is_file() and not each.name.startswith(".")
     )
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        OSError: It cannot be read, or is not a regular file.
+        ValueError: It is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(read_regular_bytes(path))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def content_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

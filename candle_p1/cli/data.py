@@ -81,10 +81,30 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     default=4,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many attempts in a row, after the first, may fail without downloading anything.",
+    help="How many attempts in a row, after the first, may fail or bring too little.",
+)
+@click.option(
+    "--min_rate",
+    "min_kib_per_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0, max=MIB),
+    help="An attempt is given up if it brings less than this, in KiB/s, over a minute.",
+)
+@click.option(
+    "--unpack_limit",
+    "unpack_limit_gib",
+    type=click.FloatRange(min=0, max=MIB, min_open=True),
+    help="The size, in GiB, that the files of an archive may have together; by default 1 GiB or, if"
+    " that is more, 100 times the size of the archive.",
 )
 def fetch_command(
-    benchmark: str, directory: Path | None, data_url: str | None, num_retries: int
+    benchmark: str,
+    directory: Path | None,
+    data_url: str | None,
+    num_retries: int,
+    min_kib_per_s: float,
+    unpack_limit_gib: float | None,
 ) -> None:
     """Download BENCHMARK's published files, or resume an interrupted download.
 
@@ -111,6 +131,8 @@ def fetch_command(
             progress=progress,
             notify=screen.warn,
             num_retries=num_retries,
+            min_kib_per_s=min_kib_per_s,
+            unpack_limit_bytes=int(unpack_limit_gib * 2**30) if unpack_limit_gib else None,
         )
     for file in files:
         origin = f"downloaded from {file.source}" if file.source else "was there already"

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.files import files_at, write_atomically
+from candle_p1.files import files_at, read_json, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,20 +33,23 @@ class Manifest:
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
         """Returns a directory's manifest; None if it is missing or cannot be read."""
-        path = directory / MANIFEST_NAME
-        if not path.is_file():  # reading a pipe would never end
-            return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(directory, dict(content["made_of"]), dict(content["files"]))
+            content = read_json(directory / MANIFEST_NAME)
+            manifest = cls(directory, dict(content["made_of"]), dict(content["files"]))
+            made_of, files = manifest.made_of, manifest.files.values()
+            types = [type(made_of[key]) for key in ("name", "size", "seed", "version")]
+            is_sound = types == [str, str, int, int] and all(
+                (type(facts["bytes"]), type(facts["sha256"])) == (int, str) for facts in files
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        return manifest if is_sound else None
 
     def matches(self, name: str) -> bool:
         """Returns whether a file exists and still has the size it was made with."""
         try:
             return bool((self.directory / name).stat().st_size == self.files[name]["bytes"])
-        except (OSError, KeyError, TypeError):
+        except (OSError, KeyError, ValueError):  # the last: a name with a null byte
             return False
 
     @property

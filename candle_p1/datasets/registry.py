@@ -8,12 +8,13 @@ match.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import DataError
-from candle_p1.files import write_atomically
+from candle_p1.files import read_json, write_atomically
 
 RECORD_NAME = "fetched.json"
 
@@ -65,18 +66,25 @@ def record_download(directory: Path, name: str, facts: dict[str, Any]) -> None:
 
 def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
     """Returns sha256 and bytes by benchmark and file name."""
-    text = Path(__file__).with_name("registry.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
+    return dict(read_json(Path(__file__).with_name("registry.json")))
 
 
 def _recorded(directory: Path) -> dict[str, dict[str, Any]]:
     path = directory / RECORD_NAME
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        if all({"sha256", "bytes", "time"} <= set(facts) for facts in files.values()):
-            return dict(files)
+        files: dict[str, dict[str, Any]] = read_json(path)["files"]
+        if all(_is_complete(facts) for facts in files.values()):
+            return files
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise DataError("cannot be read; move it away, together with the files it describes", path)
+
+
+def _is_complete(facts: dict[str, Any]) -> bool:
+    return (
+        re.fullmatch("[0-9a-f]{64}", facts["sha256"]) is not None
+        and isinstance(facts["bytes"], int)
+        and isinstance(facts["time"], str)
+    )

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.datasets import download, registry, storing
-from candle_p1.datasets.download import ResumingDownloader, without_password
+from candle_p1.datasets.download import Downloader, without_password
 from candle_p1.datasets.fetch import fetch
 from candle_p1.datasets.status import file_status
 from candle_p1.errors import DataError, ParameterError
@@ -155,7 +155,8 @@ def get(server, tmp_path, monkeypatch):
             get(num_retries=0, **options)
 
     get.waits, get.said, get.progress, get.directory = [], [], [], tmp_path / "data"
-    monkeypatch.setattr(download, "time", SimpleNamespace(sleep=get.waits.append))
+    clock = SimpleNamespace(sleep=get.waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr(download, "time", clock)
     get.interrupted, get.content = interrupted, lambda: (get.directory / NAME).read_bytes()
     return get
 
@@ -437,7 +438,7 @@ def test_a_full_disk_does_not_spoil_the_next_attempt(server, get, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ResumingDownloader, "_write", stop)
+        patched.setattr(Downloader, "_write", stop)
         with pytest.raises(DataError, match="No space left on device"):
             get()
     assert NAME not in visible(get.directory)
@@ -627,8 +628,8 @@ def test_published_checksums_are_well_formed():
             assert len(bytes.fromhex(facts["sha256"])) == 32
 
 
-def test_neither_requests_nor_pooch_is_loaded_before_it_is_needed():
+def test_requests_is_not_loaded_before_it_is_needed():
     from tests.unit.test_imports import modules_after
 
     statement = "import candle_p1.train, candle_p1.cli.data, candle_p1.datasets.fetch"
-    assert not modules_after(statement) & {"requests", "pooch", "urllib3"}
+    assert not modules_after(statement) & {"requests", "urllib3"}

@@ -49,7 +49,31 @@ def test_the_manifest_describes_the_files(tmp_path):
     assert synthetic_facts(path) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"made_of": 1, "files": {}}'])
+MADE_OF = {"name": "tiny", "size": "small", "seed": 1, "version": 1}
+FILES = {"a.csv": {"bytes": 1, "sha256": ""}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"made_of": 1, "files": {}}',
+        *(
+            json.dumps({"made_of": MADE_OF, "files": FILES} | changes)
+            for changes in (
+                {"made_of": {"name": "tiny"}},
+                {"made_of": MADE_OF | {"size": []}},
+                {"made_of": MADE_OF | {"seed": "1"}},
+                {"files": {"a.csv": 1}},
+                {"files": {"a.csv": {"bytes": 1}}},
+                {"files": {"a.csv": {"bytes": "1", "sha256": ""}}},
+            )
+        ),
+    ],
+)
 def test_a_damaged_manifest_is_ignored(tmp_path, text):
     manifest = make(Tiny(), "small", tmp_path, 1)
     (tmp_path / MANIFEST_NAME).write_text(text)
@@ -183,3 +207,9 @@ def test_small_tables_of_cases_have_the_published_layout(small_data, name, num_r
     assert train.columns[2:].is_unique
     cases = {*train["case_id"], *test["case_id"]}
     assert len(cases) == sum(num_rows)  # no patient is in both files
+
+
+def test_a_manifest_with_an_impossible_name_is_not_whole(tmp_path):
+    files = {"a\0b": {"bytes": 1, "sha256": ""}}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"made_of": MADE_OF, "files": files}))
+    assert not Manifest.read(tmp_path).whole

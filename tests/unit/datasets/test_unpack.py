@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import gzip
 import io
 import os
+import random
 import re
 import shutil
 import stat
@@ -12,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from candle_p1.datasets import unpack as unpacking
 from candle_p1.datasets.fetch import fetch
-from candle_p1.datasets.unpack import unpack, unpacked_files
+from candle_p1.datasets.unpack import ArchiveError, unpack, unpacked_files
 from candle_p1.errors import DataError
 
 
@@ -68,6 +72,17 @@ UNSAFE_IN_TAR = [
     [("fetched.json", b"x")],
     [(".nt.csv.partial", b"x")],
     [("./bad.tar.gz", b"x")],
+    [(".bad.tar.gz.unpacking/x", b"x")],
+    [("twice", b"x"), ("./twice", b"y")],
+    [("file", b"x"), ("file/x", b"y")],
+    [("dir/x", b"x"), ("dir", b"y")],
+    [("device", {"type": tarfile.BLKTYPE, "devmajor": 8})],
+    [("sparse", {"type": tarfile.GNUTYPE_SPARSE})],
+    [("pax", {"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}})],
+    [("x" * 5000, b"x")],
+    [("x/" * 2000 + "x", b"x")],
+    [("a\x1b[2Jb", b"x")],
+    [("a\nb", b"x")],
 ]
 UNSAFE_IN_ZIP = [
     [("../x", b"x", 0)],
@@ -75,9 +90,14 @@ UNSAFE_IN_ZIP = [
     [("..\\x", b"x", 0)],
     [("link", b"/etc", stat.S_IFLNK | 0o777)],
     [("fetched.json", b"x", 0)],
+    [("twice", b"x", 0), ("twice", b"y", 0)],
+    [("file", b"x", 0), ("file/x", b"y", 0)],
+    [("x" * 5000, b"x", 0)],
+    [("a\x1b[2Jb", b"x", 0)],
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize(
     ("write", "name", "good", "members"),
     [(tar, "bad.tar.gz", ("good.csv", b"1"), members) for members in UNSAFE_IN_TAR]
@@ -86,7 +106,8 @@ UNSAFE_IN_ZIP = [
 def test_an_unsafe_archive_is_refused_as_a_whole(directory, write, name, good, members):
     archive = write(directory / name, good, *members)
     before = everything(directory)
-    with pytest.raises(DataError, match=re.escape(repr(members[0][0]))):
+    names = "|".join(re.escape(repr(name)) for name, *_ in members)
+    with pytest.raises(ArchiveError, match=names):
         unpack(archive, ["fetched.json"])
     assert everything(directory) == before
 
@@ -137,16 +158,165 @@ def test_an_existing_link_is_not_followed_out_of_the_directory(directory, tmp_pa
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip"])
-def test_a_damaged_archive_is_reported(directory, name):
-    make = zipped if name.endswith("zip") else tar
-    members = [(f"{i}.csv", bytes(1000)) + (0,) * (make is zipped) for i in range(20)]
-    content = make(directory / name, *members).read_bytes()
-    for damaged in (b"", b"no archive", content[: len(content) // 2]):
-        (directory / name).write_bytes(damaged)
-        with pytest.raises(DataError, match=name):
+def table(num_rows=300):
+    """Returns text that compresses as a table of numbers does."""
+    return "".join(f"{i},{i * i % 1009}\n" for i in range(num_rows)).encode()
+
+
+def packed(path, method):
+    if path.name.endswith("zip"):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            for i in range(3):
+                archive.writestr(f"{i}.csv", table())
+    else:
+        tar(path, *((f"{i}.csv", table()) for i in range(3)))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("a.tar.gz", None),
+        ("a.tgz", None),
+        *(
+            ("a.zip", method)
+            for method in (
+                zipfile.ZIP_STORED,
+                zipfile.ZIP_DEFLATED,
+                zipfile.ZIP_BZIP2,
+                zipfile.ZIP_LZMA,
+            )
+        ),
+    ],
+)
+def test_a_damaged_archive_is_one_message_or_unpacked_right(directory, name, method):
+    content = packed(directory / name, method)
+    damaged = [b"", b"no archive", content[: len(content) // 2], content[:-9]]
+    rng = random.Random(0)
+    for _ in range(150):
+        flipped = bytearray(content)
+        for _ in range(rng.choice([1, 1, 4])):
+            flipped[rng.randrange(len(flipped))] = rng.randrange(256)
+        damaged.append(bytes(flipped))
+    for each in damaged:
+        (directory / name).write_bytes(each)
+        with contextlib.suppress(DataError):
+            for path in unpack(directory / name):
+                assert path.read_bytes() == table()
+                path.unlink()
+        assert {path.name for path in directory.iterdir()} == {name}
+    for each in damaged[:4]:
+        (directory / name).write_bytes(each)
+        with pytest.raises(ArchiveError, match=name):
             unpack(directory / name)
+
+
+def tar_of_blocks(path, *blocks):
+    with gzip.open(path, "wb", 1) as file:
+        file.writelines(blocks)
+    return path
+
+
+def header(name, num_bytes, kind=tarfile.REGTYPE):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = num_bytes, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(text):
+    return header("x", len(text), tarfile.XHDTYPE) + text + bytes(-len(text) % 512)
+
+
+def hostile_blocks():
+    yield "a size below zero", [header("a", -5), bytes(1024)]
+    yield "a size beyond the archive's end", [header("a", 10_000_000), bytes(1024)]
+    yield "nested headers", [pax(b"11 path=aa\n") * 5000, header("a", 0), bytes(1024)]
+    yield "a path of null bytes", [pax(b"12 path=a\0b\n"), header("a", 0), bytes(1024)]
+    yield "no length", [pax(b"99999999 path=a\n"), header("a", 0), bytes(1024)]
+    yield "half a header", [header("a", 0)[:300]]
+    yield "content instead of a header", [header("a", 0), b"x" * 512, bytes(1024)]
+    yield "more after the end", [header("a", 0), bytes(1024), b"x" * 512]
+    for words in ("0,x", "-1,5", "5", "1,2,3", "0,99999999999999999999"):
+        record = f" GNU.sparse.map={words}\n GNU.sparse.size=99\n"
+        sparse = pax(f"{len(record) + 3}{record}".encode())
+        yield f"sparse {words}", [sparse, header("a", 0), bytes(1024)]
+    yield "sparse, old", [header("a", 2**33, tarfile.GNUTYPE_SPARSE), bytes(1024)]
+
+
+@pytest.mark.parametrize(("blocks"), [pytest.param(b, id=name) for name, b in hostile_blocks()])
+def test_a_hostile_tar_is_one_message(directory, blocks):
+    archive = tar_of_blocks(directory / "a.tar.gz", *blocks)
+    with pytest.raises(DataError, match=r"a\.tar\.gz"):
+        unpack(archive)
+    assert {path.name for path in directory.iterdir()} == {"a.tar.gz"}
+
+
+def test_headers_larger_than_any_archive_has_are_not_read(directory, monkeypatch):
+    monkeypatch.setattr(unpacking._TarStream, "left_bytes", 1 << 20)
+    for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
+        archive = tar_of_blocks(directory / "a.tar.gz", header("x", 1 << 40, kind), bytes(1 << 20))
+        with pytest.raises(ArchiveError, match="headers"):
+            unpack(archive)
+
+
+def test_an_archive_of_too_many_members_is_refused(directory, monkeypatch):
+    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 10)
+    for write, name in ((tar, "a.tgz"), (zipped, "a.zip")):
+        members = [(str(i), b"", 0)[: 2 + (write is zipped)] for i in range(11)]
+        with pytest.raises(ArchiveError, match="more than 10 members"):
+            unpack(write(directory / name, *members))
+        assert len(unpack(write(directory / name, *members[:10]))) == 10
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_an_archive_far_larger_than_its_size_is_refused(directory, name, monkeypatch):
+    monkeypatch.setattr(unpacking, "GIB", 10_000)
+    content = bytes(1_000_000)
+    if name.endswith("zip"):
+        with zipfile.ZipFile(directory / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.csv", content)
+    else:
+        tar(directory / name, ("a.csv", content))
+    monkeypatch.setattr(unpacking, "MAX_RATIO", 2)
+    with pytest.raises(DataError, match="--unpack_limit"):
+        unpack(directory / name)
     assert {path.name for path in directory.iterdir()} == {name}
+    with pytest.raises(DataError, match="--unpack_limit"):
+        unpack(directory / name, limit_bytes=999_999)
+    assert unpack(directory / name, limit_bytes=1_000_000) == [directory / "a.csv"]
+
+
+def test_a_declared_size_is_refused_before_anything_is_unpacked(directory):
+    archive = tar_of_blocks(directory / "a.tar.gz", header("a", 1 << 50), bytes(512))
+    with pytest.raises(DataError, match="--unpack_limit"):
+        unpack(archive)
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_a_broken_archive_is_fetched_again(directory, tmp_path, environment, name):
+    source = tmp_path / "source"
+    source.mkdir()
+    good = packed(source / name, zipfile.ZIP_DEFLATED)
+    (source / name).write_bytes(good[: len(good) // 2])
+    with pytest.raises(DataError, match=name):
+        fetch("none", [name], source.as_uri(), directory)
+    assert {path.name for path in directory.iterdir()} == {".lock"}
+    (source / name).write_bytes(good)
+    (directory / name).write_bytes(good[: len(good) // 2])  # as an earlier version left it
+    (file,) = fetch("none", [name], source.as_uri(), directory)
+    assert (directory / name).read_bytes() == good
+    assert len(file.unpacked) == 3
+    (directory / name).unlink()
+    (source / name).write_bytes(good[:-1])
+    with pytest.raises(DataError, match=r"fetched\.json"):  # the checksum of the good one
+        fetch("none", [name], source.as_uri(), directory)
+
+
+def test_a_broken_archive_stays_if_it_cannot_be_fetched_again(directory, tmp_path, environment):
+    (directory / "a.zip").write_bytes(b"broken")
+    with pytest.raises(DataError, match=r"copy a\.zip into"):
+        fetch("none", ["a.zip"], (tmp_path / "nowhere").as_uri(), directory)
+    assert (directory / "a.zip").read_bytes() == b"broken"
 
 
 def test_a_fetched_archive_is_checked_and_unpacked(directory, tmp_path, environment):
@@ -163,3 +333,4 @@ def test_a_fetched_archive_is_checked_and_unpacked(directory, tmp_path, environm
     with pytest.raises(DataError, match=r"\.\./b\.csv"):
         fetch("none", ["b.tar.gz"], source.as_uri(), directory)
     assert not (directory.parent / "b.csv").exists()
+    assert not (directory / "b.tar.gz").exists()

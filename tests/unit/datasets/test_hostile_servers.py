@@ -1,0 +1,430 @@
+"""Downloads from servers that break the rules of HTTP, or keep them to do harm."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from candle_p1.datasets import download, registry
+from candle_p1.datasets.fetch import fetch
+from candle_p1.errors import DataError, ParameterError
+
+# urllib3 and requests leave it to Python to close a socket whose server has sent nonsense.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+NAME = "a.csv"
+CONTENT = bytes(range(256)) * 400
+
+
+class RawServer:
+    """Answers each connection with the next of some answers; the last one is repeated.
+
+    An answer is the bytes to send, or a function that is called with the connection and the text
+    of the request.
+    """
+
+    def __init__(self, *answers):
+        self._answers, self.requests = list(answers), []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.closed = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while not self.closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+            threading.Thread(target=self._answer, args=(connection, answer), daemon=True).start()
+
+    def _answer(self, connection, answer):
+        with connection:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                block = connection.recv(4096)
+                if not block:
+                    return
+                request += block
+            self.requests.append(request.decode())
+            try:
+                if isinstance(answer, bytes):
+                    connection.sendall(answer)
+                else:
+                    answer(connection, request)
+            except OSError:
+                return
+
+    def drip(self, connection, *_, before=b"", block=b"x", pause_s=0.02):
+        """Sends one small block after the other until the test ends."""
+        connection.sendall(before)
+        while not self.closed.wait(pause_s):
+            connection.sendall(block)
+
+    def close(self):
+        self.closed.set()
+        self._listener.close()
+
+
+def reply(content=CONTENT, status="200 OK", length=True, **headers):
+    """Returns an answer; underscores in the headers' names stand for hyphens."""
+    lines = [f"HTTP/1.1 {status}", "Connection: close"]
+    lines += [f"Content-Length: {len(content)}"] if length else []
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_sockets():
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def serve(*answers):
+        servers.append(RawServer(*answers))
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def get(environment, tmp_path, monkeypatch):
+    """Fetches a.csv, with no pauses between attempts."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
+    monkeypatch.setattr(download, "time", clock)
+
+    def get(url, name=NAME, **options):
+        options = {"num_retries": 1, "notify": get.said.append} | options
+        return fetch("none", [name], url, get.directory, **options)[0]
+
+    get.directory, get.said = tmp_path / "data", []
+    return get
+
+
+def left_behind(directory):
+    return {path.name for path in directory.iterdir()} - {".lock"}
+
+
+PART = {"status": "206 Partial Content", "ETag": '"1"'}
+REDIRECT = {"content": b"", "status": "302 Found"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(b""),
+        reply(b"", length=False),
+        *(
+            reply(length=False, Content_Length=length)
+            for length in ("-5", "abc", "9" * 5000, "1" * 30, "\xb2", "10, 20")
+        ),
+        reply(length=False, Content_Length=len(CONTENT) + 1),
+        reply(length=False, Transfer_Encoding="chunked"),
+        reply(b"zz\r\n", length=False, Transfer_Encoding="chunked"),
+        reply(b"5\r\nab", length=False, Transfer_Encoding="chunked"),
+        *(
+            reply(**PART, Content_Range=words)
+            for words in ("", "bytes 5-9/10", "bytes 0-9/" + "9" * 5000, "bytes 0-\xb2/9", "x" * 99)
+        ),
+        *(
+            reply(**REDIRECT, Location=location)
+            for location in (
+                "file:///etc/passwd",
+                "ftp://127.0.0.1/a.csv",
+                "gopher://x",
+                "javascript:x",
+                "data:,x",
+                "http://[",
+                "http://127.0.0.1:99999/",
+                "http://127.0.0.1:x/",
+                "http://me:secret@127.0.0.1:99999/",
+                "http://a..b/",
+                "\xff\xfe",
+                "http://\xff/",
+                "/" + NAME,
+            )
+        ),
+        b"",
+        b"\0" * 1000,
+        b"HTTP/1.1 999999999999999999999999 x\r\n\r\n",
+        b"HTTP/1.1 -1 x\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 " + b"x" * 100_000,
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        reply(status="404 \x1b[2Jgone"),
+        reply(status="503 busy", Retry_After="9" * 5000),
+        reply(status="503 busy", Retry_After="\xb2"),
+        reply(Content_Encoding="gzip\x1b[0m"),
+    ],
+)
+def test_an_unusable_answer_is_one_message_and_leaves_nothing(serve, get, answer):
+    with pytest.raises(DataError, match=NAME) as refused:
+        get(serve(answer).url)
+    assert "secret" not in str(refused.value)
+    assert left_behind(get.directory) == set()
+
+
+def test_a_redirect_from_https_to_http_is_refused():
+    response = SimpleNamespace(
+        is_redirect=True,
+        url="https://x.org/a",
+        headers={"Location": "http://x.org/b"},
+        close=lambda: None,
+    )
+    with pytest.raises(download.CannotDownloadError):
+        download._check_redirect(response)
+    response.headers["Location"] = "/b"
+    download._check_redirect(response)
+
+
+def test_a_file_without_a_known_end_is_kept_but_its_checksum_is_not_recorded(serve, get):
+    server = serve(reply(CONTENT[:1000], length=False), reply())
+    assert get(server.url).file_bytes == 1000
+    assert NAME in get.said[-1]
+    assert left_behind(get.directory) == {NAME}
+    (get.directory / NAME).unlink()
+    assert get(server.url).file_bytes == len(CONTENT)
+    assert NAME in json.loads((get.directory / "fetched.json").read_text())["files"]
+
+
+def test_the_end_of_a_chunked_file_is_known(serve, get):
+    chunks = b"3\r\nabc\r\n0\r\n\r\n"
+    server = serve(reply(chunks, length=False, Transfer_Encoding="chunked"))
+    assert get(server.url).file_bytes == 3
+    assert left_behind(get.directory) == {NAME, "fetched.json"}
+
+
+@pytest.mark.parametrize(
+    "of_another_version",
+    [
+        {"ETag": '"2"', "Content_Range": f"bytes 50000-{len(CONTENT) - 1}/{len(CONTENT)}"},
+        {"ETag": '"1"', "Content_Range": f"bytes 50000-{len(CONTENT)}/{len(CONTENT) + 1}"},
+        {"ETag": '"1"', "Content_Range": f"bytes 40000-{len(CONTENT) - 1}/{len(CONTENT)}"},
+    ],
+)
+def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, of_another_version):
+    monkeypatch.setattr(download, "BLOCK_BYTES", 50_000)
+    cut = reply(CONTENT[:50_000], length=False, Content_Length=len(CONTENT), ETag='"1"')
+    part = reply(b"x" * 50_000, status="206 Partial Content", **of_another_version)
+    server = serve(cut, part, reply(ETag='"2"'))
+    get(server.url, num_retries=3)
+    assert (get.directory / NAME).read_bytes() == CONTENT
+    assert ["Range:" in request for request in server.requests] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("before", "block"),
+    [
+        (b"HTTP/1.1 200 ", b"x"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\nETag: 1\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"HTTP/1.1 302 Found\r\nContent-Length: 1000000\r\nLocation: /\r\n\r\n", b"x"),
+    ],
+)
+def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, before, block):
+    monkeypatch.setattr(download, "SLOW_S", 0.3)
+    server = serve(
+        lambda connection, _: server.drip(connection, before=before, block=block, pause_s=0.01)
+    )
+    with pytest.raises(DataError, match=r"bytes in 0\.3 s"):
+        get(server.url, min_kib_per_s=100)
+    assert NAME not in left_behind(get.directory)
+
+
+def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatch):
+    monkeypatch.setattr(download, "SLOW_S", 0.1)
+    head, rest = reply()[:-1000], CONTENT[-1000:]
+
+    def slowly(connection, _):
+        connection.sendall(head)
+        for byte in range(0, len(rest), 100):
+            time.sleep(0.05)
+            connection.sendall(rest[byte : byte + 100])
+
+    get(serve(slowly).url, min_kib_per_s=0)
+    assert (get.directory / NAME).read_bytes() == CONTENT
+
+
+def test_a_server_that_closes_after_each_byte_is_given_up(serve, get, monkeypatch):
+    monkeypatch.setattr(download, "BLOCK_BYTES", 1)
+
+    def one_more(connection, request):
+        words = request.decode()
+        start = int(words.partition("Range: bytes=")[2].partition("-")[0] or 0)
+        range_ = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        status = {"status": "206 Partial Content", "Content_Range": range_} if start else {}
+        left = len(CONTENT) - start
+        connection.sendall(reply(b"x", length=False, Content_Length=left, ETag='"1"', **status))
+
+    server = serve(one_more)
+    with pytest.raises(DataError, match=NAME):
+        get(server.url, num_retries=3)
+    assert len(server.requests) == 4
+
+
+def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, monkeypatch):
+    facts = {"sha256": "0" * 64, "bytes": 1000}
+    monkeypatch.setattr(registry, "published_sums", lambda: {"none": {NAME: facts}})
+    head = b"HTTP/1.1 200 OK\r\nETag: 1\r\n\r\n"
+    server = serve(lambda c, _: server.drip(c, before=head, block=bytes(100_000), pause_s=0))
+    with pytest.raises(DataError, match="1000 bytes"):
+        get(server.url)
+    assert left_behind(get.directory) == set()
+
+
+def test_a_file_larger_than_the_disk_is_not_begun(serve, get):
+    with pytest.raises(DataError, match=os.strerror(28)):
+        get(serve(reply(length=False, Content_Length=10**17)).url)
+    assert left_behind(get.directory) == set()
+
+
+NESTED = "[" * 100_000
+STATE = {"url": "URL", "etag": '"1"', "last_modified": None, "total_bytes": len(CONTENT)}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        NESTED,
+        '{"url": ' + NESTED,
+        "[]",
+        "null",
+        "1e999",
+        "9" * 5000,
+        "\ud800",
+        json.dumps({"url": ["x"]}),
+        *(
+            json.dumps(STATE | changes)
+            for changes in (
+                {"etag": ["x"]},
+                {"etag": {"a": 1}},
+                {"etag": "x\r\nEvil: yes"},
+                {"last_modified": 5},
+                {"total_bytes": "5"},
+                {"total_bytes": 1.5},
+                {"total_bytes": -1},
+                {"more": 1},
+            )
+        ),
+        '{"url": "URL", "etag": "1", "total_bytes": Infinity}',
+        '{"url": "URL", "etag": "1", "total_bytes": NaN}',
+        '{"url": "URL", "etag": "1", "total_bytes": ' + "9" * 5000 + "}",
+    ],
+)
+def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
+    server = serve(reply())
+    get.directory.mkdir()
+    (get.directory / f".{NAME}.partial").write_bytes(b"x" * 1000)
+    text = state.replace("URL", f"{server.url}/{NAME}").encode(errors="surrogatepass")
+    (get.directory / f".{NAME}.partial.json").write_bytes(text)
+    get(server.url)
+    assert (get.directory / NAME).read_bytes() == CONTENT
+    assert "Range:" not in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NESTED,
+        '{"files": {"a.csv": ' + NESTED,
+        "[]",
+        '{"files": []}',
+        '{"files": {"a.csv": 1}}',
+        *(
+            json.dumps({"files": {NAME: {"sha256": "0" * 64, "bytes": 1, "time": "t"} | changes}})
+            for changes in (
+                {"sha256": 5},
+                {"sha256": "\x1b[2J"},
+                {"sha256": ["0" * 64]},
+                {"bytes": "many"},
+                {"bytes": None},
+                {"time": [[]]},
+            )
+        ),
+        '{"files": {"a.csv": {"sha256": "", "bytes": ' + "9" * 5000 + ', "time": ""}}}',
+    ],
+)
+def test_a_damaged_record_of_downloads_is_one_message(serve, get, text):
+    get.directory.mkdir()
+    (get.directory / "fetched.json").write_text(text)
+    with pytest.raises(DataError, match=r"fetched\.json"):
+        get(serve(reply()).url)
+
+
+def test_a_record_of_downloads_that_is_a_directory_is_one_message(get):
+    (get.directory / "fetched.json").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"fetched\.json"):
+        registry.expected_file("none", NAME, get.directory)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[",
+        "http://[::1",
+        "http://[x]/",
+        "http://x.org:99999/",
+        "http://x.org:-1/",
+        "http://x.org:a/",
+        "http://:80/",
+        "http://me@/",
+        "http://a b/",
+        "http://x.org/\0",
+        "http://x.org/\n",
+        "http://x.org/\udcff",
+        "\x1b[2J",
+        "file://host/x",
+        "file://[/",
+        "//x.org/",
+        "javascript:x",
+    ],
+)
+def test_a_bad_url_is_one_message(get, url):
+    with pytest.raises(ParameterError, match="data_url"):
+        get(url)
+
+
+def test_a_password_in_a_bad_url_is_not_shown(get):
+    for url in ("http://me:secret@x.org:99999/", "http://me:sec/secret@x.org/"):
+        with pytest.raises(ParameterError) as refused:
+            get(url)
+        assert "sec" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["file:///" + "x" * 5000, "file:///a%00b", "file:///dev/zero"])
+def test_a_bad_local_url_is_one_message(get, url):
+    with pytest.raises(DataError, match=NAME):
+        get(url)
+    with pytest.raises(DataError, match="zero"):
+        get("file:///dev", name="zero")
+
+
+@pytest.mark.parametrize("name", ["a\0.csv", "a\x1b[2J.csv", "a\n.csv"])
+def test_a_name_with_control_characters_is_one_message(get, name):
+    with pytest.raises(ParameterError):
+        get("file:///tmp", name=name)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_what_is_not_a_file_is_neither_read_nor_replaced(serve, get, kind):
+    get.directory.mkdir()
+    (os.mkfifo if kind == "pipe" else os.mkdir)(get.directory / NAME)
+    with pytest.raises(DataError, match=NAME):
+        get(serve(reply()).url)
+    assert left_behind(get.directory) == {NAME}
