@@ -22,7 +22,7 @@ from candle_p1.data.manifest import sha256_of_all, synthetic_facts
 from candle_p1.data.shared import sharers
 from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
-from candle_p1.files import files_at, write_atomically
+from candle_p1.files import content_sha256, files_at, read_json, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -233,14 +233,10 @@ def file_sha256(path: Path) -> str:
     key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     memory_path = data_directory() / "digests.json"
     memory: dict[str, str] = {}
-    with suppress(OSError, ValueError):
-        memory = json.loads(memory_path.read_text(encoding="utf-8"))
-    if key not in memory:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        memory[key] = digest.hexdigest()
+    with suppress(OSError, ValueError, TypeError):
+        memory = dict(read_json(memory_path))
+    if not isinstance(memory.get(key), str):
+        memory[key] = content_sha256(path)
         with suppress(OSError):  # the data directory may be read-only
             memory_path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(memory_path, json.dumps(memory, indent=1))

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1 import cli
+from candle_p1.data.reader import file_sha256
 from candle_p1.datasets import download, registry, storing
 from candle_p1.datasets.download import Downloader, without_password
 from candle_p1.datasets.fetch import fetch
@@ -451,6 +452,17 @@ def test_a_complete_directory_need_not_be_writable(server, get, monkeypatch):
     get()
     monkeypatch.setattr(storing.filelock, "FileLock", None)
     assert get()[0].sha256 == sha256(CONTENT)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "1", "KEY: 5"])
+def test_remembered_checksums_that_are_damaged_are_computed_again(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path))
+    (tmp_path / NAME).write_bytes(CONTENT)
+    assert file_sha256(tmp_path / NAME) == sha256(CONTENT)
+    memory = tmp_path / "digests.json"
+    (key,) = json.loads(memory.read_text())
+    memory.write_text(json.dumps({key: 5}) if text == "KEY: 5" else text)
+    assert file_sha256(tmp_path / NAME) == sha256(CONTENT)
 
 
 # What a user sees.
