@@ -84,6 +84,13 @@ def release(path: Path) -> None:
         _reserved(path).unlink(missing_ok=True)
 
 
+def expand_user(path: str | Path) -> Path:
+    """Returns a path with its ~ or ~USER replaced, or unchanged, as in a shell, if that fails."""
+    with suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def read_regular_file(path: Path, encoding: str = "utf-8") -> str:
     """Returns the text of a file; refuses pipes and devices, which may never end.
 

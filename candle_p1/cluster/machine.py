@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, NonNegativeInt
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.files import expand_user
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
 DIRECTORY_VARIABLE = "CANDLE_P1_MACHINES"
@@ -111,7 +112,7 @@ def load_machine(name: str) -> Machine:
         ParameterError: There is no such machine, or its file is wrong.
     """
     if name.endswith(".toml"):
-        path = Path(name).expanduser()
+        path = expand_user(name)
         if not path.is_file():
             raise ParameterError(f"machine {name}: there is no such file")
         return _read(path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
+from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.scaling import share_epochs
@@ -89,7 +90,7 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
         DataError: A data file does not exist.
     """
     name, size = study.size(choice.size)
-    directory = directory or output.expanduser().absolute() / f"{study.name}-{name}"
+    directory = directory or expand_user(output).absolute() / f"{study.name}-{name}"
     repeats = size.repeats if choice.repeats is None else choice.repeats
     first = [
         run

@@ -40,6 +40,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import SETTINGS
@@ -190,7 +191,7 @@ def find_study(name: str) -> Study:
         ParameterError: There is no such study, or its file is wrong.
     """
     if name.endswith(".toml"):
-        return read_study(Path(name).expanduser())
+        return read_study(expand_user(name))
     path = studies_directory() / f"{name}.toml"
     if path.is_file():
         return read_study(path)

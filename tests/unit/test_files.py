@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from candle_p1 import files
-from candle_p1.files import create_atomically, release, reserve, write_atomically
+from candle_p1.files import (
+    create_atomically,
+    expand_user,
+    release,
+    reserve,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -68,3 +75,9 @@ def test_without_reserved_space_a_full_disk_is_an_error(tmp_path, full_disk):
     with pytest.raises(OSError, match="No space left"):
         write_atomically(tmp_path / "run.json", "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_users_home_is_inserted_where_there_is_one(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expand_user("~/x") == Path("/home/me/x")
+    assert expand_user("~nosuchuser/x") == Path("~nosuchuser/x")

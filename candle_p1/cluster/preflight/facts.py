@@ -19,6 +19,7 @@ import psutil
 
 from candle_p1.data import shared
 from candle_p1.distributed import installation
+from candle_p1.files import expand_user
 from candle_p1.instrument.power import gpus
 from candle_p1.instrument.power.source import SensorError
 from candle_p1.records import environment
@@ -170,7 +171,7 @@ def find_space(directories: dict[str, Path]) -> dict[str, FreeSpace]:
 
 def free_space(path: Path) -> FreeSpace:
     """Returns the free space in a directory, or in its nearest parent that exists."""
-    absolute = path.expanduser().absolute()
+    absolute = expand_user(path).absolute()
     try:
         existing = next(one for one in (absolute, *absolute.parents) if one.exists())
         free_bytes = shutil.disk_usage(existing).free
@@ -192,4 +193,4 @@ def find_files(paths: Iterable[Path]) -> dict[str, int | None]:
         except OSError:
             return None
 
-    return {str(path): size(path.expanduser()) for path in paths}
+    return {str(path): size(expand_user(path)) for path in paths}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.files import expand_user
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.cray import CraySource
 from candle_p1.instrument.power.gpus import JobGpus
@@ -97,5 +97,5 @@ def open_sources(names: str, job: JobGpus) -> OpenedSources:
 def _open(name: str, job: JobGpus) -> PowerSource:
     kind, _, file = name.partition(":")
     if kind == REPLAY:
-        return ReplaySource(Path(file).expanduser())
+        return ReplaySource(expand_user(file))
     return SENSORS[name](job)

@@ -380,3 +380,15 @@ def test_colors_are_for_terminals_that_have_them(variables, colored, runs):
     assert "warning: " in output
     assert ("\x1b[33m" in output) == colored
     assert colored or "\x1b" not in output
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        ("study run ~nosuchuser/x.toml", ParameterError),
+        ("study run strong-nt3 --dry-run -o ~nosuchuser", type(None)),
+        ("submit nt3 --dry-run --machine ~nosuchuser/x.toml", ParameterError),
+    ],
+)
+def test_the_home_of_nobody_is_a_name_like_any_other(argv, error):
+    assert type(invoke(*argv.split()).exception) is error
