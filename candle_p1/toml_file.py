@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import reprlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.files import read_regular_file
+from candle_p1.files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from pydantic_core import ErrorDetails
 
@@ -30,6 +31,12 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+MAX_BYTES = 32 * 2**10
+"""No file that a person writes is larger; a larger one could take minutes to parse."""
+INT64 = range(-(2**63), 2**63)
+MAX_SHOWN = 200
+"""Characters of a key that are shown."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -56,11 +63,31 @@ def read_toml(path: Path) -> dict[str, Any]:
         ParameterError: It cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(read_regular_file(path))
+        data = read_regular_bytes(path, MAX_BYTES)
+        content = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ParameterError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: not TOML: {error}") from error
+    for key, value in _entries(content):
+        if isinstance(value, int) and value not in INT64:
+            raise ParameterError(f"{path}: {key} does not fit in 64 bits")
+        if "\0" in key or (isinstance(value, str) and "\0" in value):
+            raise ParameterError(f"{path}: {key!r} contains a NUL character")
+    return content
+
+
+def _entries(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields every value that is neither a table nor a list, with its key and those around it."""
+    left: list[tuple[str, Any]] = list(content.items())
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{key[-MAX_SHOWN:]}.{inner}", each) for inner, each in value.items()]
+        elif isinstance(value, list):
+            left += [(key, each) for each in value]
+        else:
+            yield key, value
 
 
 def validate(model: type[Model], content: dict[str, Any], path: Path) -> Model:

@@ -47,7 +47,7 @@ def read_ranks(
     """
     if text is None:
         return None
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+    if not re.fullmatch(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", text):
         raise ParameterError(
             f"{parameter.opts[0]} {text!r}: give positive integers, separated by commas"
         )

@@ -56,7 +56,7 @@ def _read_minutes(
     if text is None:
         return None
     parts = text.split(":")
-    if len(parts) > 3 or not all(re.fullmatch(r"\d+", part) for part in parts):
+    if len(parts) > 3 or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
         raise ParameterError(f"--time {text}: give minutes, H:MM or H:MM:SS")
     if len(parts) == 1:
         return int(parts[0])

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from candle_p1.cluster.layout import Layout
 
 
+MAX_RANKS_PER_CORE = 8
+"""More ranks would exhaust the machine's memory before they trained."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """A command line, and what the user should know about it.
@@ -85,8 +89,10 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
         command: What each rank runs.
 
     Raises:
+        ParameterError: There are too few cores.
         SetupError: Several ranks need mpirun, and there is none; or they would not use MPI.
     """
+    check_num_ranks(num_ranks)
     if num_ranks == 1:
         return Launch(list(command))
     if is_single_process(os.environ):
@@ -95,6 +101,17 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
             " it, or start one process"
         )
     return mpirun(num_ranks, command)
+
+
+def check_num_ranks(num_ranks: int) -> None:
+    """Raises ParameterError if these ranks would exhaust this machine's memory."""
+    num_cores = len(available_cores())
+    most = MAX_RANKS_PER_CORE * num_cores
+    if num_ranks > most:
+        raise ParameterError(
+            f"{num_ranks} ranks are too many for the {count(num_cores, 'core')} of this machine:"
+            f" choose at most {most}"
+        )
 
 
 def find_mpirun() -> str:

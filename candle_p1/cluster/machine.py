@@ -13,6 +13,7 @@ with this package, and need to hold only what differs::
 from __future__ import annotations
 
 import os
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,18 +113,16 @@ def load_machine(name: str) -> Machine:
         ParameterError: There is no such machine, or its file is wrong.
     """
     if name.endswith(".toml"):
-        path = expand_user(name)
-        if not path.is_file():
-            raise ParameterError(f"machine {name}: there is no such file")
-        return _read(path)
-    for directory in [*_user_directories(), _package_directory()]:
-        path = directory / f"{name}.toml"
-        if path.is_file():
-            return _read(path)
+        return _read(expand_user(name))
     known = list_machines()
+    for directory in [*_user_directories(), _package_directory()] if name in known else []:
+        path = directory / f"{name}.toml"
+        if path.exists():
+            return _read(path)
     raise ParameterError(
-        f"there is no machine {name!r}{did_you_mean(name, known)}; known here: {', '.join(known)}."
-        f" Describe another one in a file: --machine FILE.toml, or a file in ${DIRECTORY_VARIABLE}"
+        f"there is no machine {reprlib.repr(name)}{did_you_mean(name, known)}; known here:"
+        f" {', '.join(known)}. Describe another one in a file: --machine FILE.toml, or a file in"
+        f" ${DIRECTORY_VARIABLE}"
     )
 
 
@@ -140,11 +139,11 @@ def _read(path: Path) -> Machine:
     if base is None and path.parent != ours and (ours / path.name).is_file():
         base = path.stem
     if base is not None:
-        if not (ours / f"{base}.toml").is_file():
-            known = sorted(file.stem for file in ours.glob("*.toml"))
+        known = sorted(file.stem for file in ours.glob("*.toml"))
+        if base not in known:
+            near = did_you_mean(str(base), known)
             raise ParameterError(
-                f"{path}: base is {base!r}{did_you_mean(str(base), known)}; choose one of"
-                f" {', '.join(known)}"
+                f"{path}: base is {reprlib.repr(base)}{near}; choose one of {', '.join(known)}"
             )
         content = _merge(read_toml(ours / f"{base}.toml"), content)
     return validate(Machine, {"name": path.stem} | content, path)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import filelock
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.launchers import check_num_ranks
 from candle_p1.cluster.process import GRACE_S, signals_interrupt
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import CandleError, ParameterError, SetupError
-from candle_p1.records.environment import available_cores
 from candle_p1.studies.cost import CostEstimate, estimate, explain, remaining
 from candle_p1.studies.display import result_line, study_bar
 from candle_p1.studies.local_run import execute_run, launch
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
     from candle_p1.training.screen import Screen
-
-MAX_RANKS_PER_CORE = 8
-"""More ranks would exhaust the machine's memory before they trained."""
 
 
 @dataclass
@@ -146,12 +143,7 @@ def _make_data(runs: Iterable[PlannedRun], screen: Screen) -> None:
 def _check_machine(plan: Plan) -> None:
     if launcher_variable():
         raise ParameterError("this command starts its own ranks: call it without a launcher")
-    num_cores = len(available_cores())
-    if plan.most_ranks > MAX_RANKS_PER_CORE * num_cores:
-        raise ParameterError(
-            f"{plan.most_ranks} ranks are too many for the {num_cores} cores of this machine:"
-            " choose fewer with --ranks, or another --size"
-        )
+    check_num_ranks(plan.most_ranks)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import RecordError, SetupError
-from candle_p1.files import write_atomically
+from candle_p1.files import read_regular_file, write_atomically
 from candle_p1.studies.plan import Choice, Plan, make_plan
 from candle_p1.studies.study_file import find_study, studies_directory
 
@@ -49,13 +49,14 @@ def read_plan(directory: Path) -> Plan:
     """
     path = directory / FILE_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular_file(path))
         study = find_study(content.pop("study"))
         choice = Choice(**content)
     except FileNotFoundError as error:
         raise RecordError(
             f"{directory} holds no study: it has no {FILE_NAME}, which candle-p1 study run writes"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RecordError(f"{path}: cannot read it: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise RecordError(f"{path}: cannot read it: {problem}") from error
     return make_plan(study, choice, directory.parent, directory.resolve())

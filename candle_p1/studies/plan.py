@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.studies.study_file import Size, Study
+
+MAX_RUNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
     name, size = study.size(choice.size)
     directory = directory or expand_user(output).absolute() / f"{study.name}-{name}"
     repeats = size.repeats if choice.repeats is None else choice.repeats
+    _check_number(study, size, choice, repeats)
     first = [
         run
         for benchmark in study.benchmark
@@ -105,6 +109,17 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
         for run in sorted(first, key=lambda run, repeat=repeat: _position(seed, repeat, run))  # type: ignore[misc]
     ]
     return Plan(study, name, choice, directory, runs)
+
+
+def _check_number(study: Study, size: Size, choice: Choice, repeats: int) -> None:
+    """Raises an error if a study has more runs than anybody could wait for."""
+    varied = [*size.vary.values(), *size.environment.values()]
+    number = repeats * len(study.benchmark) * len(size.variants) * prod(map(len, varied))
+    number *= len(choice.ranks or size.ranks) * max(1, len(size.threads))
+    if number > MAX_RUNS:
+        raise ParameterError(
+            f"{study.path}: these would be {number:.3g} runs; a study has at most {MAX_RUNS:,}"
+        )
 
 
 def _points(

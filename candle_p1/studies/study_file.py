@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,6 +49,8 @@ from candle_p1.studies.planned_run import THREADS_VARIABLE
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
 DEFAULT_SEED = 2019
+MAX_COUNT = 10**9
+MAX_VALUES = 1000
 
 
 def _check_name(name: str) -> str:
@@ -62,10 +65,14 @@ def _check_value(value: Any) -> Any:
     values = value if isinstance(value, list) and value else [value]
     if not all(isinstance(each, (str, bool, int, float)) for each in values):
         raise ValueError("a parameter is a string, a number, true, false, or a list of these")
+    if any(isinstance(each, str) and re.match(r"-[^\d.]", each) for each in values):
+        raise ValueError("a string that begins with '-' would be a flag on the command line")
     return value
 
 
 def _check_distinct(values: list[Any]) -> list[Any]:
+    if len(values) > MAX_VALUES:
+        raise ValueError(f"give at most {MAX_VALUES} values")
     if not values or any(value in values[:i] for i, value in enumerate(values)):
         raise ValueError("give one or more different values")
     return values
@@ -76,7 +83,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Value = Annotated[Any, AfterValidator(_check_value)]
 Distinct = AfterValidator(_check_distinct)
 OneOrMore = BeforeValidator(_as_list)
@@ -192,12 +199,11 @@ def find_study(name: str) -> Study:
     """
     if name.endswith(".toml"):
         return read_study(expand_user(name))
-    path = studies_directory() / f"{name}.toml"
-    if path.is_file():
-        return read_study(path)
     known = list_studies()
+    if name in known:
+        return read_study(studies_directory() / f"{name}.toml")
     raise ParameterError(
-        f"there is no study {name!r}{did_you_mean(name, known)}; the known ones are"
+        f"there is no study {reprlib.repr(name)}{did_you_mean(name, known)}; the known ones are"
         f" {', '.join(known) or 'none'}. For a study of your own, give the path of its TOML file"
     )
 
@@ -219,7 +225,10 @@ def read_study(path: Path) -> Study:
         ParameterError: It cannot be read; a key is unknown or missing; or a value has the wrong
             type, or contradicts another one.
     """
-    study = validate(Study, read_toml(path) | {"path": path}, path)
+    content = read_toml(path)
+    if "path" in content:
+        raise ParameterError(f"{path}: there is no key 'path'")
+    study = validate(Study, content | {"path": path}, path)
     study.benchmark[:] = [_beside(path, name) for name in study.benchmark]
     return study.model_copy(update={"sizes": {name: _size(study, name) for name in study.sizes}})
 
@@ -268,12 +277,14 @@ def _check_together(path: Path, size: Size) -> None:
             " first value in flags"
         )
     for name in [*size.flags, *size.varied]:
+        if name == "help":
+            raise ParameterError(f"{path}: help is not a parameter")
         if role_of(name) is Role.RESULTS:
             raise ParameterError(f"{path}: {name} is set by the study, differently for each run")
     for variable in size.environment:
         if variable == THREADS_VARIABLE:
             raise ParameterError(f"{path}: to set {variable}, use the key threads")
-        if not variable.startswith(SETTINGS):
+        if not (variable.startswith(SETTINGS) and variable.isidentifier()):
             raise ParameterError(
                 f"{path}: environment.{variable} would not appear in a run's record, which holds"
                 f" only variables whose names begin with {', '.join(SETTINGS)}"

@@ -1,0 +1,147 @@
+"""Files for studies and machines that nobody would write by accident."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from candle_p1.cluster.machine import load_machine
+from candle_p1.errors import CandleError, ParameterError
+from candle_p1.studies.manifest import read_plan
+from candle_p1.studies.plan import Choice, make_plan
+from candle_p1.studies.study_file import find_study
+from candle_p1.toml_file import MAX_BYTES
+
+STUDY = """
+title = "a study"
+benchmark = "nt3"
+repeats = 1
+minutes = 5
+[sizes.small]
+ranks = [1]
+"""
+MACHINE = 'base = "slurm"\n'
+
+
+def read_study(name):
+    return make_plan(find_study(name), Choice(), Path("output"))
+
+
+READERS = {"study": (read_study, STUDY), "machine": (load_machine, MACHINE)}
+
+
+@pytest.fixture(params=READERS)
+def kind(request, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return READERS[request.param]
+
+
+HOSTILE = [
+    "a = " + "[" * 5000 + "]" * 5000,
+    "a = " + "{a=" * 5000 + "1" + "}" * 5000,
+    "a" + ".a" * 5_000 + " = 1",
+    "title = " + "9" * 5000,
+    "minutes = 9223372036854775808",
+    "minutes = 1e999",
+    "minutes = 5\nminutes = 5",
+    'title = "a\\u0000b"',
+    '"a\\u0000b" = 1',
+    'title = "\\ud800"',
+    'title = """' + "x" * MAX_BYTES + '"""',
+    "title = 1979-05-27",
+    "title = []",
+    "title = {}",
+    "[[title]]\na = 1",
+    "minutes = '5'",
+    "minutes = nan",
+    "minutes = true",
+    "minutes = -1",
+    "environment = []",
+    "environment = { HOROVOD_A = { b = 1 } }",
+    "\x00",
+    "\x7f = 1",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_file_is_refused_by_name(kind, text):
+    read, good = kind
+    key = text.partition(" =")[0]
+    kept = [line for line in good.splitlines() if not line.startswith(f"{key} =")]
+    Path("mine.toml").write_bytes((text + "\n" + "\n".join(kept)).encode("utf-8", "surrogatepass"))
+    with pytest.raises(ParameterError) as raised:
+        read("mine.toml")
+    message = str(raised.value)
+    assert message.startswith("mine.toml: ")
+    assert len(message) < 1000
+
+
+def test_what_is_not_a_file_is_refused(kind, tmp_path):
+    read, _ = kind
+    os.mkfifo("pipe.toml")
+    Path("loop.toml").symlink_to("loop.toml")
+    Path("zero.toml").symlink_to("/dev/zero")
+    Path("directory.toml").mkdir()
+    Path("bytes.toml").write_bytes(b"title = '\xff'")
+    names = ["pipe", "loop", "zero", "directory", "bytes", "absent", "~nosuchuser/x", "x" * 5000]
+    for name in [*names, "nul\0"]:
+        with pytest.raises(ParameterError):
+            read(f"{name}.toml")
+        with pytest.raises(ParameterError):
+            read(name)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(kind):
+    read, good = kind
+    Path("mine.toml").write_text(good, encoding="utf-8-sig")
+    assert read("mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ("vary.batch_size = " + str(list(range(1, 1002))), "at most 1000"),
+        ("repeats = 1000000000", "1e+09 runs"),
+        ("".join(f"vary.{name} = {list(range(1, 100))}\n" for name in
+                 ("batch_size", "epochs", "val_steps")), "9.7e+05 runs"),
+        ("flags.help = 1", "help"),
+        ('flags.loader = "--help"', "'-'"),
+        ('flags.conv = ["-h"]', "'-'"),
+        ('environment."HOROVOD_A=B" = "1"', "HOROVOD_A=B"),
+        ('path = "elsewhere"', "'path'"),
+        ('benchmark = "x\\ny"', "there is no benchmark"),
+        ('benchmark = ""', "there is no benchmark"),
+        ('benchmark = "' + "x" * 5000 + '"', "benchmark"),
+        ("minutes = 1000000001", "minutes"),
+        ("sizes = 1", "sizes"),
+        ("variants = 1", "variants"),
+        ("variants = [1]", "variants.0"),
+        ("vary = [1]", "vary"),
+        ("flags = [1]", "flags"),
+        ("flags.epochs = {}", "flags.epochs"),
+    ],
+)  # fmt: skip
+def test_a_study_that_cannot_be_run_is_refused(added, words, tmp_path, capsys):
+    key = added.partition(" =")[0]
+    kept = [line for line in STUDY.splitlines() if not line.startswith(f"{key} =")]
+    if key == "sizes":
+        kept = kept[: kept.index("[sizes.small]")]
+    (tmp_path / "mine.toml").write_text(added + "\n" + "\n".join(kept))
+    with pytest.raises(ParameterError) as raised:
+        read_study(str(tmp_path / "mine.toml"))
+    assert words in str(raised.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_hostile_manifests_are_refused(tmp_path):
+    path = tmp_path / "study.json"
+    for text in ("[" * 100_000, "1" * 5000, "null", '{"study": null}', '{"study": "x", "y": 1}'):
+        path.write_text(text)
+        with pytest.raises(CandleError, match=r"study\.json|'x'"):
+            read_plan(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CandleError, match=r"study\.json.*pipe"):
+        read_plan(tmp_path)
