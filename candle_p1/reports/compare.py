@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports.points import THREADS, by_value, describe
+from candle_p1.reports.points import MIN_IN_RATIO, THREADS, by_value, describe
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
@@ -254,7 +254,7 @@ def _row(
     if all(values):
         if not is_ratio:
             change = estimate_difference(values[1], values[0])
-        elif min(*values[0], *values[1]) > 0:
+        elif min(*values[0], *values[1]) > MIN_IN_RATIO:
             change = estimate_ratio(values[1], values[0])
     return Row(quantity, values[0], values[1], change, is_ratio)
 

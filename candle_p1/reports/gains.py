@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.points import STRONG, WEAK
+from candle_p1.reports.points import MIN_IN_RATIO, STRONG, WEAK
 from candle_p1.reports.statistics import estimate_median, estimate_ratio
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ class Improvement:
 
 def speedups(experiment: Experiment, series: Series, quantity: Number) -> list[Speedup]:
     """Returns the speed-ups of a series in a time, by number of ranks, without the base itself."""
-    known = [point for point in series.timed if point.values(quantity)]
+    known = [point for point in series.timed if point.positive(quantity)]
     found = []
     for point in known[1:]:
         base = known[0]
-        ratio = estimate_ratio(base.values(quantity), point.values(quantity))
-        base_s = estimate_median(base.values(quantity)).value
+        ratio = estimate_ratio(base.positive(quantity), point.positive(quantity))
+        base_s = estimate_median(base.positive(quantity)).value
         efficiency = _efficiency(experiment.mode, ratio, point.num_ranks / base.num_ranks)
         found.append(Speedup(base, point, base_s, ratio, efficiency))
     return found
@@ -108,7 +108,7 @@ def improvements(original: Series, optimised: Series, quantity: Number) -> list[
     found = []
     for point in original.timed:
         other = optimised.at(point.num_ranks)
-        before, after = point.values(quantity), other.values(quantity) if other else []
+        before, after = point.positive(quantity), other.positive(quantity) if other else []
         if before and after:
             percent = _percent(estimate_ratio(after, before))
             found.append(Improvement(point.num_ranks, percent))
@@ -138,6 +138,6 @@ def _by_repeat(series: Series, quantity: Number) -> dict[tuple[int, int | None],
     for point in series.timed:
         for run in point.runs:
             value = quantity(run)
-            if value is not None:
+            if value is not None and value > MIN_IN_RATIO:
                 values[point.num_ranks, run.seed].append(value)
     return values

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.points import RANKS_PER_NODE, THREADS, describe
+from candle_p1.reports.points import MIN_IN_RATIO, RANKS_PER_NODE, THREADS, describe
 from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoa
             for run in point.runs:
                 method = describe(own) or f"loader {run.loader}"
                 for role, file in run.files.items():
-                    if file.load is not None:
+                    if file.load is not None and file.load.max_s > MIN_IN_RATIO:
                         key = (role, method, run.loader, alike, point.num_ranks)
                         times[key][str(run.path)] = file.load.max_s
                         sizes[role, method] = file.file_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from candle_p1.reports.points import describe
 from candle_p1.reports.quantities import covered, merit
 from candle_p1.reports.statistics import MIN_VALUES
 from candle_p1.reports.words import listed
@@ -39,8 +40,27 @@ def notes_on_all(runs: Runs) -> list[str]:
 
 def notes_on(experiment: Experiment) -> list[str]:
     """Returns the notes on the runs of one experiment."""
-    makers = (_left_out, _trained, _repeats, _energy, _data, _versions, _threads, _warnings)
+    makers = (
+        _limited,
+        _left_out,
+        _trained,
+        _repeats,
+        _energy,
+        _data,
+        _versions,
+        _threads,
+        _warnings,
+    )
     return [note for make in makers for note in make(experiment)]
+
+
+def _limited(experiment: Experiment) -> Iterator[str]:
+    if experiment.limits:
+        yield (
+            f"The steps of these runs are limited ({describe(dict(experiment.limits))}): an epoch"
+            " takes less time than a whole one, and accuracy and loss are those of models that have"
+            " hardly been trained. Runs with other limits, or without, have a section of their own."
+        )
 
 
 def _left_out(experiment: Experiment) -> Iterator[str]:

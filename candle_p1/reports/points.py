@@ -1,8 +1,8 @@
 """Runs in groups: experiments, their series, and the points of a series.
 
-An experiment is what one figure can show: one benchmark on one machine in one mode of scaling. Its
-series are named by the settings that differ among its runs. A point of a series is a number of
-ranks with its repeated runs.
+An experiment is what one figure can show: one benchmark on one machine in one mode of scaling, and
+either with whole epochs or with the same limits of the steps. Its series are named by the settings
+that differ among its runs. A point of a series is a number of ranks with its repeated runs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.reports.runs import DATA
 from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ THREADS, RANKS_PER_NODE = "threads", "ranks_per_node"
 """The names of the settings for the threads of a rank and the ranks of a node."""
 
 UNKNOWN = "unknown"
+MIN_IN_RATIO = 1e-9
+"""The resolution of recorded times, in s: nothing is as short as that."""
+
 SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")
 """Settings that come first in the name of a series, in this order; the others follow by name."""
 
@@ -60,6 +64,10 @@ class Point:
         """Returns the known values of a quantity."""
         return [value for run in self.runs if (value := quantity(run)) is not None]
 
+    def positive(self, quantity: Callable[[RecordedRun], float | None]) -> list[float]:
+        """Returns the known values of a time or an energy, of which ratios can be formed."""
+        return [value for value in self.values(quantity) if value > MIN_IN_RATIO]
+
     def estimate(self, quantity: Callable[[RecordedRun], float | None]) -> Estimate | None:
         """Returns the median of a quantity with its interval; None where no run has it."""
         values = self.values(quantity)
@@ -80,8 +88,14 @@ class Series:
 
     @cached_property
     def name(self) -> str:
-        """The settings in words; "all runs" where there is only one series."""
-        return describe(self.settings) or "all runs"
+        """The settings in words; "all runs" where there is only one series.
+
+        Synthetic data of different sizes are different data, so the size is not named again.
+        """
+        named = dict(self.settings)
+        if DATA in named:
+            named.pop("size", None)
+        return describe(named) or "all runs"
 
     @property
     def timed(self) -> list[Point]:
@@ -100,6 +114,7 @@ class Experiment:
     Attributes:
         benchmark: Its name.
         mode: A key of MODES.
+        limits: The limits of the steps of its runs, see RecordedRun.limits.
         machine: None where no run got far enough to record it.
         common: The settings that all of its runs share.
         series: At least one.
@@ -107,6 +122,7 @@ class Experiment:
 
     benchmark: str
     mode: str
+    limits: tuple[tuple[str, int], ...]
     machine: Hardware | None
     common: Mapping[str, Any]
     series: tuple[Series, ...]
@@ -134,7 +150,7 @@ class Experiment:
 
 
 def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
-    """Returns the experiments, by benchmark, mode and machine.
+    """Returns the experiments, by benchmark, mode, limits and machine.
 
     A run that ended before it recorded its machine is included if it can only belong to one.
     """
@@ -142,16 +158,20 @@ def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
     machines = defaultdict(set)
     for run in runs:
         if run.machine is not None:
-            machines[run.benchmark, mode_of(run)].add(run.machine)
-    grouped: dict[tuple[str, str, Hardware | None], list[RecordedRun]] = defaultdict(list)
+            machines[_kind(run)].add(run.machine)
+    grouped: dict[tuple[Any, ...], list[RecordedRun]] = defaultdict(list)
     for run in runs:
-        machine, known = run.machine, machines[run.benchmark, mode_of(run)]
+        machine, known = run.machine, machines[_kind(run)]
         if machine is None and len(known) == 1:
             (machine,) = known
-        grouped[run.benchmark, mode_of(run), machine].append(run)
+        grouped[(*_kind(run), machine)].append(run)
     order = list(MODES)
-    keys = sorted(grouped, key=lambda key: (key[0], order.index(key[1]), str(key[2])))
-    return [_experiment(*key, grouped[key]) for key in keys]
+    keys = sorted(grouped, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3])))
+    return [_experiment(grouped[key], *key) for key in keys]
+
+
+def _kind(run: RecordedRun) -> tuple[Any, ...]:
+    return run.benchmark, mode_of(run), run.limits
 
 
 def mode_of(run: RecordedRun) -> str:
@@ -200,7 +220,11 @@ def _varied_placement(runs: Sequence[RecordedRun]) -> set[str]:
 
 
 def _experiment(
-    benchmark: str, mode: str, machine: Hardware | None, runs: Sequence[RecordedRun]
+    runs: Sequence[RecordedRun],
+    benchmark: str,
+    mode: str,
+    limits: tuple[tuple[str, int], ...],
+    machine: Hardware | None,
 ) -> Experiment:
     placement = _varied_placement(runs)
     all_settings = {run: {**run.settings, **run.horovod_settings} for run in runs}
@@ -236,7 +260,8 @@ def _experiment(
             named[key] = complete.get(key) or unknown | own
             members[key].append(run)
     series = [Series(named[key], _points(members[key])) for key in members]
-    return Experiment(benchmark, mode, machine, common, tuple(sorted(series, key=_sortable)))
+    series.sort(key=_sortable)
+    return Experiment(benchmark, mode, limits, machine, common, tuple(series))
 
 
 def _points(runs: Sequence[RecordedRun]) -> tuple[Point, ...]:

@@ -47,8 +47,8 @@ class ReportSection:
 
     @property
     def title(self) -> str:
-        """Benchmark and mode."""
-        return f"{self.experiment.benchmark.upper()}, {MODES[self.experiment.mode]}"
+        """Benchmark, mode, and whether the steps are limited."""
+        return _title(self.experiment)
 
     @property
     def common(self) -> str:
@@ -86,7 +86,7 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
         stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
         slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(experiments) + 1)))
         slug = next(each for each in slugs if each not in {section.slug for section in sections})
-        starting(f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}")
+        starting(_title(experiment))
         has_times = bool(experiment.runs)
         figures, missing = draw_figures(experiment, slug) if has_times else ([], [])
         statements = find(experiment) if has_times else []
@@ -103,6 +103,11 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     return Report(
         notes_on_all(runs), sections, _table_of_runs(runs), _table_of_problems(runs), exports
     )
+
+
+def _title(experiment: Experiment) -> str:
+    limited = f" ({describe(dict(experiment.limits))})" if experiment.limits else ""
+    return f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}{limited}"
 
 
 def _table_of_runs(runs: Runs) -> ReportTable:

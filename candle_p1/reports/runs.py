@@ -46,6 +46,9 @@ PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 
 POWER_FILE = re.compile(r"power-\d{1,9}\.csv")
 HOROVOD = "HOROVOD_"
+LIMITS = ("train_steps", "val_steps", "test_steps")
+"""Parameters that end an epoch, its validation or the test early, where they are not 0."""
+
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
 
@@ -173,6 +176,12 @@ class RecordedRun:
                 for name in ("size", "data_seed"):  # meaningless where files are named
                     settings.pop(name, None)
         return settings
+
+    @cached_property
+    def limits(self) -> tuple[tuple[str, int], ...]:
+        """The limits of its steps; such a run trains or tests a part of its samples only."""
+        found = ((name, self.parameters.get(name)) for name in LIMITS)
+        return tuple((name, steps) for name, steps in found if isinstance(steps, int) and steps > 0)
 
     @cached_property
     def horovod_settings(self) -> Mapping[str, str]:
@@ -336,6 +345,16 @@ class RecordedRun:
     @property
     def _epochs(self) -> list[EpochFacts]:
         return self.record.training.epochs if self.record.training else []
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The loss and the metrics of every epoch, by name; NaN where one is not a number."""
+        names = dict.fromkeys(name for epoch in self._epochs for name in epoch.metrics)
+        values = [epoch.metrics for epoch in self._epochs]
+        return {
+            name: [np.nan if (v := each.get(name)) is None else v for each in values]
+            for name in names
+        }
 
     @property
     def stopped(self) -> str | None:

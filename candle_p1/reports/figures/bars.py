@@ -26,7 +26,7 @@ from candle_p1.reports.words import number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -46,6 +46,9 @@ MAX_COLUMNS = 3
 TITLE_WIDTH = 44
 MAX_BARS = 4
 """With more bars side by side there is no room for percentages."""
+
+MIN_BARS = 3
+"""With fewer, bars are as narrow as with so many."""
 
 LABEL_SHARE = 0.1
 """A smaller part has no room for its percentage."""
@@ -77,15 +80,17 @@ def time_parts(_experiment: Experiment, series: Sequence[Series]) -> Figure:
             if point is not None:
                 _draw_bar(axes, i, point, has_room=len(counts) <= MAX_BARS)
         axes.set_xticks(range(len(counts)), [f"{num:,}" for num in counts])
+        beside = 0.5 + max(0, MIN_BARS - len(counts)) / 2
+        axes.set_xlim(-beside, len(counts) - 1 + beside)
         axes.set_xlabel("ranks")
         axes.set_ylim(0, 112)
         axes.set_yticks(range(0, 101, 20))
         axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
     for axes in plots[::columns]:
         axes.set_ylabel("share of the total time (%)")
-    known = {part for each in series for point in each.timed for part in _medians_s(point)}
+    medians = [_medians_s(point) for each in series for point in each.timed]
     for part in PARTS:
-        if part in known:
+        if any(times.get(part) for times in medians):
             plots[0].bar(0, 0, label=part, **LOOKS[part])
     legend_below(figure, plots[0])
     return figure
@@ -134,11 +139,11 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
     runs = {each.name: run for each in several if (run := _median_run(each)).per_rank}
     if not runs:
         raise MissingDataError(f"the times of individual ranks are missing ({PER_RANK_NAME})")
-    shown = {name: _chosen(run) for name, run in runs.items()}
+    shown = {name: chosen(run) for name, run in runs.items()}
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * max(map(len, shown.values())))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
     for axes, (name, run) in zip(plots, runs.items(), strict=True):
-        _draw_ranks(axes, run, shown[name])
+        draw_ranks(axes, run, shown[name], SHOWN)
         axes.set_title(f"{name}, {count(run.num_ranks, 'rank')}", fontsize=9)
     plots[-1].set_xlabel("seconds since the start of the run")
     for label, look in (*SHOWN.values(), REST):
@@ -152,12 +157,22 @@ def _median_run(series: Series) -> RecordedRun:
     return runs[len(runs) // 2]
 
 
-def _draw_ranks(axes: Axes, run: RecordedRun, shown: Sequence[int]) -> None:
+def draw_ranks(
+    axes: Axes, run: RecordedRun, shown: Sequence[int], looks: Mapping[str, tuple[str, Any]]
+) -> None:
+    """Draws the phases of some ranks as rows.
+
+    Args:
+        axes: Where to draw.
+        run: A run with the values of its ranks.
+        shown: The ranks.
+        looks: The label and look of each phase and part; the others look like REST.
+    """
     stretches = list(run.stretches())
     has_parts = any(each.within == IN_PARTS for each in stretches)
     for each in stretches:
         if each.within in ("", IN_PARTS) and not (has_parts and each.name == IN_PARTS):
-            _, look = SHOWN.get(each.name, REST)
+            _, look = looks.get(each.name, REST)
             for row, rank in enumerate(shown):
                 if not np.isnan(each.begin_s[rank]):
                     axes.barh(row, each.seconds[rank], left=each.begin_s[rank], height=0.9, **look)
@@ -167,7 +182,7 @@ def _draw_ranks(axes: Axes, run: RecordedRun, shown: Sequence[int]) -> None:
     axes.grid(visible=False)
 
 
-def _chosen(run: RecordedRun) -> list[int]:
+def chosen(run: RecordedRun) -> list[int]:
     """Returns all ranks; of many, evenly spaced ones and the fastest and slowest at loading."""
     if run.num_ranks <= MAX_ROWS:
         return list(range(run.num_ranks))

@@ -60,7 +60,8 @@ MAX_FILES = 3
 def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws loading, training and total time."""
     first, *others = (_panel(series, quantity) for quantity in (LOAD, TRAIN, TOTAL))
-    return line_figure([first, *(Panel(p.title, p.lines) for p in others)], same_y=True)
+    shown = [Panel(first.title, first.lines, "time (s)")]
+    return line_figure([*shown, *(Panel(p.title, p.lines) for p in others)], same_y=True)
 
 
 def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from candle_p1.errors import DataError
+from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import BARS, LOOK, Drawing, to_drawing
 from candle_p1.reports.figures import bars, lines
 from candle_p1.reports.figures.power import power_figure, run_to_draw
@@ -146,7 +146,7 @@ def draw_figures(
                 slug = f"{prefix}-{kind.slug}" + (f"-{i + 1}" if len(facets) > 1 else "")
                 try:
                     figure = kind.draw(experiment, [each for each in series if each.timed])
-                except MissingDataError as error:
+                except (MissingDataError, RecordError) as error:
                     missing[kind.title, str(error)] = None
                     continue
                 title = kind.title + (f" ({i + 1} of {len(facets)})" if len(facets) > 1 else "")
@@ -178,7 +178,7 @@ def _draw_power(
     for i, series, run in runs[:MAX_POWER_FIGURES]:
         try:
             figure = power_figure(run)
-        except DataError as error:
+        except (DataError, RecordError) as error:
             missing[POWER_TITLE, str(error)] = None
             continue
         caption = (

@@ -6,10 +6,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.epochs import about_quality, of_each_seed
-from candle_p1.reports.findings.phrases import on_ranks
+from candle_p1.reports.findings.phrases import Inconclusive, on_ranks
 from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.points import BATCH, describe
+from candle_p1.reports.points import BATCH, MIN_IN_RATIO, describe
 from candle_p1.reports.quantities import (
     TOTAL,
     known_values,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
     from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.statistics import Estimate
 
 COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
 
@@ -81,30 +82,31 @@ def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
     """Says how the loads of one file on one number of ranks compare with the original one."""
     base = next((load for load in loads if load.loader == "original"), None)
     others = [load for load in loads if load.loader != "original"]
-    if base is not None and others:
-        yield (
-            f"{on_ranks([base.num_ranks])}, loading the {base.role} file"
-            f" ({number(base.file_mb)} MB) takes {number(base.estimate.value)} s with"
-            f" {base.method}; {', '.join(_factor(base, load) for load in others)}."
-        )
-
-
-def _factor(base: FileLoad, load: FileLoad) -> str:
-    ratio, word = estimate_ratio(base.seconds, load.seconds), "faster"
-    claim = (
-        ": the difference is not significant"
-        if ratio.is_confident and not ratio.excludes(1)
-        else ""
+    if base is None or not others:
+        return
+    words = (
+        f"{on_ranks([base.num_ranks])}, loading the {base.role} file ({number(base.file_mb)} MB)"
+        f" takes {number(base.estimate.value)} s with {base.method}"
     )
+    ratios = {load.method: estimate_ratio(base.seconds, load.seconds) for load in others}
+    sure = [_factor(method, ratio) for method, ratio in ratios.items() if ratio.excludes(1)]
+    unsure = [_factor(method, ratio) for method, ratio in ratios.items() if not ratio.excludes(1)]
+    if sure:
+        yield f"{words}; {', '.join(sure)}."
+    if unsure:
+        yield Inconclusive(f"{words}; {', '.join(unsure)}")
+
+
+def _factor(method: str, ratio: Estimate) -> str:
+    word = "faster"
     if ratio.value < 1:
         ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
-    words = f"{number(ratio.value)} ({interval(ratio)}{claim})"
-    return f"{load.method} is {word} by a factor of {words}"
+    return f"{method} is {word} by a factor of {number(ratio.value)} ({interval(ratio)})"
 
 
 def _best_and_fastest(experiment: Experiment, num_ranks: int) -> Iterator[str]:
     name = merit(experiment.runs)
-    if name:
+    if name and not experiment.limits:
         better = more_is_better(name)
         yield from _first(experiment, num_ranks, quality_on_test(name), better, "the best")
     yield from _first(experiment, num_ranks, TOTAL, False, "the shortest")
@@ -120,7 +122,7 @@ def _first(
         name = series.name if quantity is TOTAL else describe(about_quality(series.settings))
         if point is not None:
             runs_of.setdefault(name, []).extend(point.runs)
-    values = known_values if quantity is TOTAL else of_each_seed
+    values = _positive if quantity is TOTAL else of_each_seed
     values_of = {name: values(runs, quantity) for name, runs in runs_of.items()}
     known = [(median(values), name, values) for name, values in values_of.items() if values]
     if len(known) < 2:
@@ -132,12 +134,15 @@ def _first(
     else:
         by, same, ahead = "difference", 0, estimate_difference(values_first, values_second)
     unit = f" {quantity.unit}" if quantity.unit else ""
-    is_open = ahead.is_confident and not ahead.excludes(same)
-    claim = ": the difference is not significant" if is_open else ""
     num_without = sum(quantity.of(run) is None for runs in runs_of.values() for run in runs)
     without = f" Left out: {count(num_without, 'run')} without a number." if num_without else ""
-    yield (
+    words = (
         f"{on_ranks([num_ranks])}, {first} has {word} {quantity.title}, {number(value)}{unit}; the"
         f" next is {second} with {number(next_value)}{unit}, a {by} of {number(ahead.value)}"
-        f" ({interval(ahead)}){claim}.{without}"
+        f" ({interval(ahead)})"
     )
+    yield f"{words}.{without}" if ahead.excludes(same) else Inconclusive(words)
+
+
+def _positive(runs: Sequence[RecordedRun], quantity: Quantity) -> list[float]:
+    return [value for value in known_values(runs, quantity) if value > MIN_IN_RATIO]

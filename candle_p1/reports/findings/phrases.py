@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.gains import WORSE
-from candle_p1.reports.statistics import NOT_SIGNIFICANT
+from candle_p1.reports.gains import SIGNIFICANT, WORSE
 from candle_p1.reports.words import interval, listed, number
 
 if TYPE_CHECKING:
@@ -18,10 +17,22 @@ MAX_SENTENCES = 6
 """The number of sentences of one kind about one experiment; its table has the others."""
 
 
+class Inconclusive(str):
+    """What a comparison shows that is not significant: no finding, but the reason for none."""
+
+    __slots__ = ()
+
+
 def limited(sentences: Sequence[str]) -> list[str]:
-    """Returns the first sentences, and one that says how many more there would be."""
-    more = len(sentences) - MAX_SENTENCES
-    return [*sentences[:MAX_SENTENCES], *([f"The table has {more} more."] if more > 0 else [])]
+    """Returns the first findings, and one that says how many more there are, then the others."""
+    found = [each for each in sentences if not isinstance(each, Inconclusive)]
+    more = len(found) - MAX_SENTENCES
+    rest = [f"The table has {more} more."] if more > 0 else []
+    return [
+        *found[:MAX_SENTENCES],
+        *rest,
+        *(each for each in sentences if isinstance(each, Inconclusive)),
+    ]
 
 
 def on_ranks(counts: Sequence[int]) -> str:
@@ -36,11 +47,20 @@ def names(series: Sequence[Series]) -> str:
     return "; ".join(each.name for each in series)
 
 
-def gained(gain: Improvement, of: str = "run") -> str:
-    """Returns "improved by 40.0 % (…)" or "worsened by …", with the interval and the claim."""
-    claim = {WORSE: ": it is worse", NOT_SIGNIFICANT: ": the improvement is not significant"}
+def gained(gain: Improvement) -> str:
+    """Returns "improved by 40.0 % (…)" or "worsened by …", with the interval."""
     verb, percent = "improved", gain.percent
     if percent.value < 0:
         verb, percent = "worsened", percent.map(lambda value: -value)
-    said = f"{interval(percent, of)}{claim.get(gain.verdict, '')}"
-    return f"{verb} by {number(percent.value)} % ({said})"
+    of = "run" if gain.num_ranks else "pair"
+    return f"{verb} by {number(percent.value)} % ({interval(percent, of)})"
+
+
+def at_scale(gain: Improvement) -> str:
+    """Returns the scale of an improvement: "on 4 ranks", or "over all numbers of ranks"."""
+    return on_ranks([gain.num_ranks]) if gain.num_ranks else "over all numbers of ranks"
+
+
+def significant(gains: Sequence[Improvement]) -> list[Improvement]:
+    """Returns the improvements and the worsenings that are significant."""
+    return [each for each in gains if each.verdict in (SIGNIFICANT, WORSE)]

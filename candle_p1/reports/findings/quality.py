@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
+from candle_p1.reports.findings.phrases import Inconclusive
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published
 from candle_p1.reports.quantities import (
@@ -36,6 +37,8 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
     name = merit(experiment.runs)
     if name is None:
         raise MissingDataError(NOT_EVALUATED)
+    if experiment.limits:
+        raise MissingDataError("the steps of the runs are limited")
     diverged = [run for run in experiment.runs if run.has_diverged(name)]
     if diverged:
         raise MissingDataError(
@@ -57,7 +60,8 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
                 lacking.append(f"{label}: too few runs for a 95 % interval")
             else:
                 verdict = _verdict(found, enough, more_is_better(name), is_told=bool(told))
-                yield f"{label} {verdict}."
+                is_open = isinstance(verdict, Inconclusive)
+                yield Inconclusive(f"{label} {verdict}") if is_open else f"{label} {verdict}."
     if trained:
         enough_words = f"with {needed} epochs per rank or more" if needed else "with more epochs"
         lacking.append(
@@ -86,7 +90,7 @@ def _verdict(found: Sequence[Fall], enough: int, more_is_better: bool, *, is_tol
     least = found[-1]
     also = f"; at {least.epochs}, {_words_of(least.difference)}" if least is not nearest else ""
     if not all(each.excluded for each in found):
-        return f"may or may not {fall} {below}: {at_nearest}{also}"
+        return Inconclusive(f"may or may not {fall} {below}: {at_nearest}{also}")
     material = f"{MATERIAL}" if more_is_better else percent(MATERIAL)
     return f"does not {fall} by {material} or more {below}{differs}: {at_nearest}{also}"
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.findings.comparing import batch_strategies, loaders, other_settings
+from candle_p1.reports.findings.phrases import MAX_SENTENCES, Inconclusive
 from candle_p1.reports.findings.quality import epochs_needed
 from candle_p1.reports.findings.speed import energy_gain, epoch_growth, speed, time_gain
 from candle_p1.reports.findings.time import dominates, what_to_change
@@ -54,6 +55,9 @@ class Statement:
     lacking: str
 
 
+UNSURE = "not significant: "
+"""What begins the list of comparisons that are not significant."""
+
 FINDERS = (
     Finder("What dominates", "shares", dominates, ("dominates",), is_headline=True),
     Finder(
@@ -98,12 +102,18 @@ def find(experiment: Experiment) -> list[Statement]:
 
 
 def _state(finder: Finder, experiment: Experiment) -> Statement:
-    sentences: list[str] = []
+    found: list[str] = []
+    missing = []
     try:
-        sentences.extend(_sentence(text, experiment) for text in finder.find(experiment))
-        lacking = "" if sentences else "no runs can be compared"
+        found.extend(finder.find(experiment))
     except MissingDataError as error:
-        lacking = str(error)
+        missing.append(str(error))
+    unsure = [text for text in found if isinstance(text, Inconclusive)]
+    sure = (text for text in found if not isinstance(text, Inconclusive))
+    sentences = [_sentence(text, experiment) for text in sure]
+    if unsure:
+        missing += [UNSURE + "; ".join(unsure[:MAX_SENTENCES])]
+    lacking = "; ".join(missing) if found or missing else "no runs can be compared"
     told = published(experiment.benchmark, experiment.mode, *finder.published)
     return Statement(finder, tuple(sentences), tuple(map(str, told)) if sentences else (), lacking)
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.findings.phrases import gained, limited, on_ranks
+from candle_p1.reports.findings.phrases import (
+    Inconclusive,
+    at_scale,
+    gained,
+    limited,
+    on_ranks,
+    significant,
+)
 from candle_p1.reports.gains import NO_PAIR, improvements, pairs, speedups
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
@@ -33,9 +40,12 @@ def speed(experiment: Experiment) -> list[str]:
         if last.base.num_ranks != 1:
             base += ", because there is no run on 1 rank"
         sentences.append(
-            f"{name}: {on_ranks([last.point.num_ranks])}, the {what} of the total time is"
-            f" {number(last.speedup.value)} ({interval(last.speedup)}){efficiency}, relative to"
-            f" {number(last.base_s)} s {base}.{_claim(last.speedup)}"
+            _told(
+                last.speedup,
+                f"{name}: {on_ranks([last.point.num_ranks])}, the {what} of the total time is"
+                f" {number(last.speedup.value)} ({interval(last.speedup)}){efficiency}, relative to"
+                f" {number(last.base_s)} s {base}",
+            )
         )
     return limited(sentences)
 
@@ -50,9 +60,12 @@ def epoch_growth(experiment: Experiment) -> list[str]:
     for name, last in _on_most_ranks(experiment, EPOCH):
         growth = last.speedup.map(lambda ratio: 1 / ratio)
         sentences.append(
-            f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes"
-            f" {number(growth.value)} times as long ({interval(growth)}) as the"
-            f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}.{_claim(growth)}"
+            _told(
+                growth,
+                f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes"
+                f" {number(growth.value)} times as long ({interval(growth)}) as the"
+                f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}",
+            )
         )
     return limited(sentences)
 
@@ -66,9 +79,9 @@ def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> list[tuple[str
     return last
 
 
-def _claim(ratio: Estimate) -> str:
-    """Returns what to add where a 95 % interval includes 1."""
-    return " The change is not significant." if ratio.is_confident and not ratio.excludes(1) else ""
+def _told(ratio: Estimate, words: str) -> str:
+    """Returns a sentence where a 95 % interval of a ratio excludes 1, or what is inconclusive."""
+    return f"{words}." if ratio.excludes(1) else Inconclusive(words)
 
 
 def time_gain(experiment: Experiment) -> list[str]:
@@ -101,20 +114,17 @@ def _gain(experiment: Experiment, quantity: Quantity) -> list[str]:
     sentences = []
     for original, optimised in compared:
         found = improvements(original, optimised, quantity.of)
-        counted = [each for each in found if each.num_ranks]
-        if counted:
-            parts = [
-                f"{gained(each, 'pair')} over all numbers of ranks"
-                for each in found
-                if each.num_ranks is None
-            ]
-            best = max(counted, key=lambda each: each.percent.value)
-            at_best = "at best, " if len(counted) > 1 else ""
-            parts.append(f"{at_best}{on_ranks([best.num_ranks or 0])}, {gained(best)}")
-            sentences.append(
-                f"{quantity.title} of {optimised.name} compared with {original.name}:"
-                f" {'; '.join(parts)}."
-            )
+        if found:
+            words = f"{quantity.title} of {optimised.name} compared with {original.name}"
+            sure = significant(found)
+            together = [each for each in sure or found if each.num_ranks is None]
+            alone = [each for each in sure or found if each.num_ranks]
+            best = sorted(alone, key=lambda each: each.percent.value)[-1:]
+            at_best = "at best, " if len(alone) > 1 else ""
+            parts = [f"{gained(each)} {at_scale(each)}" for each in together]
+            parts += [f"{at_best}{gained(each)} {at_scale(each)}" for each in best]
+            told = f"{words}: {'; '.join(parts)}"
+            sentences.append(f"{told}." if sure else Inconclusive(told))
     if not sentences:
         raise MissingDataError(
             f"no original and optimised runs with {quantity.title} on the same number of ranks"

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.findings.phrases import gained, names, on_ranks
+from candle_p1.reports.findings.phrases import (
+    MAX_SENTENCES,
+    at_scale,
+    gained,
+    names,
+    on_ranks,
+    significant,
+)
 from candle_p1.reports.gains import improvements
+from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
 from candle_p1.reports.published import published
 from candle_p1.reports.quantities import (
     COMMUNICATING,
     LOADING,
-    PARTS,
     STARTUP,
     TOTAL,
     TRAINING,
     UNDIVIDED,
     WAITING,
+    parts_s,
     share_of,
 )
 from candle_p1.reports.words import percent
 from candle_p1.text import count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from candle_p1.reports.points import Experiment, Point, Series
 
 SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
@@ -31,38 +41,54 @@ SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars"
 FASTER_TRAINING = "use a larger batch, faster kernels or faster devices;"
 
 
-def _dominating_part(point: Point) -> tuple[str, float]:
-    """Returns the part that takes the most time, and its share: medians over the runs."""
-    shares = {part: point.estimate(share_of(part)) for part in PARTS}
-    known = {part: share.value for part, share in shares.items() if share is not None}
-    part = max(known, key=lambda name: known[name])
-    return part, known[part]
+def _dominating_part(point: Point) -> tuple[str, float] | None:
+    """Returns the part that takes the most time in every run, with its median share.
+
+    None where that is not the same part in all runs.
+    """
+    parts = {max(times, key=lambda name: times[name]) for times in map(parts_s, point.runs)}
+    if len(parts) > 1:
+        return None
+    (part,) = parts
+    share = point.estimate(share_of(part))
+    return (part, share.value) if share else None
 
 
-def dominates(experiment: Experiment) -> list[str]:
-    """Says what takes the most time, at which scale; series that agree share a sentence."""
+def dominates(experiment: Experiment) -> Iterator[str]:
+    """Says what takes the most time, at which scale; series that agree share a sentence.
+
+    Raises:
+        MissingDataError: Runs of a point disagree.
+    """
+    mixed: list[str] = []
     alike: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Series]] = {}
     for series in experiment.series:
         scales: dict[str, list[int]] = {}
         for point in series.timed:
-            scales.setdefault(_dominating_part(point)[0], []).append(point.num_ranks)
+            found = _dominating_part(point)
+            if found:
+                scales.setdefault(found[0], []).append(point.num_ranks)
+            else:
+                mixed.append(f"{series.name} {on_ranks([point.num_ranks])}")
         if scales:
             key = tuple((part, tuple(counts)) for part, counts in scales.items())
             alike.setdefault(key, []).append(series)
-    sentences = []
     for scales_of, members in alike.items():
         parts = [_part_words(part, counts, members) for part, counts in scales_of]
-        sentences.append(f"{names(members)}: the largest part of the time is {', '.join(parts)}.")
-    return sentences
+        yield f"{names(members)}: the largest part of the time is {', '.join(parts)}."
+    if mixed:
+        raise MissingDataError(
+            f"the largest part differs between runs: {'; '.join(mixed[:MAX_SENTENCES])}"
+        )
 
 
 def what_to_change(experiment: Experiment) -> list[str]:
     """Says what would shorten the runs on the most ranks."""
     seen: dict[str, list[Series]] = {}
     for series in experiment.series:
-        if series.timed:
-            part, _ = _dominating_part(series.timed[-1])
-            seen.setdefault(_advice(experiment, series, part), []).append(series)
+        found = _dominating_part(series.timed[-1]) if series.timed else None
+        if found:
+            seen.setdefault(_advice(experiment, series, found[0]), []).append(series)
     return [
         f"{names(members)}, {on_ranks(sorted({each.timed[-1].num_ranks for each in members}))}:"
         f" {text}"
@@ -129,16 +155,18 @@ def _measured_gain(experiment: Experiment, series: Series) -> str:
     settings = {**series.settings, "loader": "parallel"}
     for other in experiment.series:
         if other.settings == settings:
-            for each in improvements(series, other, TOTAL.of):
-                if each.num_ranks == series.timed[-1].num_ranks:
-                    return f"here the total time {gained(each)}."
+            sure = significant(improvements(series, other, TOTAL.of))
+            for each in sure:
+                if each.num_ranks in (series.timed[-1].num_ranks, None):
+                    return f"here the total time {gained(each)} {at_scale(each)}."
+            return "its effect here is not significant, or was measured in too few runs."
     return "its effect was not measured here."
 
 
 def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> str:
     """Returns "data loading on 2 and 4 ranks (51 to 60 % of the total time, 6 runs)"."""
     points = [point for each in members for num in counts if (point := each.at(num))]
-    shares = [_dominating_part(point)[1] for point in points]
+    shares = [found[1] for point in points if (found := _dominating_part(point))]
     num_runs = sum(len(point.runs) for point in points)
     low, high = percent(min(shares)), percent(max(shares))
     span = low if low == high else f"{low.removesuffix(' %')} to {high}"

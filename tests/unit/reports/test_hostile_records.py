@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import random
 import re
+import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -14,9 +16,10 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import CandleError
+from candle_p1.records.summary import details
 from candle_p1.reports.drawing import Drawing
 from candle_p1.reports.runs import read_runs
-from tests.planted_records import plant
+from tests.planted_records import plant, plant_study
 
 
 def invoke(*words):
@@ -210,3 +213,61 @@ def test_text_of_records_is_only_text(tmp_path, valid):
         output = invoke(*words).output
         assert "alert" in output
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
+
+
+def leaves(value, place=""):
+    """Yields the places of a record, of sections as well as of values."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        yield f"{place}{key}"
+        if isinstance(each, (dict, list)):
+            yield from leaves(each, f"{place}{key}.")
+
+
+WRONG = (
+    None, float("nan"), float("inf"), 10**30, 2**63 - 1, -1, 0, 1, -1.5, 0.0, 5e-324, 1e99, "",
+    "x", "\ud800", "../x", "$\\frac{", True, [], {}, [1, ["a"]], {"a": {"b": [1]}},
+    json.loads(nested(150)),
+)  # fmt: skip
+
+
+def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypatch, valid):
+    """Any value at any place: those that pass are all in one report with good records."""
+    plant_study(tmp_path, 1, (1, 2))
+    monkeypatch.setattr("candle_p1.reports.report.draw_figures", draw_one)
+    chosen = random.Random(0)
+    places = list(leaves(valid))
+    accepted = 0
+    for i in range(600):
+        content = put(valid, chosen.choice(places), chosen.choice(WRONG))
+        path = tmp_path / f"changed{i}/run.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(content))
+        runs = read_runs([path])
+        for run in runs.runs:
+            accepted += 1
+            list(details(run.record))
+            invoke("compare", path, tmp_path / "run000")
+        for reason in runs.problems.values():
+            assert 0 < len(reason) < 500
+            shutil.rmtree(path.parent)
+    assert 50 < accepted < 300
+    result = invoke("report", tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert f"{4 + accepted} runs" in result.output
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", range(8))
+def test_a_record_with_anything_wrong_is_drawn_or_left_out(tmp_path, valid, seed):
+    plant_study(tmp_path, 1, (1, 2))
+    chosen = random.Random(seed)
+    places = list(leaves(valid))
+    path = tmp_path / "run000/run.json"
+    while True:
+        path.write_text(json.dumps(put(valid, chosen.choice(places), chosen.choice(WRONG))))
+        if not read_runs([path]).problems:
+            break
+    result = invoke("report", tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    invoke("show", path, "--html", tmp_path / "out/run.html")

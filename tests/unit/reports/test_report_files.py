@@ -17,7 +17,7 @@ from candle_p1.errors import ParameterError, RecordError
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.reports.drawing import count_axis, new_figure
-from candle_p1.reports.figures.bars import ranks_over_time
+from candle_p1.reports.figures.bars import ranks_over_time, time_parts
 from candle_p1.reports.figures.lines import epochs_per_rank
 from candle_p1.reports.figures.registry import KINDS, POWER_TITLE
 from candle_p1.reports.missing import MissingDataError
@@ -226,6 +226,19 @@ def test_diverged_models_do_not_prevent_a_report(tmp_path):
     (section,) = make_report(Runs(tuple(runs), {})).sections
     assert any("14 runs diverged" in note for note in section.notes)
     assert "Quality against ranks" in dict(section.missing)
+
+
+@pytest.mark.parametrize("counts", [(2,), (1, 2), (1, 2, 4, 8)])
+def test_bars_have_one_width_and_stand_over_their_labels(counts):
+    records = [planted_record("nt3", num, epochs=8) for num in counts]
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (axes,) = time_parts(experiment, experiment.series).axes
+    low, high = axes.get_xlim()
+    bars = [bar for bar in axes.patches if bar.get_height()]
+    assert {bar.get_x() + bar.get_width() / 2 for bar in bars} == set(axes.get_xticks())
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(num) for num in counts]
+    assert max(bar.get_width() for bar in bars) < (high - low) / 3
+    assert (low + high) / 2 == pytest.approx(np.mean(axes.get_xticks()))
 
 
 def test_many_numbers_of_ranks_are_counted_together_against_epochs():

@@ -172,6 +172,26 @@ def test_series_are_named_by_the_settings_that_differ(tmp_path):
     assert len(experiment.runs) == len(grid)
 
 
+def test_runs_with_limited_steps_are_apart(tmp_path):
+    for num_ranks in (1, 2):
+        plant(tmp_path, "nt3", num_ranks, size="full", epochs=48)
+    plant(tmp_path, "nt3", 2, size="full", epochs=2, train_steps=2, val_steps=1, test_steps=0)
+    plant(tmp_path, "nt3", 2, status="failed", train_steps=2, val_steps=1, test_steps=0)
+    whole, limited = group(runs_in(tmp_path))
+    assert outline(whole) == {"all runs": {1: (1, 0, 0), 2: (1, 0, 0)}}
+    assert limited.limits == (("train_steps", 2), ("val_steps", 1))
+    assert len(limited.all_runs) == 2
+    assert not any("limited" in note for note in notes_on(whole))
+    assert any("train_steps 2, val_steps 1" in note for note in notes_on(limited))
+
+
+def test_the_size_of_synthetic_data_is_named_once():
+    records = [planted_record(size=size) for size in ("small", "full")]
+    (experiment,) = group(RecordedRun(i, record) for i, record in enumerate(records))
+    names = {series.name for series in experiment.series}
+    assert names == {"data synthetic, small", "data synthetic, full"}
+
+
 def test_unfinished_and_traced_runs_are_counted_but_not_timed(tmp_path):
     for loader in ("original", "parallel"):
         plant(tmp_path, "nt3", 2, loader=loader)
