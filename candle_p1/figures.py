@@ -21,6 +21,8 @@ SIZE_INCHES = (6.4, 4.8)
 DOTS_PER_INCH = 150
 MAX_DOTS = 5000
 """With more samples than this, a random selection is shown: dots would only hide each other."""
+MAX_CURVES = 4
+"""The loss and the first metrics have a plot of their curves."""
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
@@ -109,6 +111,49 @@ def measured_against_predicted(
     plot.plot(ends, ends, color="0.2", linestyle="--", linewidth=1, label="predicted = measured")
     plot.legend()
     _save(figure, path)
+
+
+def training_curves(path: Path, history: Mapping[str, Sequence[float]], *, title: str) -> None:
+    """Plots loss and metrics over the epochs.
+
+    Args:
+        path: The PNG file.
+        history: As Keras keeps it: the values of each epoch by name, with those of the validation
+            samples under "val_" and the same name.
+        title: The title of the figure.
+    """
+    _save(curves(history, title=title), path)
+
+
+def curves(history: Mapping[str, Sequence[float]], *, title: str) -> Figure:
+    """Returns the figure of `training_curves`; values that are not numbers leave gaps."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    names = [name for name in history if not name.startswith("val_") and name != "learning_rate"]
+    names.sort(key=lambda name: name != "loss")
+    names = names[:MAX_CURVES]
+    width, height = SIZE_INCHES
+    figure = Figure(
+        figsize=(0.7 * width * len(names), 0.8 * height), dpi=DOTS_PER_INCH, layout="constrained"
+    )
+    figure.suptitle(title)
+    plots = figure.subplots(1, len(names), squeeze=False)[0]
+    for plot, name in zip(plots, names, strict=True):
+        for key, label, color, style in (
+            (name, "training", BLUE, "o-"),
+            (f"val_{name}", "validation", VERMILION, "s--"),
+        ):
+            values = np.array(history.get(key, ()), np.float64)  # None becomes NaN
+            epochs = np.arange(1, len(values) + 1)
+            plot.plot(epochs, values, style, color=color, markersize=3, linewidth=1.3, label=label)
+        plot.set_title(name, fontsize="medium")
+        plot.set_xlabel("epoch")
+        plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plot.grid(axis="y", color="0.9")
+    handles, labels = plots[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    return figure
 
 
 def compared_times(

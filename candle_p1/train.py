@@ -22,6 +22,7 @@ from candle_p1.distributed.allreduce_log import (
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.distributed.timeline import is_traced, open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
+from candle_p1.figures import training_curves
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
 from candle_p1.models import fast
@@ -31,7 +32,7 @@ from candle_p1.records import environment
 from candle_p1.records.record import finite
 from candle_p1.records.spread import Seconds
 from candle_p1.scaling import ScalingPlan, share_epochs
-from candle_p1.text import print_error
+from candle_p1.text import count, print_error
 from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
 from candle_p1.training.setup import (
     build_model,
@@ -41,6 +42,8 @@ from candle_p1.training.setup import (
     make_plan,
     set_up_device,
 )
+
+CURVES_NAME = "history.png"
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
@@ -185,7 +188,20 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         )
         if comm.rank == 0:
             this.screen.show_result(this.record, this.record_path)
+            _draw_curves(this, history, files.synthetic)
     return _Outcome(history, failure)
+
+
+def _draw_curves(this: Run, history: Any, synthetic: bool) -> None:
+    """Writes the picture of history.csv; after the record, so that no time of the run has it."""
+    if not history.epoch:
+        return
+    title = f"{this.record.benchmark} on {count(this.comm.size, 'rank')}"
+    path = this.directory / CURVES_NAME
+    try:
+        training_curves(path, history.history, title=title + " (synthetic data)" * synthetic)
+    except OSError as error:
+        this.screen.warn(f"{path}: {error.strerror}")
 
 
 class Script:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page to this file, with a picture of phases and power; it needs no other file.",
+    help="Write a page with pictures of phases, power and loss to this file.",
 )
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the picture to this file, as SVG.",
+    help="Write the picture of phases and power to this file, as SVG.",
 )
 def command(record: Path, html: Path | None, picture: Path | None) -> None:
     """Show a run: its phases, epochs, communication, efficiency and energy.
@@ -45,7 +46,7 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
     default "output"), they are listed.
     """
     from candle_p1.records.summary import details
-    from candle_p1.reports.figures.power import power_svg
+    from candle_p1.reports.figures.run import phases_svg
     from candle_p1.reports.writing import run_page
     from candle_p1.training.screen import Screen
 
@@ -59,12 +60,16 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
         return
     for part in details(runs[0].record):
         screen.say(part)
-    if html:
-        write_atomically(html, run_page(runs[0]))
-        screen.say(f"page: {html}")
-    if picture:
-        write_atomically(picture, power_svg(runs[0]))
-        screen.say(f"picture: {picture}")
+    for path, flag, what, make in (
+        (html, "--html", "page", run_page),
+        (picture, "--picture", "picture", phases_svg),
+    ):
+        if path:
+            try:
+                write_atomically(path, make(runs[0]))
+            except OSError as error:
+                raise ParameterError(f"{flag} {path}: {error.strerror}") from error
+            screen.say(f"{what}: {path}")
 
 
 def _runs(path: Path, screen: Screen) -> Sequence[RecordedRun]:
@@ -99,7 +104,7 @@ def _table(runs: Sequence[RecordedRun], directory: Path) -> Table:
         total = "" if run.total_s is None else f"{run.total_s:.1f}"
         started = run.record.started[:19].replace("T", " ")
         table.add_row(
-            str(run.path.parent.relative_to(directory.resolve())),
+            os.path.relpath(run.path.parent, directory.resolve()),
             run.benchmark,
             run.status,
             str(run.num_ranks),

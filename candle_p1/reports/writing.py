@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.summary import as_cells, details
-from candle_p1.reports.figures.power import power_svg
+from candle_p1.reports.figures.run import run_drawings
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
 
@@ -54,7 +54,7 @@ def write_report(report: Report, directory: Path) -> Path:
 
 
 def run_page(run: RecordedRun) -> str:
-    """Returns the page of a run, as HTML: all of its tables, and its picture."""
+    """Returns the page of a run, as HTML: its figures, and all of its tables."""
     parts: list[dict[str, Any]] = []
     for part in details(run.record):
         if isinstance(part, str):
@@ -62,8 +62,10 @@ def run_page(run: RecordedRun) -> str:
         else:
             headings, rows = as_cells(part)
             parts.append({"title": str(part.title), "headings": headings, "rows": rows})
-    picture = power_svg(run) if run.phase_s else None
-    return _rendered("run_page.html", run=run, parts=parts, picture=picture)
+    drawn = list(run_drawings(run))
+    figures = [each for each in drawn if not isinstance(each, str)]
+    missing = [each for each in drawn if isinstance(each, str)]
+    return _rendered("run_page.html", run=run, parts=parts, figures=figures, missing=missing)
 
 
 def _rendered(template: str, **content: Any) -> str:

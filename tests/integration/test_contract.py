@@ -62,4 +62,4 @@ def test_a_driver_runs_each_script_twice_in_one_process(
         assert {record["benchmark"] for record in records} == {name}
         for run in ("RUN000", "RUN001"):
             files = {path.name for path in (tmp_path / "out" / name / run).iterdir()}
-            assert {"training.log", "history.csv", "final_params.txt"} <= files
+            assert {"training.log", "history.csv", "history.png", "final_params.txt"} <= files

@@ -77,7 +77,9 @@ def test_every_benchmark_trains_on_two_ranks(name, trained, made):
     assert record["quality"]["loss"]["value"] > 0
     for phase in ("load", "preprocess", "build", "broadcast", "train", "evaluate"):
         assert record["phases"][phase]["max_s"] >= record["phases"][phase]["min_s"] > 0
-    assert {"history.csv", "final_params.txt"} <= {path.name for path in directory.iterdir()}
+    assert {"history.csv", "history.png", "final_params.txt"} <= {
+        path.name for path in directory.iterdir()
+    }
     if name == "nt3":
         path = made / "nt_train2.csv"
         assert record["parameters"]["train_data"]["value"] == str(path)
@@ -119,7 +121,7 @@ def test_a_run_is_shown(candle_p1, trained, place):
     output = candle_p1("show", trained("nt3"), "--html", "run.html")
     for phase in ("load", "train", "evaluate"):
         assert phase in output
-    assert (place / "run.html").read_text().count("<svg") == 1
+    assert (place / "run.html").read_text().count("<svg") == 2
 
 
 @pytest.mark.parallel

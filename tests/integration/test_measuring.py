@@ -137,7 +137,7 @@ def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tm
     assert code == 0, output
     assert "simulated" in output
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(?!data:|#)', page)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from candle_p1.figures import BLUE, DOTS_PER_INCH, GREEN, PURPLE, VERMILION
 from candle_p1.records.power_file import read_traces
-from candle_p1.reports.drawing import LOOK, to_drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,30 +33,19 @@ def run_to_draw(series: Series) -> RecordedRun | None:
     return None
 
 
-def power_svg(run: RecordedRun) -> str:
-    """Returns the picture of power and phases as SVG, in which text remains text.
-
-    Raises:
-        DataError: A file of readings cannot be read.
-    """
-    import matplotlib as mpl
-
-    with mpl.rc_context(LOOK):
-        return to_drawing(power_figure(run), "power", "", "").svg
-
-
 def power_figure(run: RecordedRun) -> Figure:
-    """Draws power over time, with the phases of rank 0 behind it; the phases alone without power.
+    """Draws power over time, with the phases of rank 0 behind it.
 
     Raises:
         DataError: A file of readings is missing or damaged.
+        RecordError: The values of the ranks are damaged.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     _shade_phases(axes, run)
-    _draw_power(axes, run)
+    draw_power(axes, run)
     axes.set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
     return figure
 
@@ -81,18 +69,17 @@ def _shade_phases(axes: Axes, run: RecordedRun) -> None:
             )
 
 
-def _draw_power(axes: Axes, run: RecordedRun) -> None:
+def draw_power(axes: Axes, run: RecordedRun) -> None:
+    """Draws the power of every device of a run that has readings.
+
+    Raises:
+        DataError: A file of readings is missing or damaged.
+    """
     traces = [
         (int(path.stem.removeprefix("power-")), trace)
         for path in run.power_files
         for trace in read_traces(path)
     ]
-    if not traces:
-        axes.set_yticks([])
-        axes.text(
-            0.5, 0.5, "power was not measured", transform=axes.transAxes, ha="center", va="center"
-        )
-        return
     for i, (node, trace) in enumerate(traces):
         times_s, watts = mean_power(trace)
         label = f"node {node}: {trace.channel.label}"
