@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
     from candle_p1.data.cache_file import Bytes
     from candle_p1.distributed.comm import Communicator
@@ -185,12 +186,14 @@ class _Cache:
         """Returns the table; None, on all ranks, if any of them finds the cache unusable."""
         comm, table, problem = self.comm, None, None
         local = self._stage()
-        try:
-            header, first_byte = check_header(local, self.source)
-        except UnfitCacheError as error:
-            problem = str(error)
-        if not any(comm.allgather(problem)):
-            table, problem = self._read(local, header, first_byte)
+        with ExitStack() as files:
+            try:
+                header, first_byte = check_header(local, self.source)
+                file = files.enter_context(local.open("rb"))
+            except (UnfitCacheError, OSError) as error:  # another job may just have removed it
+                problem = str(error)
+            if not any(comm.allgather(problem)):
+                table, problem = self._read(file, header, first_byte)
         problems = [each for each in comm.allgather(problem) if each]
         if not problems:
             if comm.rank == 0:
@@ -262,46 +265,51 @@ class _Cache:
         assert path is not None
         return path
 
-    def _read(self, path: Path, header: Header, first_byte: int) -> tuple[Table | None, str | None]:
+    def _read(
+        self, file: BinaryIO, header: Header, first_byte: int
+    ) -> tuple[Table | None, str | None]:
         """Returns the table, or the part that this rank read, and what is wrong with it."""
-        num_bytes, node = sum(header.part_bytes), self.comm.local
+        num_bytes, node, problem = sum(header.part_bytes), self.comm.local, None
         # On all ranks: a node with one rank shares no memory, but must agree with the others.
         array = Attempt(
             lambda: allocate((num_bytes,), np.uint8, node, self.notify) if node.size > 1 else None
         ).agree(self.comm)
-        with path.open("rb") as file:
-            if array is None:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                content: Bytes = np.frombuffer(mapping, np.uint8)[first_byte:]
-            else:
-                content = array.array
+        content: Bytes = array.array if array else np.empty(0, np.uint8)
+        slabs = header.slabs()
+        mine = slabs[slice(*share_bounds(len(slabs), node.rank, node.size))]
 
-            def check(slab: tuple[int, int, str]) -> None:
-                start, stop, digest = slab
-                into = content[start:stop]
-                if array is not None:
-                    num_read = os.preadv(file.fileno(), [memoryview(into)], first_byte + start)
-                    if num_read != len(into):
-                        raise UnfitCacheError("it was changed while it was read")
-                if xxhash.xxh3_64_hexdigest(into) != digest:
-                    raise UnfitCacheError("its content does not match its digest")
+        def check(slab: tuple[int, int, str]) -> None:
+            start, stop, digest = slab
+            into = content[start:stop]
+            if array is not None:
+                num_read = os.preadv(file.fileno(), [memoryview(into)], first_byte + start)
+                if num_read != len(into):
+                    raise UnfitCacheError("it was changed while it was read")
+            if xxhash.xxh3_64_hexdigest(into) != digest:
+                raise UnfitCacheError("its content does not match its digest")
 
-            slabs, problem = header.slabs(), None
-            mine = slabs[slice(*share_bounds(len(slabs), node.rank, node.size))]
-            try:
-                with part("read"), ThreadPoolExecutor(self.num_threads) as pool:
-                    list(pool.map(check, mine))
-            except UnfitCacheError as error:
-                problem = str(error)
+        try:
+            with part("read"), ThreadPoolExecutor(self.num_threads) as pool:
+                if array is None:
+                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                    content = np.frombuffer(mapping, np.uint8)[first_byte:]
+                list(pool.map(check, mine))
+        except (UnfitCacheError, OSError, ValueError) as error:  # the last: it is empty by now
+            problem = str(error)
         if array is not None:
             node.barrier()
             content = array.keep(num_bytes)
+        if problem:
+            return None, problem
         values, *codes = np.split(content, np.cumsum(header.part_bytes)[:-1])
         text = {
             name: TextColumn(names, column.view(np.int32))
             for (name, names), column in zip(header.text.items(), codes, strict=True)
         }
-        return Table(values.view(np.float32).reshape(header.shape), header.columns, text), problem
+        for each in text.values():
+            if len(each) and not 0 <= each.codes.min() <= each.codes.max() < len(each.names):
+                return None, "its codes of text are not those of its header"
+        return Table(values.view(np.float32).reshape(header.shape), header.columns, text), None
 
 
 def _cache_path(directory: Path, source: dict[str, Any]) -> Path:

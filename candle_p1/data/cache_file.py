@@ -76,6 +76,19 @@ class Header(NamedTuple):
             first += size
         return [(*b, digest) for b, digest in zip(bounds, self.slabs_xxh3, strict=True)]
 
+    def check(self) -> None:
+        """Raises ValueError if the parts contradict each other, or a source is not described."""
+        source_path, num_columns = self.source.get("path"), self.shape[1]
+        if (
+            min(self.shape) < 0
+            or len(self.columns) not in (0, num_columns)
+            or len(self.slabs()) != len(self.slabs_xxh3)
+            or not isinstance(source_path, str)
+            or "\0" in source_path
+            or "layout" not in self.source
+        ):
+            raise ValueError
+
 
 def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
     """Returns the description of a file that a cache of it must contain.
@@ -137,6 +150,10 @@ def read_header(path: Path) -> tuple[Header, int]:
     Raises:
         UnfitCacheError: The header is missing or damaged, or the file does not have the right size.
     """
+    from pydantic import TypeAdapter
+
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise UnfitCacheError("it is not a file")
     try:
         with path.open("rb") as file:
             fixed = file.read(FIXED.size)
@@ -152,10 +169,15 @@ def read_header(path: Path) -> tuple[Header, int]:
         raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
     if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
         raise UnfitCacheError("its header is damaged")
-    header, first_byte = Header(**json.loads(text)), _first_byte(num_bytes)
-    expected = first_byte + sum(header.part_bytes)
-    if size != expected:
-        raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+    first_byte = _first_byte(num_bytes)
+    try:
+        header = TypeAdapter(Header).validate_json(text, strict=True)
+        expected = first_byte + sum(header.part_bytes)
+        if size != expected:
+            raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+        header.check()
+    except ValueError as error:  # its digest is right, so another program has written it
+        raise UnfitCacheError("its header does not describe a table") from error
     return header, first_byte
 
 

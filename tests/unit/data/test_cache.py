@@ -8,10 +8,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
+import xxhash
 from click.testing import CliRunner
 
 from candle_p1.cli import cli
-from candle_p1.data import cache
+from candle_p1.data import cache, cache_file
 from candle_p1.data.cache import CacheSettings, list_caches, read_cached
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
@@ -155,6 +156,112 @@ def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="--cache_dir"):
         read(directory=tmp_path / "file/cache")
+
+
+def rewrite_header(path, changes):
+    """Changes the header of a cache and makes its digest right again."""
+    content = path.read_bytes()
+    num_bytes = cache_file.FIXED.unpack_from(content)[2]
+    start = cache_file._first_byte(num_bytes)
+    text = changes
+    if not isinstance(changes, str):
+        header = json.loads(content[cache_file.FIXED.size : cache_file.FIXED.size + num_bytes])
+        text = json.dumps(changes(header))
+    text = text.encode()
+    fixed = cache_file.FIXED.pack(cache_file.MAGIC, xxhash.xxh3_128_digest(text), len(text))
+    padding = bytes(cache_file._first_byte(len(text)) - len(fixed) - len(text))
+    path.write_bytes(fixed + text + padding + content[start:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "[" * 100_000,
+        "[]",
+        "1",
+        "",
+        "{}",
+        *(
+            lambda header, changes=changes: header | changes
+            for changes in (
+                {"source": []},
+                {"source": {}},
+                {"shape": 5},
+                {"shape": ["3", 2]},
+                {"shape": [-3, -2]},
+                {"shape": [2**70, 2**70]},
+                {"shape": [2, 3]},
+                {"shape": [1.5, 4]},
+                {"columns": ["a"]},
+                {"columns": "ab"},
+                {"text": {"name": "xy"}},
+                {"text": {"name": ["x"]}},
+                {"text": {"name": []}},
+                {"slabs_xxh3": []},
+                {"slabs_xxh3": ["0", "0", "0"]},
+                {"slabs_xxh3": [1, 2]},
+            )
+        ),
+        lambda header: header | {"source": header["source"] | {"path": "a\0"}},
+        lambda header: header | {"source": header["source"] | {"path": 5}},
+        lambda header: header | {"source": {"path": header["source"]["path"]}},
+        lambda header: {key: header[key] for key in ("source", "shape")},
+    ],
+)
+def test_a_cache_that_describes_no_table_is_rebuilt(read, parsed, tmp_path, changes):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    rewrite_header(path, changes)
+    list(list_caches(path.parent))
+    table, notes = read()
+    same(first, table)
+    assert (len(parsed), len(notes)) == (2, 1)
+    assert next(list_caches(path.parent)).problem is None
+
+
+@pytest.mark.parametrize("num_header_bytes", [2**63, 2**64 - 1, 10**9])
+def test_a_header_that_claims_to_be_huge_is_not_read(read, parsed, tmp_path, num_header_bytes):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    content = path.read_bytes()
+    magic, digest, _ = cache_file.FIXED.unpack_from(content)
+    fixed = cache_file.FIXED.pack(magic, digest, num_header_bytes)
+    path.write_bytes(fixed + content[len(fixed) :])
+    same(first, read()[0])
+    assert len(parsed) == 2
+
+
+def test_a_cache_of_another_version_is_rebuilt(read, tmp_path):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    path.write_bytes(b"CANDLEP1 cache 2" + path.read_bytes()[16:])
+    table, notes = read()
+    same(first, table)
+    assert "version" in notes[0]
+
+
+def test_a_pipe_in_the_place_of_a_cache_is_replaced(read, tmp_path):
+    first, _ = read()
+    path = only_cache(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    same(first, read()[0])
+    assert path.is_file()
+
+
+def test_a_cache_that_another_job_removes_is_made_again(read, parsed, tmp_path, monkeypatch):
+    first, _ = read()
+    path, check = only_cache(tmp_path), cache.check_header
+
+    def check_and_remove(*arguments):
+        found = check(*arguments)
+        path.unlink()
+        monkeypatch.setattr(cache, "check_header", check)
+        return found
+
+    monkeypatch.setattr(cache, "check_header", check_and_remove)
+    same(first, read()[0])
+    assert len(parsed) == 2
 
 
 def test_caches_are_listed_with_their_problems(read, source, tmp_path):
