@@ -96,6 +96,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
 
         with phases("startup"):
             results = this.result_directory(params["save_path"])
+            this.screen.say("importing Keras and its backend, which takes some seconds")
             device, engine = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
         log.begin()
@@ -104,12 +105,14 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
 
         def prepare() -> tuple[DataSet, ScalingPlan, Any]:
+            this.screen.say(f"loading with the loader {params['loader']}")
             with phases("load"):
                 raw = benchmark.load_data(reader, params)
             with phases("digest"):
                 reader.digest()
             with phases("preprocess"):
                 data = _limit(benchmark.preprocess(raw, params), params)
+            this.screen.say("building the model")
             with phases("build"):
                 plan = make_plan(params, len(data.train), comm)
                 check_passes(plan, params)
@@ -132,6 +135,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("train"):
             history, training = _train(benchmark, model, data, plan, params, allreduces, this, log)
 
+        if params["eval_bool"]:
+            this.screen.say("evaluating on the test samples")
         with phases("evaluate"):
             trained = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
@@ -311,6 +316,8 @@ def _start(
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)
+    if comm.size > 1:
+        this.screen.say(f"testing that {comm.size} ranks average their gradients")
     horovod.self_test_averaging(
         lambda: horovod.distribute_optimizer(plain(), comm, params["compression"]), plain, comm
     )

@@ -11,7 +11,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal
-from candle_p1.text import count
+from candle_p1.text import WIDTH_VARIABLE, columns, count
 from candle_p1.training.screen import Screen
 
 
@@ -48,5 +48,7 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     screen.say(f"starting {count(num_ranks, 'rank')}")
     sys.stdout.flush()
     device = terminal()
-    environment = os.environ | ({TERMINAL_VARIABLE: device} if device else {})
+    environment = dict(os.environ)
+    if device:  # the ranks do not see the terminal themselves
+        environment |= {TERMINAL_VARIABLE: device, WIDTH_VARIABLE: str(columns() or "")}
     os.execvpe(launch.command[0], launch.command, environment)

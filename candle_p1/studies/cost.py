@@ -1,4 +1,4 @@
-"""Estimates how long runs will take, from finished runs of the same study or from time limits."""
+"""Estimates how long runs will take: from finished runs, or else from their time limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
     from candle_p1.studies.planned_run import PlannedRun
     from candle_p1.studies.run_state import RunState
+    from candle_p1.studies.similar import SimilarRuns
 
 LAUNCH_S = 3.0
 """The time of every run before its record begins: until its processes have joined through MPI."""
-SAME, NEAR, LIMIT = "same", "near", "limit"
+SAME, NEAR, SIMILAR, LIMIT = "same", "near", "similar", "limit"
 BASES = {
     SAME: "from finished runs of the same point",
     NEAR: "from finished runs of the nearest point",
-    LIMIT: "from their time limit",
+    SIMILAR: "scaled from runs of the same network on this machine",
+    LIMIT: "from their time limit, because nothing similar has been measured yet",
 }
 
 
@@ -32,7 +34,8 @@ class CostEstimate:
     Attributes:
         seconds: In s.
         basis: "same" if it is the median of runs of the same point, "near" if it is derived from
-            the nearest other point, "limit" if no run has finished and it is the time limit.
+            the nearest other point, "similar" if it is derived from a run outside the study,
+            "limit" if there is none and it is the time limit.
     """
 
     seconds: float
@@ -54,7 +57,9 @@ def explain(estimates: Sequence[CostEstimate]) -> str:
     return f"{count(len(bases), 'run')}, {remaining(estimates)}: {', '.join(parts)}"
 
 
-def estimate(run: PlannedRun, finished: Sequence[RunState]) -> CostEstimate:
+def estimate(
+    run: PlannedRun, finished: Sequence[RunState], similar: SimilarRuns | None = None
+) -> CostEstimate:
     """Returns how long a run will take, which is at most its time limit.
 
     If runs of the same point have finished, it is their median. Otherwise it is derived from the
@@ -64,11 +69,15 @@ def estimate(run: PlannedRun, finished: Sequence[RunState]) -> CostEstimate:
     Args:
         run: The run.
         finished: Other runs of its study that are ok.
+        similar: Runs outside the study, which count only if no run of this benchmark is finished.
     """
     limit_s = 60.0 * run.minutes
     others = [state for state in finished if state.run.benchmark == run.benchmark]
     if not others:
-        return CostEstimate(limit_s, LIMIT)
+        seconds = similar.estimate_s(run) if similar else None
+        if seconds is None:
+            return CostEstimate(limit_s, LIMIT)
+        return CostEstimate(min(LAUNCH_S + seconds, limit_s), SIMILAR)
     same = [state.total_s for state in others if state.run.point == run.point]
     if same:
         return CostEstimate(min(LAUNCH_S + statistics.median(same), limit_s), SAME)

@@ -23,6 +23,7 @@ from candle_p1.studies.run_state import (
     RunState,
     finished,
 )
+from candle_p1.studies.similar import SimilarRuns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ def show_plan(plan: Plan, states: Sequence[RunState], screen: Screen) -> None:
         number = f"{i:>{len(str(len(states)))}}"
         status = f"  # {state.status}" if state.status in (OK, FAILED) else ""
         screen.say_command(_argv(state.run), f"{number}  {state.run.name}: ", status)
-    if due := _estimates_of_due(states):
+    if due := _estimates_of_due(plan, states):
         screen.say(explain(due))
     elif num_submitted := sum(state.status == SUBMITTED for state in states):
         screen.say(f"nothing is left to do here; {num_submitted} submitted as jobs")
@@ -56,9 +57,9 @@ def show_plan(plan: Plan, states: Sequence[RunState], screen: Screen) -> None:
         screen.say("nothing is left to do")
 
 
-def _estimates_of_due(states: Sequence[RunState]) -> list[CostEstimate]:
-    done = finished(states)
-    return [estimate(state.run, done) for state in states if state.is_due()]
+def _estimates_of_due(plan: Plan, states: Sequence[RunState]) -> list[CostEstimate]:
+    done, similar = finished(states), SimilarRuns.beside(plan.directory)
+    return [estimate(state.run, done, similar) for state in states if state.is_due()]
 
 
 def _argv(run: PlannedRun) -> list[str]:
@@ -123,5 +124,5 @@ def status_parts(plan: Plan, states: Sequence[RunState]) -> Iterator[str | Table
     counts = [f"{num[OK]} of {len(states)} runs are done"]
     for status in (RUNNING, SUBMITTED, FAILED):
         counts += [f"{num[status]} {status}"] * bool(num[status])
-    due = _estimates_of_due(states)
+    due = _estimates_of_due(plan, states)
     yield ", ".join(counts) + (f"; remaining: {explain(due)}" if due else "")

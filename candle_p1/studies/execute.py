@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import filelock
@@ -28,6 +29,7 @@ from candle_p1.studies.run_state import (
     pids_of,
     states_of,
 )
+from candle_p1.studies.similar import SimilarRuns
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
@@ -105,7 +107,11 @@ class Execution:
     def _estimates(self, due: Sequence[int]) -> list[CostEstimate]:
         """Returns how long each of the runs at these positions will take."""
         done = finished(self.states)
-        return [estimate(self.states[i].run, done) for i in due]
+        return [estimate(self.states[i].run, done, self._similar) for i in due]
+
+    @cached_property
+    def _similar(self) -> SimilarRuns:
+        return SimilarRuns.beside(self.plan.directory)
 
     def _introduce(self, estimates: list[CostEstimate]) -> None:
         """Says what is done, and what remains to be done."""

@@ -392,3 +392,16 @@ def test_colors_are_for_terminals_that_have_them(variables, colored, runs):
 )
 def test_the_home_of_nobody_is_a_name_like_any_other(argv, error):
     assert type(invoke(*argv.split()).exception) is error
+
+
+def test_a_run_says_what_it_does_before_its_long_import(tmp_path):
+    """TensorFlow takes up to 14 s to import; this one ends the run."""
+    (tmp_path / "tensorflow.py").write_text("import os; print('import', flush=True); os._exit(7)")
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "KERAS_BACKEND": "tensorflow"}
+    done = run("run", "nt3", cwd=tmp_path, env=variables)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 7
+    assert lines[0].startswith("$ ")
+    assert lines[1] == "starting 1 rank"
+    assert lines[2].startswith("importing Keras")
+    assert lines[3] == "import"
