@@ -86,15 +86,15 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
 @click.option(
     "--min_rate",
     "min_kib_per_s",
-    default=1.0,
+    default=1,
     show_default=True,
-    type=click.FloatRange(min=0, max=MIB),
+    type=click.IntRange(min=0),
     help="An attempt is given up if it brings less than this, in KiB/s, over a minute.",
 )
 @click.option(
     "--unpack_limit",
     "unpack_limit_gib",
-    type=click.FloatRange(min=0, max=MIB, min_open=True),
+    type=click.IntRange(min=1),
     help="The size, in GiB, that the files of an archive may have together; by default 1 GiB or, if"
     " that is more, 100 times the size of the archive.",
 )
@@ -103,8 +103,8 @@ def fetch_command(
     directory: Path | None,
     data_url: str | None,
     num_retries: int,
-    min_kib_per_s: float,
-    unpack_limit_gib: float | None,
+    min_kib_per_s: int,
+    unpack_limit_gib: int | None,
 ) -> None:
     """Download BENCHMARK's published files, or resume an interrupted download.
 
@@ -116,8 +116,8 @@ def fetch_command(
 
     found = find_benchmark(benchmark)
     published = found.published
-    url = data_url or published.url
-    if not url:
+    url = published.url if data_url is None else data_url
+    if url is None:
         raise ParameterError(
             f"{found.model_file} has no data_url: say where the files are with --data_url"
         )
@@ -132,7 +132,7 @@ def fetch_command(
             notify=screen.warn,
             num_retries=num_retries,
             min_kib_per_s=min_kib_per_s,
-            unpack_limit_bytes=int(unpack_limit_gib * 2**30) if unpack_limit_gib else None,
+            unpack_limit_bytes=unpack_limit_gib * 2**30 if unpack_limit_gib else None,
         )
     for file in files:
         origin = f"downloaded from {file.source}" if file.source else "was there already"

@@ -49,7 +49,7 @@ TIMEOUTS_S = (10, 60)
 """How long to wait for a connection, and how long an open one may stay silent."""
 SLOW_S = 60.0
 """Over how long a transfer may be slower than the limit."""
-MIN_KIB_PER_S = 1.0
+MIN_KIB_PER_S = 1
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 """The pause before the first retry, which doubles with each, and the longest one."""
 
@@ -133,7 +133,7 @@ class Downloader:
         path: Path,
         *,
         num_retries: int = 4,
-        min_kib_per_s: float = MIN_KIB_PER_S,
+        min_kib_per_s: int = MIN_KIB_PER_S,
         expected_bytes: int | None = None,
         progress: Progress | None = None,
         notify: Notify | None = None,

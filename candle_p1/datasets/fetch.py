@@ -65,7 +65,7 @@ def fetch(
     progress: Progress | None = None,
     notify: Notify | None = None,
     num_retries: int = 4,
-    min_kib_per_s: float = MIN_KIB_PER_S,
+    min_kib_per_s: int = MIN_KIB_PER_S,
     unpack_limit_bytes: int | None = None,
 ) -> list[FetchedFile]:
     """Downloads the files that a directory does not have yet, and checks those it has.

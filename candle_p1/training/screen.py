@@ -94,7 +94,7 @@ class Screen:
             doing: What is done to the files, for the lines that are printed.
         """
         progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(),

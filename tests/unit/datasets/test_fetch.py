@@ -497,6 +497,27 @@ def test_without_a_network_the_message_says_what_to_do(execute, tmp_path):
         assert words in line
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--data_url", "http://["],
+        ["--data_url", ""],
+        ["--data_url", "http://x.org:99999/"],
+        ["--data_url", "file:///nowhere", "--out", "x" * 5000],
+        ["--min_rate", "nan"],
+        ["--min_rate", "-1"],
+        ["--unpack_limit", "0"],
+        ["--unpack_limit", "1e308"],
+    ],
+)
+def test_a_bad_option_is_one_message(environment, monkeypatch, capsys, options):
+    monkeypatch.setattr(sys, "argv", ["candle-p1", "data", "fetch", "nt3", *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert len(re.findall("^error: ", capsys.readouterr().err, flags=re.MULTILINE | re.I)) == 1
+
+
 BENCHMARK = """
 from candle_p1.benchmark import Benchmark
 
