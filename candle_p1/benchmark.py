@@ -13,6 +13,7 @@ import inspect
 import os
 import re
 import reprlib
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -216,6 +217,12 @@ class Benchmark(ABC):
         return Path(inspect.getfile(type(self))).resolve().parent
 
     @property
+    def argument(self) -> str:
+        """What commands call it: its name or, if it is not found by that, its folder's path."""
+        named = [(base / self.name).resolve() for base in search_path()]
+        return self.name if self.folder in named else shlex.quote(str(self.folder))
+
+    @property
     def script(self) -> Path:
         """The script that a launcher starts."""
         return self.folder / f"{self.name}_baseline_keras2.py"
@@ -398,8 +405,8 @@ class Benchmark(ABC):
                     return path
         raise DataError(
             f"no such file: neither {' nor '.join(map(str, candidates))} exists. Download it with"
-            f" candle-p1 data fetch {self.name}, or generate synthetic data of the published shape"
-            f" with candle-p1 data make {self.name} --size full --out DIR",
+            f" candle-p1 data fetch {self.argument}, or generate synthetic data of the published"
+            f" shape with candle-p1 data make {self.argument} --size full --out DIR",
             name,
         )
 
@@ -472,6 +479,8 @@ def _benchmark_in(folder: Path) -> Benchmark:
         return _benchmark_of(importlib.import_module(folder.name), str(folder))
     finally:
         sys.path.remove(str(folder))
+        if str(folder) not in sys.path:  # for what its functions import later
+            sys.path.append(str(folder))
 
 
 def _benchmark_of(module: object, name: str) -> Benchmark:

@@ -207,8 +207,9 @@ def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
             {"directory": str(each.directory), "whole": each.whole} | each.made_of
             for each in (synthetic_sets(benchmark.recipe) if benchmark.recipe else [])
         ],
-        "fetch": f"candle-p1 data fetch {benchmark.name}{out}",
-        "make": f"candle-p1 data make {benchmark.name} --size full --out DIR"
+        "fetch": f"candle-p1 data fetch {benchmark.argument}{out}"
+        + ("" if published.url else " --data_url URL"),
+        "make": f"candle-p1 data make {benchmark.argument} --size full --out DIR"
         if benchmark.recipe
         else None,
     }

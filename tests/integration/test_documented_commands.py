@@ -1,4 +1,4 @@
-"""The commands of the README and the tutorial, as printed, in a terminal of 80 columns."""
+"""The commands of the pages that newcomers and authors read, as printed, at 80 columns."""
 
 from __future__ import annotations
 
@@ -74,17 +74,29 @@ def run_in_terminal(script, directory, environment, limit_s):
     return code, output.replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/tutorial.md",
+        "docs/add-a-benchmark.md",
+        "examples/mnist/README.md",
+        "examples/p2b1/README.md",
+        "examples/p3b1/README.md",
+    ],
+)
 def test_commands_run_as_printed(page, clone, environment, tmp_path_factory):
     commands = []
     for block in blocks(page):
         if block.file:
+            (clone / block.file).parent.mkdir(exist_ok=True)
             (clone / block.file).write_text(block.text)
         elif block.is_shell:
             commands += block.text.replace("\\\n", "").splitlines()
     script = tmp_path_factory.mktemp("script") / "commands.sh"
     script.write_text("".join(f"echo '>>>' {len(line)}\n{line}\n" for line in commands))
-    variables = dict(environment) | {"TERM": "xterm-256color"}
+    path = f"{sys.prefix}/bin{os.pathsep}{environment['PATH']}"  # pages of authors assume it
+    variables = dict(environment) | {"TERM": "xterm-256color", "PATH": path}
     if os.getuid() == 0:  # as the README says
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     code, output = run_in_terminal(script, clone, variables, limit_s=1800)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from candle_p1.benchmark import find_benchmark, list_benchmarks
@@ -9,6 +11,20 @@ from candle_p1.errors import DataError, ParameterError
 from candle_p1.training.setup import locate_files
 
 NT3 = find_benchmark("nt3")
+LAZY = """
+from candle_p1.benchmark import Benchmark
+
+class Lazy(Benchmark):
+    name = title = "lazy"
+    preprocess = build_model = None
+
+    def load_data(self, reader, params):
+        import lazy_part
+
+        return lazy_part.VALUE
+
+BENCHMARK = Lazy()
+"""
 NAMES = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
 
 
@@ -42,6 +58,27 @@ def test_a_folder_of_results_is_not_mistaken_for_a_benchmark(tmp_path):
     assert find_benchmark("nt3") is NT3
     with pytest.raises(ParameterError, match=r"./nt3 is not a benchmark.*nt3.py"):
         find_benchmark("./nt3")
+
+
+def test_functions_of_a_benchmark_import_modules_of_its_folder(tmp_path):
+    folder = tmp_path / "lazy"
+    folder.mkdir()
+    (folder / "lazy.py").write_text(LAZY)
+    (folder / "lazy_part.py").write_text("VALUE = 3\n")
+    before = list(sys.path)
+    benchmark = find_benchmark(str(folder))
+    assert benchmark.load_data(None, None) == 3
+    assert sys.path[: len(before)] == before, "they are looked for last"
+
+
+def test_commands_find_a_benchmark_by_what_messages_call_it(monkeypatch):
+    folder = NT3.folder.parent.parent / "examples/mnist"
+    mnist = find_benchmark(str(folder))
+    assert mnist.argument == str(folder)
+    with pytest.raises(DataError, match=f"data fetch {folder}"):
+        bind("--train_data", "missing.npz", benchmark=mnist)
+    monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(folder.parent))
+    assert (mnist.argument, NT3.argument) == ("mnist", "nt3")
 
 
 def test_without_files_the_data_are_synthetic():

@@ -14,6 +14,7 @@ from candle_p1.toml_file import tomllib
 from tests.conftest import ROOT
 from tests.documentation import PAGES, anchors, commands, links, text_of
 
+EXAMPLES = [str(path) for path in (ROOT / "examples").iterdir() if path.is_dir()]
 MAX_README_LINES = 150
 WHERE = re.compile(r"(?:.*/)?candle-p1")
 SCRIPT = re.compile(r"(?:.*/)?(\w+)_baseline_keras2\.py")
@@ -129,7 +130,7 @@ def test_flags_in_sentences_exist():
     known = {
         option for leaf in leaves(cli.cli).values() for each in leaf.params for option in each.opts
     }
-    for name in ("nt3", "p1b1", "p1b2", "p1b3"):
+    for name in ("nt3", "p1b1", "p1b2", "p1b3", *EXAMPLES):
         known |= {f"--{parameter}" for parameter in find_benchmark(name).declaration.parameters}
     named = {
         (page, word.partition("=")[0])

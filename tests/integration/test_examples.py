@@ -1,0 +1,137 @@
+"""The models in examples/, trained on two ranks by the scripts that launchers start."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.conftest import CANDLE_P1, ROOT
+from tests.documentation import text_of
+from tests.records import read_record
+
+EXAMPLES = ROOT / "examples"
+TINY = ["--epochs", "2", "--train_steps", "5", "--test_steps", "3", "--check_replicas", "True"]
+PAGE = "docs/add-a-benchmark.md"
+EXCERPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def extended(*values):
+    return pytest.param(*values, marks=pytest.mark.extended)
+
+
+def train(mpirun, execute, tmp_path, name, *flags):
+    """Trains an example on two ranks; returns its record."""
+    script = EXAMPLES / name / f"{name}_baseline_keras2.py"
+    code, output = execute(mpirun(2, script, *TINY, "--output_dir", "out", *flags))
+    assert code == 0, output
+    return read_record(tmp_path / "out/EXP000/RUN000/run.json")
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("name", "roles", "loss", "quality", "written"),
+    [
+        (
+            "p2b1",
+            {"train": 4, "test": 1},
+            "computed by the model",
+            {"loss", "mse", "size", "r2", "correlation"},
+            {"codes.npy", "codes.png"},
+        ),
+        extended(
+            "p3b1",
+            {"train": None, "test": None},
+            "sparse_categorical_crossentropy",
+            {"loss"}
+            | {
+                f"{task}_{score}"
+                for task in ("primary_site", "laterality", "grade")
+                for score in ("accuracy", "macro_f1")
+            },
+            set(),
+        ),
+        extended(
+            "mnist",
+            {"digits": None},
+            "sparse_categorical_crossentropy",
+            {"loss", "accuracy"},
+            set(),
+        ),
+    ],
+)
+def test_an_example_is_trained_on_two_ranks(
+    mpirun, execute, tmp_path, name, roles, loss, quality, written
+):
+    record = train(mpirun, execute, tmp_path, name)
+    assert (record["benchmark"], record["status"], record["num_ranks"]) == (name, "ok", 2)
+    assert record["distributed"]["averaging_checked"]
+    assert record["plan"]["epochs_per_rank"] == 1
+    files = record["data"]["files"]
+    assert {role: facts.get("num_files") for role, facts in files.items()} == roles
+    assert all(len(facts["sha256"]) == 64 and facts["file_bytes"] for facts in files.values())
+    assert all(facts["load"]["max_s"] >= 0 for facts in files.values())
+    assert record["data"]["synthetic"]
+    assert record["model"]["loss"] == loss
+    assert set(record["quality"]) == quality
+    assert any("naive" in facts for facts in record["quality"].values())
+    names = {path.name for path in (tmp_path / "out/EXP000/RUN000").iterdir()}
+    assert written <= names
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+def test_a_real_file_of_mnist_is_read(mpirun, execute, tmp_path):
+    random = np.random.default_rng(1)
+    arrays = {
+        f"{kind}_{part}": random.integers(top, size=(num, *shape), dtype=np.uint8)
+        for part, num in (("train", 320), ("test", 96))
+        for kind, top, shape in (("x", 256, (28, 28)), ("y", 10, ()))
+    }
+    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
+    record = train(mpirun, execute, tmp_path, "mnist", "--train_data", "mnist.npz")
+    assert not record["data"]["synthetic"]
+    assert record["data"]["num_train"] == 320
+    assert record["data"]["files"]["digits"]["path"] == str(tmp_path / "mnist.npz")
+    assert len(record["data"]["files"]["digits"]["values_sha256"]) == 64
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+def test_the_study_of_batch_sizes_runs(mpirun, execute, tmp_path):
+    study = EXAMPLES / "mnist/mnist_batch_size.toml"
+    text = study.read_text().replace('benchmark = "."', f'benchmark = "{study.parent}"')
+    text = re.sub(r"vary.batch_size = \[4, .*\]", "vary.batch_size = [32, 64]", text)
+    (tmp_path / "smaller.toml").write_text(text)
+    flags = ["--repeats", "1", "--train_steps", "3", "--test_steps", "2"]
+    code, output = execute([*CANDLE_P1, "study", "run", "smaller.toml", *flags])
+    assert code == 0, output
+    records = [read_record(path) for path in tmp_path.glob("output/smaller-small/**/run.json")]
+    assert sorted(record["plan"]["batch_size"] for record in records) == [32, 64]
+    assert {(record["status"], record["num_ranks"]) for record in records} == {("ok", 2)}
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [("small", [4, 8, 16, 32, 64, 128]), ("theta", [64, 128, 256, 512, 1024, 2048])],
+)
+def test_the_study_has_the_batch_sizes_of_the_report(size, sizes):
+    from candle_p1.studies.study_file import find_study
+
+    study = find_study(str(EXAMPLES / "mnist/mnist_batch_size.toml"))
+    assert study.benchmark == [str(EXAMPLES / "mnist")]
+    assert study.size(size)[1].vary["batch_size"] == sizes
+
+
+def test_code_on_the_page_is_that_of_the_files_it_names():
+    """Parts of files are quoted exactly; whole files are written and run by another test."""
+    text, start, num_parts = text_of(PAGE), 0, 0
+    for block in EXCERPT.finditer(text):
+        *_, source = re.findall(r"`([\w/.]+\.py)`", text[start : block.start()])
+        start = block.end()
+        if source.startswith("blobs/"):
+            continue
+        assert block[1] in text_of(source), f"{source} does not contain\n{block[1]}"
+        num_parts += 1
+    assert num_parts == 7
