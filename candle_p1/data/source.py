@@ -149,10 +149,17 @@ class Source:
         """Returns whether all libraries read the rows in the same way.
 
         They do not if there are quotes, NUL, a carriage return within a line, a separator at the
-        end of the file, or one of the bytes in `also`.
+        end of the first row or of the file, or one of the bytes in `also`.
         """
+        separator = layout.separator.encode()
         unusual = [byte.to_bytes() for byte in b'"\0' + also]
         with mmap.mmap(self.file, self.num_bytes, access=mmap.ACCESS_READ) as content:
+            first, line = head.first_byte, b""
+            while first < self.num_bytes and is_blank(line, layout.separator):
+                end = content.find(b"\n", first) + 1 or self.num_bytes
+                first, line = end, content[first:end]
+            if line.rstrip(b"\r\n").endswith(separator) or content[-1:] == separator:
+                return False
             for start in range(head.first_byte, self.num_bytes, SCAN_BYTES):
                 stop = start + SCAN_BYTES
                 block = content[start : stop + 1]  # with what follows a last carriage return
@@ -162,7 +169,7 @@ class Source:
                     at_end = stop >= self.num_bytes and block.endswith(b"\r")
                     if block.count(b"\r", 0, SCAN_BYTES) - at_end != block.count(b"\r\n"):
                         return False
-            return content[-1:] != layout.separator.encode()
+        return True
 
     def check(self) -> None:
         """Raises DataError if the file has changed since it was opened."""

@@ -212,6 +212,7 @@ def test_a_table_can_have_only_text(tmp_path, method):
         (EXPRESSION, "case_id,cancer_type,g,g\n0,T,B,1,2\n", "line 2: the line has 5 fields"),
         (EXPRESSION, "case_id,case_id,cancer_type\n", "the header has several columns 'case_id'"),
         (SOME_MISSING, "a,b\n1,2\n0,1,2\n", "line 3: the line has 3 fields instead of 2"),
+        (SOME_MISSING, "a,b\n1,2,\n3,4,\n", "line 2: the line has 3 fields instead of 2"),
         (SOME_MISSING, "a,b\n0,1,2\n1,1,2\n", "line 2: the line has 3 fields instead of 2"),
         (SOME_MISSING, "a,b\n1,na\n2,NaN\n", "line 3, column 2: the field 'NaN' is not"),
         (TEXT_MISSING, "t\ta\n-\t1\n", "line 2, column 1: the field '-' is not text"),
