@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.data.samples import Samples
+from candle_p1.data.samples import Samples, Several
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.scaling import ScalingPlan
 
@@ -75,8 +75,11 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
 
 
-def test_fit_gets_the_batches_of_each_epoch():
-    for_fit = pytest.importorskip("candle_p1.models.fast.batches").for_fit
+@pytest.mark.parametrize("group_bytes", [0, 100, 1 << 20])
+def test_fit_gets_the_batches_of_each_epoch(monkeypatch, group_bytes):
+    made = pytest.importorskip("candle_p1.models.fast.batches")
+    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
+    for_fit = made.for_fit
     samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
     plan = plan_for(1, 10, 4, "epoch")
     train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=True)
@@ -92,3 +95,36 @@ def test_fit_gets_the_batches_of_each_epoch():
             for one, other in zip(batch, train[step], strict=True):
                 np.testing.assert_array_equal(one, other)
         assert step == 2
+
+
+class Lists:
+    """Rows whose batches are lists, as some authors write them."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows[0])
+
+    def __getitem__(self, which):
+        return [rows[which] for rows in self.rows]
+
+
+@pytest.mark.parametrize("group_bytes", [0, 1 << 20])
+def test_fit_gets_several_inputs_and_outputs(monkeypatch, group_bytes):
+    made = pytest.importorskip("candle_p1.models.fast.batches")
+    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
+    numbers, words = np.arange(10, dtype="f4"), np.arange(20).reshape(10, 2)
+    samples = Samples(Lists(numbers, words), Several({"a": words, "b": numbers}))
+    plan = plan_for(1, 10, 4, "epoch")
+    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=False)
+    taken = made.for_fit(train)
+    if module.keras.backend.backend() != "tensorflow":
+        return
+    for step, ((number, word), targets) in enumerate(taken):
+        rows = slice(4 * step, 4 * step + 4)
+        np.testing.assert_array_equal(number, numbers[rows])
+        np.testing.assert_array_equal(word, words[rows])
+        np.testing.assert_array_equal(targets["a"], words[rows])
+        np.testing.assert_array_equal(targets["b"], numbers[rows])
+    assert step == 2
