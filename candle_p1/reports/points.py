@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.reports.runs import DATA
+from candle_p1.reports.runs import DATA, LIMITS
 from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ UNKNOWN = "unknown"
 MIN_IN_RATIO = 1e-9
 """The resolution of recorded times, in s: nothing is as short as that."""
 
-SHOWN_FIRST = ("loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling")
+SHOWN_FIRST = (
+    "loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling", *LIMITS
+)  # fmt: skip
 """Settings that come first in the name of a series, in this order; the others follow by name."""
 
 

@@ -51,6 +51,26 @@ class ReportSection:
         return _title(self.experiment)
 
     @property
+    def headlines(self) -> list[Statement]:
+        """The findings of the summary."""
+        return [each for each in self.statements if each.finder.is_headline and each.sentences]
+
+    @property
+    def refused(self) -> list[Statement]:
+        """Those of the summary for which the records lack data."""
+        return [
+            each
+            for each in self.statements
+            if each.finder.is_headline and not (each.sentences or each.unsure)
+        ]
+
+    @property
+    def details(self) -> list[Statement]:
+        """All others."""
+        told = (*self.headlines, *self.refused)
+        return [each for each in self.statements if each not in told]
+
+    @property
     def common(self) -> str:
         """The settings that all of its runs share, in words."""
         return describe(self.experiment.common)

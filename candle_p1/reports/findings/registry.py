@@ -46,17 +46,16 @@ class Statement:
         finder: Its kind.
         sentences: What the records show.
         published: What the paper says about the same.
+        unsure: What the records show without significance.
         lacking: What could not be said and which data are missing; "" where nothing is.
     """
 
     finder: Finder
     sentences: tuple[str, ...]
     published: tuple[str, ...]
+    unsure: tuple[str, ...]
     lacking: str
 
-
-UNSURE = "not significant: "
-"""What begins the list of comparisons that are not significant."""
 
 FINDERS = (
     Finder("What dominates", "shares", dominates, ("dominates",), is_headline=True),
@@ -103,19 +102,23 @@ def find(experiment: Experiment) -> list[Statement]:
 
 def _state(finder: Finder, experiment: Experiment) -> Statement:
     found: list[str] = []
-    missing = []
+    lacking = ""
     try:
         found.extend(finder.find(experiment))
+        lacking = "" if found else "no runs can be compared"
     except MissingDataError as error:
-        missing.append(str(error))
+        lacking = str(error)
     unsure = [text for text in found if isinstance(text, Inconclusive)]
     sure = (text for text in found if not isinstance(text, Inconclusive))
     sentences = [_sentence(text, experiment) for text in sure]
-    if unsure:
-        missing += [UNSURE + "; ".join(unsure[:MAX_SENTENCES])]
-    lacking = "; ".join(missing) if found or missing else "no runs can be compared"
     told = published(experiment.benchmark, experiment.mode, *finder.published)
-    return Statement(finder, tuple(sentences), tuple(map(str, told)) if sentences else (), lacking)
+    return Statement(
+        finder,
+        tuple(sentences),
+        tuple(map(str, told)) if sentences else (),
+        tuple(unsure[:MAX_SENTENCES]),
+        lacking,
+    )
 
 
 def _sentence(text: str, experiment: Experiment) -> str:
