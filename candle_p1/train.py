@@ -13,13 +13,14 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod, job_guard
+from candle_p1.distributed import horovod
 from candle_p1.distributed.allreduce_log import (
     allreduce_times,
     make_allreduce_log,
     unknown_efficiency,
 )
-from candle_p1.distributed.comm import Attempt, connect, on_first_rank
+from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
+from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
 from candle_p1.distributed.timeline import is_traced, open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.figures import training_curves
@@ -86,6 +87,8 @@ class _Outcome(NamedTuple):
 
 def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Outcome:
     """Trains a benchmark with bound parameters; see `run`."""
+    if launcher_variable() is not None:
+        check_ranks(launched_rank(), comm)
     _check_same_parameters(params, comm)
     Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before loading, which takes minutes
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
@@ -246,13 +249,10 @@ def main(benchmark: Benchmark) -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        job_guard.begin()
         comm = connect()
     except CandleError as error:
         print_error(error)
         sys.exit(EXIT_CODE)
-    if comm.size == 1:
-        job_guard.end()
     try:
         # Only one rank prints, also for --help, which ends here.
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()

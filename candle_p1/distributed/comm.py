@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from candle_p1.distributed import job_guard
 from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
 from candle_p1.errors import CandleError, DistributedError, SetupError
 from candle_p1.instrument.collectives import collective
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from numpy.typing import NDArray
+
+    from candle_p1.distributed.launch_environment import LaunchedRank
 
 T = TypeVar("T")
 
@@ -268,7 +271,8 @@ def _connect() -> Communicator:
     if launcher is None:
         return SerialCommunicator()
     try:
-        mpi = MpiCommunicator()
+        with job_guard.begin():
+            mpi = MpiCommunicator()
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
         if launched_rank().size == 1:
             return SerialCommunicator()
@@ -277,7 +281,33 @@ def _connect() -> Communicator:
             f" {error}. Install candle-p1[cpu] or candle-p1[gpu], or start a single process without"
             " the launcher"
         ) from error
-    return mpi if mpi.size > 1 else SerialCommunicator()
+    if mpi.size > 1:
+        return mpi
+    job_guard.end()
+    return SerialCommunicator()
+
+
+def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
+    """Checks that MPI knows the ranks that the launcher started; collective.
+
+    Raises:
+        SetupError: It does not. Usually, each process then believes that it is the only one.
+    """
+    wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
+    of = "" if layout.size is None else f" of {layout.size}"
+    problems = comm.allgather(
+        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
+        f" for MPI it is rank {comm.rank} of {comm.size}: the launcher has ended, or the MPI"
+        " library does not belong to it. Use the launcher of this MPI, choose another interface"
+        " (srun --mpi=pmix; srun --mpi=list shows the available ones), or rebuild against the"
+        " machine's MPI: make setup MPI=system"
+        if wrong
+        else None
+    )
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        error = SetupError(found[0])
+        raise error.on_all_ranks() if comm.size > 1 else error
 
 
 class Attempt(Generic[T]):

@@ -5,6 +5,7 @@ not, and neither the launcher nor MPI notices it; nor does anyone notice that th
 killed or stopped, and then nobody ends the ranks. So a thread of every rank looks once a second at
 its launcher, which is its parent, and at the next one of the launcher's children, which are the
 ranks of the node. It begins before MPI does, where a missing rank would leave the others waiting.
+MPI's start holds Python's lock meanwhile, so until then a child process looks instead.
 
 It counts its looks, not the time between them, in which this process may itself be stopped. A job
 that is suspended as a whole (Ctrl-Z, `scontrol suspend`) and continued later therefore goes on. A
@@ -15,19 +16,20 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import EXIT_CODE, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STOPPED_VARIABLE = "CANDLE_P1_STOPPED_S"
 STOPPED_S = 10.0
@@ -107,12 +109,44 @@ class JobGuard:
         self._limit_s = limit_from(STOPPED_VARIABLE, STOPPED_S)
         self._report: Callable[[Trouble], None] | None = None
         self._ended = threading.Event()
+        self._rank = psutil.Process()
         self._launcher: psutil.Process | None = None
         with suppress(psutil.Error):  # it may be outside of this container
             self._launcher = psutil.Process(os.getppid()) if os.getppid() > 1 else None
+        self.has_launcher = self._launcher is not None
         self._stopped_s: dict[psutil.Process, float] = {}
-        if self._launcher is not None:
-            threading.Thread(target=self._run, name="job guard", daemon=True).start()
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Guards the job: from a child process during the body, afterwards from the thread."""
+        child = os.fork()
+        if child == 0:
+            try:
+                self._run_as_child()
+            finally:
+                os._exit(0)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        threading.Thread(target=self._run, name="job guard", daemon=True).start()
+
+    def _run_as_child(self) -> None:
+        since = time.monotonic()
+        while self._rank.pid == os.getppid():
+            time.sleep(0.1)
+            if time.monotonic() - since < LOOK_S:
+                continue
+            since = time.monotonic()
+            # While the rank is stopped, it would not look either.
+            troubles = [] if is_stopped(self._rank) else self._look()
+            if troubles:
+                _say(troubles[0])
+                for trouble in troubles:
+                    _kill_stopped(trouble.pid)
+                self._rank.kill()
 
     def report_to(self, report: Callable[[Trouble], None] | None) -> None:
         """Passes trouble on to a function; None: says so and ends this process."""
@@ -134,7 +168,7 @@ class JobGuard:
 
     def _look(self) -> list[Trouble]:
         assert self._launcher is not None
-        if os.getppid() != self._launcher.pid:
+        if self._rank.ppid() != self._launcher.pid:
             return [Trouble("died", self._launcher.pid, is_launcher=True)]
         self._stopped_s = {
             process: self._stopped_s.get(process, -LOOK_S) + LOOK_S
@@ -155,7 +189,7 @@ class JobGuard:
         with suppress(OSError, ValueError):  # not on Linux, or the process has gone meanwhile
             for children in Path(f"/proc/{self._launcher.pid}/task").glob("*/children"):
                 pids += map(int, children.read_text().split())
-        mine = os.getpid()
+        mine = self._rank.pid
         pids.sort(key=lambda pid: (pid <= mine, pid))
         with suppress(psutil.Error):
             return [psutil.Process(pid) for pid in pids[:1] if pid != mine]
@@ -177,15 +211,23 @@ def _say(trouble: Trouble) -> None:
 _guard: JobGuard | None = None
 
 
-def begin() -> None:
-    """Begins to guard the job, if a launcher started this process; once per process.
+@contextmanager
+def begin() -> Iterator[None]:
+    """Guards the job, if a launcher started this process, from the begin of the body on.
+
+    The body starts MPI, which holds Python's lock while it waits for the other ranks.
 
     Raises:
         SetupError: The time limit in the environment is not a number.
     """
     global _guard
-    if _guard is None and launcher_variable() is not None:
-        _guard = JobGuard()
+    guard = JobGuard()
+    if guard.has_launcher:
+        with guard.begin():
+            yield
+        _guard = guard
+    else:
+        yield
 
 
 def report_to(report: Callable[[Trouble], None] | None) -> None:

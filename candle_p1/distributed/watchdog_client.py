@@ -35,6 +35,8 @@ UNWIND_S = 3.0
 another signal. The process then ends itself."""
 CONNECT_S = 10.0
 RETRY_S = 0.1
+SEND_S = 60.0
+"""How long the server may take to read what a rank sends."""
 HEARTBEAT_S = 1.0
 """How often a rank reports the number of steps that it has begun, by which it is known to run."""
 MAX_CHARS = 10_000
@@ -46,11 +48,11 @@ HOROVOD_SHUTDOWN = "Horovod has been shut down"
 class WatchdogClient:
     """Connects a rank to the watchdog server of its run, which rank 0 starts. Collective.
 
-    Signals are noticed at once, even while the main thread is inside a collective: they arrive
-    through the wake-up file descriptor, to which Python's C-level handler writes. After SIGTERM and
-    SIGHUP, the server ends the process, because a handler could raise its exception anywhere, which
-    crashes the process if TensorFlow is tracing a model. Ctrl-C raises KeyboardInterrupt, as
-    usual.
+    Signals reach the server at once, even while the main thread is inside a collective or a library
+    holds Python's lock: the connection is the wake-up file descriptor, to which Python's C-level
+    handler writes the number of the signal. After SIGTERM and SIGHUP, the server ends the process,
+    because a handler could raise its exception anywhere, which crashes the process if TensorFlow is
+    tracing a model. Ctrl-C raises KeyboardInterrupt, as usual.
 
     Args:
         comm: The ranks of the run.
@@ -90,9 +92,9 @@ class WatchdogClient:
                 " be able to connect to each other"
             ).on_all_ranks()
         self._send_lock = threading.Lock()
-        self._wakeup, self._wakeup_writer = socket.socketpair()
         self._handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
+        self._signalled_s: float | None = None
         self._interrupted = False
         if threading.current_thread() is threading.main_thread():
             self._catch_signals()
@@ -147,16 +149,15 @@ class WatchdogClient:
         """Says bye: the run is over for this rank, with success or with an error of all ranks."""
         job_guard.report_to(None)
         self._ending.set()
-        self._send(bye=True)
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=UNWIND_S)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._handlers:
             signal.set_wakeup_fd(self._old_wakeup_fd)
-        for opened in (self._socket, self._wakeup, self._wakeup_writer):
-            opened.close()
+        self._send(bye=True)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=UNWIND_S)
+        self._socket.close()
         os.close(self._stderr)
         if self._server is not None:
             with suppress(subprocess.TimeoutExpired):  # it waits for the other ranks to say bye
@@ -170,10 +171,7 @@ class WatchdogClient:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _catch_signals(self) -> None:
-        self._wakeup_writer.setblocking(False)
-        self._old_wakeup_fd = signal.set_wakeup_fd(
-            self._wakeup_writer.fileno(), warn_on_full_buffer=False
-        )
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._socket.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             handler = signal.getsignal(number)
             if handler in (signal.SIG_IGN, None):
@@ -182,13 +180,11 @@ class WatchdogClient:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles Ctrl-C; other signals are left to `_listen`."""
+        """Handles Ctrl-C; after other signals, the server or `_listen` ends this process."""
+        self._signalled_s = time.monotonic()
         if number != signal.SIGINT:
             return
         self._interrupted = True
-        if self._send_lock.acquire(blocking=False):  # this very thread may hold it
-            self._send_lock.release()
-            self._send(signal=number)  # before unwinding, which may crash
         handler = self._handlers[number]
         if callable(handler):
             handler(number, frame)  # Python's own raises KeyboardInterrupt
@@ -196,24 +192,19 @@ class WatchdogClient:
             raise KeyboardInterrupt
 
     def _listen(self) -> None:
-        """Runs in a thread: passes signals on to the server, and ends the process when told to."""
+        """Runs in a thread: gives signs of life, and ends the process when told to."""
         buffer = b""
-        connected, deadline, next_beat = True, None, 0.0
+        connected, next_beat = True, 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._wakeup, selectors.EVENT_READ)
-            while connected or (deadline is not None and not self._ending.is_set()):
-                ready = selector.select(HEARTBEAT_S if deadline is None else 0.1)
+            while not (self._ending.is_set() and not connected):
+                ready = (
+                    selector.select(HEARTBEAT_S) if connected else self._ending.wait(HEARTBEAT_S)
+                )
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._send(steps=self.steps)
-                for key, _ in ready:
-                    if key.fileobj is self._wakeup:
-                        for number in self._wakeup.recv(64):
-                            if number in self._handlers:
-                                self._send(signal=number)
-                                deadline = time.monotonic() + UNWIND_S
-                        continue
+                if connected and ready:
                     try:
                         data = self._socket.recv(65536)
                     except OSError:
@@ -225,7 +216,8 @@ class WatchdogClient:
                     if b"\n" in buffer:
                         self._obey(json.loads(buffer.split(b"\n")[0]))
                         return
-                late = deadline is not None and time.monotonic() > deadline
+                signalled_s = self._signalled_s
+                late = signalled_s is not None and time.monotonic() - signalled_s > UNWIND_S
                 if late and not self._ending.is_set():
                     os._exit(128 + signal.SIGTERM)
 
@@ -303,7 +295,7 @@ def _connect_any(
             try:
                 connection.sendall(f"{token}\n{json.dumps({'hello': hello})}\n".encode())
                 if connection.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME:
-                    connection.settimeout(None)
+                    connection.settimeout(SEND_S)  # a wake-up file descriptor must not block
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                     return connection
                 last = OSError(f"the watchdog server at {address} closed the connection")

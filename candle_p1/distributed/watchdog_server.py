@@ -13,7 +13,7 @@ A connection begins with a line that holds the token. Nothing is parsed before i
 not send it soon is disconnected. Then messages follow, which are JSON lines.
 
 - rank to server: hello (rank, host, pid), record (its path), phase, steps begun, trouble (with
-  another process), signal, error, bye
+  another process), signal, error, bye; and, between them, a byte for each signal: its number
 - server to rank: welcome; end (the reason), status, speak (whether this rank should print the
   reason)
 """
@@ -76,6 +76,9 @@ FAREWELL_S = 10.0
 """How long the server waits for the ranks that it told to end."""
 TOKEN_VARIABLE = "CANDLE_P1_WATCHDOG_TOKEN"
 """Passed in an environment variable because every user of the machine can read arguments."""
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+CONTROLS = bytes(set(range(32)) - set(b"\n"))
+"""None of these is in JSON as it is written here, so they are signals."""
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 
@@ -152,6 +155,7 @@ class WatchdogServer:
             self._selector.register(self.listener, selectors.EVENT_READ)
             signalled_at: float | None = None
             orphaned_at: float | None = None
+            failed_at: float | None = None
             start = self._looked_s = time.monotonic()
             while True:
                 self._process_events()
@@ -164,6 +168,11 @@ class WatchdogServer:
                     or next((rank for rank in unsignalled if rank.is_lost), None)
                     or self._find_absent()
                 )
+                if failed and not failed.error and self._has_no_launcher():
+                    # A launcher that is interrupted signals its ranks before it ends.
+                    failed_at = failed_at or now
+                    if len(unsignalled) < len(ranks) or now - failed_at < GRACE_S:
+                        failed = None
                 if failed:
                     return self._end(failed, "failed")
                 if len(ranks) == self.num_ranks and all(rank.said_bye for rank in ranks):
@@ -180,6 +189,10 @@ class WatchdogServer:
                     signalled_at = signalled_at or now
                     if now - signalled_at > GRACE_S:
                         return self._end(signalled, "interrupted")
+
+    def _has_no_launcher(self) -> bool:
+        """Whether the launcher has ended, if it is known."""
+        return self._launcher is not None and is_gone(self._launcher)
 
     def _dead_starter(self) -> RankConnection:
         """Returns rank 0, which died before it said hello."""
@@ -267,14 +280,24 @@ class WatchdogServer:
             rank.has_token = hmac.compare_digest(line, self.token.encode())
             if not rank.has_token:
                 return False
+        if rank.rank is not None:
+            self._take_signals(rank)
         *lines, rank.buffer = rank.buffer.split(b"\n")
         understood = all(self._take(rank, line) for line in lines)
         return understood and bool(data) and len(rank.buffer) <= MAX_MESSAGE_BYTES
 
+    @staticmethod
+    def _take_signals(rank: RankConnection) -> None:
+        """Takes note of signals, which arrive as single bytes, and removes those of all signals."""
+        for number in SIGNALS:
+            if rank.signal is None and bytes([number]) in rank.buffer:
+                rank.signal = number
+        rank.buffer = rank.buffer.translate(None, delete=CONTROLS)
+
     def _take(self, rank: RankConnection, line: bytes) -> bool:
         """Takes note of a message; returns False if no rank sends such a message."""
         try:
-            message = json.loads(line)
+            message = json.loads(line or b"{}")  # SIGUSR1 has the number of a line's end
             if hello := message.get("hello"):
                 self._welcome(rank, hello)
             if rank.rank is None:
@@ -320,7 +343,8 @@ class WatchdogServer:
         if rank.trouble:
             culprit = self._in_trouble(rank)
             reason = self._explain_trouble(rank, culprit)
-        elif rank.is_lost and not rank.error and self._launcher and is_gone(self._launcher):
+        elif status == "failed" and rank.is_lost and not rank.error and self._has_no_launcher():
+            assert self._launcher is not None
             # It was killed with -9, and its ranks did not survive that for long.
             culprit, died = None, Trouble("died", self._launcher.pid, is_launcher=True)
             reason = str(died) + (f" during {rank.phase}" if rank.phase else "")

@@ -14,8 +14,8 @@ from harness import run_checks
 from candle_p1.cluster.preflight import __main__ as command
 from candle_p1.cluster.preflight import facts
 from candle_p1.cluster.preflight.checks import Needs
-from candle_p1.cluster.preflight.examination import check_ranks, examine
-from candle_p1.distributed.comm import NODE_VARIABLE, connect
+from candle_p1.cluster.preflight.examination import examine
+from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks, connect
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import SetupError
 from candle_p1.records import environment

@@ -18,8 +18,8 @@ import click
 
 from candle_p1.cluster.doctor import Finding, show
 from candle_p1.cluster.preflight.checks import Needs
-from candle_p1.cluster.preflight.examination import check_ranks, examine
-from candle_p1.distributed.comm import NODE_VARIABLE, connect
+from candle_p1.cluster.preflight.examination import examine
+from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks, connect
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error

@@ -14,30 +14,6 @@ if TYPE_CHECKING:
     from candle_p1.cluster.doctor import Finding
     from candle_p1.cluster.preflight.checks import Needs
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.launch_environment import LaunchedRank
-
-
-def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
-    """Checks that MPI knows the ranks that the launcher started; collective.
-
-    Raises:
-        SetupError: It does not. Usually, each process then believes that it is the only one.
-    """
-    wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
-    of = "" if layout.size is None else f" of {layout.size}"
-    problems = comm.allgather(
-        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
-        f" for MPI it is rank {comm.rank} of {comm.size}: the MPI library does not belong to the"
-        " launcher. Use the launcher of this MPI, choose another interface (srun --mpi=pmix; srun"
-        " --mpi=list shows the available ones), or rebuild against the machine's MPI: make setup"
-        " MPI=system"
-        if wrong
-        else None
-    )
-    found = [problem for problem in problems if problem is not None]
-    if found:
-        error = SetupError(found[0])
-        raise error.on_all_ranks() if comm.size > 1 else error
 
 
 def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:

@@ -13,7 +13,7 @@ from candle_p1.cluster.preflight import __main__ as command
 from candle_p1.cluster.preflight import checks, examination, facts
 from candle_p1.cluster.preflight.checks import GIB, Needs, check_facts
 from candle_p1.cluster.preflight.facts import FreeSpace, NodeFacts
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.comm import SerialCommunicator, check_ranks
 from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.errors import SetupError
 
@@ -227,13 +227,13 @@ def software():
 
 def test_mpi_has_to_know_the_ranks_of_the_launcher():
     alone = SerialCommunicator()
-    examination.check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
-    examination.check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
+    check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
+    check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
     with pytest.raises(SetupError, match=r"^node a: srun .* 0 of 8.* 0 of 1.*--mpi=pmix") as raised:
-        examination.check_ranks(LaunchedRank("srun", 0, 8, 0, 4, None, "a"), alone)
+        check_ranks(LaunchedRank("srun", 0, 8, 0, 4, None, "a"), alone)
     assert not raised.value.agreed
     with pytest.raises(SetupError, match=r"aprun .* rank 3.* 0 of 1"):
-        examination.check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
+        check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
 
 
 @pytest.fixture

@@ -16,26 +16,30 @@ from candle_p1.distributed.job_guard import STOPPED_VARIABLE, is_gone, limit_fro
 from candle_p1.errors import SetupError
 
 RANK = """
-import os, time
+import os, sys, time
 from candle_p1.distributed import job_guard
-job_guard.begin()
-print(os.getpid(), flush=True)
-time.sleep(600)
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+with job_guard.begin():
+    sys.argv[1] == "starting" and sleep()
+sleep()
 """
 LAUNCHER = """
 import subprocess, sys
-ranks = [subprocess.Popen([sys.executable, "-c", sys.argv[1]]) for _ in range(3)]
+ranks = [subprocess.Popen([sys.executable, "-c", *sys.argv[1:]]) for _ in range(3)]
 codes = [rank.wait() for rank in ranks]
 """
 
 
-@pytest.fixture
-def job():
-    """A launcher and its three ranks, as processes."""
-    environment = os.environ | {STOPPED_VARIABLE: "1", "OMPI_COMM_WORLD_RANK": "0"}
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, RANK], stdout=subprocess.PIPE, env=environment
-    )
+@pytest.fixture(params=["starting", "running"])
+def job(request):
+    """A launcher and its three ranks, as processes; MPI is starting, or has started."""
+    command = [sys.executable, "-c", LAUNCHER, RANK, request.param]
+    environment = os.environ | {STOPPED_VARIABLE: "1"}
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(3)]
     yield psutil.Process(launcher.pid), ranks
     for process in (*ranks, launcher):

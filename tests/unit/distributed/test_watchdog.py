@@ -144,7 +144,8 @@ def test_a_stall_is_blamed_on_the_rank_that_is_behind_if_one_is(job, steps, blam
 def test_a_signal_interrupts_the_run(job):
     ranks, process, record, _ = job
     for rank in ranks:
-        rank.say(signal=15)
+        rank.socket.sendall(b"\x0a\x0f\x11")  # SIGUSR1, SIGTERM and SIGCHLD
+        rank.say(steps=1)
     assert ranks[0].hear()["status"] == "interrupted"
     ended = end(ranks, process, record)
     assert ended["status"] == "interrupted"
@@ -293,6 +294,25 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path):
         assert f"the launcher (host {here['host']}, pid {launcher.pid})" in ranks[0].hear()["end"]
         ended = end(ranks, process, record)
     assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
+
+
+def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    with ExitStack() as stack:
+        process = stack.enter_context(start_server(record))
+        stack.callback(process.kill)
+        launcher = Sleeper(stack).process
+        port = int(process.stdout.readline())
+        here = {"host": socket.gethostname(), "launcher": launcher.pid}
+        ranks = [FakeRank(port, rank, **here) for rank in range(3)]
+        ranks[0].say(record=str(record))
+        launcher.kill()
+        launcher.wait()
+        ranks[0].say(signal=1)
+        ranks[1].die()
+        ranks[0].hear()
+        assert end(ranks, process, record)["status"] == "interrupted"
 
 
 def test_an_error_after_a_signal_is_an_interruption(job):
