@@ -35,9 +35,10 @@ from candle_p1.datasets.synthetic import ensure
 SCRIPT = find_benchmark("nt3").script
 FLAGS = "--size small --conv 4 20 1 --pool 10 --dense 8 --epochs 100000 --epochs_scaling weak"
 LIMIT_S = 30.0
-EARLY_S = 2.0
-"""Three of ten signals come within this time after the start."""
-LATE_S = 14.0
+MOMENTS = {"start": (0.0, 2.0), "startup": (2.0, 10.0), "training": (0.0, 4.0)}
+"""When signals come, in s: after the start, or after training has begun."""
+TRAINING_S = 120.0
+"""How long a run may take until it trains, on a busy machine."""
 MARK = "FAULT_TEST_RUN"
 """An environment variable by which all processes of a run are found."""
 NUM_RANKS = 2
@@ -55,7 +56,8 @@ class Fault:
         starter: What starts it: "candle-p1" or "mpirun".
         victim: Whom the signal hits: "launcher", "rank 0" or "rank 1".
         signal: Its name, without SIG.
-        moment_s: When it is sent, after the start.
+        period: The key in MOMENTS.
+        moment_s: When it is sent; once it has been sent, after the start.
         ended_s: How long after the signal no process was left; None: longer than the limit.
         code: The exit code of the launcher.
         status: The record's; "none" if there is no record.
@@ -68,6 +70,7 @@ class Fault:
     starter: str
     victim: str
     signal: str
+    period: str
     moment_s: float
     ended_s: float | None = None
     code: int | None = None
@@ -90,13 +93,14 @@ class Fault:
 def draw(number: int, seed: int) -> Fault:
     """Returns the fault of a run, which follows from the seed and its number."""
     chance = random.Random(f"{seed} {number}")
-    early = chance.random() < 0.3
+    period = chance.choice(list(MOMENTS))
     return Fault(
         number,
         starter=chance.choice(("candle-p1", "mpirun")),
         victim=chance.choice(VICTIMS),
         signal=chance.choice(SIGNALS),
-        moment_s=chance.uniform(0, EARLY_S) if early else chance.uniform(EARLY_S, LATE_S),
+        period=period,
+        moment_s=chance.uniform(*MOMENTS[period]),
     )
 
 
@@ -151,7 +155,14 @@ class FaultyRun:
     def _send_signal(self, process: subprocess.Popen[bytes], start: float) -> bool:
         """Sends the signal at its moment; returns whether the run had a record by then."""
         fault = self.fault
-        while time.monotonic() - start < fault.moment_s:
+        since = start
+        while fault.period == "training" and not self._record.with_name("history.csv").exists():
+            since = time.monotonic()
+            if since - start > TRAINING_S or process.poll() is not None:
+                fault.problems.append("the run never trained")
+                break
+            time.sleep(0.05)
+        while time.monotonic() - since < fault.moment_s:
             self._read_record()
             time.sleep(0.01)
         victim: psutil.Process | None = psutil.Process(process.pid)

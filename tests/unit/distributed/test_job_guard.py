@@ -48,6 +48,7 @@ def job(request):
     launcher.communicate()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("victim", "number"),
     [("rank", signal.SIGSTOP), ("launcher", signal.SIGSTOP), ("launcher", signal.SIGKILL)],
@@ -64,6 +65,7 @@ def test_trouble_ends_the_job_and_what_is_stopped(job, victim, number):
     assert sum(map(is_gone, ranks)) == (2 if victim == "rank" else 3)
 
 
+@pytest.mark.extended
 def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
     launcher, ranks = job
     for process in (launcher, *ranks):

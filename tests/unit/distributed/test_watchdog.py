@@ -169,24 +169,28 @@ def test_a_finished_record_is_not_changed(job):
     assert end(ranks, process, record) == done
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b'{"hello": {"rank": 1, "host": "x", "pid": 1}}\n', b"GET / HTTP/1.0\r\n", b"\n", b"\xff\n",
-     b"x" * 5000, b"[" * 2000, b"[" * 2000 + b"\n", b"{" * 2**20, b"toke\n", b"token1\n",
-     *(b"token\n" + line + b"\n" for line in (b"[]", b'{"hello": 1}', b'{"bye": true}', b"[" * 2000,
-                                             b"\xff", b"x" * 2**21))],
-)  # fmt: skip
-def test_connections_without_token_and_hello_are_closed(job, line):
+STRANGE = [
+    b'{"hello": {"rank": 1, "host": "x", "pid": 1}}\n', b"GET / HTTP/1.0\r\n", b"\n", b"\xff\n",
+    b"x" * 5000, b"[" * 2000, b"[" * 2000 + b"\n", b"{" * 2**20, b"toke\n", b"token1\n",
+    *(b"token\n" + line + b"\n" for line in (
+        b"", b"[]", b'{"hello": 1}', b'{"bye": true}', b"[" * 2000, b"\xff", b"x" * 2**21
+    )),
+]  # fmt: skip
+
+
+def test_connections_without_token_and_hello_are_closed(job):
     ranks, process, record, port = job
-    stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
-    with stranger, suppress(ConnectionError):  # the server does not wait for the rest
-        stranger.sendall(line)
-        assert not stranger.recv(100)
+    for line in STRANGE:
+        stranger = socket.create_connection(("127.0.0.1", port), timeout=10)
+        with stranger, suppress(ConnectionError):  # the server does not wait for the rest
+            stranger.sendall(line)
+            assert not stranger.recv(100)
     for rank in ranks:
         rank.say(bye=True)
     assert end(ranks, process, record)["status"] == "running"
 
 
+@pytest.mark.extended
 def test_a_silent_connection_is_closed(job):
     ranks, process, record, port = job
     with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
@@ -196,6 +200,7 @@ def test_a_silent_connection_is_closed(job):
     assert end(ranks, process, record)["status"] == "running"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("max_files", [256, 4096])
 def test_ranks_get_in_past_a_thousand_silent_connections(tmp_path, max_files):
     # Few files: the server has to close connections of strangers to accept those of ranks.
@@ -244,6 +249,7 @@ class Sleeper:
         stack.callback(self.process.kill)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", ["stopped", "silent", "all suspended", "busy"])
 def test_a_rank_that_is_silent(tmp_path, fault):
     record = tmp_path / "run.json"
