@@ -203,7 +203,8 @@ def test_the_plan_is_shown_as_text(plan, capsys):
         "time limit of each run: 5 min",
         f"1  does-train-np1-r0: candle-p1 run {TOY} --color 'a b' --does train --rng_seed 7102",
         f"2  does-train-np1-r1: candle-p1 run {TOY} --color 'a b' --does train --rng_seed 7103",
-        "2 runs, at most 10 min: 2 from their time limit",
+        "2 runs, at most 10 min: 2 from their time limit, because nothing similar has been"
+        " measured yet",
     ]
     perform(this)
     capsys.readouterr()
