@@ -15,15 +15,10 @@ from urllib.parse import quote, urlsplit
 
 from candle_p1.data.manifest import MANIFEST_NAME, synthetic_facts
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets.download import (
-    MIN_KIB_PER_S,
-    SCHEMES,
-    CannotDownloadError,
-    Downloader,
-    without_password,
-)
+from candle_p1.datasets.download import SCHEMES, Downloader
 from candle_p1.datasets.registry import RECORD_NAME, Expected, expected_file, record_download
 from candle_p1.datasets.storing import LOCK_NAME, locked, storing
+from candle_p1.datasets.transfer import MIN_KIB_PER_S, CannotDownloadError, without_password
 from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack, unpacked_files
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256

@@ -20,9 +20,10 @@ from click.testing import CliRunner
 from candle_p1 import cli
 from candle_p1.data.reader import file_sha256
 from candle_p1.datasets import download, registry, storing
-from candle_p1.datasets.download import Downloader, without_password
+from candle_p1.datasets.download import Downloader
 from candle_p1.datasets.fetch import fetch
 from candle_p1.datasets.status import file_status
+from candle_p1.datasets.transfer import without_password
 from candle_p1.errors import DataError, ParameterError
 
 CONTENT = bytes(i * i % 251 for i in range(1_000_000))
