@@ -84,6 +84,8 @@ def commands():
         rows = [[code(flag), plain(text)] for flag, text in filter(None, records)]
         if rows:
             lines.extend(table(["option", "meaning"], rows))
+        if examples := getattr(command, "examples", ()):
+            lines.extend(["", "Examples:", "", *(f"    {example}" for example in examples)])
         if isinstance(command, click.Group):
             for name in command.list_commands(context):
                 found = command.get_command(context, name)
