@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     Items = Generator[Any, None, None]  # a response, then blocks of bytes
 
-BLOCK_BYTES = 1 << 14
-"""Small enough that a slow transfer is not taken for a stalled one."""
+BLOCK_BYTES, MAX_BLOCK_BYTES = 1 << 14, 1 << 18
+"""What is read at a time: little at first, so that a slow transfer is not taken for a stalled one,
+and more from a fast server."""
 QUEUED_BLOCKS = 64
 TRANSIENT_STATUSES = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Client errors (4xx) after which another attempt may succeed."""
@@ -100,7 +101,12 @@ def _exchange(url: str, headers: Mapping[str, str | None]) -> Items:
         hooks={"response": _check_redirect},
     ) as response:
         yield response
-        yield from response.raw.stream(BLOCK_BYTES, decode_content=False)
+        size, began_s = BLOCK_BYTES, time.monotonic()
+        while block := response.raw.read(size, decode_content=False):
+            is_fast = time.monotonic() - began_s < 1.0
+            size = min(2 * size, MAX_BLOCK_BYTES) if is_fast else BLOCK_BYTES
+            yield block
+            began_s = time.monotonic()
 
 
 def _in_thread(items: Items, min_bytes_per_s: float) -> Items:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.sysfs import read_line
 
 PROC = Path("/proc/self")
 RESET_PEAK = "5"  # in clear_refs, see proc(5): resets the peak to the current value
@@ -96,13 +98,6 @@ def memory_bytes(smaps_rollup: str) -> int:
 
 def _read_bytes() -> int:
     try:
-        descriptor = os.open(PROC / "io", os.O_RDONLY)
-    except OSError:
+        return int(read_line(PROC / "io").split()[1])  # the first line is "rchar: N"
+    except SensorError:
         return -1
-    try:
-        content = os.read(descriptor, 4096)
-    except OSError:
-        return -1
-    finally:
-        os.close(descriptor)
-    return int(content.split(b"\n", 1)[0].split()[1])  # the first line is "rchar: N"

@@ -1,4 +1,4 @@
-"""Reading the kernel's one-line files."""
+"""Reading the kernel's small files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 256
 
 
 def read_line(file: Path | str) -> str:
-    """Returns the line of a file, ten times as fast as Path.read_text.
+    """Returns the first line or lines of a file, ten times as fast as Path.read_text.
 
     Raises:
         SensorError: The file cannot be read; the cause is the OSError.

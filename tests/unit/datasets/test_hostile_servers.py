@@ -219,6 +219,7 @@ def test_the_end_of_a_chunked_file_is_known(serve, get):
 )
 def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, of_another_version):
     monkeypatch.setattr(transfer, "BLOCK_BYTES", 50_000)
+    monkeypatch.setattr(transfer, "MAX_BLOCK_BYTES", 50_000)
     cut = reply(CONTENT[:50_000], length=False, Content_Length=len(CONTENT), ETag='"1"')
     part = reply(b"x" * 50_000, status="206 Partial Content", **of_another_version)
     server = serve(cut, part, reply(ETag='"2"'))
@@ -263,6 +264,7 @@ def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatc
 
 def test_a_server_that_closes_after_each_byte_is_given_up(serve, get, monkeypatch):
     monkeypatch.setattr(transfer, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(transfer, "MAX_BLOCK_BYTES", 1)
 
     def one_more(connection, request):
         words = request.decode()
