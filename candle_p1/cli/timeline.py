@@ -125,7 +125,7 @@ def slice_command(
 def _tracks(path: Path, record_path: Path) -> list[Track]:
     """Returns the phases and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.runs import POWER_FILE, RecordedRun
     from candle_p1.reports.timeline.events import read_origin_epoch_us
     from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track
 
@@ -135,7 +135,8 @@ def _tracks(path: Path, record_path: Path) -> list[Track]:
         raise CandleError(
             f"{path} does not state the origin of its clock: leave out --record {record_path}"
         )
-    files = sorted(record_path.parent.glob(POWER_FILES))
+    beside = sorted(record_path.parent.glob(POWER_FILES))
+    files = [file for file in beside if POWER_FILE.fullmatch(file.name)]
     tracks = [power_track(file, zero_s) for file in files]
     if not tracks:
         click.echo(f"there is no {POWER_FILES} beside {record_path}, so no power is drawn")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from candle_p1.records.types import RunRecord
 
 PER_RANK_NAME = "per_rank.npz"
-MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES, MAX_VALUE = 2**30, 1e100
 
 
 class PerRank:
@@ -104,6 +104,8 @@ def read_per_rank(record_path: Path, record: RunRecord) -> PerRank | None:
             raise ValueError("its arrays do not have the right types and shapes")
         if np.any(np.diff(ends, prepend=0) < 0) or values.shape != (ends[-1],):
             raise ValueError("its arrays do not fit together")
+        if not np.all(np.abs(values[~np.isnan(values)]) <= MAX_VALUE):
+            raise ValueError("one of its values is not possible")
         found = PerRank(names, ends, values)
         _check_belongs(found, record)
     except Exception as error:  # a damaged archive causes errors of many kinds

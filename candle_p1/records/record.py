@@ -196,17 +196,18 @@ def _explain(error: ValidationError) -> str:
 
 
 def _text_of(record: RunRecord) -> str:
-    return _to_json(record.model_dump(mode="json", exclude_unset=True), "") + "\n"
+    text = _to_json(record.model_dump(mode="json", exclude_unset=True), "") + "\n"
+    return text.encode(errors="replace").decode()  # arguments and paths may not be Unicode
 
 
 def _to_json(value: Any, indent: str) -> str:
     """Returns indented JSON with short objects and lists on one line."""
-    line = json.dumps(value, allow_nan=False)
+    line = json.dumps(value, allow_nan=False, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or len(line) <= MAX_LINE_CHARS - len(indent):
         return line
     inner = indent + "  "
     if isinstance(value, dict):
-        items = [f"{json.dumps(key)}: {_to_json(item, inner)}" for key, item in value.items()]
+        items = [f"{_to_json(key, '')}: {_to_json(item, inner)}" for key, item in value.items()]
     else:
         items = [_to_json(item, inner) for item in value]
     begin, end = "{}" if isinstance(value, dict) else "[]"

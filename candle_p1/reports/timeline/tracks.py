@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from candle_p1.errors import RecordError
 from candle_p1.records.power_file import read_traces
 from candle_p1.reports.timeline.events import US_PER_S
 
@@ -58,13 +59,20 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
 
     Returns:
         The time; None where the timeline does not say.
+
+    Raises:
+        RecordError: The record does not say when the run started.
     """
     if epoch_us is None:
         return None
     anchor = run.record.timeline
     if anchor:
         return anchor.anchor_s + (epoch_us - anchor.anchor_epoch_us) / US_PER_S
-    return epoch_us / US_PER_S - datetime.fromisoformat(run.started).timestamp()
+    try:
+        started_s = datetime.fromisoformat(run.started).timestamp()
+    except ValueError as error:
+        raise RecordError(f"{run.place}: started {run.started!r} is not a time") from error
+    return epoch_us / US_PER_S - started_s
 
 
 def phase_track(run: RecordedRun, origin_s: float) -> Track:

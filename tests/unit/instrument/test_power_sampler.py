@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from itertools import pairwise
@@ -294,6 +295,17 @@ HEADER = ",".join(COLUMNS) + "\n"
 LINE = "0.0,0,node,node,node,cray,energy,0.1,5.0\n"
 
 
+def test_a_recording_is_a_regular_file_without_control_sequences(tmp_path):
+    path = tmp_path / "power.csv"
+    path.write_text(HEADER + LINE.replace("0,node,node", "0,a\x1b[2J,b\x1b[31m"))
+    (trace,) = read_traces(path)
+    assert (trace.channel.device, trace.channel.label) == ("a", "b")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="pipe"):
+        read_traces(path)
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -302,6 +314,9 @@ LINE = "0.0,0,node,node,node,cray,energy,0.1,5.0\n"
         (HEADER, None),
         (HEADER + LINE.replace("5.0", "x"), 2),
         (HEADER + LINE.replace("5.0", "nan"), 2),
+        (HEADER + LINE.replace("5.0", "1e300"), 2),
+        (HEADER + LINE.replace("0.1", "nan"), 2),
+        (HEADER + LINE.replace("0.1", "-1"), 2),
         (HEADER + LINE.replace("energy", "joule"), 2),
         (HEADER + LINE.replace("node,cray", "rack,cray"), 2),
         (HEADER + "0.0,0,node\n", 2),

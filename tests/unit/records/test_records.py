@@ -87,6 +87,11 @@ def test_a_file_that_is_not_a_record_is_refused(path, text):
         read_record(path)
 
 
+def test_arguments_that_are_not_unicode_are_recorded(path):
+    write_record(path, make_record(RUNNING | {"command": ["é😀", "a\udcffb"]}))
+    assert read_record(path).command == ["é😀", "a?b"]
+
+
 def test_a_missing_record_is_named(path):
     with pytest.raises(RecordError, match=r"run\.json"):
         read_record(path)
@@ -200,6 +205,7 @@ def absurd_shape():
         npz(values=(1.0, 3.0)),
         npz(values=(1.0, 2.0, 3.0), ends=(3,)),
         npz(values=(np.nan, np.nan)),
+        npz(names=["phases.load", "phases.load.begin"], ends=(2, 4), values=(1, 2, 0, np.inf)),
         npz(values=(1.0, 2.0 + 1j)),
         npz(values=np.array([1.0, {}], dtype=object)),
         npz(np.savez_compressed, values=np.zeros(10**6), ends=(10**6,)),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.errors import DataError, ParameterError
+from candle_p1.errors import DataError, ParameterError, RecordError
 from candle_p1.instrument.clock import ClockAnchor, read_anchor
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
@@ -319,6 +319,9 @@ def test_the_origin_of_the_timeline_on_the_clock_of_the_run():
     run = RecordedRun(None, make_record(RUNNING))
     assert origin_s(run, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
     assert origin_s(run, None) is None
+    never = RecordedRun(Path("run.json"), make_record(RUNNING | {"started": "yesterday"}))
+    with pytest.raises(RecordError, match=r"run\.json"):
+        origin_s(never, epoch_us)
     anchor = {"file": "t.json", "anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
     traced = RecordedRun(None, make_record(RUNNING | {"timeline": anchor}))
     assert origin_s(traced, epoch_us) == 4.25
