@@ -7,9 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from candle_p1 import cli
@@ -330,13 +332,14 @@ def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path):
 def test_ctrl_c_is_quiet(tmp_path, start):
     program = (
         "import candle_p1.cli.doctor as d, candle_p1.cli, time\n"
-        "def wait():\n    print('waiting', flush=True)\n    time.sleep(60)\n    yield\n"
+        "def wait():\n    print('waiting', flush=True)\n    time.sleep(600)\n    yield\n"
         "d.examine = wait\ncandle_p1.cli.main()"
     )
     process = start([sys.executable, "-c", program, "doctor"], stderr=subprocess.PIPE)
     assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.5)  # it may still be printing
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     assert (output + errors).strip() == ""
 
@@ -405,3 +408,48 @@ def test_a_run_says_what_it_does_before_its_long_import(tmp_path):
     assert lines[1] == "starting 1 rank"
     assert lines[2].startswith("importing Keras")
     assert lines[3] == "import"
+
+
+def completions(line):
+    """Returns what the shell is offered after a line, with "file" or "dir" where it adds paths."""
+    *words, incomplete = line.split(" ")
+    found = BashComplete(cli.cli, {}, "candle-p1", "_X").get_completions(words[1:], incomplete)
+    return {(item.type, item.value) for item in found}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("candle-p1 st", {"study"}),
+        ("candle-p1 bench ", {"load", "step", "overhead", "record"}),
+        ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
+        ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
+        ("candle-p1 data info n", {"nt3"}),
+        ("candle-p1 run nt3 --n", {"--np", "--noise_correlated", "--noise_gaussian"}),
+        ("candle-p1 run nt3 --np 2 --epochs_", {"--epochs_scaling"}),
+        ("candle-p1 run nt3 --loader ch", {"chunked", "chunked_rows"}),
+        ("candle-p1 run nt3 --epochs 2 --early_stop ", {"True", "False"}),
+        ("candle-p1 study run weak-", {"weak-nt3", "weak-p1b1", "weak-p1b2"}),
+        ("candle-p1 study status strong-n", {"strong-nt3"}),
+        ("candle-p1 submit nt3 --machine po", {"polaris"}),
+        ("candle-p1 submit nt3 --machine polaris --study batch-p", {"batch-p1b3"}),
+        ("candle-p1 bench load nt3 --methods dask,par", {"dask,parallel"}),
+        ("candle-p1 bench step nt3 --size ", {"small", "full"}),
+    ],
+)
+def test_the_shell_completes_names(line, expected):
+    assert {name for kind, name in completions(line) if kind == "plain"} == expected
+
+
+def test_the_shell_completes_paths_of_benchmarks_and_files():
+    assert completions("candle-p1 run ./b") == {("dir", "./b")}
+    assert completions("candle-p1 study run mine.t") == {("file", "mine.t")}
+    assert completions("candle-p1 run nt3 --train_data x") == {("file", "x")}
+    assert completions("candle-p1 run ./absent --lo") == set()
+
+
+def test_the_shell_is_answered(tmp_path):
+    words = {"COMP_WORDS": "candle-p1 study run weak-n", "COMP_CWORD": "3"}
+    variables = os.environ | words | {"_CANDLE_P1_COMPLETE": "bash_complete"}
+    done = run(env=variables, cwd=tmp_path)
+    assert (done.stdout.split(), done.stderr) == (["file,weak-n", "plain,weak-nt3"], "")
