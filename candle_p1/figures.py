@@ -36,6 +36,7 @@ def scatter_by_class(
     *,
     title: str,
     axes: tuple[str, str],
+    warning: str = "",
 ) -> None:
     """Plots points in the plane, with a colour and marker for each class.
 
@@ -46,10 +47,15 @@ def scatter_by_class(
         names: The names of the classes.
         title: The title of the figure.
         axes: The labels of the two axes.
+        warning: What the reader must know to read the plot rightly.
     """
     import matplotlib
 
     figure, plot = _new(title, *axes)
+    if warning:
+        plot.text(
+            0.5, 0.97, warning, color=VERMILION, transform=plot.transAxes, ha="center", va="top"
+        )
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     for i, name in enumerate(names):
         chosen = points[classes == i]

@@ -241,6 +241,7 @@ class P1b1(Benchmark):
                 title=trained.title("Latent space of the test cases by cancer type"),
                 use_tsne=params["tsne"],
                 seed=params["rng_seed"],
+                variational=params["model"] != "ae",
             )
         return compare_with_naive(values | score.result(), naive.result())
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+ROUNDING = 1e-6
+ACTIVE_VARIANCE = 0.01
+
 
 def save_latent_space(
     directory: Path,
@@ -26,8 +29,11 @@ def save_latent_space(
     title: str,
     use_tsne: bool,
     seed: int,
+    variational: bool,
 ) -> None:
     """Writes ``latent.npz`` and ``latent.png``, coloured by cancer type.
+
+    The picture warns if dimensions have collapsed: see `collapsed_dimensions`.
 
     Args:
         directory: Where to write them.
@@ -38,11 +44,13 @@ def save_latent_space(
         use_tsne: Whether to embed by t-SNE. Otherwise more than two dimensions are reduced to the
             first two principal components.
         seed: The seed of t-SNE.
+        variational: Whether the points are means of distributions.
     """
     content = io.BytesIO()
     np.savez_compressed(content, latent=latent, cancer_type=np.array(types)[classes])
     write_atomically(directory / "latent.npz", content.getvalue())
-    points, axes = _to_plane(latent, use_tsne, seed)
+    collapsed = collapsed_dimensions(latent, variational)
+    points, axes = _to_plane(latent, use_tsne, seed, len(collapsed) == latent.shape[1])
     scatter_by_class(
         directory / "latent.png",
         points,
@@ -50,14 +58,39 @@ def save_latent_space(
         types,
         title=title,
         axes=axes,
+        warning=_describe(collapsed, latent.shape[1]),
     )
 
 
+def collapsed_dimensions(latent: NDArray[Any], variational: bool) -> list[int]:
+    """Returns the dimensions, from 1, that do not distinguish the cases.
+
+    They are constant except for rounding or, in a variational model, their mean varies by less than
+    the threshold of Burda, Grosse and Salakhutdinov (arXiv:1509.00519) for an active unit.
+    """
+    values = latent.astype(np.float64)
+    least = np.sqrt(ACTIVE_VARIANCE) if variational else ROUNDING * np.abs(values).max(axis=0)
+    return [int(i) + 1 for i in np.flatnonzero(values.std(axis=0) <= least)]
+
+
+def _describe(collapsed: Sequence[int], num_dimensions: int) -> str:
+    if not collapsed:
+        return ""
+    if len(collapsed) == num_dimensions:
+        return "The latent space has collapsed: it does not distinguish the cases."
+    if len(collapsed) == 1:
+        return f"Latent dimension {collapsed[0]} has collapsed: it does not distinguish the cases."
+    names = ", ".join(map(str, collapsed))
+    return f"Latent dimensions {names} have collapsed: they do not distinguish the cases."
+
+
 def _to_plane(
-    latent: NDArray[Any], use_tsne: bool, seed: int
+    latent: NDArray[Any], use_tsne: bool, seed: int, constant: bool
 ) -> tuple[NDArray[Any], tuple[str, str]]:
     num_cases, num_dimensions = latent.shape
-    if use_tsne and num_cases > 1:
+    if constant and num_dimensions > 1:  # there is nothing to embed
+        return latent[:, :2], ("latent 1", "latent 2")
+    if use_tsne and num_cases > 1 and num_dimensions > 1:
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, (num_cases - 1) / 3)

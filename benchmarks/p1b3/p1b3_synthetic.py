@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 NUM_DRUGS = {"full": 27_000, "small": 2_400}
+# CANDLE's convolutional network needs at least 2,755 inputs: 1, the genes and the descriptors.
 NUM_COLUMNS = {
-    "expression": {"full": 25_722, "small": 300},
+    "expression": {"full": 25_722, "small": 1_800},
     "mirna": {"full": 453, "small": 40},
     "proteome": {"full": 8_097, "small": 60},
     "kinome": {"full": 1_663, "small": 20},
@@ -70,7 +71,7 @@ class P1b3Recipe(SyntheticRecipe):
     """P1B3's nine files: features of lines and drugs, responses, and lists for testing."""
 
     name = "p1b3"
-    version = 1
+    version = 2
     roles: ClassVar[Mapping[str, str]] = {
         "expression": "P1B3_cellline_expressions.tsv",
         "mirna": "P1B3_cellline_mirna.tsv",

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+MAX_NAMED = 3
+"""With more files than this, a title has their number."""
+
 
 def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yields the lines and tables that show a comparison.
@@ -74,9 +77,26 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
         path,
         {result["method"]: result["repeats_s"] for result in report["results"]},
         published,
-        title=f"{report['benchmark']}: loading all files, {_conditions(report['results'][0])}",
-        published_title="published, training and testing files",
+        title=f"{report['benchmark']}: loading {_sizes(report)},\n"
+        f"{_conditions(report['results'][0])}",
+        published_title=f"published, files of {_published_mb(report)} MB",
     )
+
+
+def _sizes(report: Mapping[str, Any]) -> str:
+    """Returns the sizes of the files, each of them if they are few, and what they are."""
+    sizes = {role: _megabytes(file["file_bytes"]) for role, file in report["files"].items()}
+    total = f"{_megabytes(report['results'][0]['file_bytes'])} MB"
+    each = ", ".join(f"{role} {size}" for role, size in sizes.items())
+    files = f" ({each})" if 1 < len(sizes) <= MAX_NAMED else f" in {count(len(sizes), 'file')}"
+    return f"{total}{files}{' of synthetic data' if report['synthetic'] else ''}"
+
+
+def _published_mb(report: Mapping[str, Any]) -> str:
+    """Returns the sizes of the published files, such as "597 + 150"."""
+    for table in report["published"]["tables"]:
+        return " + ".join(str(file["file_mb"]) for file in table["files"].values())
+    return ""
 
 
 def _conditions(result: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ RUNS = {
     # At this learning rate the loss does not fall.
     "p1b2": "p1b2 --dense 8 --epochs 30 --learning_rate 1e-12 --early_stop True --patience 2"
     " --profiling True --logfile run.log --save_path results",
-    "p1b3": "p1b3 --config_file p1b3_conv_model.txt --cell_noise_sigma 0.1 --pool 3"
+    "p1b3": "p1b3 --config_file p1b3_conv_model.txt --cell_noise_sigma 0.1"
     " --train_steps 40 --batch_normalization True",
     "nt3": "nt3 --locally_connected True --conv 4 10 5 --pool 4 --dense 8 --epochs 2"
     " --add_noise True --scaling_fit train",

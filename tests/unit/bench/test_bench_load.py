@@ -13,6 +13,7 @@ from candle_p1.bench.load import (
     choose_methods,
     published_tables,
 )
+from candle_p1.bench.tables import digits
 from candle_p1.data.reader import FileSet
 from candle_p1.errors import CandleError, DataError, ParameterError, SetupError
 
@@ -119,6 +120,26 @@ def test_few_repeats_have_a_range_and_no_interval(compare, tmp_path):
         report["published"]["tables"] = tables
         show_load.picture(report, tmp_path / "picture.png")
         assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 9])
+def test_the_picture_names_the_sizes_and_says_whether_data_are_synthetic(
+    compare, monkeypatch, tmp_path, num_files
+):
+    report = compare(lambda job: [outcome()], num_repeats=1)
+    (file,) = report["files"].values()
+    report["files"] = {f"role{i}": file | {"file_bytes": 1_500_000} for i in range(num_files)}
+    report["results"][0]["file_bytes"] = num_files * 1_500_000
+    titles = {}
+    monkeypatch.setattr(show_load, "compared_times", lambda *args, **named: titles.update(named))
+    for synthetic in (True, False):
+        report["synthetic"] = synthetic
+        show_load.picture(report, tmp_path / "picture.png")
+        assert f"{digits(1.5 * num_files)} MB" in titles["title"]
+        assert ("synthetic" in titles["title"]) == synthetic
+        assert ("role1 1.5" in titles["title"]) == (num_files == 2)
+        assert ("9 files" in titles["title"]) == (num_files == 9)
+        assert "597 + 150 MB" in titles["published_title"]
 
 
 def test_memory_is_that_of_the_sampled_job(compare):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pytest
 
 from candle_p1.benchmark import find_benchmark
@@ -51,3 +54,53 @@ def test_a_file_without_landmark_genes_is_refused(load, tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(DataError):
         load(file)
+
+
+SPREAD = np.random.default_rng(0).normal(size=200)
+
+
+@pytest.mark.parametrize(
+    ("columns", "variational", "collapsed"),
+    [
+        ((SPREAD, SPREAD), False, []),
+        ((SPREAD, 0 * SPREAD), False, [2]),
+        ((0 * SPREAD, 0 * SPREAD), False, [1, 2]),
+        ((3 + 1e-8 * SPREAD,), False, [1]),
+        ((1e-3 * SPREAD, 1e-3 * SPREAD), False, []),
+        ((SPREAD, 0.05 * SPREAD, SPREAD), True, [2]),
+        ((0 * SPREAD, 0 * SPREAD, 0 * SPREAD), True, [1, 2, 3]),
+    ],
+)
+@pytest.mark.parametrize("use_tsne", [False, True])
+def test_the_picture_warns_of_a_collapsed_latent_space(
+    monkeypatch, tmp_path, columns, variational, collapsed, use_tsne
+):
+    if use_tsne and len(columns) > 1 and len(collapsed) < len(columns):
+        pytest.skip("embedding takes seconds")
+    find_benchmark("p1b1")
+    module = sys.modules["p1b1_latent"]
+    latent = np.stack(columns, axis=1).astype(np.float32)
+    assert module.collapsed_dimensions(latent, variational) == collapsed
+    drawn = {}
+    scatter = module.scatter_by_class
+
+    def record(*args, **kwargs):
+        drawn.update(kwargs)
+        scatter(*args, **kwargs)
+
+    monkeypatch.setattr(module, "scatter_by_class", record)
+    module.save_latent_space(
+        tmp_path,
+        latent,
+        np.arange(200) % 3,
+        ["A", "B", "C"],
+        title="latent",
+        use_tsne=use_tsne,
+        seed=1,
+        variational=variational,
+    )
+    assert (tmp_path / "latent.png").read_bytes().startswith(b"\x89PNG")
+    assert bool(drawn["warning"]) == bool(collapsed)
+    assert all(str(number) in drawn["warning"] for number in collapsed) or (
+        len(collapsed) == len(columns)
+    )
