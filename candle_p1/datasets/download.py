@@ -160,7 +160,7 @@ class Downloader:
 
     def _copy(self, url: str) -> None:
         self.version = Version(without_password(url))
-        self._version_path.unlink(missing_ok=True)
+        self.discard()
         path = Path(url2pathname(urlsplit(url).path))
         is_readable = False
         with suppress(OSError, ValueError):  # the path may be too long, or have a null byte
@@ -242,6 +242,8 @@ class Downloader:
         remaining_bytes = (total_bytes or 0) - start
         if remaining_bytes > shutil.disk_usage(self.partial.parent).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not start:
+            self.partial.unlink(missing_ok=True)  # a pipe would be waited for
         with self.partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()

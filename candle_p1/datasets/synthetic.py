@@ -161,6 +161,7 @@ def _write_all(
 
 def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:
     digest, num_bytes = hashlib.sha256(), 0
+    path.unlink(missing_ok=True)  # a pipe would be waited for
     with path.open("wb") as output:
         for block in file.blocks:
             output.write(block)

@@ -423,6 +423,15 @@ def test_a_name_with_control_characters_is_one_message(get, name):
         get("file:///tmp", name=name)
 
 
+@pytest.mark.parametrize("source", ["server", "directory"])
+def test_a_pipe_for_the_partial_file_is_replaced(serve, get, tmp_path, source):
+    get.directory.mkdir()
+    os.mkfifo(get.directory / f".{NAME}.partial")
+    (tmp_path / NAME).write_bytes(CONTENT)
+    get(serve(reply()).url if source == "server" else tmp_path.as_uri())
+    assert (get.directory / NAME).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
 def test_what_is_not_a_file_is_neither_read_nor_replaced(serve, get, kind):
     get.directory.mkdir()

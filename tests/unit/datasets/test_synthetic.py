@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +81,11 @@ def test_a_damaged_manifest_is_ignored(tmp_path, text):
     assert Manifest.read(tmp_path) is None
     assert synthetic_facts(tmp_path / "a.csv") is None
     assert manifest.whole
+
+
+def test_a_pipe_for_a_partial_file_is_replaced(tmp_path):
+    os.mkfifo(tmp_path / ".a.csv.partial")
+    assert make(Tiny(), "small", tmp_path, 1).whole
 
 
 def test_a_data_set_is_made_once_and_made_again_when_damaged(cache):
