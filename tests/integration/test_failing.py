@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import CANDLE_P1
 from tests.records import read_record
 
 pytestmark = pytest.mark.extended
@@ -203,3 +207,78 @@ def test_bad_data_gives_one_message_with_file_and_line(mpirun, execute, nt3_scri
     record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
     assert record["status"] == "failed"
     assert "line 3" in record["failure"]["reason"]
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=300k tmpfs small || exit 77
+(until [ -e small/run.json ] && [ -e small/history.csv ]; do sleep 0.1; done
+ dd if=/dev/zero of=small/fill bs=1k) > /dev/null 2>&1 &
+cd small && "$@"
+code=$?
+cp run.json ..; ls -A > ../files
+exit $code
+"""
+
+
+@pytest.mark.parametrize(
+    "num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel, id="2 ranks")]
+)
+def test_a_full_disk_is_one_message_and_is_recorded(
+    mpirun, execute, nt3_script, tmp_path, num_ranks
+):
+    (tmp_path / "small").mkdir()
+    argv = [nt3_script, "--epochs", "100000", "--epochs_scaling", "weak", *SMALL]
+    argv += ["--output_dir", "."]
+    line = mpirun(num_ranks, *argv) if num_ranks > 1 else [sys.executable, *argv]
+    namespace = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*namespace, "mount", "-t", "tmpfs", "x", tmp_path], check=False).returncode:
+        pytest.skip("this user may not mount a small file system")
+    code, output = execute([*namespace, "bash", "-c", FULL_DISK, "bash", *line])
+    print(output)
+    assert code not in (0, 77)
+    assert output.count("No space left on device") == 1
+    assert "Traceback" not in output
+    record = read_record(tmp_path / "run.json")
+    assert (record["status"], record["failure"]["rank"]) == ("failed", 0)
+    assert "No space left on device" in record["failure"]["reason"]
+    assert ".run.json.reserved" not in (tmp_path / "files").read_text().split()
+
+
+def test_a_directory_for_results_that_cannot_be_written_is_found_before_loading(
+    execute, nt3_script, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    flags = ["--output_dir", ".", "--save_path", "file/results"]
+    code, output = execute([sys.executable, nt3_script, *SMALL, *flags])
+    assert code == 2, output
+    assert output.count("error: ") == 1
+    assert "save_path file/results" in output
+    record = read_record(tmp_path / "run.json")
+    assert (record["status"], record["failure"]["phase"]) == ("failed", "startup")
+
+
+@pytest.mark.parametrize(
+    "num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel, id="2 ranks")]
+)
+def test_closing_the_terminal_interrupts_the_run(environment, tmp_path, num_ranks):
+    flags = [*SMALL, "--epochs", "100000", "--epochs_scaling", "weak", "--output_dir", "."]
+    command = [*CANDLE_P1, "run", "nt3", "--np", str(num_ranks), "--", *flags]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(command[0], command)
+    deadline = time.monotonic() + START_S
+    shown = b""
+    while b"/100000" not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            shown = shown[-10_000:] + os.read(terminal, 65536)
+    os.close(terminal)
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline + LIMIT_S:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    while watchdogs(tmp_path) and time.monotonic() < deadline + LIMIT_S:
+        time.sleep(0.1)
+    record = read_record(tmp_path / "run.json")
+    assert record["status"] == "interrupted", shown
+    assert "SIG" in record["failure"]["reason"]

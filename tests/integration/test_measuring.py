@@ -121,8 +121,14 @@ def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tm
     energy = record["energy"]
     assert energy["kind"] == "simulated"
     assert energy["covers"] == ["cpu", "memory"]
-    in_phases_j = sum(phase["energy_j"] for phase in energy["phases"].values())
-    assert in_phases_j == pytest.approx(energy["total_j"], rel=1e-3)
+    # A phase in which the sampler could not run has no energy, and there is time between phases,
+    # the more the busier the machine is. The recorded power is between these limits.
+    known = {name: phase for name, phase in energy["phases"].items() if "energy_j" in phase}
+    assert "train" in known
+    rest_j = energy["total_j"] - sum(phase["energy_j"] for phase in known.values())
+    rest_s = energy["total_s"] - sum(per_rank(path, f"phases.{name}")[0] for name in known)
+    assert 61.5 * rest_s < rest_j + 1e-3 * energy["total_j"]
+    assert 121.5 * rest_s > rest_j - 1e-3 * energy["total_j"]
     memory = next(group for group in energy["devices"] if group["domain"] == "memory")
     assert memory["power"]["mean_w"] == pytest.approx(11.5, rel=1e-3)
     assert (tmp_path / energy["traces"][0]).exists()
