@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -348,6 +349,7 @@ def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
         "[]",
         '{"files": []}',
         '{"files": {"a.csv": 1}}',
+        '{"files": {"a.csv": {}}}',
         *(
             json.dumps({"files": {NAME: {"sha256": "0" * 64, "bytes": 1, "time": "t"} | changes}})
             for changes in (
@@ -378,6 +380,12 @@ def test_a_record_of_downloads_that_is_a_directory_is_one_message(get):
 @pytest.mark.parametrize(
     "url",
     [
+        "",
+        "/data",
+        "ftp://x.org/a",
+        "http://",
+        "http://x.org/?a",
+        "file:///a#b",
         "http://[",
         "http://[::1",
         "http://[x]/",
@@ -417,9 +425,12 @@ def test_a_bad_local_url_is_one_message(get, url):
         get("file:///dev", name="zero")
 
 
-@pytest.mark.parametrize("name", ["a\0.csv", "a\x1b[2J.csv", "a\n.csv"])
-def test_a_name_with_control_characters_is_one_message(get, name):
-    with pytest.raises(ParameterError):
+@pytest.mark.parametrize(
+    "name",
+    ["../a", "/a", "", "..", "b/a", "fetched.json", "a\0.csv", "a\x1b[2J.csv", "a\n.csv"],
+)
+def test_a_name_that_is_not_one_of_a_file_is_one_message(get, name):
+    with pytest.raises(ParameterError, match=re.escape(repr(name))):
         get("file:///tmp", name=name)
 
 
