@@ -26,6 +26,7 @@ from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import loading
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
+from candle_p1.files import files_at
 from candle_p1.reports.published import machines, published_loading, source
 from candle_p1.reports.statistics import summarize
 
@@ -163,7 +164,8 @@ class LoadComparison(Measurement):
         measured: Measured = []
         for number, job in enumerate(jobs):
             on_start(number, len(jobs), str(job))
-            self._prepare_file_cache(job.method, list(files.paths.values()))
+            paths = [file for path in files.paths.values() for file in files_at(path)]
+            self._prepare_file_cache(job.method, paths)
             measured.append((job, run(job, self.num_ranks)))
             _check_same_values(measured[0], measured[-1], files.paths)
         return self._results(measured, files)
@@ -190,7 +192,10 @@ class LoadComparison(Measurement):
         ]
 
     def _results(self, measured: Measured, files: FileSet) -> dict[str, Any]:
-        file_bytes = {role: path.stat().st_size for role, path in files.paths.items()}
+        file_bytes = {
+            role: sum(file.stat().st_size for file in files_at(path))
+            for role, path in files.paths.items()
+        }
         conditions = {
             "file_bytes": sum(file_bytes.values()),
             "num_ranks": self.num_ranks,

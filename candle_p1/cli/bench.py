@@ -48,8 +48,8 @@ _json = _output_file("--json", "json_file", "Write all results to this file.")
 
 
 def _count(flag: str, name: str, default: int, text: str) -> Callable[..., Any]:
-    """Returns an option that takes a positive integer."""
-    positive = click.IntRange(min=1)
+    """Returns an option that takes a positive integer, as large as one can wait for."""
+    positive = click.IntRange(1, 100_000)
     return click.option(flag, name, type=positive, default=default, show_default=True, help=text)
 
 
@@ -113,7 +113,7 @@ def command() -> None:
     _count("--np", "num_ranks", 1, "Number of ranks, which load at the same time as in a run."),
     click.option(
         "--threads",
-        type=click.IntRange(min=0),
+        type=click.IntRange(0, 1024),
         default=0,
         show_default=True,
         help="Threads of each rank, for loaders that use threads; 0 is its share of the cores.",

@@ -16,6 +16,7 @@ from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
 from candle_p1.datasets.status import file_status, synthetic_sets
 from candle_p1.datasets.synthetic import make
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import MAX_SEED
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
@@ -45,7 +46,7 @@ def command() -> None:
     "--seed",
     default=2019,
     show_default=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_SEED),
     help="The same seed gives the same bytes.",
 )
 def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:

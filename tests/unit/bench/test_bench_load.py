@@ -142,6 +142,15 @@ def test_the_picture_names_the_sizes_and_says_whether_data_are_synthetic(
         assert "597 + 150 MB" in titles["published_title"]
 
 
+def test_the_files_of_a_directory_are_counted(monkeypatch, tmp_path):
+    for name in ("a.npy", "b.npy"):
+        (tmp_path / name).write_bytes(b"12345")
+    monkeypatch.setattr(load, "run", lambda job, num_ranks: [outcome()])
+    files = FileSet.of({"train": tmp_path})
+    report = comparison(["original"], num_repeats=1).measure(files, lambda *progress: None)
+    assert report["files"]["train"]["file_bytes"] == 10
+
+
 def test_memory_is_that_of_the_sampled_job(compare):
     def measure(job):
         early = [(0.0, 50), (1.0, 250), (2.0, 50)]

@@ -453,3 +453,25 @@ def test_the_shell_is_answered(tmp_path):
     variables = os.environ | words | {"_CANDLE_P1_COMPLETE": "bash_complete"}
     done = run(env=variables, cwd=tmp_path)
     assert (done.stdout.split(), done.stderr) == (["file,weak-n", "plain,weak-nt3"], "")
+
+
+ABSURD = str(10**12)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["data", "make", "nt3", "--out", "x", "--seed", ABSURD],
+        ["bench", "load", "nt3", "--threads", ABSURD],
+        ["bench", "load", "nt3", "--np", ABSURD],
+        ["bench", "load", "nt3", "--repeats", ABSURD],
+        ["bench", "load", "nt3", "--load_threads", ABSURD],
+        ["bench", "step", "nt3", "--steps", ABSURD],
+        ["bench", "record", "--ranks", ABSURD],
+    ],
+)
+def test_absurd_sizes_are_refused(argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*argv)
+    assert result.exit_code == 2 or isinstance(result.exception, ParameterError)
+    assert argv[-2].lstrip("-") in f"{result.output} {result.exception}"
