@@ -81,7 +81,7 @@ def commands():
         help_ = inspect.cleandoc(command.help or "").replace("\b\n", "")
         lines.extend(f"{plain(part)}\n" for part in help_.split("\n\n"))
         records = [parameter.get_help_record(context) for parameter in command.params]
-        rows = [[code(flag), plain(text)] for flag, text in filter(None, records)]
+        rows = [[code(flag), plain(text)] for flag, text in filter(None, records) if text]
         if rows:
             lines.extend(table(["option", "meaning"], rows))
         if examples := getattr(command, "examples", ()):
