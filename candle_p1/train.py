@@ -6,6 +6,7 @@ import contextlib
 import io
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from functools import partial
@@ -246,7 +247,8 @@ def main(benchmark: Benchmark) -> None:
     loss is not a number.
     """
     # Python's own handler would wait until the main thread returns from MPI, which may be never.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         comm = connect()

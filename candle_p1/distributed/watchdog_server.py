@@ -297,7 +297,8 @@ class WatchdogServer:
     def _take(self, rank: RankConnection, line: bytes) -> bool:
         """Takes note of a message; returns False if no rank sends such a message."""
         try:
-            message = json.loads(line or b"{}")  # SIGUSR1 has the number of a line's end
+            # Before it there may be signals: SIGUSR1 has the number of a line's end.
+            message = json.loads(line[line.find(b"{") :] if b"{" in line else b"{}")
             if hello := message.get("hello"):
                 self._welcome(rank, hello)
             if rank.rank is None:

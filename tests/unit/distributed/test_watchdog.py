@@ -144,7 +144,7 @@ def test_a_stall_is_blamed_on_the_rank_that_is_behind_if_one_is(job, steps, blam
 def test_a_signal_interrupts_the_run(job):
     ranks, process, record, _ = job
     for rank in ranks:
-        rank.socket.sendall(b"\x0a\x0f\x11")  # SIGUSR1, SIGTERM and SIGCHLD
+        rank.socket.sendall(b"\x0a\x0f\x11\x22")  # SIGUSR1, SIGTERM, SIGCHLD, SIGRTMIN
         rank.say(steps=1)
     assert ranks[0].hear()["status"] == "interrupted"
     ended = end(ranks, process, record)

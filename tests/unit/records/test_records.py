@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from candle_p1.files import write_atomically
 from candle_p1.records import schema
 from candle_p1.records.per_rank import PER_RANK_NAME, read_per_rank
 from candle_p1.records.record import (
+    begin_record,
     end_record,
     extend_record,
     make_record,
@@ -105,6 +107,25 @@ def test_only_a_running_record_is_ended(path):
     assert failed.ended > failed.started
     end_record(path, "interrupted", Failure(reason="too late", rank=None))
     assert read_record(path) == failed
+
+
+def test_a_record_begins_only_with_space_for_its_end(path, monkeypatch):
+    def reserve(path, num_bytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("candle_p1.records.record.reserve", reserve)
+        with pytest.raises(OSError, match="No space left"):
+            begin_record(path, make_record(RUNNING))
+    assert not list(path.parent.iterdir())
+    begin_record(path, make_record(RUNNING))
+    with pytest.raises(FileExistsError):
+        begin_record(path, make_record(RUNNING))
+    # On a full disk there is no other space than what was kept.
+    monkeypatch.setattr("candle_p1.files.tempfile.mkstemp", lambda **options: reserve(path, 0))
+    end_record(path, "failed", Failure(reason="the disk is full", rank=0))
+    assert read_record(path).status == "failed"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
