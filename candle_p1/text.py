@@ -103,8 +103,9 @@ def wrap_command(argv: Sequence[str], width: int | None, prompt: str = "") -> st
 def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]:
     """Returns a table as lines.
 
-    Columns that do not fit follow below, after the first ones, which are repeated. If not even two
-    columns fit, every row becomes a paragraph.
+    A row with a word that is longer than half a line, such as a path, is not aligned with the
+    others. Columns that do not fit follow below, after the first ones, which are repeated. If not
+    even two columns fit, every row becomes a paragraph.
 
     Args:
         table: Its title, headings, cells, sections and justification are used, not its style.
@@ -114,19 +115,22 @@ def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]
     headings = [str(column.header) for column in table.columns]
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
     rows = list(zip(*cells, strict=True))
-    grid = [headings, *rows]
+    aligned = [row for row in rows if not _is_long(row, width)]
     lines = wrap(str(table.title), width).split("\n") if table.title else []
-    least = [
-        max(_longest_word(cell, column.no_wrap) for cell in (heading, *of_column))
-        for column, heading, of_column in zip(table.columns, headings, cells, strict=True)
-    ]
-    most = [max(_longest_word(row[i], True) for row in grid) for i in range(len(headings))]
+    least, most = [], []
+    for i, column in enumerate(table.columns):
+        of_column = [headings[i], *(row[i] for row in aligned)]
+        least.append(max(_longest_word(cell, column.no_wrap) for cell in of_column))
+        most.append(max(_longest_word(cell, True) for cell in of_column))
     blocks = _blocks(least, _num_keys(rows), width)
     if blocks is None:
         return [*lines, *_paragraphs(headings, rows, width)]
-    for i, block in enumerate(blocks):
-        lines += [""] * (i > 0)
-        lines += _block_lines(table, grid, block, _filled(block, least, most, width), rule)
+    for block in blocks:
+        is_first = block is blocks[0]
+        shown = [row if is_first or not _is_long(row, width) else None for row in rows]
+        lines += [] if is_first else [""]
+        widths = _filled(block, least, most, width)
+        lines += _block_lines(table, [headings, *shown], block, widths, rule, width)
     return lines
 
 
@@ -172,12 +176,36 @@ def _width(block: Sequence[int], widths: Sequence[int]) -> int:
     return sum(widths[i] for i in block) + len(GAP) * (len(block) - 1)
 
 
+def _is_long(row: Sequence[str], width: int | None) -> bool:
+    """Returns whether a row has a word that would make its column too wide for the others."""
+    return width is not None and any(_longest_word(cell, False) > width // 2 for cell in row)
+
+
 def _block_lines(
-    table: Table, grid: Sequence[Sequence[str]], block: Sequence[int], widths: list[int], rule: str
+    table: Table,
+    grid: Sequence[Sequence[str] | None],
+    block: Sequence[int],
+    widths: Sequence[int],
+    rule: str,
+    width: int | None,
 ) -> Iterator[str]:
-    """Yields the lines of some columns of a table; the first row of the grid holds the headings."""
+    """Yields the lines of some columns of a table.
+
+    Args:
+        table: The table.
+        grid: The headings, then the rows; None is a row that is left out.
+        block: The columns.
+        widths: The width of every column.
+        rule: The character of horizontal lines.
+        width: The width of a line.
+    """
     ends = [False, *(row.end_section for row in table.rows)]
     for number, row in enumerate(grid):
+        if row is None:
+            continue
+        if number and _is_long(row, width):
+            yield from wrap(GAP.join(filter(str.strip, row)), width).split("\n")
+            continue
         cells = [_cell_lines(row[i], widths[i]) for i in block]
         for pieces in zip_longest(*cells, fillvalue=""):
             line = GAP.join(
