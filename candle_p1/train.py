@@ -352,8 +352,8 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
 
 def _check_same_data(reader: Reader, comm: Communicator) -> None:
     """Raises an error, on every rank, if ranks read different values from the same files."""
-    digests = comm.allgather(reader.digests)
-    different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    found = comm.allgather((reader.digests, reader.sizes))
+    different = [rank for rank, other in enumerate(found) if other != found[0]]
     if different:
         raise DistributedError(
             f"ranks {', '.join(map(str, different))} have read values that differ from rank 0's in"

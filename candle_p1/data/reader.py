@@ -83,11 +83,13 @@ class Reader:
         table_s: The same for tables, which `read` has read.
         digests: The SHA-256 of the values of each file as read, by role; see `digest`.
         matrix_bytes: The memory that the numbers of all files take.
+        sizes: The sizes of the files that `load` and `load_each` have read, by role and name.
     """
 
     def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
         self.files, self.loading = files, loading or Loading()
         self.matrix_bytes = 0
+        self.sizes: dict[str, dict[str, int]] = {}
         self.load_s: dict[str, float] = {}
         self.table_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
@@ -150,6 +152,7 @@ class Reader:
             except UNREADABLE as error:
                 raise DataError(f"the file cannot be read: {error}", path) from error
         self.load_s[role] = time.perf_counter() - start
+        self.sizes[role] = {path.name: path.stat().st_size for path in paths}
         arrays = list(_arrays_in(contents))
         self.matrix_bytes += sum(array.nbytes for array in arrays)
         if arrays:

@@ -97,6 +97,8 @@ def _head(record: RunRecord) -> Iterator[str | Table]:
         )
     for role, file in record.data.files.items() if record.data else ():
         line = f"{role}: {file.path}, {file.file_bytes / MIB:,.1f} MiB"
+        if file.num_files is not None:
+            line += f" in {count(file.num_files, 'file')}"
         if file.num_rows is not None and file.num_columns is not None:
             line += f", {file.num_rows:,} x {file.num_columns:,}"
         if record.data and file.load:

@@ -49,7 +49,7 @@ class P2b1(Benchmark):
     recipe = P2b1Recipe()
     parameters = (
         Parameter(
-            "molecular_num_hidden", int, [54, 12], "units down to the code", minimum=1, many=True
+            "molecular_num_hidden", int, [54, 12], "units down to the code", minimum=2, many=True
         ),
         Parameter(
             "molecular_nonlinearity", str, "elu", "activation", choices=("elu", "relu", "tanh")

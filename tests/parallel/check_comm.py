@@ -49,11 +49,19 @@ def different_parameters_and_different_data_are_refused(comm):
     with pytest.raises(DistributedError, match="batch_size"):
         train._check_same_parameters(parameters.base.replace(parameters), comm)
 
-    files = SimpleNamespace(paths={"train": Path("train.csv")})
-    train._check_same_data(SimpleNamespace(digests={"train": "same"}, files=files), comm)
-    reader = SimpleNamespace(digests={"train": f"from node {comm.rank}"}, files=files)
-    with pytest.raises(DistributedError, match=r"ranks 1"):
-        train._check_same_data(reader, comm)
+    same = {
+        "files": SimpleNamespace(paths={"train": Path("train.csv")}),
+        "digests": {"train": "same"},
+        "sizes": {"train": {"a.npy": 100}},
+    }
+    train._check_same_data(SimpleNamespace(**same), comm)
+    for other in (
+        {"digests": {"train": f"from node {comm.rank}"}},
+        {"sizes": {"train": {"a.npy": 100 + comm.rank}}},
+        {"sizes": {"train": {f"{comm.rank}.npy": 100}}},
+    ):
+        with pytest.raises(DistributedError, match=r"ranks 1"):
+            train._check_same_data(SimpleNamespace(**same | other), comm)
 
 
 def linear_model():

@@ -102,6 +102,7 @@ def test_a_role_may_have_many_files(directory):
     assert [array.tolist() for array in loaded] == [[1], [2, 2], [10] * 10]
     reader.digest()
     assert len(reader.digests["train"]) == 64
+    assert list(reader.sizes["train"]) == ["01.npy", "02.npy", "10.npy"]
     (facts,) = reader.describe().values()
     assert facts["num_files"] == 4
     assert facts["file_bytes"] == sum(path.stat().st_size for path in directory.glob("[!.]*"))
