@@ -108,13 +108,24 @@ def read_regular_bytes(path: Path, max_bytes: int | None = None) -> bytes:
         OSError: It cannot be read, is not a regular file, or is larger than `max_bytes`.
         ValueError: Its path contains a NUL character.
     """
-    with io.FileIO(path, opener=_open_at_once) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
-        if max_bytes is not None and facts.st_size > max_bytes:
+    with open_regular_file(path) as file:
+        if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(path))
-        return file.readall()
+        return file.read()
+
+
+def open_regular_file(path: Path) -> io.BufferedReader:
+    """Opens a file for reading bytes; refuses pipes and devices, which may never end.
+
+    Raises:
+        OSError: It cannot be opened, or is not a regular file.
+        ValueError: Its path contains a NUL character.
+    """
+    file = io.FileIO(path, opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
+    return io.BufferedReader(file)
 
 
 def _open_at_once(path: str, flags: int) -> int:

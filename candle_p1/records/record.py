@@ -138,17 +138,17 @@ def read_record(path: Path) -> RunRecord:
     except RecursionError as error:
         raise RecordError(f"{path}: not a record: it is nested too deeply") from error
     except ValueError as error:
-        raise RecordError(f"{path}: not a record: {error}") from error
+        raise RecordError(f"{path}: not a record: {error!s:.200}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version is not None and version != SCHEMA_VERSION:
         raise RecordError(
-            f"{path}: schema_version is {version!r}, but this version reads {SCHEMA_VERSION}:"
+            f"{path}: schema_version is {version!r:.40}, but this version reads {SCHEMA_VERSION}:"
             " repeat the run, or read the record with the version of candle-p1 that wrote it"
         )
     try:
         return RunRecord.model_validate_json(text)
     except ValidationError as error:
-        raise RecordError(f"{path}: {_explain(error)}") from error
+        raise RecordError(f"{path}: {_explain(error):.200}") from error
 
 
 def _plausible(value: Any, place: str) -> Any:

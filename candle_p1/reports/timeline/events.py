@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from candle_p1.errors import DataError
+from candle_p1.files import open_regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,7 @@ US_PER_S = 1_000_000
 CHUNK_BYTES = 2**18
 MAX_EVENT_CHARS = 2**20
 """Horovod's events have about a hundred characters; longer text than this is not an event."""
+MAX_US = 2**62
 
 ORIGIN_KEY = "start_time_since_epoch_in_micros"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -96,8 +98,10 @@ class EventReader:
                         event, position = decode(text, position)
                     except ValueError:  # the end of the event is in the next chunk
                         break
+                    except RecursionError:
+                        self._fail(text[position:])
                     if not _is_event(event):
-                        self._fail(json.dumps(event))
+                        self._fail(str(event))
                     self.num_events += 1
                     yield event
             else:
@@ -111,7 +115,7 @@ class EventReader:
         """Yields the file's text, with invalid or truncated UTF-8 replaced."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         try:
-            with self.path.open("rb") as file:
+            with open_regular_file(self.path) as file:
                 zipped = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
                 # Unlike read(), read1() returns what precedes the truncation of a gzip file.
                 read = gzip.GzipFile(fileobj=file).read1 if zipped else file.read1
@@ -143,14 +147,16 @@ def read_origin_epoch_us(path: Path) -> int | None:
 def origin_epoch_us(event: Event) -> int | None:
     """Returns the time of day at the clock's 0, in µs since 1970, if an event states it."""
     value = event.get("args", {}).get(ORIGIN_KEY)
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and abs(value) <= MAX_US else None
 
 
 def _is_event(value: Any) -> bool:
     try:
         phase = value["ph"]
+        if phase == "M" and value["name"] == "process_name" and "name" in value.get("args", {}):
+            return type(value["args"]["name"]) is str and type(value["pid"]) is int
         return (
-            (phase == "M" or type(value["ts"]) is int)
+            (phase == "M" or (type(value["ts"]) is int and abs(value["ts"]) <= MAX_US))
             and (phase == "i" or type(value["pid"]) is int)
             and (phase == "E" or type(value["name"]) is str)
             and type(value.get("args", {})) is dict

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MAX_DIMENSIONS = 16
+
+
 def tensor_bytes(args: Mapping[str, Any]) -> int | None:
     """Returns the size that the end of an operation states as dtype and shape; None if it does not.
 
@@ -32,8 +35,9 @@ def tensor_bytes(args: Mapping[str, Any]) -> int | None:
 
 @lru_cache(maxsize=4096)
 def _size(dtype: str, shape: str) -> int:
-    bits = re.search(r"\d+$", dtype)  # float16, bfloat16, int8, ...; "bool" has none
-    return (int(bits[0]) // 8 if bits else 1) * math.prod(map(int, re.findall(r"\d+", shape)))
+    bits = re.search(r"\d{1,3}$", dtype)  # float16, bfloat16, int8, ...; "bool" has none
+    lengths = map(int, re.findall(r"\d{1,12}", shape)[:MAX_DIMENSIONS])
+    return (int(bits[0]) // 8 if bits else 1) * math.prod(lengths)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GRADIENT = r"(^|/)gradient\.\d+\."
 """How `candle_p1.distributed.horovod` names gradients."""
 
+RANK = re.compile(r"[0-9]{1,9}")
 DESCRIBED = ("kind", "operation", "library")
 MAX_UNFINISHED = 100
 """The number shown of the events that had not ended when the timeline did."""
@@ -162,7 +163,7 @@ class _Walk:
 
     def _take_ready(self, pid: int, rank: str) -> None:
         tensor = self._tensors.get(pid)
-        if tensor is None or not tensor.open or not rank.isdecimal():
+        if tensor is None or not tensor.open or not RANK.fullmatch(rank):
             return  # a track that was drawn beside the timeline
         tensor.last_ready = int(rank)
         ready = self._ranks[int(rank)]

@@ -18,6 +18,8 @@ from candle_p1 import cli
 from candle_p1.errors import CandleError
 from candle_p1.records.summary import details
 from candle_p1.reports.drawing import Drawing
+from candle_p1.reports.figures import registry
+from candle_p1.reports.report import make_report
 from candle_p1.reports.runs import read_runs
 from tests.planted_records import plant, plant_study
 
@@ -82,6 +84,8 @@ BAD = {
     "NaN parameter": lambda text: text.replace('"value": 2019', '"value": NaN'),
     "newer": lambda text: text.replace('"schema_version": 2', '"schema_version": 3'),
     "not UTF-8": lambda text: text.replace("nt3", "\udcff"),
+    "long version": lambda text: text.replace(": 2,", f': "{"x" * 10_000}",', 1),
+    "long key": lambda text: text.replace('"ended"', f'"{"x" * 10_000}"'),
     "empty": lambda text: "",
 }
 PLACES = {
@@ -136,6 +140,16 @@ def test_a_bad_record_has_one_message(damaged, kind):
 HOSTILE = (
     "../../x", "/x", "..", ".", "", "a/b", "x" * 300, "\0x", "a\nb", "CON", "-rf", "~", "runs",
 )  # fmt: skip
+
+
+def test_damaged_raw_values_leave_out_one_figure(tmp_path, monkeypatch):
+    plant(tmp_path, num_ranks=2)
+    (tmp_path / "run000/per_rank.npz").write_bytes(b"damaged")
+    chosen = [kind for kind in registry.KINDS if kind.slug in ("parts", "ranks")]
+    monkeypatch.setattr(registry, "KINDS", chosen)
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert [figure.slug for figure in section.figures] == ["nt3-strong-parts"]
+    assert "per_rank.npz" in dict(section.missing)["What each rank does when"]
 
 
 def test_names_in_records_do_not_choose_where_files_go(tmp_path, monkeypatch, valid):
@@ -252,9 +266,12 @@ def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypa
             assert 0 < len(reason) < 500
             shutil.rmtree(path.parent)
     assert 50 < accepted < 300
+    before = set(tmp_path.parent.rglob("*"))
     result = invoke("report", tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0
     assert f"{4 + accepted} runs" in result.output
+    written = set(tmp_path.parent.rglob("*")) - before
+    assert all(path.is_relative_to(tmp_path / "out") for path in written)
 
 
 @pytest.mark.extended

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from itertools import accumulate
 from pathlib import Path
 
@@ -109,6 +110,9 @@ EVENT = '{"ph": "E", "ts": 5, "pid": 1}'
         (f"[\n{EVENT},\nnonsense,{EVENT},{EVENT}]", 1),
         (f"[\n{EVENT}]\n[{EVENT}]", 1),
         ("[" + " x" * 2**20, 0),
+        ('[{"ph": "E", "ts": 5, "pid": ' + "[" * 100_000, 0),
+        ('[{"ph": "E", "ts": 1%s, "pid": 1}]' % ("0" * 400), 0),
+        ('[{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": ["x"]}}]', 0),
     ],
 )
 def test_files_that_are_not_timelines_are_refused(tmp_path, content, num_events):
@@ -119,7 +123,8 @@ def test_files_that_are_not_timelines_are_refused(tmp_path, content, num_events)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    for path in (tmp_path / "absent.json", tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "absent.json", tmp_path, tmp_path / "pipe.json"):
         with pytest.raises(DataError, match=str(path)):
             read(path)
     damaged = gzip.compress(REAL.read_bytes())
