@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from candle_p1 import cli
 from candle_p1.bench import load, step
 from candle_p1.bench.load import LoadComparison
+from candle_p1.bench.record import RecordMeasurement
 from candle_p1.bench.step import StepComparison
 from candle_p1.cluster.doctor import Finding
 from candle_p1.data.reader import FileSet
@@ -29,6 +31,13 @@ FINDING = Finding(
     "there is little space left",
     "set CANDLE_DATA_DIR to a directory with enough space for the files of the published size",
 )
+OF_RECORDS = {
+    "num_ranks": 6,
+    "num_epochs": 1,
+    "num_records": 1,
+    "file_bytes": {"run.json": 2**20},
+    "results": [{"variant": variant, "median_s": 1.0} for variant in ("write", "read", "report")],
+}
 COMMANDS = [
     "run nt3 --np 2 --epochs 16 --dry-run --data_dir data",
     "submit nt3 --machine slurm --nodes 2 --dry-run",
@@ -43,7 +52,7 @@ COMMANDS = [
     "data cache",
     "doctor",
     f"timeline summary {ROOT}/tests/files/horovod_timeline.json",
-    "bench load nt3 --size small",
+    "bench load nt3 --size small --repeats 2",
     "bench step nt3 --size small --np 2",
     "bench record --ranks 6 --epochs 1 --records 1",
     "no-such-command",
@@ -80,6 +89,10 @@ def output_of(place, monkeypatch, capsys):
     monkeypatch.setattr("candle_p1.cli.doctor.examine", lambda: [FINDING, Finding("cores", "2")])
     monkeypatch.setattr(load, "run", lambda job, num_ranks: [outcome()] * num_ranks)
     monkeypatch.setattr(step, "run", slower)
+    report = SimpleNamespace(sections=())
+    monkeypatch.setattr("candle_p1.reports.report.make_report", lambda runs, say: report)
+    monkeypatch.setattr("candle_p1.reports.writing.write_report", lambda report, out: out / LONG)
+    monkeypatch.setattr(RecordMeasurement, "measure", lambda self: OF_RECORDS)
     for kind in (LoadComparison, StepComparison):
         monkeypatch.setattr(kind, "locate_files", lambda *_: FileSet.of({"train": file}))
 
