@@ -77,6 +77,8 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
+    except MemoryError:
+        _fail("there is not enough memory: choose smaller sizes or numbers")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(128 + signal.SIGINT)
     sys.exit(code)

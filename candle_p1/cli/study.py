@@ -16,7 +16,7 @@ from candle_p1.studies.cost import duration
 from candle_p1.studies.display import show_plan, status_parts
 from candle_p1.studies.execute import Execution
 from candle_p1.studies.manifest import read_plan
-from candle_p1.studies.plan import Choice, Plan, make_plan
+from candle_p1.studies.plan import MAX_RUNS, Choice, Plan, make_plan
 from candle_p1.studies.run_state import finished, states_of
 from candle_p1.studies.study_file import find_study, list_studies
 from candle_p1.training.screen import Screen
@@ -62,7 +62,9 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         flags_argument,
         click.option("--seed", type=click.IntRange(min=0), help="Seed of the order of the runs."),
-        click.option("--repeats", type=click.IntRange(min=1), help="Number of runs of each point."),
+        click.option(
+            "--repeats", type=click.IntRange(1, MAX_RUNS), help="Number of runs of each point."
+        ),
         click.option("--ranks", metavar="N,N,...", callback=read_ranks, help="Numbers of ranks."),
         _output,
         _size,

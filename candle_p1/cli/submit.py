@@ -37,7 +37,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
 from candle_p1.studies.jobs import StudyJobs
-from candle_p1.studies.plan import Choice, make_plan
+from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
 from candle_p1.text import columns, count, wrap_command
 from candle_p1.training.run_directory import run_directories
@@ -139,7 +139,9 @@ def _read_minutes(
     help="Numbers of ranks of a study's runs.",
 )
 @click.option(
-    "--study-repeats", type=click.IntRange(min=1), help="How often a study runs each configuration."
+    "--study-repeats",
+    type=click.IntRange(1, MAX_RUNS),
+    help="How often a study runs each configuration.",
 )
 @click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +28,13 @@ from candle_p1.parameters.parameter_set import (
 )
 
 _FLAG = Origin("flag")
+
+
+class _WholeWords(argparse.HelpFormatter):
+    """Help whose lines are broken between words only, not at hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 class Declaration:
@@ -202,7 +210,9 @@ class Declaration:
 
     def _print_help(self, settings: Settings) -> None:
         usage = "%(prog)s [--FLAG VALUE ...]"
-        parser = argparse.ArgumentParser(self.program, usage, self.description)
+        parser = argparse.ArgumentParser(
+            self.program, usage, self.description, formatter_class=_WholeWords
+        )
         headings: dict[str, argparse._ArgumentGroup] = {}
         for name, parameter in self.parameters.items():
             value, origin = settings[name]

@@ -15,6 +15,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from candle_p1 import cli
+from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.doctor import Finding
 from candle_p1.errors import EXIT_CODE, ParameterError, UnknownFlagError
 from candle_p1.parameters.catalog import PARAMETERS
@@ -191,6 +192,16 @@ def run(*argv, **options):
         (["run", "--epochs", "2", "nt3"], "--epochs stands where BENCHMARK has to be"),
         (["run", "nt3", "--np", "0"], "--np"),
         (["run", "nt3", "--nq", "2"], "--nq"),
+        (["run", "nt3", "--np", "9" * 30], "too many"),
+        (["study", "show", "strong-nt3", "--repeats", "9" * 400], "--repeats"),
+        (["study", "show", "strong-nt3", "--ranks", "9" * 5000], "--ranks"),
+        (["submit", "nt3", "--machine", "slurm", "--time", "9" * 5000], "--time"),
+        (["bench", "record", "--ranks", "9" * 30], "--ranks"),
+        (["bench", "load", "nt3", "--repeats", "1000000000"], "--repeats"),
+        (["show", "x" * 5000], "too long"),
+        (["report", "\udcff" * 5000, "-o", "x"], "too long"),
+        (["study", "status", "x" * 5000], "too long"),
+        (["run", "~nosuchuser/x"], "nosuchuser"),
         (["show", "nowhere"], "nowhere"),
         (["compare", "nowhere", "neither"], "nowhere"),
         (["report", "nowhere", "-o", "/proc/none"], "nowhere"),
@@ -230,6 +241,18 @@ def test_the_help_of_a_benchmark_starts_nothing():
     assert result.exit_code == 0
     assert "--learning_rate" in result.output
     assert "mpirun" not in result.output
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_help_of_a_benchmark_is_broken_between_words(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    output = invoke("run", "nt3", "--", "--help").output
+    assert all(len(line) <= width or len(line.split()) == 1 for line in output.splitlines())
+    words = set(output.split())
+    for parameter in find_benchmark("nt3").declaration.parameters.values():
+        *most, last = parameter.help.split()
+        assert set(most) <= words
+        assert any(word.startswith(last) for word in words)
 
 
 def test_run_shows_the_command_line_it_would_start():
