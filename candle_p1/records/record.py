@@ -131,7 +131,7 @@ def read_record(path: Path) -> RunRecord:
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: cannot read the record: it is not UTF-8 text") from error
     try:
-        content = _plausible(json.loads(text, parse_int=_parse_int), "")
+        content = _plausible(json.loads(text, parse_int=_parse_int))
         text = json.dumps(content)
     except json.JSONDecodeError as error:
         raise RecordError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
@@ -151,8 +151,12 @@ def read_record(path: Path) -> RunRecord:
         raise RecordError(f"{path}: {_explain(error):.200}") from error
 
 
-def _plausible(value: Any, place: str) -> Any:
+def _plausible(value: Any, place: tuple[Any, ...] = ()) -> Any:
     """Returns a value of a record with printable text.
+
+    Args:
+        value: From JSON.
+        place: Its key, after the place of what contains it: (((), "phases"), "load").
 
     Raises:
         ValueError: A number is none, or is larger than anything that is measured; a time or an
@@ -160,33 +164,43 @@ def _plausible(value: Any, place: str) -> Any:
     """
     if isinstance(value, dict):
         return {
-            printable(_encodable(key, place)): _plausible(each, f"{place}.{key}" if place else key)
-            for key, each in value.items()
+            _printable(key, place): _plausible(each, (place, key)) for key, each in value.items()
         }
     if isinstance(value, list):
-        return [_plausible(each, f"{place}.{i}") for i, each in enumerate(value)]
+        return [_plausible(each, (place, i)) for i, each in enumerate(value)]
     if isinstance(value, str):
-        return printable(_encodable(value, place))
+        return _printable(value, place)
     if isinstance(value, (int, float)):
         largest = MAX_INTEGER if isinstance(value, int) else MAX_NUMBER
         if not -largest <= value <= largest:
-            raise ValueError(f"{place} is {value:.6g}, which is not a possible value")
-        if value < 0 and AMOUNT.fullmatch(place):
-            raise ValueError(f"{place} is negative")
+            raise ValueError(f"{_named(place)} is {value:.6g}, which is not a possible value")
+        if value < 0 and AMOUNT.fullmatch(_named(place)):
+            raise ValueError(f"{_named(place)} is negative")
     return value
+
+
+def _printable(text: str, place: tuple[Any, ...]) -> str:
+    if text.isprintable():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{_named(place)} has text that is not Unicode") from error
+    return printable(text)
+
+
+def _named(place: tuple[Any, ...]) -> str:
+    """Returns a place as "phases.load"."""
+    keys: list[str] = []
+    while place:
+        place, key = place
+        keys.append(str(key))
+    return ".".join(reversed(keys))
 
 
 def _parse_int(digits: str) -> int | float:
     """Returns an integer; one of too many digits, which Python would not read, as a float."""
     return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
-
-
-def _encodable(text: str, place: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{place} has text that is not Unicode") from error
-    return text
 
 
 def _explain(error: ValidationError) -> str:
