@@ -104,8 +104,9 @@ def test_the_study_of_batch_sizes_runs(mpirun, execute, tmp_path):
     text = study.read_text().replace('benchmark = "."', f'benchmark = "{study.parent}"')
     text = re.sub(r"vary.batch_size = \[4, .*\]", "vary.batch_size = [32, 64]", text)
     (tmp_path / "smaller.toml").write_text(text)
-    flags = ["--repeats", "1", "--train_steps", "3", "--test_steps", "2"]
-    code, output = execute([*CANDLE_P1, "study", "run", "smaller.toml", *flags])
+    flags = ["--repeats", "1", *TINY, "--val_steps", "2"]
+    command = [*CANDLE_P1, "study", "run", "smaller.toml", *flags]
+    code, output = execute(command, limit_s=480)
     assert code == 0, output
     records = [read_record(path) for path in tmp_path.glob("output/smaller-small/**/run.json")]
     assert sorted(record["plan"]["batch_size"] for record in records) == [32, 64]
