@@ -39,7 +39,7 @@ from candle_p1.scaling import share_epochs
 from candle_p1.studies.jobs import StudyJobs
 from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
-from candle_p1.text import columns, count, wrap_command
+from candle_p1.text import columns, count, printable, wrap_command
 from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
 
@@ -240,8 +240,19 @@ def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
     screen = Screen()
     screen.say_command(argv)
     if job.machine.scheduler == "none":
-        raise click.exceptions.Exit(subprocess.run(argv, check=False).returncode)
+        raise click.exceptions.Exit(_run_here(argv))
     screen.say(f"submitted job {submit(job, script)}: {script}")
+
+
+def _run_here(argv: list[str]) -> int:
+    """Runs a job; returns its exit code. Ctrl-C reaches the job, whose end is awaited."""
+    process = subprocess.Popen(argv)
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue
 
 
 def _submit_study(
@@ -263,7 +274,7 @@ def _submit_study(
     )
     if dry_run:
         for place, job in due:
-            click.echo(f"{job.name}: {place}", err=True)
+            click.echo(printable(f"{job.name}: {place}"), err=True)
         if due:
             click.echo(job_script(due[0][1]), nl=False)
         return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.timeline.summary import TimelineSummary
     from candle_p1.reports.timeline.tracks import Track
+    from candle_p1.training.screen import Screen
 
 MIB = 2**20
 POWER_FILES = "power-*.csv"
@@ -109,20 +110,22 @@ def slice_command(
     """Cut a piece out of the timeline FILE, for ui.perfetto.dev or chrome://tracing."""
     from candle_p1.reports.timeline.events import US_PER_S
     from candle_p1.reports.timeline.slice import cut
+    from candle_p1.training.screen import Screen
 
-    tracks = _tracks(path, record_path) if record_path else []
+    screen = Screen()
+    tracks = _tracks(path, record_path, screen) if record_path else []
     out = out or path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".slice.json")
     piece = cut(path, out, begin_s, end_s, tracks)
-    click.echo(
+    screen.say(
         f"{out}: {piece.begin_us / US_PER_S:.3f} to {piece.end_us / US_PER_S:.3f} s,"
         f" {piece.num_events:,} events of {len(piece.pids):,} tensors"
         f" and {piece.num_track_events:,} of phases and power,"
         f" {out.stat().st_size / MIB:.1f} MiB"
     )
-    click.echo("open it at https://ui.perfetto.dev or chrome://tracing")
+    screen.say("open it at https://ui.perfetto.dev or chrome://tracing")
 
 
-def _tracks(path: Path, record_path: Path) -> list[Track]:
+def _tracks(path: Path, record_path: Path, screen: Screen) -> list[Track]:
     """Returns the phases and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
     from candle_p1.reports.runs import POWER_FILE, RecordedRun
@@ -139,12 +142,12 @@ def _tracks(path: Path, record_path: Path) -> list[Track]:
     files = [file for file in beside if POWER_FILE.fullmatch(file.name)]
     tracks = [power_track(file, zero_s) for file in files]
     if not tracks:
-        click.echo(f"there is no {POWER_FILES} beside {record_path}, so no power is drawn")
+        screen.say(f"there is no {POWER_FILES} beside {record_path}, so no power is drawn")
     phases = phase_track(run, zero_s)
     if phases.spans:
         tracks.append(phases)
     else:
-        click.echo(f"{record_path} does not say when phases began, so they are not drawn")
+        screen.say(f"{record_path} does not say when phases began, so they are not drawn")
     return tracks
 
 

@@ -52,6 +52,7 @@ COMMANDS = [
     "data cache",
     "doctor",
     f"timeline summary {ROOT}/tests/files/horovod_timeline.json",
+    f"timeline slice {ROOT}/tests/files/horovod_timeline.json -o slice.json",
     "bench load nt3 --size small --repeats 2",
     "bench step nt3 --size small --np 2",
     "bench record --ranks 6 --epochs 1 --records 1",

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +172,19 @@ def test_a_local_job_runs_immediately_and_its_exit_code_is_the_commands(
     assert result.exit_code == 5
     assert "p1b3_baseline_keras2.py" in (tmp_path / "argv").read_text()
     assert (tmp_path / "output/p1b3/EXP000/JOB000/job.sh").exists()
+
+
+def test_ctrl_c_waits_for_the_end_of_a_local_job(start):
+    job = "trap 'sleep 1; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    program = (
+        "import sys; from candle_p1.cli.submit import _run_here\n"
+        f"sys.exit(_run_here({['sh', '-c', job]!r}))"
+    )
+    process = start([sys.executable, "-c", program])
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=120)[0] == ""
+    assert process.returncode == 9
 
 
 def test_another_virtual_environment_is_named(monkeypatch):
