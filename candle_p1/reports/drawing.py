@@ -246,9 +246,11 @@ def log_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """Puts one legend below the panels, and makes the figure higher to fit it."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend_below(figure: Figure, *axes: Axes) -> None:
+    """Puts one legend of some panels below all, and makes the figure higher to fit it."""
+    of_panels = [each.get_legend_handles_labels() for each in axes]
+    handles = [handle for of_panel, _ in of_panels for handle in of_panel]
+    labels = [label for _, of_panel in of_panels for label in of_panel]
     longest = max(map(len, labels), default=0)
     width, height = figure.get_size_inches()
     columns = max(1, min(len(labels), int(width * 14 / (longest + 8))))

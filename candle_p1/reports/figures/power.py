@@ -46,6 +46,7 @@ def power_figure(run: RecordedRun) -> Figure:
     axes = figure.subplots()
     _shade_phases(axes, run)
     draw_power(axes, run)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, frameon=False, fontsize=9)
     axes.set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
     return figure
 
@@ -88,7 +89,6 @@ def draw_power(axes: Axes, run: RecordedRun) -> None:
     simulated = run.energy_kind == "simulated"
     axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, frameon=False, fontsize=9)
 
 
 def mean_power(trace: Trace) -> tuple[Any, Any]:

@@ -96,7 +96,7 @@ def phases_figure(run: RecordedRun) -> Figure:
     plots[-1].set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
     for label, look in looks.values():
         plots[0].barh(0, 0, label=label, **look)
-    legend_below(figure, plots[0])
+    legend_below(figure, *plots)
     return figure
 
 

@@ -48,8 +48,10 @@ def test_power_is_drawn_only_where_it_was_measured(run):
     assert len(phases_figure(run).axes) == 1
     assert "power" not in run_page(run).split("</figure>")[0]
     measured = with_power(run)
-    _, power = phases_figure(measured).axes
-    assert len(power.lines) == 1
+    figure = phases_figure(measured)
+    assert len(figure.axes[1].lines) == 1
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "node 0: GPU 0"
     assert "GPU 0" in run_page(measured)
     absent = {"energy": {"kind": "absent", "reason": "no sensor"}}
     assert len(phases_figure(RecordedRun(run.path, changed(run.record, absent))).axes) == 1
