@@ -100,25 +100,29 @@ class Trained:
 
         return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
 
-    def score(
-        self,
-        samples: Samples,
-        score: AnyScore,
-        max_steps: int = 0,
-        *,
-        output: str | int | None = None,
-    ) -> AnyScore:
+    def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
         """Returns the score of the predictions for the samples, those of all ranks together.
 
-        The score is updated with the targets and the predictions of each batch. `output` selects
-        one of several outputs: its name if the model returns a dictionary, else its number.
+        The score is updated with the targets and the predictions of each batch.
         """
         for y, predicted in self._predictions(samples, max_steps, self.model):
-            if output is not None:
-                y, predicted = y[output], predicted[output]
             score.update(y, predicted)
         score.sums = self.comm.allreduce_sum(score.sums)
         return score
+
+    def scores(
+        self, samples: Samples, scores: Mapping[Any, AnyScore], max_steps: int = 0
+    ) -> Mapping[Any, AnyScore]:
+        """Returns scores like `score`, for several outputs at once.
+
+        They are given by output: its name if the model returns a dictionary, else its number.
+        """
+        for y, predicted in self._predictions(samples, max_steps, self.model):
+            for output, score in scores.items():
+                score.update(y[output], predicted[output])
+        for score in scores.values():
+            score.sums = self.comm.allreduce_sum(score.sums)
+        return scores
 
     def predict(self, samples: Samples, max_steps: int = 0) -> tuple[Any, Any] | None:
         """Returns targets and predictions of all samples, in order, on rank 0; None elsewhere.

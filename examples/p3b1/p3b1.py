@@ -90,8 +90,8 @@ class P3b1(Benchmark):
         data, num_steps = trained.data, trained.params["test_steps"]
         values = {"loss": trained.metrics(data.test, num_steps)["loss"]}
         naive = {}
-        for task, num_classes in TASKS.items():
-            score = trained.score(data.test, ConfusionScore(num_classes), num_steps, output=task)
+        scores = {task: ConfusionScore(num_classes) for task, num_classes in TASKS.items()}
+        for task, score in trained.scores(data.test, scores, num_steps).items():
             commonest = int(np.bincount(data.train.y[:][task]).argmax())
             for name, value in score.result().items():
                 values[f"{task}_{name}"] = value

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from harness import run_checks
 
-from candle_p1.benchmark import Samples, Several
+from candle_p1.benchmark import RegressionScore, Samples, Several, Trained
 from candle_p1.data.batches import EvaluationBatches
 from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
@@ -95,9 +95,22 @@ def losses_of_several_outputs_count_samples(comm):
             np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
 
-def the_mean_target_is_that_of_all_samples(comm):
-    from candle_p1.models.evaluation import Trained
+def outputs_are_scored_in_one_pass(comm):
+    inputs = keras.Input((NUM_INPUTS,))
+    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
+    model = keras.Model(inputs, outputs)
+    x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]
+    y = {"a": x[:, :1], "b": x[:, 1:2]}
+    trained = Trained(model, None, {"batch_size": 3}, comm, None, synthetic=True)
+    scores = {name: RegressionScore(1) for name in y}
+    found = trained.scores(Samples(x, Several(y)), scores)
+    predicted = model.predict_on_batch(x)
+    for name in y:
+        expected = np.square(predicted[name] - y[name]).mean()
+        np.testing.assert_allclose(found[name].result()["mse"], expected, rtol=1e-5)
 
+
+def the_mean_target_is_that_of_all_samples(comm):
     y = np.random.default_rng(1).normal(size=(7, 2, 3))
     for targets in (y, y[:, 0, 0]):
         trained = Trained(None, None, {"batch_size": 2}, comm, None, synthetic=True)  # type: ignore[arg-type]
@@ -111,5 +124,6 @@ if __name__ == "__main__":
         ranks_draw_noise_of_their_own_and_stay_equal,
         an_own_step_is_evaluated_like_in_one_process,
         losses_of_several_outputs_count_samples,
+        outputs_are_scored_in_one_pass,
         the_mean_target_is_that_of_all_samples,
     )

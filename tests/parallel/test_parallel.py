@@ -27,7 +27,7 @@ def extended(*values):
         extended("check_evaluation.py", 2, 6),
         extended("check_losses.py", 2, 4),
         extended("check_measuring.py", 2, 3),
-        extended("check_own_step.py", 2, 5),
+        extended("check_own_step.py", 2, 6),
         extended("check_preflight.py", 2, 5),
     ],
 )
