@@ -35,9 +35,10 @@ DEPTHS = ("*", "*/*", "*/*/*")
 """Where runs are: STUDY/RUN, BENCHMARK/EXPERIMENT/RUN, and less deep."""
 SCALED = frozenset(
     ("epochs", "epochs_scaling", "batch_size", "batch_scaling", "learning_rate", "lr_scaling",
-     "warmup_epochs", "base_lr", "data_parallel", "train_steps")
+     "warmup_epochs", "base_lr", "data_parallel", "train_steps", "val_steps", "test_steps")
 )  # fmt: skip
-"""Parameters whose effect on the time is estimated; runs that differ in others are not similar."""
+"""Parameters whose effect on the time is estimated, or small; runs that differ in others are not
+similar."""
 
 
 @dataclass(frozen=True)
