@@ -149,7 +149,8 @@ class Source:
         """Returns whether all libraries read the rows in the same way.
 
         They do not if there are quotes, NUL, a carriage return within a line, a separator at the
-        end of the first row or of the file, or one of the bytes in `also`.
+        end of the first row or of the file, blank lines at the beginning (one library then skips a
+        byte order mark), or one of the bytes in `also`.
         """
         separator = layout.separator.encode()
         unusual = [byte.to_bytes() for byte in b'"\0' + also]
@@ -158,7 +159,8 @@ class Source:
             while first < self.num_bytes and is_blank(line, layout.separator):
                 end = content.find(b"\n", first) + 1 or self.num_bytes
                 first, line = end, content[first:end]
-            if line.rstrip(b"\r\n").endswith(separator) or content[-1:] == separator:
+            ends = line.rstrip(b"\r\n").endswith(separator) or content[-1:] == separator
+            if ends or head.num_blank:
                 return False
             for start in range(head.first_byte, self.num_bytes, SCAN_BYTES):
                 stop = start + SCAN_BYTES
