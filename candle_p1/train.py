@@ -203,7 +203,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
 
 def _draw_curves(this: Run, history: Any, synthetic: bool) -> None:
     """Writes the picture of history.csv; after the record, so that no time of the run has it."""
-    if not history.epoch:
+    if not history.history:  # train_bool is False
         return
     title = f"{this.record.benchmark} on {count(this.comm.size, 'rank')}"
     path = this.directory / CURVES_NAME
