@@ -377,7 +377,8 @@ class Benchmark(ABC):
     def _is_named(self, name: str, params: ParameterSet) -> bool:
         """Returns whether a flag, or a config file other than the benchmark's, sets a value."""
         origin = params.origin(name)
-        own = origin.file is not None and Path(origin.file).resolve().parent == self.folder
+        path = Path(origin.file or "").resolve()
+        own = path.parent == self.folder and path.match(f"{self.name}_*_model.txt")
         return origin.is_explicit and not own
 
     def _is_changed(self, name: str, params: ParameterSet) -> bool:

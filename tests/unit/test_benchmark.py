@@ -102,6 +102,17 @@ def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
     assert params["train_data"] == str(files / "nt_train2.csv")
 
 
+def test_a_users_file_beside_the_benchmarks_own_names_data(tmp_path, monkeypatch):
+    (tmp_path / NT3.model_file.name).write_text(NT3.model_file.read_text())
+    monkeypatch.setattr(type(NT3), "folder", tmp_path)
+    text = "[Global_Params]\ntrain_data = 'nt_train2.csv'\ntest_data = 'nt_test2.csv'\n"
+    for name in ("nt3_perf_bench_model.txt", "mine.txt"):
+        (tmp_path / name).write_text(text)
+    assert bind("--config_file", str(tmp_path / "nt3_perf_bench_model.txt"))["train_data"] is None
+    with pytest.raises(DataError, match=r"nt_train2\.csv: no such file"):
+        bind("--config_file", str(tmp_path / "mine.txt"))
+
+
 @pytest.mark.parametrize("parent", ["", "cache/nt3"])  # the working directory, the data directory
 def test_relative_names_are_looked_up_in_the_directory(tmp_path, parent):
     files, here, config = tmp_path / parent / "mine", tmp_path, tmp_path / "config.txt"
