@@ -217,7 +217,7 @@ def test_a_table_can_have_only_text(tmp_path, method):
         (SOME_MISSING, "a,b\n1,na\n2,NaN\n", "line 3, column 2: the field 'NaN' is not"),
         (TEXT_MISSING, "t\ta\n-\t1\n", "line 2, column 1: the field '-' is not text"),
         (ONE_TEXT, "t\n \n", "the file has no rows"),
-        (LABELLED, "\n\ufeff1,2\n", "line 2, column 1: the label '\ufeff1' is not"),
+        (LABELLED, "\n\ufeff1,2\n", "line 2, column 1: the label '\\ufeff1' is not"),
         (SOME_MISSING, "a,b\n1,na\n2\n", "line 3: the line has 1 field instead of 2"),
     ],
 )
