@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -21,7 +24,7 @@ from candle_p1.errors import CandleError, DistributedError, SetupError
 from candle_p1.instrument.collectives import collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
     from numpy.typing import NDArray
@@ -266,12 +269,30 @@ def connect() -> Communicator:
     return _communicator
 
 
+@contextmanager
+def _hangup_kept() -> Iterator[None]:
+    """Keeps the handler of SIGHUP, which libraries of MPI replace by one that ignores the signal.
+
+    A SIGHUP during the body takes effect at its end.
+    """
+    handler = signal.getsignal(signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _connect() -> Communicator:
     launcher = launcher_variable()
     if launcher is None:
         return SerialCommunicator()
     try:
-        with job_guard.begin():
+        with job_guard.begin(), _hangup_kept():
             mpi = MpiCommunicator()
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
         if launched_rank().size == 1:

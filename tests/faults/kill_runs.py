@@ -131,6 +131,7 @@ class FaultyRun:
                 env=os.environ | {MARK: self._mark},
                 start_new_session=True,
             )
+        self._launcher = process.pid
         start = time.monotonic()
         try:
             had_record = self._send_signal(process, start)
@@ -235,14 +236,21 @@ class FaultyRun:
 
     def _processes(self) -> list[psutil.Process]:
         """Returns the processes of this run that are alive."""
-        return [
-            each for each in psutil.process_iter() if _environment(each).get(MARK) == self._mark
-        ]
+        found = []
+        for pid in psutil.pids():  # psutil.process_iter must not be used by several threads
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if _environment(process).get(MARK) == self._mark:
+                    found.append(process)
+        return found
 
     def _find_rank(self, rank: int) -> psutil.Process | None:
+        """Returns a rank, which may have children with the same environment."""
         for each in self._processes():
-            if _environment(each).get("OMPI_COMM_WORLD_RANK") == str(rank):
-                return each
+            with suppress(psutil.Error):
+                number = _environment(each).get("OMPI_COMM_WORLD_RANK")
+                if number == str(rank) and each.ppid() == self._launcher:
+                    return each
         return None
 
 
@@ -275,7 +283,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         os.environ.setdefault("CANDLE_DATA_DIR", f"{directory}/data")
         ensure(find_benchmark("nt3").recipe, "small", 2019)
-        numbers = arguments.only or range(arguments.runs)
+        numbers = dict.fromkeys(arguments.only or range(arguments.runs))
         runs = [
             FaultyRun(draw(number, arguments.seed), Path(directory) / f"{number}")
             for number in numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,13 @@ def ranks_know_each_other(comm):
     assert comm.broadcast({"from": comm.rank}, root=comm.size - 1) == {"from": comm.size - 1}
     total = comm.allreduce_sum(np.full((2, 3), comm.rank + 1.0)[:, ::2])
     np.testing.assert_array_equal(total, np.full((2, 2), sum(range(1, comm.size + 1))))
+
+
+def mpi_has_not_replaced_the_handler_of_hangup(comm):
+    assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
+    status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+    for caught_or_blocked in (status["SigCgt"], status["SigBlk"]):
+        assert not int(caught_or_blocked, 16) & 1 << signal.SIGHUP - 1
 
 
 def an_error_of_one_rank_is_raised_on_all(comm):
@@ -95,6 +103,7 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
 if __name__ == "__main__":
     run_checks(
         ranks_know_each_other,
+        mpi_has_not_replaced_the_handler_of_hangup,
         an_error_of_one_rank_is_raised_on_all,
         different_parameters_and_different_data_are_refused,
         a_rank_without_samples_gets_the_result,
