@@ -9,6 +9,8 @@ from __future__ import annotations
 
 KERNELS = ("fast", "plain")
 """The implementations, as named by ``--kernels``; plain is Keras's own."""
+STRETCH = 64
+"""The number of positions of a short sequence, into which convolutions cut long ones."""
 _fast = False
 
 

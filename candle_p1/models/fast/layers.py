@@ -15,7 +15,8 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     """A 1D convolution.
 
     The fast implementation is for inputs of known length, with a bias, a stride of one, and no
-    padding, dilation or groups.
+    padding, dilation or groups. It cuts long sequences, and gains nothing for one of up to STRETCH
+    positions.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -28,6 +29,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             and self.use_bias
             and self.compute_dtype != "float16"
             and inputs.shape[1] is not None
+            and inputs.shape[1] >= fast.STRETCH + self.kernel_size[0]
         )
         if not (fast.are_fast() and simple):
             return super().call(inputs)

@@ -19,9 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from candle_p1 import ops
-
-STRETCH = 64
-"""The number of positions of a short sequence."""
+from candle_p1.models.fast import STRETCH
 
 
 def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:

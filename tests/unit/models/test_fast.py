@@ -19,6 +19,8 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf  # noqa: E402
 
+from candle_p1.models.fast import operations  # noqa: E402
+
 rng = np.random.default_rng(1)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 
@@ -85,6 +87,19 @@ def test_other_convolutions_are_left_to_keras():
     for options in ({"strides": 2}, {"padding": "same"}, {"dilation_rate": 2}):
         assert_as_plain(lambda options=options: Conv1D(4, 5, **options), x, (5, 3, 4), (4,))
     assert_as_plain(lambda: Conv1D(4, 5, use_bias=False), x, (5, 3, 4))
+
+
+@pytest.mark.parametrize(("positions", "is_fast"), [(64, False), (65, True)])
+def test_a_short_convolution_is_left_to_keras(monkeypatch, positions, is_fast):
+    calls = []
+    fast_form = operations.convolve
+    monkeypatch.setattr(
+        operations, "convolve", lambda *args, **named: calls.append(1) or fast_form(*args, **named)
+    )
+    layer = Conv1D(4, 5)
+    layer.build((None, positions + 4, 3))
+    tf.function(layer)(tf.zeros((2, positions + 4, 3)))
+    assert bool(calls) == is_fast
 
 
 def test_a_convolution_takes_inputs_of_any_length():
