@@ -64,7 +64,10 @@ def parameters(name):
         *table(["role", "parameters with it"], [[r.name.lower(), plain(r.value)] for r in Role]),
     ]
     for group, rows in groups.items():
-        lines += [f"## {group[0].upper()}{group[1:]}", *table(["flag", "default", "role", "meaning"], rows)]
+        lines += [
+            f"## {group[0].upper()}{group[1:]}",
+            *table(["flag", "default", "role", "meaning"], rows),
+        ]
     return "\n".join(lines)
 
 
