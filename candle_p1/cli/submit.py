@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -246,13 +247,13 @@ def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
 
 def _run_here(argv: list[str]) -> int:
     """Runs a job; returns its exit code. Ctrl-C reaches the job, whose end is awaited."""
-    process = subprocess.Popen(argv)
-    while True:
-        try:
-            code = process.wait()
-            return code if code >= 0 else 128 - code
-        except KeyboardInterrupt:
-            continue
+    # Not SIG_IGN, which the job would inherit.
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.call(argv)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return code if code >= 0 else 128 - code
 
 
 def _submit_study(
