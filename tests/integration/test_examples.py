@@ -17,10 +17,6 @@ PAGE = "docs/add-a-benchmark.md"
 EXCERPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def extended(*values):
-    return pytest.param(*values, marks=pytest.mark.extended)
-
-
 def train(mpirun, execute, tmp_path, name, *flags):
     """Trains an example on two ranks; returns its record."""
     script = EXAMPLES / name / f"{name}_baseline_keras2.py"
@@ -40,7 +36,7 @@ def train(mpirun, execute, tmp_path, name, *flags):
             {"loss", "mse", "size", "r2", "correlation"},
             {"codes.npy", "codes.png"},
         ),
-        extended(
+        (
             "p3b1",
             {"train": None, "test": None},
             "sparse_categorical_crossentropy",
@@ -52,7 +48,7 @@ def train(mpirun, execute, tmp_path, name, *flags):
             },
             set(),
         ),
-        extended(
+        (
             "mnist",
             {"digits": None},
             "sparse_categorical_crossentropy",
@@ -61,6 +57,7 @@ def train(mpirun, execute, tmp_path, name, *flags):
         ),
     ],
 )
+@pytest.mark.extended
 def test_an_example_is_trained_on_two_ranks(
     mpirun, execute, tmp_path, name, roles, loss, quality, written
 ):

@@ -297,6 +297,7 @@ def read_once(path, directory):
     return len(calls), table.sha256()
 
 
+@pytest.mark.extended
 def test_only_one_of_eight_processes_makes_the_cache(source, tmp_path):
     with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         readers = [pool.submit(read_once, source, tmp_path / "cache") for _ in range(8)]

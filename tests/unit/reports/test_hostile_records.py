@@ -245,6 +245,7 @@ WRONG = (
 )  # fmt: skip
 
 
+@pytest.mark.extended
 def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypatch, valid):
     """Any value at any place: those that pass are all in one report with good records."""
     plant_study(tmp_path, 1, (1, 2))

@@ -154,6 +154,7 @@ def not_ignored():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, number, not_ignored):
     this = plan(flags=["--toy_s", "1"], repeats=2)
