@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -159,9 +160,8 @@ class JobGuard:
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
             if troubles := self._look():
+                _kill_soon(troubles)
                 (self._report or _say)(troubles[0])
-                for trouble in troubles:
-                    _kill_stopped(trouble.pid)
                 if self._report is None:
                     os._exit(EXIT_CODE + 1)
                 return
@@ -201,6 +201,23 @@ def _kill_stopped(pid: int) -> None:
         process = psutil.Process(pid)
         if is_stopped(process):
             process.kill()
+
+
+def _kill_soon(troubles: list[Trouble]) -> None:
+    """Starts a process that kills what is stopped, because the report may end this one at once."""
+    pids = []
+    for trouble in troubles:
+        with suppress(psutil.NoSuchProcess):
+            if is_stopped(psutil.Process(trouble.pid)):
+                pids.append(str(trouble.pid))
+    if pids:
+        subprocess.Popen(
+            ["sh", "-c", 'sleep "$1"; shift; kill -KILL "$@"', "sh", str(LOOK_S), *pids],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def _say(trouble: Trouble) -> None:

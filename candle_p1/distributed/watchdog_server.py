@@ -344,9 +344,11 @@ class WatchdogServer:
         if rank.trouble:
             culprit = self._in_trouble(rank)
             reason = self._explain_trouble(rank, culprit)
-        elif status == "failed" and rank.is_lost and not rank.error and self._has_no_launcher():
+        elif status == "failed" and self._has_no_launcher():
             assert self._launcher is not None
-            # It was killed with -9, and its ranks did not survive that for long.
+            # It was killed with -9, and its ranks did not survive that for long. An error of theirs
+            # is a consequence, such as that of a terminal which the launcher had opened.
+            rank.error = None
             culprit, died = None, Trouble("died", self._launcher.pid, is_launcher=True)
             reason = str(died) + (f" during {rank.phase}" if rank.phase else "")
         elif rank.error and rank.error.get("stalled"):

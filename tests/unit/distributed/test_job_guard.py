@@ -25,6 +25,7 @@ def sleep():
 
 with job_guard.begin():
     sys.argv[1] == "starting" and sleep()
+sys.argv[1] == "watched" and job_guard.report_to(lambda trouble: os._exit(1))
 sleep()
 """
 LAUNCHER = """
@@ -34,9 +35,12 @@ codes = [rank.wait() for rank in ranks]
 """
 
 
-@pytest.fixture(params=["starting", "running"])
+@pytest.fixture(params=["starting", "running", "watched"])
 def job(request):
-    """A launcher and its three ranks, as processes; MPI is starting, or has started."""
+    """A launcher and its three ranks, as processes; MPI is starting, or has started.
+
+    In a run that is "watched", the server ends a rank as soon as that has reported anything.
+    """
     command = [sys.executable, "-c", LAUNCHER, RANK, request.param]
     environment = os.environ | {STOPPED_VARIABLE: "1"}
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)

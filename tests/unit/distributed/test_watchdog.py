@@ -283,7 +283,8 @@ def test_a_rank_that_is_silent(tmp_path, fault):
             assert end(ranks, process, record)["status"] == "running"
 
 
-def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path):
+@pytest.mark.parametrize("has_error", [False, True])
+def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error):
     record = tmp_path / "run.json"
     write_record(record, make_record(RUNNING))
     with ExitStack() as stack:
@@ -296,7 +297,10 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path):
         ranks[0].say(record=str(record))
         launcher.kill()
         launcher.wait()
-        ranks[2].die()
+        if has_error:
+            ranks[2].say(error={"message": "OSError: the launcher's terminal is closed"})
+        else:
+            ranks[2].die()
         assert f"the launcher (host {here['host']}, pid {launcher.pid})" in ranks[0].hear()["end"]
         ended = end(ranks, process, record)
     assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
