@@ -265,6 +265,7 @@ def test_closing_the_terminal_interrupts_the_run(environment, tmp_path, num_rank
     command = [*CANDLE_P1, "run", "nt3", "--np", str(num_ranks), "--", *flags]
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which ignores it, may run the tests
         os.chdir(tmp_path)
         os.execv(command[0], command)
     deadline = time.monotonic() + START_S
