@@ -23,7 +23,7 @@ def extended(*values):
         (f"check_averaging.py {AVERAGING}", 2, 2),
         extended("check_averaging.py", 2, 13),
         extended("check_averaging.py", 3, 13),
-        extended("check_comm.py", 3, 5),
+        extended("check_comm.py", 3, 6),
         extended("check_evaluation.py", 2, 6),
         extended("check_losses.py", 2, 4),
         extended("check_measuring.py", 2, 3),
