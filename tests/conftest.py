@@ -19,6 +19,15 @@ CANDLE_P1 = (sys.executable, "-m", "candle_p1.cli")
 """The command line of this package, whichever environment is on PATH."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def session_directories(tmp_path_factory):
+    """Keeps apart the directories that Open MPI names after pids, some left by killed launchers."""
+    directory = tmp_path_factory.mktemp("prte")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRTE_MCA_prte_tmpdir_base", str(directory))
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_directory(tmp_path_factory):
     """The directory of the session's synthetic data, which are made once."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import threading
@@ -144,6 +145,7 @@ class JobGuard:
             # While the rank is stopped, it would not look either.
             troubles = [] if is_stopped(self._rank) else self._look()
             if troubles:
+                self._remove_session(troubles[0])
                 _say(troubles[0])
                 for trouble in troubles:
                     _kill_stopped(trouble.pid)
@@ -160,11 +162,22 @@ class JobGuard:
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
             if troubles := self._look():
+                self._remove_session(troubles[0])
                 _kill_soon(troubles)
                 (self._report or _say)(troubles[0])
                 if self._report is None:
                     os._exit(EXIT_CODE + 1)
                 return
+
+    def _remove_session(self, trouble: Trouble) -> None:
+        """Removes what a killed launcher left in /tmp.
+
+        Open MPI 5 names the directory after the launcher's pid, and while it is there, a later
+        launcher of the same pid does not start.
+        """
+        directory = Path(os.environ.get("PMIX_SERVER_TMPDIR", ""))
+        if trouble.is_launcher and directory.name == f"ompi.{trouble.pid}":
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _look(self) -> list[Trouble]:
         assert self._launcher is not None

@@ -20,7 +20,7 @@ import os, sys, time
 from candle_p1.distributed import job_guard
 
 def sleep():
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())  # at once: ranks share the pipe
     time.sleep(600)
 
 with job_guard.begin():
@@ -29,20 +29,22 @@ sys.argv[1] == "watched" and job_guard.report_to(lambda trouble: os._exit(1))
 sleep()
 """
 LAUNCHER = """
-import subprocess, sys
+import os, subprocess, sys
+os.environ["PMIX_SERVER_TMPDIR"] = f"{os.environ['SESSIONS']}/ompi.{os.getpid()}"
+os.makedirs(os.environ["PMIX_SERVER_TMPDIR"] + "/1")
 ranks = [subprocess.Popen([sys.executable, "-c", *sys.argv[1:]]) for _ in range(3)]
 codes = [rank.wait() for rank in ranks]
 """
 
 
 @pytest.fixture(params=["starting", "running", "watched"])
-def job(request):
+def job(request, tmp_path):
     """A launcher and its three ranks, as processes; MPI is starting, or has started.
 
     In a run that is "watched", the server ends a rank as soon as that has reported anything.
     """
     command = [sys.executable, "-c", LAUNCHER, RANK, request.param]
-    environment = os.environ | {STOPPED_VARIABLE: "1"}
+    environment = os.environ | {STOPPED_VARIABLE: "1", "SESSIONS": str(tmp_path)}
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(3)]
     yield psutil.Process(launcher.pid), ranks
@@ -57,7 +59,7 @@ def job(request):
     ("victim", "number"),
     [("rank", signal.SIGSTOP), ("launcher", signal.SIGSTOP), ("launcher", signal.SIGKILL)],
 )
-def test_trouble_ends_the_job_and_what_is_stopped(job, victim, number):
+def test_trouble_ends_the_job_and_what_is_stopped(job, tmp_path, victim, number):
     launcher, ranks = job
     (ranks[1] if victim == "rank" else launcher).send_signal(number)
     # This launcher leaves the third rank alone when the one that saw the stopped one has ended.
@@ -67,6 +69,7 @@ def test_trouble_ends_the_job_and_what_is_stopped(job, victim, number):
         time.sleep(0.1)
     assert all(map(is_gone, expected))
     assert sum(map(is_gone, ranks)) == (2 if victim == "rank" else 3)
+    assert any(tmp_path.iterdir()) == (victim == "rank")  # the launcher's session directory
 
 
 @pytest.mark.extended
