@@ -14,7 +14,7 @@ A study file is TOML. Unknown keys, and entries that contradict each other, are 
     loader = "original"
 
     [[variants]]
-    name = "optimised"
+    name = "default"
 
     [sizes.small]
     ranks = [1, 2, 4]        # crossed with the variants and with what is varied

@@ -284,9 +284,9 @@ def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
 
 def test_a_ready_study_fits_the_machine_of_the_paper():
     line = ["nt3", "--machine", "summit", "--project", "P", "--study", "strong-nt3", "--dry-run"]
-    assert "72 jobs of strong-nt3" in submit(*line).output
+    assert "96 jobs of strong-nt3" in submit(*line).output
     line = [*line[:2], "perlmutter", *line[3:], "--ranks-per-node", 3]
-    assert "72 jobs of strong-nt3" in submit(*line).output
+    assert "96 jobs of strong-nt3" in submit(*line).output
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def test_show_and_dry_run_say_the_same_and_start_nothing(tmp_path):
     shown = study("show", "strong-nt3", "--ranks", "2,1", "--repeats", 1, "--", "-e", 2)
     assert shown.exit_code == 0
     assert f"results: {tmp_path}/output/strong-nt3-small" in shown.output
-    assert "optimised-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 --" in shown.output
+    assert "default-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 --" in shown.output
     assert "--epochs 2 " in shown.output
-    assert "6 runs, at most" in shown.output
+    assert "8 runs, at most" in shown.output
     argv = ["strong-nt3", "--ranks", "1,2", "--repeats", 1, "--dry-run", "--", "-e", 2]
     assert study("run", *argv).output == shown.output
     assert not (tmp_path / "output").exists()

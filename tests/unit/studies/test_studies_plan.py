@@ -179,6 +179,20 @@ def test_every_ready_made_study_expands(name, size, tmp_path):
         assert plan.most_ranks <= 4
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(name, size) for name, size in READY if name.startswith(("strong-", "weak-"))],
+)
+def test_where_loading_is_compared_the_papers_method_is_among_the_loaders(name, size):
+    study = find_study(name).sizes[size]
+    loaders = {variant.name: variant.flags.get("loader") for variant in study.variants}
+    if size == "small" and name.startswith("weak-"):
+        assert loaders == {"": None}  # their subject is quality
+    else:
+        others = {variant: loader for variant, loader in loaders.items() if "batch" not in variant}
+        assert others == {"original": "original", "chunked": "chunked", "default": None}
+
+
 def test_the_ready_made_studies_cover_the_papers_sweeps():
     shown = {what for name in list_studies() for what in find_study(name).shows}
     figures = {f"Figure {i}" for i in (6, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 21)}
