@@ -25,6 +25,7 @@ from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.ready_scripts import job_flags
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.cluster.submission import (
     checkout,
@@ -168,8 +169,9 @@ def command(
 ) -> None:
     """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
 
-    Data have the published size unless flags say otherwise. All other flags go to the benchmark.
-    The script is saved beside the record.
+    Data have the published size, and except on this machine, runs do not repeat bit for bit
+    (--deterministic False), unless flags say otherwise. All other flags go to the benchmark. The
+    script is saved beside the record.
 
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
@@ -202,7 +204,8 @@ def _one_job(
 ) -> tuple[JobRequest, Path]:
     """Returns the job of a single run, and the directory of its record."""
     declaration, model_file = benchmark.declaration, benchmark.model_file
-    added = _added_flags(benchmark, declaration.parse(flags, model_file), mode)
+    wanted = job_flags(benchmark, machine, mode)
+    added = _added_flags(wanted, declaration.parse(flags, model_file))
     params = declaration.parse([*added, *flags], model_file)
     _, share = share_epochs(
         params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
@@ -283,11 +286,10 @@ def _submit_study(
         screen.say(f"submitted job {job_id}: {script}")
 
 
-def _added_flags(benchmark: Benchmark, params: ParameterSet, mode: str) -> list[str]:
-    """Returns flags for the mode and the published size, unless the user has set them."""
-    wanted = {"size": "full"} | benchmark.mode_flags(mode)
+def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:
+    """Returns the job's own flags as arguments, without those that the user has set."""
     if params.origin("data_parallel").is_explicit:
-        wanted.pop("epochs_scaling", None)  # it follows from data_parallel
+        wanted = {name: wanted[name] for name in wanted if name != "epochs_scaling"}  # it follows
     return [
         word
         for name, value in wanted.items()

@@ -49,6 +49,7 @@ def notes_on(experiment: Experiment) -> list[str]:
         _data,
         _versions,
         _threads,
+        _repeatable,
         _warnings,
     )
     return [note for make in makers for note in make(experiment)]
@@ -155,6 +156,29 @@ def _threads(experiment: Experiment) -> Iterator[str]:
             )
     for words in sorted(told):
         yield f"The number of threads per rank differs within a series: {words}."
+
+
+def _repeatable(experiment: Experiment) -> Iterator[str]:
+    """Names the settings of kernels and communication, which differ on clusters and laptops."""
+    found = {run.repeats_exactly for run in experiment.all_runs} - {None}
+    of_horovod = sorted({run.fusion for run in experiment.all_runs if run.fusion})
+    fusion = f"; Horovod's fusion: {listed(of_horovod)}" if of_horovod else ""
+    if found == {True}:
+        yield (
+            "These runs repeat bit for bit (deterministic True): their kernels are deterministic,"
+            f" which can cost time{fusion}."
+        )
+    elif found == {False}:
+        yield (
+            "These runs have the settings of a cluster (deterministic False): the fastest kernels,"
+            f" whose results may differ in their last digits{fusion}."
+        )
+    elif found:
+        yield (
+            "Some of these runs repeat bit for bit (deterministic True), others have the settings"
+            " of a cluster (deterministic False), which is faster: a difference in time between"
+            f" them may be due to that alone{fusion}."
+        )
 
 
 def _warnings(experiment: Experiment) -> Iterator[str]:

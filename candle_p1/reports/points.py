@@ -156,24 +156,38 @@ def group(runs: Iterable[RecordedRun]) -> list[Experiment]:
 
     A run that ended before it recorded its machine is included if it can only belong to one.
     """
-    runs = list(runs)
+    kinds = _kinds(list(runs))
     machines = defaultdict(set)
-    for run in runs:
+    for run, kind in kinds.items():
         if run.machine is not None:
-            machines[_kind(run)].add(run.machine)
+            machines[kind].add(run.machine)
     grouped: dict[tuple[Any, ...], list[RecordedRun]] = defaultdict(list)
-    for run in runs:
-        machine, known = run.machine, machines[_kind(run)]
+    for run, kind in kinds.items():
+        machine, known = run.machine, machines[kind]
         if machine is None and len(known) == 1:
             (machine,) = known
-        grouped[(*_kind(run), machine)].append(run)
+        grouped[(*kind, machine)].append(run)
     order = list(MODES)
     keys = sorted(grouped, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3])))
     return [_experiment(grouped[key], *key) for key in keys]
 
 
-def _kind(run: RecordedRun) -> tuple[Any, ...]:
-    return run.benchmark, mode_of(run), run.limits
+def _kinds(runs: Sequence[RecordedRun]) -> dict[RecordedRun, tuple[Any, ...]]:
+    """Returns benchmark, mode and limits of each run.
+
+    Where the scaling of the batch size alone is varied, runs without it belong to batch scaling.
+    """
+    modes = {run: mode_of(run) for run in runs}
+    scaled = {_without_batch_scaling(run) for run in runs if modes[run] == BATCH}
+    return {
+        run: (run.benchmark, BATCH if _without_batch_scaling(run) in scaled else mode, run.limits)
+        for run, mode in modes.items()
+    }
+
+
+def _without_batch_scaling(run: RecordedRun) -> tuple[Any, ...]:
+    settings = {name: v for name, v in run.settings.items() if name != "batch_scaling"}
+    return run.benchmark, _key(settings)
 
 
 def mode_of(run: RecordedRun) -> str:

@@ -46,6 +46,7 @@ PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 
 POWER_FILE = re.compile(r"power-\d{1,9}\.csv")
 HOROVOD = "HOROVOD_"
+FUSION = "HOROVOD_FUSION_THRESHOLD"
 LIMITS = ("train_steps", "val_steps", "test_steps")
 """Parameters that end an epoch, its validation or the test early, where they are not 0."""
 
@@ -192,6 +193,20 @@ class RecordedRun:
             for name, value in ((distributed.settings if distributed else None) or {}).items()
             if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
         }
+
+    @property
+    def repeats_exactly(self) -> bool | None:
+        """Whether repeated runs are bit-identical; None where the run did not record it."""
+        deterministic = self.parameters.get("deterministic")
+        return deterministic if isinstance(deterministic, bool) else None
+
+    @property
+    def fusion(self) -> str | None:
+        """How Horovod fuses tensors, in words; None where it does not run or is unknown."""
+        threshold = self.horovod_settings.get(FUSION)
+        if threshold is None:
+            return None
+        return "none" if threshold == "0" else f"up to {threshold} bytes ({FUSION})"
 
     @cached_property
     def threads(self) -> int | None:

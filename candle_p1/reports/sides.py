@@ -11,9 +11,15 @@ from candle_p1.reports.words import listed
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from candle_p1.reports.runs import RecordedRun
+
+SPEED_SETTINGS: Mapping[str, Callable[[RecordedRun], object]] = {
+    "deterministic (whether runs repeat bit for bit)": lambda run: run.repeats_exactly,
+    "Horovod's fusion": lambda run: run.fusion,
+}
+"""Settings that differ between a laptop and a cluster, and affect times, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +72,13 @@ def caveats(a: Side, b: Side) -> list[str]:
         found.append(f"the machines differ: A {listed(machines[0])}; B {listed(machines[1])}")
     elif len(machines[0]) > 1:
         found.append(f"both sides have runs on several machines: {'; '.join(machines[0])}")
+    for what, attribute in SPEED_SETTINGS.items():
+        known = [
+            {str(v) for run in side.timed if (v := attribute(run)) is not None} for side in sides
+        ]
+        if all(known) and known[0] != known[1]:
+            words = [listed(sorted(values)) for values in known]
+            found.append(f"{what} differs, which affects times: A {words[0]}; B {words[1]}")
     ranks = [side.distinct(lambda run: run.num_ranks) for side in sides]
     if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
         found.append(f"the numbers of ranks differ: A {ranks[0][0]}, B {ranks[1][0]}")

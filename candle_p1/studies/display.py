@@ -12,7 +12,7 @@ from rich.table import Table
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.studies.cost import estimate, explain
-from candle_p1.studies.planned_run import to_argv
+from candle_p1.studies.planned_run import TIMELINE_NAME, to_argv
 from candle_p1.studies.run_state import (
     FAILED,
     LOG_NAME,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from candle_p1.studies.cost import CostEstimate
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
+    from candle_p1.studies.study_file import StudyVariant
     from candle_p1.training.screen import Screen
 
 SHOWN_METRICS = ("accuracy", "r2", "loss")
@@ -44,6 +45,8 @@ def show_plan(plan: Plan, states: Sequence[RunState], screen: Screen) -> None:
     if plan.study.shows:
         screen.say(f"shows: {', '.join(plan.study.shows)}")
     screen.say(f"results: {plan.directory}")
+    if names := [_variant_line(variant) for variant in size.variants if variant.name]:
+        screen.say(f"variants: {', '.join(names)}")
     screen.say(f"time limit of each run: {size.minutes} min")
     for i, state in enumerate(states, start=1):
         number = f"{i:>{len(str(len(states)))}}"
@@ -67,7 +70,14 @@ def _argv(run: PlannedRun) -> list[str]:
     variables = [f"{name}={value}" for name, value in run.variables.items()]
     ranks = ["--np", str(run.num_ranks)] if run.num_ranks > 1 else []
     name = find_benchmark(run.benchmark).name if os.sep not in run.benchmark else run.benchmark
-    return [*variables, "candle-p1", "run", name, *ranks, *to_argv(run.flags)]
+    trace = ["--timeline", TIMELINE_NAME] if run.timeline else []
+    return [*variables, "candle-p1", "run", name, *ranks, *to_argv(run.flags), *trace]
+
+
+def _variant_line(variant: StudyVariant) -> str:
+    """Returns a variant with the parameters that set it apart, as "chunked (loader chunked)"."""
+    flags = ", ".join(f"{name} {value}" for name, value in variant.flags.items())
+    return f"{variant.name} ({flags})" if flags else variant.name
 
 
 def study_bar(screen: Screen) -> Progress:

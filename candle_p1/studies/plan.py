@@ -157,6 +157,7 @@ def _points(
                     epochs_per_rank=epochs,
                     minutes=size.minutes,
                     study_directory=directory,
+                    timeline=size.timeline and num_ranks > 1,  # one rank has none
                 )
         except ParameterError as error:
             where = f", {series}" if series else ""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+TIMELINE_NAME = "timeline.json"
+"""The file of a traced run, beside its record."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PlannedRun:
         epochs_per_rank: The epochs that each rank trains.
         minutes: Time limit.
         study_directory: The directory of the study.
+        timeline: Whether Horovod traces it.
     """
 
     series: str
@@ -48,6 +51,7 @@ class PlannedRun:
     epochs_per_rank: int
     minutes: int
     study_directory: Path
+    timeline: bool = False
 
     @property
     def point(self) -> str:
@@ -101,7 +105,8 @@ class PlannedRun:
             "experiment_id": ".",
             "run_id": directory.name,
         }
-        return to_argv({**self.flags, **place})
+        trace = {"timeline": str(directory / TIMELINE_NAME)} if self.timeline else {}
+        return to_argv({**self.flags, **place, **trace})
 
 
 def to_argv(flags: Mapping[str, Any]) -> list[str]:

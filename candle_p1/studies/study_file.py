@@ -119,6 +119,8 @@ class StudyEntries(TomlTable):
         vary: Values of each parameter that is varied, by name.
         environment: Values of each environment variable, one or several, by name.
         variants: Sets of parameters.
+        timeline: Whether Horovod traces the runs with several ranks, into TIMELINE_NAME beside
+            their records.
     """
 
     repeats: Count = 0
@@ -128,6 +130,7 @@ class StudyEntries(TomlTable):
     vary: dict[str, Annotated[list[Value], Distinct]] = Field(default_factory=dict)
     environment: dict[str, Annotated[list[str], OneOrMore, Distinct]] = Field(default_factory=dict)
     variants: list[StudyVariant] = Field(default_factory=list)
+    timeline: bool = False
 
     @model_validator(mode="after")
     def _fixed_or_varied(self) -> Self:
@@ -255,6 +258,7 @@ def _size(study: Study, name: str) -> Size:
         "vary": {key: study.vary[key] for key in study.vary if key not in own.flags} | own.vary,
         "environment": study.environment | own.environment,
         "variants": variants or [StudyVariant.model_construct(name="")],
+        "timeline": own.timeline if "timeline" in own.model_fields_set else study.timeline,
     }
     size = own.model_copy(update=entries)
     _check_together(study.path, size)
@@ -280,7 +284,10 @@ def _check_together(path: Path, size: Size) -> None:
         if name == "help":
             raise ParameterError(f"{path}: help is not a parameter")
         if role_of(name) is Role.RESULTS:
-            raise ParameterError(f"{path}: {name} is set by the study, differently for each run")
+            instead = "; to trace its runs, use the key timeline" if name == "timeline" else ""
+            raise ParameterError(
+                f"{path}: {name} is set by the study, differently for each run{instead}"
+            )
     for variable in size.environment:
         if variable == THREADS_VARIABLE:
             raise ParameterError(f"{path}: to set {variable}, use the key threads")

@@ -21,4 +21,5 @@ job_limit 120 60
 job_prepare
 
 job_launcher mpiexec -n "$RANKS" -ppn 2
-job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong
+job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong \
+  --deterministic False

@@ -21,4 +21,5 @@ job_limit 120 60
 job_prepare
 
 job_launcher mpiexec -n "$RANKS" -ppn 2
-job_run benchmarks/p1b2/p1b2_baseline_keras2.py --size full --epochs 768 --epochs_scaling strong
+job_run benchmarks/p1b2/p1b2_baseline_keras2.py --size full --epochs 768 --epochs_scaling strong \
+  --deterministic False

@@ -19,4 +19,5 @@ job_default NCCL_DEBUG WARN
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=2 --export=ALL --mpi=pmix
-job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak \
+  --deterministic False

@@ -19,4 +19,5 @@ job_default NCCL_DEBUG WARN
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=2 --export=ALL --mpi=pmix
-job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong
+job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong \
+  --deterministic False

@@ -23,4 +23,5 @@ job_limit 240 60
 job_prepare
 
 job_launcher aprun -n "$RANKS" -N 1 -d 64 -j 1 -cc depth -e "OMP_NUM_THREADS=$OMP_NUM_THREADS"
-job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak \
+  --deterministic False

@@ -23,4 +23,5 @@ job_limit 180 60
 job_prepare
 
 job_launcher aprun -n "$RANKS" -N 1 -d 64 -j 1 -cc depth -e "OMP_NUM_THREADS=$OMP_NUM_THREADS"
-job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong
+job_run benchmarks/p1b1/p1b1_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong \
+  --deterministic False

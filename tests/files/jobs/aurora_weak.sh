@@ -26,4 +26,5 @@ job_prepare
 
 job_launcher mpiexec -n "$RANKS" --ppn 12 --depth 8 --env "OMP_NUM_THREADS=$OMP_NUM_THREADS" \
   --cpu-bind list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100
-job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak \
+  --deterministic False

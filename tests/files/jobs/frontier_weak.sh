@@ -27,4 +27,5 @@ job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=8 --cpus-per-task=7 \
   --gpus-per-task=1 "--export=ALL,OMP_NUM_THREADS=$OMP_NUM_THREADS" --gpu-bind=closest
-job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak \
+  --deterministic False

@@ -27,4 +27,5 @@ job_prepare
 
 job_launcher mpiexec -n "$RANKS" --ppn 4 --depth 8 --env "OMP_NUM_THREADS=$OMP_NUM_THREADS" \
   --cpu-bind depth
-job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong
+job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong \
+  --deterministic False

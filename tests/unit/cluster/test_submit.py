@@ -92,19 +92,22 @@ def test_the_working_directory_as_output_directory(scheduler, tmp_path):
 @pytest.mark.parametrize(
     ("options", "flags"),
     [
-        ([], "--size full --epochs 384 --epochs_scaling strong"),
-        (["--mode", "weak"], "--size full --epochs 8 --epochs_scaling weak"),
+        ([], "--size full --epochs 384 --epochs_scaling strong --deterministic False"),
+        (
+            ["--mode", "weak"],
+            "--size full --epochs 8 --epochs_scaling weak --deterministic False",
+        ),
         (
             ["--", "--epochs", "16", "--size", "small"],
-            "--epochs_scaling strong --epochs 16 --size small",
+            "--epochs_scaling strong --deterministic False --epochs 16 --size small",
         ),
         (
             ["--mode", "weak", "--", "--epochs_scaling", "strong_ceil"],
-            "--size full --epochs 8 --epochs_scaling strong_ceil",
+            "--size full --epochs 8 --deterministic False --epochs_scaling strong_ceil",
         ),
         (
-            ["--", "--data_parallel", "batch_step"],
-            "--size full --epochs 384 --data_parallel batch_step",
+            ["--", "--data_parallel", "batch_step", "--deterministic", "True"],
+            "--size full --epochs 384 --data_parallel batch_step --deterministic True",
         ),
     ],
 )

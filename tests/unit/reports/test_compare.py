@@ -177,6 +177,17 @@ def test_caveats_are_stated(sides, tmp_path):
     assert any("1 run in A and also in B" in w for w in compare(b, Side("b", b.timed)).warnings)
 
 
+def test_settings_of_a_laptop_and_of_a_cluster_are_distinguished(sides):
+    def planted(deterministic, threshold):
+        exchange = {"HOROVOD_FUSION_THRESHOLD": threshold}
+        return [{"num_ranks": 2, "deterministic": deterministic, "exchange": exchange}]
+
+    a, b = sides(planted(True, "0"), planted(False, "67108864"))
+    warnings = "\n".join(compare(a, b).warnings)
+    assert "times: A True; B False" in warnings
+    assert "times: A none; B up to 67108864 bytes" in warnings
+
+
 def test_real_and_synthetic_data_are_distinguished(sides):
     a, b = sides([{}], [{}])
     (warning,) = compare(a, with_change(b, {"data.synthetic": False})).warnings

@@ -159,6 +159,16 @@ def test_the_mode_of_scaling_comes_from_the_plan():
         assert experiment.mode == mode
 
 
+def test_a_constant_batch_size_is_compared_with_those_that_grow(tmp_path):
+    for num_ranks, batch_scaling in itertools.product((1, 2), ("none", "cbrt")):
+        plant(tmp_path, "p1b3", num_ranks, epochs_scaling="none", batch_scaling=batch_scaling)
+    plant(tmp_path, "p1b3", 2, epochs_scaling="weak")
+    weak, batch = group(runs_in(tmp_path))
+    assert (weak.mode, len(weak.runs), batch.mode) == (WEAK, 1, BATCH)
+    points = {1: (1, 0, 0), 2: (1, 0, 0)}
+    assert outline(batch) == {"batch_scaling none": points, "batch_scaling cbrt": points}
+
+
 def test_series_are_named_by_the_settings_that_differ(tmp_path):
     grid = list(itertools.product(("original", "parallel"), (20, 40), (1, 2), (0, 1)))
     for loader, batch_size, num_ranks, seed in grid:
@@ -270,6 +280,29 @@ def test_missing_or_mixed_data_are_noted(tmp_path, change, note):
         plant(tmp_path, "nt3", 2, **change)
     (experiment,) = group(runs_in(tmp_path))
     assert note in " ".join(notes_on(experiment))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([(True, "0")], ["repeat bit for bit (deterministic True)", "fusion: none"]),
+        (
+            [(False, "67108864")],
+            ["settings of a cluster (deterministic False)", "up to 67108864 bytes"],
+        ),
+        (
+            [(True, "0"), (False, "67108864")],
+            ["deterministic True", "deterministic False", "none and up to 67108864 bytes"],
+        ),
+    ],
+)
+def test_the_settings_of_kernels_and_communication_are_named(tmp_path, values, words):
+    for deterministic, threshold in values:
+        exchange = {"HOROVOD_FUSION_THRESHOLD": threshold}
+        plant(tmp_path, "nt3", 2, deterministic=deterministic, exchange=exchange)
+    (experiment,) = group(runs_in(tmp_path))
+    (note,) = [note for note in notes_on(experiment) if "deterministic" in note]
+    assert all(word in note for word in words), note
 
 
 def test_simulated_energy_is_labelled():

@@ -106,6 +106,8 @@ variants = [{ name = "all", dropout = 0.25 }]
         ("dropout = 0.5", "rng_seed = 5", ["rng_seed"]),
         ("dropout = 0.5", 'run_id = "a"', ["run_id"]),
         ("epochs = 8", 'output_dir = "a"', ["output_dir"]),
+        ("epochs = 8", 'timeline = "t.json"', ["key timeline"]),
+        ("minutes = 5", "minutes = 5\ntimeline = 1", ["timeline is 1"]),
         ('"dropped"', '"a b"', ["variants.0.name", "'a b'"]),
         ('name = "plain"', "epochs = 2", ["variants.1.name"]),
         ('"plain"', '"dropped"', ["'dropped'"]),

@@ -97,6 +97,16 @@ def test_values_of_every_type_become_arguments(plan):
     assert (run.settings["shape"], run.settings["verbose"]) == ([1, 2], True)
 
 
+def test_a_traced_study_puts_each_timeline_beside_the_record(plan, tmp_path):
+    text = ONE.replace("[1]", "[1, 2]").replace("[sizes", "timeline = true\n[sizes")
+    one, two = sorted(plan(text).runs, key=lambda run: run.num_ranks)
+    assert "--timeline" not in one.command_flags()  # a single rank has none
+    assert two.command_flags()[-2:] == ["--timeline", f"{two.directory()}/timeline.json"]
+    assert "timeline" not in two.settings
+    off = f"{text}[sizes.off]\nranks = [2]\ntimeline = false\n"
+    assert not plan(off, size="off").runs[0].timeline
+
+
 def test_threads_and_environment_variables_are_crossed_too(plan):
     text = ONE.replace(
         "[sizes",
@@ -175,13 +185,21 @@ def test_every_ready_made_study_expands(name, size, tmp_path):
     assert plan.directory == tmp_path / f"{name}-{size}"
     assert len({run.name for run in plan.runs}) == len(plan.runs) >= 2
     assert {run.settings["size"] for run in plan.runs} == {"small" if size == "small" else "full"}
-    if size != "paper":
+    of_a_cluster = size in ("paper", "theta")
+    assert {run.settings["deterministic"] for run in plan.runs} == {
+        not of_a_cluster and name != "allreduce"
+    }
+    if not of_a_cluster:
         assert plan.most_ranks <= 4
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [(name, size) for name, size in READY if name.startswith(("strong-", "weak-"))],
+    [
+        (name, size)
+        for name, size in READY
+        if name.startswith(("strong-", "weak-", "timeline-", "power-"))
+    ],
 )
 def test_where_loading_is_compared_the_papers_method_is_among_the_loaders(name, size):
     study = find_study(name).sizes[size]
@@ -195,10 +213,13 @@ def test_where_loading_is_compared_the_papers_method_is_among_the_loaders(name, 
 
 def test_the_ready_made_studies_cover_the_papers_sweeps():
     shown = {what for name in list_studies() for what in find_study(name).shows}
-    figures = {f"Figure {i}" for i in (6, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 20, 21)}
+    figures = {f"Figure {i}" for i in (3, *range(6, 22))}
     assert shown >= figures | {f"Table {i}" for i in (2, 3, 4, 5, 6)}
     assert set(READY) >= {(name, size) for name in list_studies() for size in ("small", "paper")}
     assert all(find_study(name).size()[0] == "small" for name in list_studies())
+    of_loading = [name for name in list_studies() if name.startswith(("strong-", "weak-"))]
+    assert len(of_loading) == 7
+    assert all("files" in find_study(name).sizes for name in of_loading)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +230,9 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
         ("strong-p1b2", 384, 2),
         ("weak-nt3", 3072, 8),
         ("batch-p1b3", 384, 1),
+        ("timeline-strong-nt3", 384, 1),
+        ("timeline-weak-nt3", 768, 8),
+        ("power-nt3", 384, 1),
     ],
 )
 def test_studies_have_the_papers_sizes(name, most, epochs, tmp_path):
