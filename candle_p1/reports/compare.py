@@ -16,12 +16,14 @@ from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.reports.points import MIN_IN_RATIO, THREADS, by_value, describe
 from candle_p1.reports.quantities import (
+    BROADCAST,
     COMMUNICATION,
     ENERGY,
     EPOCH,
     POWER,
     SAMPLES,
     TOTAL,
+    TRANSFER,
     WAIT,
     Quantity,
     covered,
@@ -233,7 +235,8 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
     """Returns total, phases in their order, further times, energies, and quality."""
     runs = [*a, *b]
     phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    measured = [TOTAL, *map(phase_time, phases), WAIT, EPOCH, SAMPLES, COMMUNICATION]
+    measured = [TOTAL, *map(phase_time, phases), BROADCAST, WAIT, TRANSFER]
+    measured += [EPOCH, SAMPLES, COMMUNICATION]
     if len(covered(runs)) == 1:
         measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases), POWER]
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]

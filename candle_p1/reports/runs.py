@@ -304,10 +304,30 @@ class RecordedRun:
         return {name: phase.max_s for name, phase in self._phases.items()}
 
     @property
+    def broadcast_overhead_s(self) -> float | None:
+        """Seconds from the first rank that is ready to broadcast to the end of the broadcast.
+
+        This is what the paper calls broadcast overhead and reads off Horovod's timeline. Where it
+        was not logged, it includes the framework's preparation of the broadcast.
+        """
+        return self._communicated_s(self._phases.get("broadcast"))
+
+    @property
     def broadcast_wait_s(self) -> float | None:
         """Seconds that the first rank to be ready waited for the slowest loader."""
         wait = self._part("broadcast", "wait")
         return wait.max_s if wait else None
+
+    @property
+    def broadcast_transfer_s(self) -> float | None:
+        """Seconds of the transfer of the weights, on the rank on which it takes longest."""
+        return self._communicated_s(self._part("broadcast", "transfer"))
+
+    def _communicated_s(self, phase: PhaseTimes | None) -> float | None:
+        """Returns the longest time in collectives or, if it was not logged, in the phase."""
+        if phase is None or self.num_ranks == 1:
+            return None
+        return (phase.communication or phase).max_s
 
     def mean_s(self, phase: str, part: str | None = None) -> float:
         """Returns the seconds of a phase or a part of it, mean over ranks; 0 without it."""

@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from candle_p1.errors import RecordError
+from candle_p1.records.spread import Seconds
+from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
 from candle_p1.reports.quantities import LOAD, OTHER, PARTS, TRAIN, UNDIVIDED, parts_s
@@ -309,3 +311,20 @@ def test_simulated_energy_is_labelled():
     record = changed(planted_record(energy_j=100.0), {"energy.kind": "simulated"})
     (experiment,) = group([RecordedRun(None, record)])
     assert any("energy of 1 run is simulated" in note for note in notes_on(experiment))
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_the_broadcast_overhead_is_the_papers_with_waiting_and_transfer_beside_it(is_logged):
+    """It does not include the framework's preparation, here 0.7 s, where collectives are logged."""
+
+    def communicated(*seconds):
+        return {"communication": Seconds.over(seconds)} if is_logged else {}
+
+    transfer = PhaseTimes.over([0.9, 0.9], **communicated(0.2, 0.2))
+    parts = {"wait": PhaseTimes.over([3.1, 0.0]), "transfer": transfer}
+    broadcast = PhaseTimes.over([4.0, 0.9], parts=parts, **communicated(3.3, 0.2))
+    place = {"phases.broadcast": broadcast.model_dump(exclude_unset=True)}
+    run = RecordedRun(None, changed(planted_record(num_ranks=2), place))
+    found = run.broadcast_overhead_s, run.broadcast_wait_s, run.broadcast_transfer_s
+    assert found == ((3.3, 3.1, 0.2) if is_logged else (4.0, 3.1, 0.9))
+    assert run_of(num_ranks=1).broadcast_overhead_s is None
