@@ -405,7 +405,7 @@ def _train(
     if not params["train_bool"]:
         return keras.callbacks.History(), {"epochs": [], "stopped": "train_bool is False"}
     batches = TrainBatches(
-        data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["shuffle"]
+        data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["reshuffle"]
     )
     timer = EpochTimer(this.start, allreduce_times(allreduces, comm))
     validation = SharedValidation(
@@ -435,7 +435,7 @@ def _train(
     if params["tensorboard"] and comm.rank == 0:  # before callbacks that change the rate
         callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
     if plan.warmup_epochs:
-        callbacks.append(LearningRateWarmup(plan))
+        callbacks.append(LearningRateWarmup(plan, params["warmup_by"]))
     callbacks += benchmark.callbacks(params)
     if params["check_replicas"]:
         callbacks.append(ReplicaCheck(comm))

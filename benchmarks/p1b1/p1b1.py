@@ -25,7 +25,8 @@ from candle_p1.benchmark import (
     compare_with_naive,
 )
 from candle_p1.data.cases import Cases, num_validation
-from candle_p1.data.samples import Several
+from candle_p1.data.samples import Selected, Several
+from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 LANDMARK_COLUMN = "gdc"
 """The column of CANDLE's lincs1000.tsv that has the genes' names in the expression tables; it has
 others, of text."""
+XENT_EPSILON = 1e-7
+"""Keras's smallest probability in a cross-entropy."""
 WARMUP_EPOCHS = 5
 WARMUP_BATCH_SIZE = 100
 """The batch size for which, according to CANDLE, an optimizer's default learning rate is meant."""
@@ -82,7 +85,7 @@ class P1b1(Benchmark):
     title = "P1B1: autoencoder of gene expression profiles"
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
     recipe = P1b1Recipe()
-    supports = frozenset({"batch_normalization", "feature_subsample", "val_split"})
+    supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
     paper = PaperRuns(
         # The most ranks that the paper reports; at least 4 epochs on each under strong scaling.
         sizes={
@@ -94,6 +97,17 @@ class P1b1(Benchmark):
     )
     parameters = (
         Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
+        Parameter("out_activation", str, "sigmoid", "activation of the last layer"),
+        Parameter(
+            "metrics", str, None, "a metric of Keras beside those that CANDLE has: xent, corr, …"
+        ),
+        Parameter(
+            "train_samples",
+            int,
+            0,
+            "cases of each file to use, before they are shuffled, scaled and split; 0: all",
+            minimum=0,
+        ),
         Parameter(
             "model",
             str,
@@ -125,9 +139,7 @@ class P1b1(Benchmark):
         ),
         Parameter("tsne", bool, False, "plot the latent space by t-SNE instead of PCA"),
         Parameter("cp", bool, False, "save the best model; not supported yet", needs_support=True),
-        Parameter(
-            "tb", bool, False, "CANDLE's name for --tensorboard; use that one", needs_support=True
-        ),
+        Parameter("tb", bool, False, "CANDLE's name for --tensorboard", role=Role.LOGGING),
         Parameter(
             "noise_factor",
             float,
@@ -139,13 +151,20 @@ class P1b1(Benchmark):
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with the warm-up that warmup_lr requests."""
+        """Returns the parameters with what tb and warmup_lr stand for."""
+        if params["tb"]:
+            params = params.replace({"tensorboard": True}, source="tb")
         if not params["warmup_lr"] or params["warmup_epochs"]:
             return params
         own = params["base_lr"] or default_learning_rate(params["optimizer"])
         rate = params["learning_rate"] or own * params["batch_size"] / WARMUP_BATCH_SIZE
         return params.replace(
-            {"warmup_epochs": WARMUP_EPOCHS, "base_lr": own, "learning_rate": rate},
+            {
+                "warmup_epochs": WARMUP_EPOCHS,
+                "warmup_by": "epoch",
+                "base_lr": own,
+                "learning_rate": rate,
+            },
             source="warmup_lr",
         )
 
@@ -163,6 +182,7 @@ class P1b1(Benchmark):
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
         """Scales the features in place; uses the last training cases for validation."""
         cases = raw.cases
+        cases.take_first(params["train_samples"])
         if raw.landmarks is not None:
             cases.select([i for i, name in enumerate(cases.features) if name in raw.landmarks])
             if not cases.features:
@@ -171,21 +191,32 @@ class P1b1(Benchmark):
                     params["landmark_data"] or "lincs1000.tsv",
                 )
         cases.select_first(params["feature_subsample"])
-        num_train = len(cases.x_train) - num_validation(len(cases.x_train), params["val_split"])
-        train, rest = slice(num_train), slice(num_train, None)
+        order, test = (self._order(len(x), params) for x in (cases.x_train, cases.x_test))
+        num_train = len(order) - num_validation(len(order), params["val_split"])
+        train, validation = order[:num_train], order[num_train:]
         cases.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
         conditioned = params["model"] == "cvae"
 
-        def samples(x: Any, y: Any) -> Samples:
-            return Samples(Several((x, cases.one_hot(y))) if conditioned else x, x)
+        def samples(x: Any, y: Any, rows: Any) -> Samples:
+            profiles = Selected(x, rows)
+            if not conditioned:
+                return Samples(profiles, profiles)
+            return Samples(Several((profiles, cases.one_hot(y[rows]))), profiles)
 
         return P1b1Data(
-            samples(cases.x_train[train], cases.y_train[train]),
-            samples(cases.x_train[rest], cases.y_train[rest]),
-            samples(cases.x_test, cases.y_test),
+            samples(cases.x_train, cases.y_train, train),
+            samples(cases.x_train, cases.y_train, validation),
+            samples(cases.x_test, cases.y_test, test),
             cases.types,
-            cases.y_test,
+            cases.y_test[test],
         )
+
+    @staticmethod
+    def _order(num_cases: int, params: ParameterSet) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Returns the order of a file's cases; CANDLE shuffles both files by the same seed."""
+        if params["shuffle"]:
+            return pandas_sample(num_cases, 1.0, params["rng_seed"])
+        return np.arange(num_cases)
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the requested loss of an autoencoder, else the cross-entropy.
@@ -195,10 +226,20 @@ class P1b1(Benchmark):
         return params["loss"] if params["model"] == "ae" else "binary_crossentropy"
 
     def metrics(self, params: ParameterSet) -> list[Any]:
-        """Returns the correlation of all values, by CANDLE's name, and the requested metric."""
+        """Returns CANDLE's metrics by its names, and a further one if it is requested.
+
+        They are the cross-entropy, the correlation of all values and, for the variational models,
+        whose loss it is not, the mean squared error.
+        """
+        from keras.metrics import BinaryCrossentropy, MeanSquaredError
+
         from candle_p1.models.metrics import Correlation
 
-        return [Correlation("corr"), params["metrics"]]
+        metrics = [BinaryCrossentropy(name="xent"), Correlation("corr")]
+        if params["model"] != "ae":
+            metrics.append(MeanSquaredError(name="mse"))
+        further = params["metrics"] not in (None, *(metric.name for metric in metrics))
+        return metrics + [params["metrics"]] * further
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
         """Returns the reduction of the learning rate if reduce_lr requests it."""
@@ -216,7 +257,7 @@ class P1b1(Benchmark):
         return build_autoencoder(params, num_features, len(data.types))
 
     def evaluate(self, trained: Trained) -> Quality:
-        """Returns test loss, mse, r2 and correlation; saves the latent space of the test cases.
+        """Returns test loss, xent, mse, r2 and correlation; saves the test cases' latent space.
 
         The naive predictor returns the mean training profile for every case.
         """
@@ -226,9 +267,11 @@ class P1b1(Benchmark):
         assert isinstance(data, P1b1Data)
         test, num_steps = data.test, params["test_steps"]
         num_features = np.shape(test.y[0:0])[1]
-        values = {"loss": trained.metrics(test, num_steps)["loss"]}
+        metrics = trained.metrics(test, num_steps)
+        values = {name: metrics[name] for name in ("loss", "xent")}
         score = trained.score(test, RegressionScore(num_features), num_steps)
-        naive = score.of_constant(trained.mean_target(data.train))
+        mean = trained.mean_target(data.train)
+        naive = {"xent": _cross_entropy(score, mean)} | score.of_constant(mean).result()
         model = trained.model
         encoder = keras.Model(model.inputs, model.get_layer(latent_layer(params)).output)
         latent = trained.apply(encoder, test, num_steps)
@@ -243,10 +286,18 @@ class P1b1(Benchmark):
                 seed=params["rng_seed"],
                 variational=params["model"] != "ae",
             )
-        return compare_with_naive(values | score.result(), naive.result())
+        return compare_with_naive(values | score.result(), naive)
 
 
 BENCHMARK = P1b1()
+
+
+def _cross_entropy(score: RegressionScore, predicted: np.ndarray[Any, Any]) -> float:
+    """Returns the mean cross-entropy of always predicting a profile, over the score's samples."""
+    num_samples, true = score.sums[:2]
+    p = np.clip(predicted, XENT_EPSILON, 1 - XENT_EPSILON)
+    total = true * np.log(p) + (num_samples - true) * np.log1p(-p)
+    return float(-total.sum() / num_samples.sum())
 
 
 def _landmark_names(path: Path) -> set[str]:

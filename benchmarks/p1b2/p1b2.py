@@ -54,7 +54,7 @@ class P1b2(Benchmark):
     name = "p1b2"
     title = "P1B2: cancer type by somatic mutations"
     recipe = P1b2Recipe()
-    supports = frozenset({"feature_subsample", "val_split"})
+    supports = frozenset({"feature_subsample", "shuffle", "val_split"})
     paper = PaperRuns(
         # The most ranks that the paper reports.
         sizes={

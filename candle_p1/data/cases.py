@@ -65,6 +65,15 @@ class Cases:
             train.columns,
         )
 
+    def take_first(self, num_cases: int) -> None:
+        """Keeps the first cases of each file, as CANDLE's train_samples does; 0 means all."""
+        if num_cases:
+            self.x_train, self.x_test = self.x_train[:num_cases], self.x_test[:num_cases]
+            codes = self.y_train[:num_cases], self.y_test[:num_cases]
+            present, indices = np.unique(np.concatenate(codes), return_inverse=True)
+            self.types = [self.types[i] for i in present]
+            self.y_train, self.y_test = np.split(indices, [len(self.x_train)])
+
     def select(self, features: list[int]) -> None:
         """Keeps some features, given by index, in this order."""
         self.x_train, self.x_test = self.x_train[:, features], self.x_test[:, features]

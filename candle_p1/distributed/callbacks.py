@@ -94,16 +94,18 @@ class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Raises the learning rate step by step over the plan's warm-up epochs."""
+    """Raises the learning rate over the plan's warm-up epochs, at every "step" or "epoch"."""
 
-    def __init__(self, plan: ScalingPlan) -> None:
+    def __init__(self, plan: ScalingPlan, by: str = "step") -> None:
         super().__init__()
         self._plan = plan
         self._step = 0
+        self._steps_between = plan.steps_per_epoch if by == "epoch" else 1
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Sets the learning rate of this step."""
-        if self._step <= self._plan.warmup_epochs * self._plan.steps_per_epoch:
+        """Sets the learning rate, if it rises with this step."""
+        is_warm = self._step > self._plan.warmup_epochs * self._plan.steps_per_epoch
+        if not is_warm and self._step % self._steps_between == 0:
             self.model.optimizer.learning_rate = warmup_learning_rate(self._plan, self._step)
         self._step += 1
 

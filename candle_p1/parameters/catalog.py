@@ -1,9 +1,8 @@
 """The parameters that every benchmark has: CANDLE's, this project's, and CANDLE Supervisor's.
 
 Names, types, flags, choices and defaults of CANDLE's parameters are those of candle_lib's
-``parsing_utils.py`` (ECP-CANDLE/candle_lib). Two differ: ``pool`` is a list, because NT3's file
-gives one length per convolution, and ``shuffle`` affects only the order of training and is on by
-default, as in Keras.
+``parsing_utils.py`` (ECP-CANDLE/candle_lib). One differs: ``pool`` is a list, because NT3's file
+gives one length per convolution.
 
 Choices that other code implements, such as the loaders, are added by `candle_p1.benchmark`.
 """
@@ -90,7 +89,11 @@ _PREPROCESSING = _group(
     "preprocessing",
     Parameter("scaling", str, None, "scaling of the features"),
     Parameter(
-        "shuffle", bool, True, "shuffle the training samples every epoch; False: the file's order"
+        "shuffle",
+        bool,
+        False,
+        "shuffle the rows of the files before they are split",
+        needs_support=True,
     ),
     Parameter(
         "feature_subsample", int, 0, "features of each kind; 0: all", minimum=0, needs_support=True
@@ -266,6 +269,12 @@ _DATA = _group(
     Parameter(
         "scaling_fit", str, "all", "samples that the scaling is fitted to", choices=("all", "train")
     ),
+    Parameter(
+        "reshuffle",
+        bool,
+        True,
+        "draw a new order of the training samples for every epoch; False: the order of the files",
+    ),
 )
 
 _DATA_PARALLEL = _group(
@@ -292,6 +301,13 @@ _DATA_PARALLEL = _group(
         "each rank's epochs of learning-rate warm-up",
         minimum=0,
         maximum=MAX_EPOCHS,
+    ),
+    Parameter(
+        "warmup_by",
+        str,
+        "step",
+        "whether the warm-up raises the learning rate at every step or at every epoch",
+        choices=("step", "epoch"),
     ),
     Parameter(
         "base_lr",

@@ -16,7 +16,7 @@ P1B1 = (
     " --dropout 0.05 --alpha_dropout True --warmup_lr True --base_lr 0.0005 --reduce_lr True"
 )
 RUNS = {
-    "vae": f"{P1B1} --model vae",
+    "vae": f"{P1B1} --model vae --learning_rate 0.001 --tb True",
     "cvae": f"{P1B1} --model cvae",
     # At this learning rate the loss does not fall.
     "p1b2": "p1b2 --dense 8 --epochs 30 --learning_rate 1e-12 --early_stop True --patience 2"
@@ -52,8 +52,16 @@ def test_p1b2_stops_early_is_profiled_and_writes_where_it_is_told(directory):
 @pytest.mark.parametrize("model", ["vae", "cvae"])
 def test_p1b1s_variational_models_learn_and_their_latent_space_is_saved(directory, model):
     record = read_record(directory / model / "run.json")
-    losses = [epoch["metrics"]["loss"] for epoch in record["training"]["epochs"]]
+    epochs = [epoch["metrics"] for epoch in record["training"]["epochs"]]
+    losses = [epoch["loss"] for epoch in epochs]
     assert losses[-1] < losses[4] < losses[0]
+    names = {"loss", "xent", "corr", "mse"}
+    assert set(epochs[0]) == {*names, *(f"val_{name}" for name in names), "learning_rate"}
+    rates = [epoch["learning_rate"] for epoch in epochs[:6]]
+    step = 0.0001 if model == "vae" else 0  # to learning_rate, or base_lr for a batch of 100
+    assert rates == pytest.approx([0.0005 + step * epoch for epoch in range(6)])
+    assert {"loss", "xent", "mse", "r2", "correlation"} <= set(record["quality"])
+    assert (directory / model / "tensorboard").exists() == (model == "vae")
     assert record["plan"]["warmup_epochs"] == 5
     assert record["plan"]["warmup_learning_rate"] == 0.0005
     assert record["parameters"]["warmup_epochs"]["origin"] == "flag --warmup_lr"

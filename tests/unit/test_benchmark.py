@@ -185,7 +185,7 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "flag"),
-    [("nt3", "batch_normalization"), ("p1b2", "locally_connected"), ("p1b1", "tb"), ("p1b1", "cp")],
+    [("nt3", "batch_normalization"), ("p1b2", "locally_connected"), ("p1b1", "cp")],
 )
 def test_unsupported_parameters_are_refused(name, flag):
     with pytest.raises(ParameterError, match=rf"{flag} \(flag\) .* {name}"):

@@ -69,6 +69,36 @@ def test_p1b1_keeps_the_last_cases_for_validation(prepared, frames):
     assert [data.types[i] for i in data.test_types] == frames["test"]["cancer_type"].tolist()
 
 
+def candles_p1b1(frames, *, nrows, shuffle, fraction, seed=2017):
+    """P1B1's samples as CANDLE's load_csv_data makes them: (profiles, one-hot types) by role."""
+    train, test = (frames[role].head(nrows or None) for role in ("train", "test"))
+    if shuffle:
+        train, test = (frame.sample(frac=1, random_state=seed) for frame in (train, test))
+    together = pd.concat([train, test])
+    types = pd.get_dummies(together["cancer_type"]).to_numpy(np.float32)
+    values = together[FEATURES]
+    span = (values.max() - values.min()).replace(0, 1)
+    profiles = ((values - values.min()) / span).to_numpy(np.float32)
+    num = len(train)
+    split = num - int(num * fraction)
+    parts = {"train": (0, split), "validation": (split, num), "test": (num, None)}
+    return {role: (profiles[a:b], types[a:b]) for role, (a, b) in parts.items()}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("nrows", [0, 2, 20, 400])
+def test_p1b1_takes_shuffles_scales_and_splits_as_candle_does(prepared, frames, nrows, shuffle):
+    flags = ["--model", "cvae", "--train_samples", str(nrows), "--shuffle", str(shuffle)]
+    data = prepared("p1b1", *flags, "--val_split", "0.5")
+    expected = candles_p1b1(frames, nrows=nrows, shuffle=shuffle, fraction=0.5)
+    for role, (profiles, types) in expected.items():
+        (x, condition), y = getattr(data, role)[:]
+        np.testing.assert_allclose(x, profiles, atol=1e-6)
+        np.testing.assert_array_equal(y, x)
+        np.testing.assert_array_equal(condition, types)
+    np.testing.assert_array_equal(data.test_types, expected["test"][1].argmax(axis=1))
+
+
 def test_p1b1_can_be_conditioned_on_the_type(prepared, frames):
     data = prepared("p1b1", "--model", "cvae")
     (x, condition), y = data.test[:]

@@ -166,7 +166,7 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         + b"timeout = 60.0  # seconds; CANDLE Supervisor writes it so\n"
         + b"output_dir = 'a#b;c%d \\'quoted\\' \xc3\xa9'\n"
         + b"logfile = None\n"
-        + b"[DEFAULT]\nshuffle = False\n"
+        + b"[DEFAULT]\nshuffle = True\n"
         + b"[Global_Params]\nverbose = True\n"
     )
     params = NT3.parse([], path)
@@ -177,7 +177,7 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
     assert (params["timeout"], type(params["timeout"])) == (60, int)
     assert params["output_dir"] == "a#b;c%d 'quoted' é"
     assert params["logfile"] is None
-    assert (params["shuffle"], params["verbose"]) == (False, True)
+    assert (params["shuffle"], params["verbose"]) == (True, True)
 
 
 # --- mistakes ---------------------------------------------------------------------------------
