@@ -15,7 +15,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
-from nt3_noise import add_gaussian_noise, flip_labels
+from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import Nt3Recipe
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ class Nt3(Benchmark):
         ),
         Parameter("add_noise", bool, False, "flip the labels of some training samples"),
         Parameter(
-            "label_noise", float, 0.3, "fraction of the labels to flip", minimum=0, maximum=1
+            "label_noise",
+            float,
+            0.3,
+            "fraction of the labels to flip, or of the samples of noise_cluster",
+            minimum=0,
+            maximum=1,
         ),
         Parameter(
             "noise_correlated",
@@ -58,11 +63,51 @@ class Nt3(Benchmark):
             False,
             "flip labels only if feature_col exceeds feature_threshold",
         ),
-        Parameter("feature_col", int, 50, "index of the gene for noise_correlated", minimum=0),
-        Parameter("feature_threshold", float, 0.01, "threshold of that gene, after scaling"),
+        Parameter(
+            "feature_col",
+            int,
+            [50],
+            "indices of the genes for noise_correlated, noise_cluster and noise_column",
+            minimum=0,
+            many=True,
+        ),
+        Parameter(
+            "feature_threshold", float, 0.01, "threshold of a gene for noise_correlated, scaled"
+        ),
         Parameter("noise_gaussian", bool, False, "add noise to the genes of the training samples"),
         Parameter(
-            "std_dev", float, 0.5, "standard deviation of that noise, after scaling", minimum=0
+            "noise_cluster",
+            bool,
+            False,
+            "add noise to the genes feature_col of some of the training samples sample_ids",
+        ),
+        Parameter(
+            "sample_ids",
+            int,
+            None,
+            "indices of the training samples for noise_cluster",
+            minimum=0,
+            many=True,
+        ),
+        Parameter(
+            "noise_column",
+            bool,
+            False,
+            "add noise to the genes feature_col of all training samples",
+        ),
+        Parameter(
+            "noise_type",
+            str,
+            "gaussian",
+            "distribution of the noise of noise_cluster and noise_column",
+            choices=tuple(NOISE_TYPES),
+        ),
+        Parameter(
+            "std_dev",
+            float,
+            0.5,
+            "standard deviation of noise on genes, after scaling; of uniform noise, its limit",
+            minimum=0,
         ),
     )
     recipe = Nt3Recipe()
@@ -85,10 +130,7 @@ class Nt3(Benchmark):
         num_classes = params["classes"]
         test_samples = _samples(test, num_classes)
         train_samples = _samples(train, num_classes)
-        if params["add_noise"]:
-            flip_labels(train_samples, params)
-        elif params["noise_gaussian"]:
-            add_gaussian_noise(train_samples, params)
+        add_noise(train_samples, params)
         return DataSet(train_samples, test_samples, test_samples)
 
     def callbacks(self, params: ParameterSet) -> list[Any]:

@@ -1,6 +1,7 @@
 """NT3's noise on the training samples: wrong labels, or noise on the genes.
 
-It depends only on the seed of the run, so it is the same on every rank.
+The kinds and their order of precedence are those of CANDLE's ``add_noise`` (candle_lib,
+``noise_utils.py``). The noise depends only on the seed of the run, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from candle_p1.data.transforms import change_rows
 from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from candle_p1.benchmark import Samples
@@ -21,30 +24,52 @@ if TYPE_CHECKING:
 
 LABELS_OR_NOISE = 1
 """The key of the random stream; a run's other streams have other keys."""
+NOISE_TYPES = {
+    "gaussian": lambda random, scale, shape: random.normal(0, scale, shape),
+    "uniform": lambda random, scale, shape: random.uniform(-scale, scale, shape),
+}
+"""Returns noise of a kind, for a generator, its scale (std_dev) and a shape."""
+
+
+def add_noise(samples: Samples, params: ParameterSet) -> None:
+    """Adds the first kind of noise that is requested to the samples, in place.
+
+    Raises:
+        ParameterError: There is no such gene or sample.
+    """
+    if params["add_noise"] and params["label_noise"]:
+        flip_labels(samples, params)
+    elif params["noise_gaussian"]:
+        add_gaussian_noise(samples, params)
+    elif params["noise_cluster"]:
+        add_cluster_noise(samples, params)
+    elif params["noise_column"]:
+        add_column_noise(samples, params)
 
 
 def flip_labels(samples: Samples, params: ParameterSet) -> int:
     """Flips one-hot labels in place, each with probability label_noise; returns how many.
 
-    With noise_correlated, only the labels of samples whose scaled gene feature_col exceeds
-    feature_threshold can be flipped.
+    With noise_correlated, only labels of samples whose scaled gene exceeds feature_threshold can be
+    flipped; with several genes in feature_col this is done for one after the other, so that a label
+    may be flipped back.
 
     Raises:
         ParameterError: There is no such gene.
     """
     x, y = samples.x[:], samples.y[:]
     random = random_stream(params["rng_seed"], LABELS_OR_NOISE)
-    chosen = random.random(len(y)) < params["label_noise"]
+    flipped = np.zeros(len(y), bool)
+    genes: Sequence[int | None] = [None]
     if params["noise_correlated"]:
-        gene, num_genes = params["feature_col"], x.shape[1]
-        if gene >= num_genes:
-            raise ParameterError(
-                f"feature_col {gene} ({params.origin('feature_col')}): the genes are 0 to"
-                f" {num_genes - 1}"
-            )
-        chosen &= x[:, gene, 0] > params["feature_threshold"]
-    y[chosen] = 1 - y[chosen]
-    return int(chosen.sum())
+        genes = _indices("feature_col", params, x.shape[1])
+    for gene in genes:
+        chosen = random.random(len(y)) < params["label_noise"]
+        if gene is not None:
+            chosen &= x[:, gene, 0] > params["feature_threshold"]
+        flipped ^= chosen
+    y[flipped] = 1 - y[flipped]
+    return int(flipped.sum())
 
 
 def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
@@ -55,3 +80,64 @@ def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
         rows += params["std_dev"] * noise.standard_normal(rows.shape, np.float32)
 
     change_rows(samples.x[:], add)
+
+
+def add_column_noise(samples: Samples, params: ParameterSet) -> None:
+    """Adds noise to the scaled genes feature_col of all samples, in place.
+
+    Raises:
+        ParameterError: There is no such gene.
+    """
+    _add_to_genes(samples, params, np.arange(len(samples)), _random(params))
+
+
+def add_cluster_noise(samples: Samples, params: ParameterSet) -> None:
+    """Adds noise to the scaled genes feature_col of some samples, in place.
+
+    Each of sample_ids is chosen with probability label_noise.
+
+    Raises:
+        ParameterError: There is no such gene or sample.
+    """
+    random = _random(params)
+    listed = np.array(_indices("sample_ids", params, len(samples)), np.int64)
+    chosen = listed[random.random(len(listed)) < params["label_noise"]]
+    _add_to_genes(samples, params, chosen, random)
+
+
+def _add_to_genes(
+    samples: Samples,
+    params: ParameterSet,
+    which: NDArray[np.int64],
+    random: np.random.Generator,
+) -> None:
+    """Adds noise of noise_type and std_dev to the genes feature_col of these samples."""
+    genes = _indices("feature_col", params, samples.x[0:1].shape[1])
+    noise = np.zeros((len(samples), len(genes)), np.float32)
+    drawn = NOISE_TYPES[params["noise_type"]](random, params["std_dev"], (len(which), len(genes)))
+    np.add.at(noise, which, drawn)
+
+    def add(start: int, rows: NDArray[np.float32]) -> None:
+        for column, gene in enumerate(genes):
+            rows[:, gene, 0] += noise[start : start + len(rows), column]
+
+    change_rows(samples.x[:], add)
+
+
+def _random(params: ParameterSet) -> np.random.Generator:
+    return random_stream(params["rng_seed"], LABELS_OR_NOISE)
+
+
+def _indices(name: str, params: ParameterSet, number: int) -> Sequence[int]:
+    """Returns the genes or samples that a parameter lists.
+
+    Raises:
+        ParameterError: It lists none, or one that does not exist.
+    """
+    indices: list[int] = params[name] or []
+    if not indices or max(indices) >= number:
+        wrong = max(indices) if indices else None
+        raise ParameterError(
+            f"{name} {wrong} ({params.origin(name)}): choose some of 0 to {number - 1}"
+        )
+    return indices

@@ -42,8 +42,89 @@ def test_correlated_noise_flips_only_labels_above_the_threshold_of_a_gene():
     flipped = (noisy.y[:] != samples().y[:]).any(axis=1)
     assert flipped[: NUM_SAMPLES // 2].all()
     assert not flipped[NUM_SAMPLES // 2 :].any()
-    with pytest.raises(ParameterError, match=r"feature_col 3 \(flag\): .* 2$"):
-        noise.flip_labels(samples(), params_for("--noise_correlated", "1", "--feature_col", "3"))
+
+
+def test_correlated_noise_goes_through_the_genes_one_after_the_other():
+    noisy = samples()  # gene 1 exceeds the threshold in the first half, gene 2 nowhere
+    flags = ["--noise_correlated", "True", "--feature_threshold", "-0.1", "--label_noise", "1"]
+    assert noise.flip_labels(noisy, params_for(*flags, "--feature_col", "0", "2")) == 0
+    np.testing.assert_array_equal(noisy.y[:], samples().y[:])
+    assert noise.flip_labels(noisy, params_for(*flags, "--feature_col", "0", "1", "2")) == len(
+        noisy.y[:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--add_noise 1 --noise_correlated 1 --feature_col 0 3", r"feature_col 3 \(flag\): .* 2$"),
+        ("--noise_column 1 --feature_col 3", r"feature_col 3 \(flag\): .* 2$"),
+        ("--noise_cluster 1 --sample_ids 0 --feature_col 3", r"feature_col 3 \(flag\): .* 2$"),
+        ("--noise_cluster 1 --sample_ids 7 2000 --feature_col 0", r"sample_ids 2000 .* 1999$"),
+        ("--noise_cluster 1 --feature_col 0", r"sample_ids None \(default\)"),
+    ],
+)
+def test_genes_and_samples_that_do_not_exist_are_refused(flags, message):
+    with pytest.raises(ParameterError, match=message):
+        noise.add_noise(samples(), params_for(*flags.split()))
+
+
+@pytest.mark.parametrize(
+    ("noise_type", "deviation"), [("gaussian", 0.2), ("uniform", 0.2 / 3**0.5)]
+)
+def test_noise_on_columns_changes_these_genes_of_all_samples(noise_type, deviation):
+    noisy = samples()
+    flags = ["--noise_column", "True", "--noise_type", noise_type, "--feature_col", "2", "0"]
+    noise.add_noise(noisy, params_for(*flags, "--std_dev", "0.2"))
+    added = (noisy.x[:] - samples().x[:])[:, :, 0]
+    assert not added[:, 1].any()
+    assert added[:, [0, 2]].std() == pytest.approx(deviation, rel=0.05)
+    assert abs(np.corrcoef(added[:, 0], added[:, 2])[0, 1]) < 0.1
+    assert (noise_type == "uniform") == (np.abs(added).max() <= 0.2)
+
+
+def test_noise_on_a_cluster_changes_genes_of_a_fraction_of_the_listed_samples():
+    listed = range(0, NUM_SAMPLES, 4)
+    flags = ["--noise_cluster", "True", "--feature_col", "1", "2", "--label_noise", "0.25"]
+    noisy = samples()
+    noise.add_noise(noisy, params_for(*flags, "--sample_ids", *map(str, listed)))
+    added = (noisy.x[:] - samples().x[:])[:, :, 0]
+    changed = np.flatnonzero(added.any(axis=1))
+    assert set(changed) <= set(listed)
+    assert len(changed) == pytest.approx(0.25 * len(listed), rel=0.25)
+    assert not added[:, 0].any()
+    assert (added[changed, 1] != 0).all()
+    assert added[changed].std(axis=0)[1:] == pytest.approx([0.5, 0.5], rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("", None),
+        ("--add_noise 1", "labels"),
+        ("--add_noise 1 --noise_gaussian 1 --noise_cluster 1 --noise_column 1", "labels"),
+        ("--add_noise 1 --label_noise 0", None),
+        ("--add_noise 1 --label_noise 0 --noise_gaussian 1 --noise_column 1", "all"),
+        ("--add_noise 1 --label_noise 0 --noise_column 1", "column"),
+        ("--add_noise 1 --label_noise 0 --noise_cluster 1 --noise_column 1 --sample_ids 3", None),
+        ("--noise_gaussian 1", "all"),
+        ("--noise_column 1", "column"),
+        ("--noise_cluster 1 --noise_column 1 --label_noise 1 --sample_ids 3", "sample"),
+    ],
+)
+def test_the_kinds_of_noise_have_candles_precedence(flags, kind):
+    noisy = samples()
+    noise.add_noise(noisy, params_for("--feature_col", "1", *flags.split()))
+    labels = (noisy.y[:] != samples().y[:]).any()
+    changed = (noisy.x[:] != samples().x[:])[:, :, 0]
+    found = {
+        (True, 0): "labels",
+        (False, 0): None,
+        (False, 1): "sample",
+        (False, NUM_SAMPLES): "column",
+        (False, 3 * NUM_SAMPLES): "all",
+    }
+    assert found[labels, changed.sum()] == kind
 
 
 def test_gaussian_noise_has_the_requested_deviation():
@@ -61,9 +142,9 @@ def test_noise_affects_only_the_training_samples():
         for role in ("train", "test")
     }
     plain = NT3.preprocess({role: rows[role].copy() for role in rows}, params_for())
-    for flag in ("--add_noise", "--noise_gaussian"):
+    for flags in ("--add_noise 1", "--noise_gaussian 1", "--noise_column 1 --feature_col 2"):
         raw = {role: rows[role].copy() for role in rows}
-        noisy = NT3.preprocess(raw, params_for(flag, "True"))
+        noisy = NT3.preprocess(raw, params_for(*flags.split()))
         assert not all(
             np.array_equal(a[:], b[:])
             for a, b in ((noisy.train.x, plain.train.x), (noisy.train.y, plain.train.y))
