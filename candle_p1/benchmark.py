@@ -34,7 +34,7 @@ from candle_p1.distributed.horovod import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
-from candle_p1.models.optimizers import DTYPE_POLICIES
+from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.parameters.catalog import PARAMETERS
 from candle_p1.parameters.declaration import Declaration
@@ -147,6 +147,8 @@ class Benchmark(ABC):
         supports: The shared parameters with `needs_support` that it reads.
         other_sample_names: The names of what `other_samples` returns.
         paper: How the paper ran it.
+        optimizer_constants: Epsilon and the like, by argument; what is missing is as in Keras 2.
+            See `candle_p1.models.optimizers.make_optimizer`.
     """
 
     name: ClassVar[str]
@@ -157,6 +159,7 @@ class Benchmark(ABC):
     supports: ClassVar[frozenset[str]] = frozenset()
     other_sample_names: ClassVar[Sequence[str]] = ()
     paper: ClassVar[PaperRuns] = PaperRuns()
+    optimizer_constants: ClassVar[Mapping[str, Any]] = CANDLE_CONSTANTS
 
     @abstractmethod
     def load_data(self, reader: Reader, params: ParameterSet) -> Any:

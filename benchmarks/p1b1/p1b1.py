@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from p1b1_model import build_autoencoder, latent_layer
 from p1b1_synthetic import P1b1Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from candle_p1.data.reader import Reader
@@ -86,6 +86,8 @@ class P1b1(Benchmark):
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
     recipe = P1b1Recipe()
     supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
+    # CANDLE's script makes the optimizer without arguments, so Keras 2's own constants hold.
+    optimizer_constants: ClassVar[Mapping[str, Any]] = {}
     paper = PaperRuns(
         # The most ranks that the paper reports; at least 4 epochs on each under strong scaling.
         sizes={

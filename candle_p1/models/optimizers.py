@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import inspect
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from candle_p1.parameters.parameter_set import ParameterSet
 
+CANDLE_OPTIMIZERS = ("sgd", "rmsprop", "adagrad", "adadelta", "adam", "adamax", "nadam")
+"""The optimizers for which CANDLE's keras_default_config has constants."""
+CANDLE_CONSTANTS = {
+    "epsilon": 1e-8,
+    "rho": 0.9,
+    "momentum": 0.0,
+    "nesterov": False,
+    "beta_1": 0.9,
+    "beta_2": 0.999,
+}
+"""The arguments that CANDLE's build_optimizer passes to those optimizers that have them, from
+keras_default_config. Its learning rate's decay is 0. It knows constants of Adamax and Nadam, but
+does not build them."""
 DTYPE_POLICIES = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
 """Keras's policy for each ``--data_type``; f16 also scales the loss."""
 
@@ -23,11 +39,18 @@ def default_learning_rate(name: str) -> float:
     return float(inspect.signature(_optimizer_class(name)).parameters["learning_rate"].default)
 
 
-def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
+def make_optimizer(
+    params: ParameterSet,
+    learning_rate: float,
+    constants: Mapping[str, Any] = MappingProxyType(CANDLE_CONSTANTS),
+) -> Any:
     """Returns a ``keras.optimizers.Optimizer``, with loss scaling if data_type is f16.
 
-    The parameters give optimizer, momentum, backward_passes_per_step and data_type; the learning
-    rate is already scaled.
+    Args:
+        params: Give optimizer, optimizer_formula, momentum, backward_passes_per_step and data_type.
+        learning_rate: The learning rate, already scaled.
+        constants: Arguments of those of CANDLE_OPTIMIZERS that have them, where Keras 2's formulas
+            are used. Keras's default values hold for others.
 
     Raises:
         ParameterError: There is no such optimizer, momentum is set for one that has none, or
@@ -35,10 +58,14 @@ def make_optimizer(params: ParameterSet, learning_rate: float) -> Any:
     """
     import keras
 
-    optimizer_class = _optimizer_class(params["optimizer"])
+    keras2 = params["optimizer_formula"] == "keras2"
+    optimizer_class = _optimizer_class(params["optimizer"], keras2=keras2)
     settings: dict[str, Any] = {"learning_rate": learning_rate}
+    known = inspect.signature(optimizer_class).parameters
+    if keras2 and params["optimizer"].lower() in CANDLE_OPTIMIZERS:
+        settings |= {name: value for name, value in constants.items() if name in known}
     if params["momentum"] is not None:
-        if "momentum" not in inspect.signature(optimizer_class).parameters:
+        if "momentum" not in known:
             raise ParameterError(
                 f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} does"
                 " not have it; leave it out"
@@ -85,7 +112,8 @@ def check_names(params: ParameterSet) -> None:
             ) from None
 
 
-def _optimizer_class(name: str) -> Any:
+def _optimizer_class(name: str, *, keras2: bool = False) -> Any:
+    """Returns the class of an optimizer, with Keras 2's or Keras 3's formula."""
     import keras
 
     known = {
@@ -101,6 +129,8 @@ def _optimizer_class(name: str) -> Any:
         raise ParameterError(
             f"optimizer {name!r} does not exist in Keras{did_you_mean(name.lower(), known)}"
         ) from None
+    from candle_p1.models.fast.keras2 import KERAS2_FORMS
     from candle_p1.models.fast.optimizers import FORMS
 
-    return FORMS.get(found, found)
+    forms = FORMS | KERAS2_FORMS if keras2 else FORMS
+    return forms.get(found, found)

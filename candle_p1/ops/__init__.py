@@ -17,9 +17,10 @@ def load() -> Any:
 
     - ``candle_p1_add_scaled(values, others, factor, threads)`` gives values + factor x others, and
       reuses the memory of the values unless it is still needed.
-    - ``candle_p1_rmsprop(variable, mean_square, gradient, rate, decay, epsilon, threads)`` updates
-      a variable as RMSprop without momentum does, reading and writing each value once. Variable and
-      mean square are handles; epsilon is added under the root.
+    - ``candle_p1_rmsprop(variable, mean_square, gradient, rate, decay, epsilon, outer_epsilon,
+      threads)`` updates a variable as RMSprop without momentum does, reading and writing each value
+      once. Variable and mean square are handles; epsilon is added under the root, outer_epsilon to
+      the root.
     - ``candle_p1_clock(after)``: see `read_clock`.
     """
     import tensorflow as tf

@@ -172,6 +172,13 @@ _TRAINING = _group(
         above=0,
         maximum=MAX_LEARNING_RATE,
     ),
+    Parameter(
+        "optimizer_formula",
+        str,
+        "keras2",
+        "the optimizer's formula and constants: CANDLE's, on Keras 2, or Keras 3's",
+        choices=("keras2", "keras3"),
+    ),
     Parameter("early_stop", bool, False, "stop when the validation loss no longer falls"),
     Parameter(
         "patience", int, 10, "epochs that early_stop waits for a lower validation loss", minimum=1

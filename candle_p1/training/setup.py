@@ -138,7 +138,7 @@ def build_model(
         if not model.built:  # a subclass of keras.Model makes its weights when it is first called
             model(data.train.x[0:1])
     horovod.seed_ranks(model, params["rng_seed"], comm.rank)
-    optimizer = make_optimizer(params, plan.learning_rate)
+    optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
     # XLA does not support Horovod's operations, and is slower on a CPU. JAX always uses XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(

@@ -14,6 +14,7 @@ What is slow on CPUs, and what is done instead:
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -126,17 +127,26 @@ def adam(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
     )
 
 
-def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Updates a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum."""
+def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any, *, under_root: bool) -> None:
+    """Updates a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum.
+
+    Epsilon is added to the mean square under the root (Keras 3) or to the root (Keras 2).
+    """
     ops.load().candle_p1_rmsprop(
         variable.handle,
         _state(optimizer, optimizer._velocities, variable),
         gradient,
         _like(rate, variable),
         decay=optimizer.rho,
-        epsilon=optimizer.epsilon,
+        epsilon=optimizer.epsilon if under_root else 0,
         threads=ops.num_threads(),
+        **({} if under_root else {"outer_epsilon": optimizer.epsilon}),
     )
+
+
+def takes_outer_epsilon() -> bool:
+    """Returns whether the operation has been compiled since it can add epsilon to the root."""
+    return "outer_epsilon" in inspect.signature(ops.load().candle_p1_rmsprop).parameters
 
 
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:

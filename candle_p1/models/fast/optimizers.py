@@ -3,7 +3,7 @@
 Keras expresses an update as a dozen operations, each of which goes through all weights; TensorFlow
 has operations that do the same in one or a few passes. Settings and state are Keras's own. Rarely
 used features (sparse gradients, Nesterov momentum, the centered and amsgrad variants) are left to
-Keras.
+Keras. The formulas are those of Keras 3; candle_p1.models.fast.keras2 has those of Keras 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SGD(keras.optimizers.SGD):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable, and its momentum."""
-        if not _suits(gradient, variable) or self.nesterov:
+        if not can_be_fast(gradient, variable) or self.nesterov:
             super().update_step(gradient, variable, learning_rate)
             return
         from candle_p1.models.fast import operations
@@ -35,7 +35,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its moments."""
-        if not _suits(gradient, variable) or self.amsgrad:
+        if not can_be_fast(gradient, variable) or self.amsgrad:
             super().update_step(gradient, variable, learning_rate)
             return
         from candle_p1.models.fast import operations
@@ -50,12 +50,12 @@ class RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its mean square."""
         simple = not (self.centered or self.momentum) and variable.dtype == "float32"
-        if not (_suits(gradient, variable) and simple):
+        if not (can_be_fast(gradient, variable) and simple):
             super().update_step(gradient, variable, learning_rate)
             return
         from candle_p1.models.fast import operations
 
-        operations.rmsprop(self, variable, gradient, learning_rate)
+        operations.rmsprop(self, variable, gradient, learning_rate, under_root=True)
 
 
 FORMS = {
@@ -66,7 +66,7 @@ FORMS = {
 """The classes here, by the Keras class they replace."""
 
 
-def _suits(gradient: Any, variable: Any) -> bool:
+def can_be_fast(gradient: Any, variable: Any) -> bool:
     """Returns whether the fast implementation can take this gradient."""
     is_sparse = hasattr(gradient, "indices")
     return fast.are_fast() and not is_sparse and gradient.dtype == variable.dtype

@@ -14,7 +14,8 @@ namespace {
 
 struct Settings {
   float decay;
-  float epsilon;
+  float epsilon;        // added under the root, as in Keras 3
+  float outer_epsilon;  // added to the root, as in Keras 2
   int32_t threads;
 };
 
@@ -23,6 +24,9 @@ void* create(Construction* construction) {
   Outcome outcome;
   tf.get_float(construction, "decay", &settings->decay, outcome);
   if (outcome.ok()) tf.get_float(construction, "epsilon", &settings->epsilon, outcome);
+  if (outcome.ok()) {
+    tf.get_float(construction, "outer_epsilon", &settings->outer_epsilon, outcome);
+  }
   if (outcome.ok()) tf.get_int(construction, "threads", &settings->threads, outcome);
   if (!outcome.ok()) tf.fail_construction(construction, outcome);
   return settings;
@@ -39,12 +43,12 @@ void copy(Context*, Tensor* source, Tensor* destination) {
 
 FOR_EVERY_PROCESSOR void update(float* __restrict variable, float* __restrict mean_square,
                                 const float* __restrict gradient, std::size_t num, float rate,
-                                float decay, float epsilon) {
+                                float decay, float epsilon, float outer_epsilon) {
   for (std::size_t i = 0; i < num; ++i) {
     const float g = gradient[i];
     const float square = decay * mean_square[i] + (1 - decay) * (g * g);
     mean_square[i] = square;
-    variable[i] -= rate * g / std::sqrt(square + epsilon);
+    variable[i] -= rate * g / (std::sqrt(square + epsilon) + outer_epsilon);
   }
 }
 
@@ -76,7 +80,7 @@ void compute(void* kernel, Context* context) {
              [&](std::size_t begin, std::size_t end) {
                update(variable.floats() + begin, mean_square.floats() + begin,
                       gradient.floats() + begin, end - begin, step, settings.decay,
-                      settings.epsilon);
+                      settings.epsilon, settings.outer_epsilon);
              });
   } else {
     tf.fail(context, outcome);
@@ -94,6 +98,7 @@ void register_rmsprop(Status* status) {
   tf.add_input(operation, "rate: float");
   tf.add_attr(operation, "decay: float");
   tf.add_attr(operation, "epsilon: float");
+  tf.add_attr(operation, "outer_epsilon: float = 0.0");
   tf.add_attr(operation, "threads: int");
   tf.set_stateful(operation, true);
   tf.register_op(operation, status);

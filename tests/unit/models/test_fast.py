@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 from candle_p1.models import fast  # noqa: E402
+from candle_p1.models.fast.keras2 import KERAS2_FORMS, Keras2RMSprop  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, Dense, MaxPooling1D  # noqa: E402
 from candle_p1.models.fast.optimizers import FORMS  # noqa: E402
 from candle_p1.models.fast.regularizers import L2  # noqa: E402
@@ -200,6 +201,9 @@ OPTIMIZERS = {
     "amsgrad": (keras.optimizers.Adam, {"amsgrad": True}, None),
     "rmsprop": (keras.optimizers.RMSprop, {}, "CandleP1Rmsprop"),
     "rmsprop momentum": (keras.optimizers.RMSprop, {"momentum": 0.5}, None),
+    "keras2": (Keras2RMSprop, {}, "CandleP1Rmsprop"),
+    "keras2 centered": (Keras2RMSprop, {"centered": True}, None),
+    "keras2 momentum": (Keras2RMSprop, {"momentum": 0.5}, None),
     "centered": (keras.optimizers.RMSprop, {"centered": True}, None),
     "clipped": (keras.optimizers.Adam, {"clipnorm": 0.1}, "ResourceApplyAdam"),
     "accumulating": (keras.optimizers.SGD, {"gradient_accumulation_steps": 2}, None),
@@ -218,7 +222,9 @@ def test_an_optimizer_moves_variables_as_keras_does(name, dtype):
     gradients = [[rng.normal(size=v.shape).astype(dtype) for v in start] for _ in range(6)]
     gradients[2][0][:] = 0
     ends, types = [], set()
-    for optimizer in (FORMS[plain](0.02, **options), plain(0.02, **options)):
+    for kind, form in (("fast", FORMS.get(plain, plain)), ("plain", plain)):
+        fast.choose(kind, on_cpu=True)
+        optimizer = form(0.02, **options)
         variables = [keras.Variable(value, dtype=dtype) for value in start]
         optimizer.build(variables)
 
@@ -226,7 +232,7 @@ def test_an_optimizer_moves_variables_as_keras_does(name, dtype):
         for each in gradients:
             step(*map(tf.constant, each))
         ends.append([v.numpy() for v in variables])
-        if type(optimizer) is FORMS[plain]:
+        if kind == "fast":
             graph = step.get_concrete_function(*map(tf.constant, gradients[0])).graph
             types = {one.type for one in graph.get_operations()}
     for one, other, value in zip(*ends, start, strict=True):
@@ -237,11 +243,17 @@ def test_an_optimizer_moves_variables_as_keras_does(name, dtype):
         assert operation is None or operation in types
 
 
-def test_sparse_gradients_are_left_to_keras():
+@pytest.mark.parametrize("form", [keras.optimizers.Adam, *KERAS2_FORMS.values()])
+def test_sparse_gradients_are_taken(form):
+    """Those of the fast forms are left to Keras."""
     ends = []
-    for optimizer in (FORMS[keras.optimizers.Adam](0.1), keras.optimizers.Adam(0.1)):
+    rows, shape = tf.constant([1, 3]), tf.constant([5, 2])
+    sparse = tf.IndexedSlices(tf.ones((2, 2)), rows, shape)
+    for optimizer, gradient in (
+        (FORMS.get(form, form)(0.1), sparse),
+        (form(0.1), tf.convert_to_tensor(sparse)),
+    ):
         variable = keras.Variable(np.ones((5, 2), "float32"))
-        gradient = tf.IndexedSlices(tf.ones((2, 2)), tf.constant([1, 3]), tf.constant([5, 2]))
         optimizer.apply([gradient], [variable])
         ends.append(variable.numpy())
     np.testing.assert_allclose(*ends, rtol=1e-6)

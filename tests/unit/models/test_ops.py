@@ -35,15 +35,15 @@ def test_the_clock_takes_any_tensor(dtype):
     assert ops.read_clock(tf.zeros((2, 3), dtype)).shape == ()
 
 
-def apply(variable, mean_square, gradient, threads):
+def apply(variable, mean_square, gradient, threads, **epsilon):
     ops.load().candle_p1_rmsprop(
         variable.handle,
         mean_square.handle,
         gradient,
         tf.constant(0.01),
         decay=0.9,
-        epsilon=1e-7,
         threads=threads,
+        **(epsilon or {"epsilon": 1e-7}),
     )
 
 
@@ -61,6 +61,16 @@ def test_rmsprop_gives_the_same_bits_with_any_number_of_threads(num):
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-7)
         found.append(variable.numpy().tobytes() + mean_square.numpy().tobytes())
     assert len(set(found)) == 1
+
+
+def test_epsilon_can_be_added_to_the_root():
+    gradient = np.array([0, 1e-9, 1e-8, 1], np.float32)
+    variable = tf.Variable(tf.zeros(4))
+    apply(
+        variable, tf.Variable(tf.zeros(4)), tf.constant(gradient), 1, epsilon=0, outer_epsilon=1e-8
+    )
+    expected = -0.01 * gradient / (np.sqrt(0.1) * gradient + 1e-8)
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
 
 
 def test_values_read_before_an_update_do_not_change():
