@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from candle_p1.reports.points import MIN_IN_RATIO, STRONG, WEAK
+from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.statistics import estimate_median, estimate_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from candle_p1.reports.points import Experiment, Point, Series
     from candle_p1.reports.runs import RecordedRun
@@ -18,11 +19,18 @@ if TYPE_CHECKING:
 
     Number = Callable[[RecordedRun], float | None]
 
-ORIGINAL = {"loader": "original", "kernels": "plain"}
-"""The settings of the paper's original benchmarks. A series that has them is the base of every
-series that differs from it in nothing else."""
+BASES = {"loader": (ORIGINAL_LOADER, METHOD_LOADER), "kernels": ("plain",)}
+"""The settings of the paper, by name, in its order. A series that has them is the base of every
+series that differs from it only in later ones, or in ones that the paper does not have."""
 
-NO_PAIR = "no two series differ only in the loader or the kernels, with one using the original"
+NO_METHOD_PAIR = (
+    f"no two series differ only in the loader, one with {ORIGINAL_LOADER} and one with"
+    f" {METHOD_LOADER}"
+)
+NO_OTHER_PAIR = (
+    "no series with another loader or with fast kernels differs only in these from one with the"
+    f" loader {ORIGINAL_LOADER} or {METHOD_LOADER}, or with plain kernels"
+)
 SIGNIFICANT, WORSE = "significant", "worse"
 
 
@@ -47,14 +55,34 @@ class Speedup:
     efficiency: Estimate | None
 
 
+class Pair(NamedTuple):
+    """Two series to compare.
+
+    Attributes:
+        base: The one with the settings of the paper.
+        other: The one that may be faster.
+    """
+
+    base: Series
+    other: Series
+
+    @property
+    def is_method(self) -> bool:
+        """Whether this is the paper's own comparison: its way of loading against the original."""
+        before, after = self.base.settings, self.other.settings
+        loaders = before.get("loader"), after.get("loader")
+        alike = before.get("kernels") == after.get("kernels")
+        return loaders == (ORIGINAL_LOADER, METHOD_LOADER) and alike
+
+
 @dataclass(frozen=True)
 class Improvement:
-    """What an optimised series gains over the original one.
+    """What a series gains over its base.
 
     Attributes:
         num_ranks: The number of ranks; None for all together, by pairs of runs with the same
             number of ranks and the same seed.
-        percent: 100 (original - optimised) / original.
+        percent: 100 (base - other) / base.
     """
 
     num_ranks: int | None
@@ -85,34 +113,49 @@ def _efficiency(mode: str, ratio: Estimate, factor: float) -> Estimate | None:
     return ratio if mode == WEAK else None
 
 
-def pairs(experiment: Experiment) -> list[tuple[Series, Series]]:
-    """Returns the series to compare: an original one, and an optimised one."""
+def pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series to compare."""
     return [
-        (original, optimised)
-        for original in experiment.series
-        for optimised in experiment.series
-        if _is_pair(original, optimised)
+        Pair(base, other)
+        for base in experiment.series
+        for other in experiment.series
+        if _is_pair(base, other)
     ]
 
 
-def _is_pair(original: Series, optimised: Series) -> bool:
-    before, after = original.settings, optimised.settings
+def method_pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series that show what the paper's method gains."""
+    return [pair for pair in pairs(experiment) if pair.is_method]
+
+
+def other_pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series that show what other loaders, and kernels, gain."""
+    return [pair for pair in pairs(experiment) if not pair.is_method]
+
+
+def _is_pair(base: Series, other: Series) -> bool:
+    before, after = base.settings, other.settings
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return bool(different) and all(
-        before.get(name) == ORIGINAL.get(name, ...) for name in different
+        _comes_before(before.get(name), after.get(name), BASES.get(name, ())) for name in different
     )
 
 
-def improvements(original: Series, optimised: Series, quantity: Number) -> list[Improvement]:
+def _comes_before(value: object, other: object, bases: Sequence[str]) -> bool:
+    """Returns whether a value is a base, and the other one a later base or none."""
+    return value in bases and other not in bases[: bases.index(str(value))]
+
+
+def improvements(base: Series, optimised: Series, quantity: Number) -> list[Improvement]:
     """Returns the improvement on each number of ranks that both have, then that over all."""
     found = []
-    for point in original.timed:
+    for point in base.timed:
         other = optimised.at(point.num_ranks)
         before, after = point.positive(quantity), other.positive(quantity) if other else []
         if before and after:
             percent = _percent(estimate_ratio(after, before))
             found.append(Improvement(point.num_ranks, percent))
-    ratios = _paired_ratios(original, optimised, quantity)
+    ratios = _paired_ratios(base, optimised, quantity)
     if ratios:
         percent = _percent(estimate_median(ratios))
         found.append(Improvement(None, percent))
@@ -123,9 +166,9 @@ def _percent(ratio: Estimate) -> Estimate:
     return ratio.map(lambda factor: 100 * (1 - factor))
 
 
-def _paired_ratios(original: Series, optimised: Series, quantity: Number) -> list[float]:
-    """Returns optimised / original for runs with the same ranks and seed, in order of start."""
-    before, after = _by_repeat(original, quantity), _by_repeat(optimised, quantity)
+def _paired_ratios(base: Series, optimised: Series, quantity: Number) -> list[float]:
+    """Returns optimised / base for runs with the same ranks and seed, in order of start."""
+    before, after = _by_repeat(base, quantity), _by_repeat(optimised, quantity)
     return [
         new / old
         for key in before.keys() & after.keys()

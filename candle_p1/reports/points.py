@@ -146,6 +146,11 @@ class Experiment:
         return tuple(sorted({point.num_ranks for each in self.series for point in each.timed}))
 
     @cached_property
+    def loaders(self) -> frozenset[str]:
+        """The loaders of the runs that have times."""
+        return frozenset(run.loader for run in self.runs)
+
+    @cached_property
     def varied(self) -> tuple[str, ...]:
         """The settings in which its series differ."""
         return _in_order({name for series in self.series for name in series.settings})

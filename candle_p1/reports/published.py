@@ -1,36 +1,84 @@
-"""Values that the paper prints, for comparison with measured ones: published.toml."""
+"""Values that the paper and two other reports state, for comparison with ours: published.toml."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.toml_file import read_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from candle_p1.reports.points import Experiment
+
+    Number = int | float | str
+
+ORIGINAL_LOADER, METHOD_LOADER = "original", "chunked"
+"""The loaders that the paper compares: that of the benchmarks, and its own method."""
+
+GAINS = ("improvement_", "change_")
+"""The beginnings of the quantities that tell what the paper's method gains."""
+
+EPOCHS_TOLD = ("epochs_needed", "epochs_too_few", "epochs_to_run")
+"""The quantities that tell how many epochs each rank has to train."""
+
+TABLE_1 = {
+    "training_mb": ("training file", "MB"),
+    "testing_mb": ("testing file", "MB"),
+    "epochs": ("epochs", ""),
+    "batch_size": ("batch size", "samples"),
+    "learning_rate": ("learning rate", ""),
+    "optimizer": ("optimizer", ""),
+    "samples": ("training samples", ""),
+    "elements": ("elements per sample", ""),
+}
+"""The rows of the paper's Table 1, with their units."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published value.
+    """A published value, or a statement without a number.
 
     Attributes:
-        mode: strong, weak, batch, or any.
         quantity: The name of a Quantity, or what a finding asks for.
-        machine: Where it was measured.
-        where: Section, figure or table of the paper.
+        says: The statement.
+        section: The section, or a table that stands for itself.
+        figure: The figure or table that shows it; "" where there is none.
+        benchmark: Its name; "" where the value is about all of them.
+        mode: strong, weak, batch, or any.
+        machine: Where it was measured; "" where it does not depend on it.
+        value: The number; None where the statement has none.
+        to: The upper end of a range that begins with the value.
+        num_ranks: The number of ranks that it was found with, or the largest one.
+        loaders: The loaders of whose runs it tells; () where that does not matter.
+        source: A key of `sources`.
     """
 
-    benchmark: str
-    mode: str
     quantity: str
-    machine: str
     says: str
-    where: str
-    value: float | None = None
+    section: str
+    figure: str = ""
+    benchmark: str = ""
+    mode: str = "any"
+    machine: str = ""
+    value: Number | None = None
+    to: Number | None = None
+    unit: str = ""
+    num_ranks: int | None = None
+    loaders: tuple[str, ...] = ()
+    source: str = "paper"
+
+    @property
+    def where(self) -> str:
+        """Section and figure."""
+        return ", ".join(filter(None, (self.section, self.figure)))
 
     def __str__(self) -> str:
-        return f"published ({self.machine}, {self.where}): {self.says}"
+        place = ", ".join(filter(None, (self.machine, self.where)))
+        return f"published ({place}): {self.says}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +102,12 @@ class PublishedLoading:
 
 def source() -> str:
     """Returns the reference to the paper."""
-    return str(_content()["source"])
+    return sources()["paper"]
+
+
+def sources() -> dict[str, str]:
+    """Returns the references, by the sources of values."""
+    return dict(_content()["sources"])
 
 
 def machines() -> dict[str, str]:
@@ -62,11 +115,48 @@ def machines() -> dict[str, str]:
     return dict(_content()["machines"])
 
 
-def published(benchmark: str, mode: str, *quantities: str) -> list[Published]:
-    """Returns what the paper prints for a benchmark in a mode of scaling, quantity by quantity."""
-    found = (Published(**entry) for entry in _content()["values"])
-    fitting = [e for e in found if e.benchmark == benchmark and e.mode in (mode, "any")]
+def published(experiment: Experiment, *quantities: str) -> list[Published]:
+    """Returns what is published about an experiment's benchmark and mode, quantity by quantity.
+
+    Values that tell of loaders are left out unless the experiment has runs with all of them.
+    """
+    fitting = [
+        each
+        for each in _stated()
+        if each.benchmark == experiment.benchmark
+        and each.mode in (experiment.mode, "any")
+        and experiment.loaders.issuperset(each.loaders)
+    ]
     return [each for name in quantities for each in fitting if each.quantity == name]
+
+
+def published_epochs(experiment: Experiment) -> int | None:
+    """Returns the epochs per rank that the paper found necessary; None where it names no number."""
+    return next((int(each.value or 0) for each in published(experiment, "epochs_needed")), None)
+
+
+def all_published() -> list[Published]:
+    """Returns every published value, in the order of the file; its Tables 1, 3 and 4 come last."""
+    table_1 = [
+        Published(row, title, "Table 1", benchmark=benchmark, value=cells[row], unit=unit)
+        for benchmark, cells in _content()["table_1"].items()
+        for row, (title, unit) in TABLE_1.items()
+    ]
+    return [
+        *_stated(),
+        *table_1,
+        *(each for name in _content()["table_1"] for each in _cells(name)),
+    ]
+
+
+def published_table_1(benchmark: str) -> dict[str, Number]:
+    """Returns the benchmark's column of Table 1, by the keys of TABLE_1; {} where it has none."""
+    return dict(_content()["table_1"].get(benchmark, {}))
+
+
+def candle_defaults(benchmark: str) -> dict[str, Number]:
+    """Returns what CANDLE's default model file says about rows of Table 1; {} where unknown."""
+    return dict(_content()["candle"].get(benchmark, {}))
 
 
 def published_figure(benchmark: str, mode: str, slug: str) -> str | None:
@@ -82,8 +172,51 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
         PublishedLoading(table["table"], table["machine"], role, loader, row["mb"], row[loader])
         for table in _content()["loading"]
         for role, row in table.get(benchmark, {}).items()
-        for loader in ("original", "chunked")
+        for loader in (ORIGINAL_LOADER, METHOD_LOADER)
     ]
+
+
+def _cells(benchmark: str) -> list[Published]:
+    """Returns the cells of Tables 3 and 4 as values."""
+    return [
+        Published(
+            "load_s",
+            f"loading the {each.role} file of {each.file_mb} MB (loader {each.loader})",
+            f"Table {each.table}",
+            benchmark=benchmark,
+            machine=each.machine,
+            value=each.seconds,
+            unit="s",
+            loaders=(each.loader,),
+        )
+        for each in published_loading(benchmark)
+    ]
+
+
+@cache
+def _stated() -> list[Published]:
+    """Returns the values of all groups."""
+    return [
+        _value(**{name: value for name, value in group.items() if name != "values"} | entry)
+        for group in _content()["groups"]
+        for entry in group["values"]
+    ]
+
+
+def _value(
+    says: str, *, ranks: int | None = None, loaders: Collection[str] = (), **fields: Any
+) -> Published:
+    """Returns a value, with its numbers in what it says."""
+    if fields["quantity"].startswith(GAINS):
+        loaders = (ORIGINAL_LOADER, METHOD_LOADER)
+    numbers = {"value": fields.get("value"), "to": fields.get("to"), "ranks": ranks}
+    words = {name: number_words(number) for name, number in numbers.items() if number is not None}
+    return Published(says=says.format(**words), num_ranks=ranks, loaders=tuple(loaders), **fields)
+
+
+def number_words(number: Number) -> str:
+    """Returns a number as the paper writes it, for example 1,120 or 0.001."""
+    return number if isinstance(number, str) else f"{number:,}"
 
 
 @cache

@@ -9,11 +9,11 @@ import numpy as np
 
 from candle_p1.reports.drawing import LOG_FROM, Mark, Panel, line_figure, log_axis
 from candle_p1.reports.epochs import epoch_groups
-from candle_p1.reports.gains import NO_PAIR, improvements, pairs, speedups
+from candle_p1.reports.gains import NO_OTHER_PAIR, improvements, pairs, speedups
 from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, STRONG
-from candle_p1.reports.published import published
+from candle_p1.reports.published import published_epochs
 from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
@@ -118,17 +118,17 @@ def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure
     if len(ticks) < 2:
         raise MissingDataError("all runs trained the same number of epochs per rank")
     figure = line_figure(panels, x_label="epochs per rank", from_zero=False)
-    for each in published(experiment.benchmark, experiment.mode, "epochs_needed")[:1]:
-        if each.value and min(ticks) <= each.value <= max(ticks):
-            for axes in figure.axes:
-                axes.axvline(each.value, **REFERENCE)
-                axes.annotate(
-                    f"published: {each.value:g}",
-                    (each.value, 0),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(3, 3),
-                    **BESIDE_REFERENCE,
-                )
+    needed = published_epochs(experiment)
+    if needed and min(ticks) <= needed <= max(ticks):
+        for axes in figure.axes:
+            axes.axvline(needed, **REFERENCE)
+            axes.annotate(
+                f"published: {needed}",
+                (needed, 0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, 3),
+                **BESIDE_REFERENCE,
+            )
     return figure
 
 
@@ -193,29 +193,29 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 
 def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws the improvement of time and energy over the original, in percent.
+    """Draws the improvement of time and energy over the paper's loaders, in percent.
 
     Raises:
         MissingDataError: There is nothing to compare.
     """
-    compared = [pair for pair in pairs(experiment) if pair[0] in series and pair[1] in series]
+    compared = [each for each in pairs(experiment) if each.base in series and each.other in series]
     if not compared:
-        raise MissingDataError(NO_PAIR)
-    several = len({original.name for original, _ in compared}) > 1
+        raise MissingDataError(NO_OTHER_PAIR)
+    several = len({pair.base.name for pair in compared}) > 1
     panels: list[Panel] = []
     for quantity in (TOTAL, *comparable_energy(experiment.runs)):
         lines = {
-            optimised.name + (f" against {original.name}" if several else ""): [
+            pair.other.name + (f" against {pair.base.name}" if several else ""): [
                 Mark(each.num_ranks, each.percent)
-                for each in improvements(original, optimised, quantity.of)
+                for each in improvements(*pair, quantity.of)
                 if each.num_ranks
             ]
-            for original, optimised in compared
+            for pair in compared
         }
         if any(lines.values()):
             panels.append(Panel(quantity.title, lines, "" if panels else "improvement (%)"))
     if not panels:
-        raise MissingDataError("no original and optimised runs on the same number of ranks")
+        raise MissingDataError("the series to compare have no runs on the same number of ranks")
     figure = line_figure(panels, same_y=True, from_zero=None)
     for axes in figure.axes:
         axes.axhline(0, color="0.3", lw=0.8)

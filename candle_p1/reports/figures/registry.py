@@ -9,7 +9,7 @@ from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import BARS, LOOK, Drawing, to_drawing
 from candle_p1.reports.figures import bars, lines
 from candle_p1.reports.figures.power import power_figure, run_to_draw
-from candle_p1.reports.gains import ORIGINAL
+from candle_p1.reports.gains import BASES, method_pairs
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import describe
 from candle_p1.reports.published import published_figure
@@ -26,6 +26,7 @@ MAX_SERIES = 6
 """The most series in one figure; more lines could not be told apart."""
 
 MAX_POWER_FIGURES = 4
+IMPROVEMENT = "improvement"
 POWER_TITLE = "Power over time"
 WIDEST = "bars without caps are the widest intervals that few runs allow."
 
@@ -72,10 +73,10 @@ KINDS = (
         bars.ranks_over_time,
     ),
     FigureKind(
-        "improvement",
-        "Improvement over the original",
-        f"(original - optimised) / original, in percent. Bars with caps are 95 % intervals;"
-        f" {WIDEST}",
+        IMPROVEMENT,
+        "Improvement over the paper's loading",
+        "(base - other) / base, in percent, against the loader original and against chunked, the"
+        f" paper's method. Bars with caps are 95 % intervals; {WIDEST}",
         lines.gain,
     ),
     FigureKind(
@@ -159,7 +160,11 @@ def draw_figures(
 def _paper(experiment: Experiment, slug: str) -> str:
     """Returns what to add to a caption where the paper has such a figure or table."""
     figure = published_figure(experiment.benchmark, experiment.mode, slug)
-    return f" Corresponds to the paper's {figure}." if figure else ""
+    if not figure or slug != IMPROVEMENT:
+        return f" Corresponds to the paper's {figure}." if figure else ""
+    if not method_pairs(experiment):
+        return ""
+    return f" The lines of chunked against original correspond to the paper's {figure}."
 
 
 def _draw_power(
@@ -195,7 +200,7 @@ def _facets(experiment: Experiment) -> list[list[Series]]:
         return [series]
     together: dict[str, list[Series]] = {}
     for each in series:
-        others = {name: v for name, v in each.settings.items() if name not in ORIGINAL}
+        others = {name: v for name, v in each.settings.items() if name not in BASES}
         together.setdefault(describe(others), []).append(each)
     facets: list[list[Series]] = [[]]
     for group in together.values():

@@ -10,6 +10,7 @@ from candle_p1.reports.findings.phrases import Inconclusive, on_ranks
 from candle_p1.reports.loading import file_loads, largest_files
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import BATCH, MIN_IN_RATIO, describe
+from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.quantities import (
     TOTAL,
     known_values,
@@ -22,7 +23,7 @@ from candle_p1.reports.words import interval, number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from candle_p1.reports.loading import FileLoad
     from candle_p1.reports.points import Experiment
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.statistics import Estimate
 
+PAPER_LOADERS = (ORIGINAL_LOADER, METHOD_LOADER)
 COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
 
 
@@ -58,32 +60,50 @@ def other_settings(experiment: Experiment) -> Iterator[str]:
     yield from _best_and_fastest(experiment, experiment.rank_counts[-1])
 
 
-def loaders(experiment: Experiment) -> Iterator[str]:
-    """Says how much faster than the original the other loaders read the largest file.
+def method_loading(experiment: Experiment) -> Iterator[str]:
+    """Says how much faster the paper's loader reads the largest file than the original one.
 
     Raises:
-        MissingDataError: There is only one loader, or no original one.
+        MissingDataError: One of the two was not used.
     """
+    if not experiment.loaders.issuperset(PAPER_LOADERS):
+        raise MissingDataError(f"no runs used --loader {' and '.join(PAPER_LOADERS)}")
+    yield from _loading(experiment, ORIGINAL_LOADER, {METHOD_LOADER})
+
+
+def other_loading(experiment: Experiment) -> Iterator[str]:
+    """Says how much faster other loaders read the largest file than the paper's two.
+
+    Raises:
+        MissingDataError: No run used another loader, or none used one of the paper's.
+    """
+    others = experiment.loaders.difference(PAPER_LOADERS)
+    if not others:
+        raise MissingDataError("no run used another loader than the paper's")
+    if experiment.loaders.isdisjoint(PAPER_LOADERS):
+        raise MissingDataError(f"no run used --loader {' or '.join(PAPER_LOADERS)}")
+    for base in PAPER_LOADERS:
+        yield from _loading(experiment, base, others)
+
+
+def _loading(experiment: Experiment, base: str, others: Collection[str]) -> Iterator[str]:
+    """Says how some loaders compare with one, on the fewest and on the most ranks."""
     loads = file_loads(experiment, experiment.series)
-    if len({load.method for load in loads}) < 2:
-        raise MissingDataError("all runs used the same loader")
-    if not any(load.loader == "original" for load in loads):
-        raise MissingDataError("no run used --loader original")
     for alike in dict.fromkeys(load.alike for load in loads):
         of_files = [load for load in loads if load.alike == alike]
         (largest,) = largest_files(of_files, 1)
         of_file = [load for load in of_files if (load.role, load.file_mb) == largest]
         counts = sorted({load.num_ranks for load in of_file})
         for num_ranks in dict.fromkeys((counts[0], counts[-1])):
-            yield from _against_original([load for load in of_file if load.num_ranks == num_ranks])
+            alike_runs = [load for load in of_file if load.num_ranks == num_ranks]
+            first = next((load for load in alike_runs if load.loader == base), None)
+            compared = [load for load in alike_runs if load.loader in others]
+            if first and compared:
+                yield from _against(first, compared)
 
 
-def _against_original(loads: Sequence[FileLoad]) -> Iterator[str]:
-    """Says how the loads of one file on one number of ranks compare with the original one."""
-    base = next((load for load in loads if load.loader == "original"), None)
-    others = [load for load in loads if load.loader != "original"]
-    if base is None or not others:
-        return
+def _against(base: FileLoad, others: Sequence[FileLoad]) -> Iterator[str]:
+    """Says how loads of one file on one number of ranks compare with another one."""
     words = (
         f"{on_ranks([base.num_ranks])}, loading the {base.role} file ({number(base.file_mb)} MB)"
         f" takes {number(base.estimate.value)} s with {base.method}"

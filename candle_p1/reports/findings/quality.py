@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from candle_p1.reports.epochs import MATERIAL, epoch_groups, falls
 from candle_p1.reports.findings.phrases import Inconclusive
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.published import published
+from candle_p1.reports.published import published_epochs
 from candle_p1.reports.quantities import (
     NOT_EVALUATED,
     merit,
@@ -45,8 +45,7 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
             f"the models of {count(len(diverged), 'run')} diverged (their {name} is not a number),"
             " and the others alone would look too good"
         )
-    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
-    needed = int(told[0].value or 0) if told else None
+    needed = published_epochs(experiment)
     lacking = []
     trained: set[int] = set()
     for quantity in qualities(name):
@@ -59,7 +58,7 @@ def epochs_needed(experiment: Experiment) -> Iterator[str]:
             elif not any(each.difference.is_confident for each in found):
                 lacking.append(f"{label}: too few runs for a 95 % interval")
             else:
-                verdict = _verdict(found, enough, more_is_better(name), is_told=bool(told))
+                verdict = _verdict(found, enough, more_is_better(name), is_told=bool(needed))
                 is_open = isinstance(verdict, Inconclusive)
                 yield Inconclusive(f"{label} {verdict}") if is_open else f"{label} {verdict}."
     if trained:

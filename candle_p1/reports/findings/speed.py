@@ -1,4 +1,4 @@
-"""How total time and time per epoch scale, and what optimised series gain over the original."""
+"""How total time and time per epoch scale, and what series gain over those of the paper."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from candle_p1.reports.findings.phrases import (
     on_ranks,
     significant,
 )
-from candle_p1.reports.gains import NO_PAIR, improvements, pairs, speedups
+from candle_p1.reports.gains import (
+    NO_METHOD_PAIR,
+    NO_OTHER_PAIR,
+    improvements,
+    method_pairs,
+    other_pairs,
+    speedups,
+)
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
 from candle_p1.reports.quantities import ENERGY, EPOCH, TOTAL, covered, labelled
 from candle_p1.reports.words import interval, number
 
 if TYPE_CHECKING:
-    from candle_p1.reports.gains import Speedup
+    from collections.abc import Sequence
+
+    from candle_p1.reports.gains import Pair, Speedup
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.quantities import Quantity
     from candle_p1.reports.statistics import Estimate
@@ -84,38 +93,60 @@ def _told(ratio: Estimate, words: str) -> str:
     return f"{words}." if ratio.excludes(1) else Inconclusive(words)
 
 
-def time_gain(experiment: Experiment) -> list[str]:
-    """Says by how much the optimised series improve the total time.
+def method_time(experiment: Experiment) -> list[str]:
+    """Says by how much the paper's loading improves the total time.
 
     Raises:
         MissingDataError: There is nothing to compare.
     """
-    return _gain(experiment, TOTAL)
+    return _gain(TOTAL, method_pairs(experiment), NO_METHOD_PAIR)
 
 
-def energy_gain(experiment: Experiment) -> list[str]:
-    """Says by how much the optimised series improve the energy.
+def other_time(experiment: Experiment) -> list[str]:
+    """Says by how much other loaders, and kernels, improve the total time.
+
+    Raises:
+        MissingDataError: There is nothing to compare.
+    """
+    return _gain(TOTAL, other_pairs(experiment), NO_OTHER_PAIR)
+
+
+def method_energy(experiment: Experiment) -> list[str]:
+    """Says by how much the paper's loading improves the energy.
 
     Raises:
         MissingDataError: It was not measured, or there is nothing to compare.
     """
+    return _gain(_energy(experiment), method_pairs(experiment), NO_METHOD_PAIR)
+
+
+def other_energy(experiment: Experiment) -> list[str]:
+    """Says by how much other loaders, and kernels, improve the energy.
+
+    Raises:
+        MissingDataError: It was not measured, or there is nothing to compare.
+    """
+    return _gain(_energy(experiment), other_pairs(experiment), NO_OTHER_PAIR)
+
+
+def _energy(experiment: Experiment) -> Quantity:
+    """Returns the energy, if that of all runs can be compared."""
     parts = covered(experiment.runs)
     if not parts:
         raise MissingDataError("energy was not measured in any run")
     if len(parts) > 1:
         raise MissingDataError(f"energies cover different parts of the machine: {'; '.join(parts)}")
-    return _gain(experiment, labelled(ENERGY, experiment.runs))
+    return labelled(ENERGY, experiment.runs)
 
 
-def _gain(experiment: Experiment, quantity: Quantity) -> list[str]:
-    compared = pairs(experiment)
-    if not compared:
-        raise MissingDataError(NO_PAIR)
+def _gain(quantity: Quantity, pairs: Sequence[Pair], without: str) -> list[str]:
+    if not pairs:
+        raise MissingDataError(without)
     sentences = []
-    for original, optimised in compared:
-        found = improvements(original, optimised, quantity.of)
+    for pair in pairs:
+        found = improvements(*pair, quantity.of)
         if found:
-            words = f"{quantity.title} of {optimised.name} compared with {original.name}"
+            words = f"{quantity.title} of {pair.other.name} compared with {pair.base.name}"
             sure = significant(found)
             together = [each for each in sure or found if each.num_ranks is None]
             alone = [each for each in sure or found if each.num_ranks]
@@ -127,6 +158,6 @@ def _gain(experiment: Experiment, quantity: Quantity) -> list[str]:
             sentences.append(f"{told}." if sure else Inconclusive(told))
     if not sentences:
         raise MissingDataError(
-            f"no original and optimised runs with {quantity.title} on the same number of ranks"
+            f"the series to compare have no runs with {quantity.title} on the same number of ranks"
         )
     return limited(sentences)

@@ -15,7 +15,7 @@ from candle_p1.reports.findings.phrases import (
 from candle_p1.reports.gains import improvements
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import STRONG
-from candle_p1.reports.published import published
+from candle_p1.reports.published import published_epochs
 from candle_p1.reports.quantities import (
     COMMUNICATING,
     LOADING,
@@ -135,18 +135,17 @@ def _about_training(experiment: Experiment, series: Series) -> str:
     if experiment.mode != STRONG:
         return f"{FASTER_TRAINING} more ranks do not shorten an epoch."
     trained = series.timed[-1].runs[0].epochs_per_rank or 0
-    told = published(experiment.benchmark, experiment.mode, "epochs_needed")
-    needed = told[0].value if told else None
+    needed = published_epochs(experiment)
     if not needed:
         return "use more ranks, which shorten the training, as long as the quality is sufficient."
     if trained < needed:
         return (
             f"{FASTER_TRAINING} the {trained} epochs per rank are already fewer than the"
-            f" {needed:g} that the paper found necessary, so more ranks would reduce the quality."
+            f" {needed} that the paper found necessary, so more ranks would reduce the quality."
         )
     return (
         "use more ranks, which shorten the training, as long as each rank trains the"
-        f" {needed:g} epochs that the paper found necessary; here it trains {trained}."
+        f" {needed} epochs that the paper found necessary; here it trains {trained}."
     )
 
 

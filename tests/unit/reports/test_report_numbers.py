@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.epochs import epoch_groups, falls
-from candle_p1.reports.gains import SIGNIFICANT, WORSE, improvements, pairs, speedups
+from candle_p1.reports.gains import (
+    SIGNIFICANT,
+    WORSE,
+    improvements,
+    method_pairs,
+    other_pairs,
+    pairs,
+    speedups,
+)
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import group
 from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
@@ -131,19 +139,30 @@ def test_energy_improves_only_where_it_was_measured():
     assert over_all.percent.num == (6,)
 
 
-def test_only_original_settings_are_bases_of_improvements():
+def test_only_settings_of_the_paper_are_bases_of_improvements():
     records = [
         strong(30.0, 1, loader=loader, kernels=kernels, batch_size=size)
-        for loader in ("original", "cached", "parallel")
+        for loader in ("original", "chunked", "cached", "parallel")
         for kernels in ("plain", "fast")
         for size in (20, 40)
     ]
     experiment = experiment_of(*records)
-    for original, optimised in pairs(experiment):
-        before, after = original.settings, optimised.settings
+    found = pairs(experiment)
+    for pair in found:
+        before, after = pair.base.settings, pair.other.settings
         assert before["batch_size"] == after["batch_size"]
-        for name, first in (("loader", "original"), ("kernels", "plain")):
-            assert before[name] in (first, after[name])
+        assert before["loader"] in ("original", "chunked", after["loader"])
+        assert after["loader"] != "original" or before["loader"] == "original"
+        assert before["kernels"] in ("plain", after["kernels"])
+    # 5 pairs of loaders for plain, fast, and plain against fast kernels, and 4 of kernels alone
+    assert len(found) == len(set(found)) == 2 * (3 * 5 + 4)
+    method = [pair for pair in found if pair.is_method]
+    assert method == method_pairs(experiment)
+    assert {(pair.base.settings["loader"], pair.other.settings["loader"]) for pair in method} == {
+        ("original", "chunked")
+    }
+    assert len(method) == 4
+    assert {*method, *other_pairs(experiment)} == {*found}
 
 
 def test_where_quality_falls_by_epochs_per_rank():
