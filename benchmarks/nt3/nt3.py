@@ -15,6 +15,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
+from candle_p1.models.initializers import initial_weights
 from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import Nt3Recipe
 
@@ -150,7 +151,7 @@ class Nt3(Benchmark):
         from candle_p1.models.fast.layers import Dense
 
         num_genes = data.train.x_shape[0]
-        initializer = params["initialization"] or "glorot_uniform"
+        initializer = initial_weights(params)
         model = keras.Sequential([layers.Input((num_genes, 1))], name="nt3")
         add_convolutions(model, params, num_genes)
         if not params["conv"]:

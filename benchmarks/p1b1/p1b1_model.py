@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.models.initializers import initial_weights
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,7 +45,7 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
     output = Dense(
         num_features,
         activation=params["out_activation"],
-        kernel_initializer=_initializer(params),
+        kernel_initializer=initial_weights(params),
         dtype=keras.config.floatx(),  # the loss stays in float32 under mixed precision
     )
     return keras.Model(inputs if condition else profile, output(decoded), name="p1b1")
@@ -57,7 +59,7 @@ def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:
         return Dense(
             size,
             activation=params["latent_activation"] or params["activation"],
-            kernel_initializer=_initializer(params),
+            kernel_initializer=initial_weights(params),
             name="latent",
         )(encoded)
     from candle_p1.models.layers import SampleNormal
@@ -76,7 +78,7 @@ def _dense_layers(tensor: Any, units: Sequence[int], params: ParameterSet) -> An
     for size in units:
         before = tensor
         tensor = Dense(
-            size, activation=params["activation"], kernel_initializer=_initializer(params)
+            size, activation=params["activation"], kernel_initializer=initial_weights(params)
         )(tensor)
         if params["residual"] and before.shape == tensor.shape:
             tensor = layers.Add()([tensor, before])
@@ -86,7 +88,3 @@ def _dense_layers(tensor: Any, units: Sequence[int], params: ParameterSet) -> An
             dropout = layers.AlphaDropout if params["alpha_dropout"] else layers.Dropout
             tensor = dropout(params["dropout"])(tensor)
     return tensor
-
-
-def _initializer(params: ParameterSet) -> str:
-    return params["initialization"] or "glorot_uniform"

@@ -29,6 +29,7 @@ from candle_p1.data.samples import Selected
 from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
+from candle_p1.models.initializers import initial_weights
 from candle_p1.models.scores import ConfusionScore
 from p1b2_synthetic import P1b2Recipe
 
@@ -101,7 +102,7 @@ class P1b2(Benchmark):
         from candle_p1.models.fast.layers import Dense
 
         assert isinstance(data, P1b2Data)
-        initializer = params["initialization"] or "glorot_uniform"
+        initializer = initial_weights(params)
         model = keras.Sequential([layers.Input(data.train.x_shape)], name="p1b2")
         for units in params["dense"] or ():
             model.add(

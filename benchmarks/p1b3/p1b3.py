@@ -27,6 +27,7 @@ from candle_p1.benchmark import (
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
 from candle_p1.models.convolutions import add_convolutions
+from candle_p1.models.initializers import initial_weights
 from candle_p1.models.scores import RegressionScore
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
@@ -291,7 +292,7 @@ class P1b3(Benchmark):
 
         assert isinstance(data, P1b3Data)
         (num_inputs,) = data.train.x_shape
-        initializer = params["initialization"] or "normal"
+        initializer = initial_weights(params, "normal")
         model = keras.Sequential([layers.Input((num_inputs,))], name="p1b3")
         if params["cell_noise_sigma"]:
             stop = 1 + data.num_line_features

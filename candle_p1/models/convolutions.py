@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import ParameterError
+from candle_p1.models.initializers import initial_weights
 
 if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
@@ -42,7 +43,7 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
     from candle_p1.models.layers import LocallyConnected1D
 
     convolutions = _read(params, length)
-    initializer = params["initialization"] or "glorot_uniform"
+    initializer = initial_weights(params)
     normalize, activation = params["batch_normalization"], params["activation"]
     for each in convolutions:
         layer = LocallyConnected1D if params["locally_connected"] else Conv1D

@@ -9,6 +9,8 @@ import pytest
 
 from candle_p1.benchmark import DataSet, Samples, find_benchmark
 from candle_p1.errors import ParameterError
+from candle_p1.models.initializers import initial_weights
+from candle_p1.parameters.catalog import INITIALIZATIONS
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
@@ -68,6 +70,40 @@ def test_variational_autoencoders_have_two_latent_layers_and_the_condition(model
     encoder = (60_483 + condition + 1) * 4 + 5 * 3 + 2 * (4 * 2)
     decoder = (2 + condition + 1) * 3 + 4 * 4 + 5 * 60_483
     assert build("p1b1", *flags).count_params() == encoder + decoder
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("constant", {}),
+        ("uniform", {"minval": -0.05, "maxval": 0.05}),
+        ("normal", {"mean": 0.0, "stddev": 0.05}),
+        ("glorot_uniform", {"scale": 1.0, "mode": "fan_avg", "distribution": "uniform"}),
+        ("glorot_normal", {"scale": 1.0, "mode": "fan_avg", "distribution": "truncated_normal"}),
+        ("lecun_uniform", {"scale": 1.0, "mode": "fan_in", "distribution": "uniform"}),
+        ("he_normal", {"scale": 2.0, "mode": "fan_in", "distribution": "truncated_normal"}),
+    ],
+)
+def test_initializations_by_candles_names_have_candles_constants(name, settings):
+    """Those of its keras_default_config, where it sets them, else Keras 2's own."""
+    assert name in INITIALIZATIONS
+    params = find_benchmark("p1b3").read_parameters(["--initialization", name])
+    initializer = keras.initializers.get(initial_weights(params))
+    assert {key: getattr(initializer, key) for key in settings} == settings
+    assert (name == "constant") == (type(initializer) is keras.initializers.Zeros)
+
+
+@pytest.mark.parametrize(("model", "names"), [("ae", []), ("vae", ["mse"]), ("cvae", ["mse"])])
+@pytest.mark.parametrize("further", ["mae", "mse"])
+def test_p1b1_has_candles_metrics_and_a_further_one_once(model, names, further):
+    p1b1 = find_benchmark("p1b1")
+    params = p1b1.read_parameters(["--model", model])
+    found = [metric.name for metric in p1b1.metrics(params)]
+    assert found == ["xent", "corr", *names]
+    more = p1b1.metrics(params.replace({"metrics": further}))
+    assert [getattr(metric, "name", metric) for metric in more] == list(
+        dict.fromkeys([*found, further])
+    )
 
 
 def test_p1b3_has_convolutions_before_a_linear_unit():
