@@ -54,7 +54,9 @@ def read_ranks(
     return sorted({int(number) for number in text.split(",")})
 
 
-_size = click.option("--size", help="Size of the study: small or paper; by default its first one.")
+_size = click.option(
+    "--size", help="Size of the study, such as small, files or paper; by default its first one."
+)
 
 
 def _plan_options(function: Callable[..., None]) -> Callable[..., None]:

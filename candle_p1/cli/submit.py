@@ -118,7 +118,7 @@ def _read_minutes(
     help="Submit a study's runs of this benchmark, each as a job of its own, one after another.",
 )
 @click.option(
-    "--study-size", default="paper", show_default=True, help="Size of the study: paper or small."
+    "--study-size", default="paper", show_default=True, help="Size of the study, such as paper."
 )
 @click.option(
     "--at-once",
