@@ -251,14 +251,14 @@ class Benchmark(ABC):
     @cached_property
     def declaration(self) -> Declaration:
         """All parameters of the benchmark, shared and its own."""
-        unsupported = [
-            replace(parameter, help=f"{parameter.help}; not supported yet")
-            for parameter in PARAMETERS
+        shared = [
+            replace(parameter, help=f"{parameter.help}; without effect here")
             if parameter.needs_support and parameter.name not in self.supports
+            else replace(parameter, needs_support=False)
+            for parameter in PARAMETERS
         ]
         return Declaration(
-            PARAMETERS,
-            unsupported,
+            shared,
             self.parameters,
             program=self.script.name,
             description=self.title,
@@ -307,16 +307,8 @@ class Benchmark(ABC):
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with everything that follows from them; see `bind`."""
-        warnings = []
-        for name, parameter in sorted(params.declared.items()):
-            needs_support = parameter.needs_support and name not in self.supports
-            if needs_support and self._is_changed(name, params):
-                problem = f"{name} ({params.origin(name)}) has no effect on {self.name}"
-                if params.origin(name).kind == "flag":
-                    raise ParameterError(f"{problem}, so leave it out (--help: {parameter.help})")
-                warnings.append(problem)
         params = self.resolve(params)
-        return params.with_settings(self._data_files(params), warnings)
+        return params.with_settings(*self._data_files(params))
 
     def mode_flags(self, mode: str) -> dict[str, str]:
         """Returns the flags of strong or weak scaling, as in the paper.
@@ -339,13 +331,14 @@ class Benchmark(ABC):
         flags = {"epochs": str(epochs), "epochs_scaling": scaling}
         return flags | (changed if batch_scaling != "none" else {})
 
-    def _data_files(self, params: ParameterSet) -> Settings:
-        """Returns the paths of the files that a run reads, with their origins, by parameter.
+    def _data_files(self, params: ParameterSet) -> tuple[Settings, list[str]]:
+        """Returns the paths of the files that a run reads, with their origins; and warnings.
 
         The names in the benchmark's own parameter files are CANDLE's, even if a driver repeats
         them, and do not refer to files on this machine: unless other names or a directory are
-        given, the data are synthetic. A relative name is looked up in data_dir if that is set, then
-        in the working directory, then in $CANDLE_DATA_DIR.
+        given, the data are synthetic. They are so, too, with a warning, if a config file has those
+        names, as CANDLE's files do, and there are none of these files. A relative name is looked up
+        in data_dir if that is set, then in the working directory, then in $CANDLE_DATA_DIR.
 
         Raises:
             DataError: A named file does not exist.
@@ -357,12 +350,22 @@ class Benchmark(ABC):
             for name in needed
             if params[name] and (self._is_changed(name, params) or self._is_named(name, params))
         }
+        warnings = []
+        directory = params["data_dir"]
+        if self.recipe and named and all(self._is_candles(name, params) for name in named):
+            found = [n for n in needed if params[n] and self._existing(params[n], directory)]
+            if not found and not directory:
+                origin = next(iter(named.values()))[1]
+                warnings.append(
+                    f"{', '.join(named)} ({replace(origin, line=None)}): there are no such files,"
+                    " so the data are synthetic"
+                )
+            named = {name: (params[name], params.origin(name)) for name in found}
         missing = [name for name in needed if name not in named]
-        if params["data_dir"]:
+        if directory:
             origin = params.derived_origin("data_dir")
-            directory = Path(params["data_dir"]).expanduser()
-            own = self._own_parameters
-            named |= {name: (str(directory / own[name]), origin) for name in missing}
+            own, parent = self._own_parameters, Path(directory).expanduser()
+            named |= {name: (str(parent / own[name]), origin) for name in missing}
         elif missing and (named or self.recipe is None):
             raise ParameterError(
                 f"{self.name} also needs {', '.join(missing)}: name all files, or their directory"
@@ -372,10 +375,15 @@ class Benchmark(ABC):
             name: (None, Origin("synthetic data" if name in needed else "not read"))
             for name in self.files.values()
         }
-        return unnamed | {
-            name: (str(self._find_file(path, params["data_dir"])), origin)
+        files = {
+            name: (str(self._find_file(path, directory)), origin)
             for name, (path, origin) in named.items()
         }
+        return unnamed | files, warnings
+
+    def _is_candles(self, name: str, params: ParameterSet) -> bool:
+        """Returns whether a config file gives a data file the name that CANDLE gives it."""
+        return params.origin(name).kind == "config file" and not self._is_changed(name, params)
 
     def _is_named(self, name: str, params: ParameterSet) -> bool:
         """Returns whether a flag, or a config file other than the benchmark's, sets a value."""
@@ -396,19 +404,28 @@ class Benchmark(ABC):
     def _own_parameters(self) -> ParameterSet:
         return self.declaration.parse([], self.model_file)
 
-    def _find_file(self, name: str, data_dir: str | None) -> Path:
+    def _candidates(self, name: str, data_dir: str | None) -> list[Path]:
+        """Returns the paths at which a named file is looked up."""
         path = Path(name).expanduser()
         paths = [Path(data_dir).expanduser() / path, path] if data_dir else [path]
         stored = data_directory() / self.name
-        candidates = dict.fromkeys(base / path for path in paths for base in (Path.cwd(), stored))
-        for path in candidates:
+        return list(dict.fromkeys(base / path for path in paths for base in (Path.cwd(), stored)))
+
+    def _existing(self, name: str, data_dir: str | None) -> Path | None:
+        for path in self._candidates(name, data_dir):
             with suppress(OSError):  # the name is too long
                 if path.exists():
-                    if not path.is_dir():  # of the files of a role
-                        check_regular(path)
                     return path
+        return None
+
+    def _find_file(self, name: str, data_dir: str | None) -> Path:
+        if path := self._existing(name, data_dir):
+            if not path.is_dir():  # of the files of a role
+                check_regular(path)
+            return path
+        candidates = " nor ".join(map(str, self._candidates(name, data_dir)))
         raise DataError(
-            f"no such file: neither {' nor '.join(map(str, candidates))} exists. Download it with"
+            f"no such file: neither {candidates} exists. Download it with"
             f" candle-p1 data fetch {self.argument}, or generate synthetic data of the published"
             f" shape with candle-p1 data make {self.argument} --size full --out DIR",
             name,

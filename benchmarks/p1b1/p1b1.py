@@ -137,25 +137,18 @@ class P1b1(Benchmark):
         Parameter("reduce_lr", bool, False, "halve the learning rate on a plateau of val_loss"),
         Parameter("use_landmark_genes", bool, False, "use only the landmark genes of LINCS L1000"),
         Parameter(
-            "landmark_data", str, None, "file of the names of the landmark genes", role=Role.PLACE
+            "landmark_data",
+            str,
+            "lincs1000.tsv",
+            "file of the names of the landmark genes",
+            role=Role.PLACE,
+            optional=True,
         ),
         Parameter("tsne", bool, False, "plot the latent space by t-SNE instead of PCA"),
-        Parameter("cp", bool, False, "save the best model; not supported yet", needs_support=True),
-        Parameter("tb", bool, False, "CANDLE's name for --tensorboard", role=Role.LOGGING),
-        Parameter(
-            "noise_factor",
-            float,
-            0.0,
-            "in CANDLE's files, but has no effect there either",
-            role=Role.UNUSED,
-            maximum=0,
-        ),
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with what tb and warmup_lr stand for."""
-        if params["tb"]:
-            params = params.replace({"tensorboard": True}, source="tb")
+        """Returns the parameters with the warm-up that warmup_lr requests."""
         if not params["warmup_lr"] or params["warmup_epochs"]:
             return params
         own = params["base_lr"] or default_learning_rate(params["optimizer"])

@@ -67,8 +67,14 @@ class P1b2(Benchmark):
     )
     parameters = (
         Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),
+        Parameter("metrics", str, "accuracy", "name of the metric in Keras"),
         Parameter(
-            "reg_l2", float, 0.0, "weight of the L2 penalty on kernels and activities", minimum=0
+            "reg_l2",
+            float,
+            0.0,
+            "weight of the L2 penalty on kernels and activities",
+            minimum=0,
+            old_names=("penalty",),
         ),
     )
 

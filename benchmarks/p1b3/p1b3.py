@@ -123,19 +123,27 @@ class P1b3(Benchmark):
     )
     parameters = (
         *(
-            Parameter(name, str, None, f"file of {what}", role=Role.PLACE)
-            for name, what in {
-                "expression_data": "gene expression of the cell lines",
-                "mirna_data": "microRNA expression of the cell lines",
-                "proteome_data": "protein levels of the cell lines",
-                "kinome_data": "kinase levels of the cell lines",
-                "descriptor_data": "chemical descriptors of the drugs",
-                "latent_data": "learned representations of the drugs",
-                "response_data": "dose responses",
-                "test_cell_data": "cell lines reserved for testing",
-                "test_drug_data": "drugs reserved for testing",
-            }.items()
+            Parameter(name, str, f"P1B3_{file}", f"file of {what}", role=Role.PLACE, optional=True)
+            for name, file, what in (
+                ("expression_data", "cellline_expressions.tsv", "gene expression of cell lines"),
+                ("mirna_data", "cellline_mirna.tsv", "microRNA expression of cell lines"),
+                ("proteome_data", "cellline_proteome.tsv", "protein levels of cell lines"),
+                ("kinome_data", "cellline_kinome.tsv", "kinase levels of cell lines"),
+                ("descriptor_data", "drug_descriptors.tsv", "chemical descriptors of drugs"),
+                ("latent_data", "drug_latent.csv", "learned representations of drugs"),
+                ("response_data", "dose_response.csv", "dose responses"),
+                ("test_cell_data", "test_celllines.txt", "cell lines reserved for testing"),
+                ("test_drug_data", "test_drugs.txt", "drugs reserved for testing"),
+            )
         ),
+        Parameter(
+            "data_url",
+            str,
+            "http://ftp.mcs.anl.gov/pub/candle/public/benchmarks/P1B3/",
+            "address from which candle-p1 data fetch downloads the files",
+            role=Role.PLACE,
+        ),
+        Parameter("metrics", str, "mae", "name of the metric in Keras"),
         Parameter("scaling", str, "std", "scaling of the features", choices=SCALINGS),
         Parameter(
             "cell_features",
@@ -180,14 +188,6 @@ class P1b3(Benchmark):
             float,
             0.0,
             "standard deviation of noise on cell line features in training",
-            minimum=0,
-        ),
-        Parameter(
-            "workers",
-            int,
-            1,
-            "in CANDLE's files, but has no effect here",
-            role=Role.UNUSED,
             minimum=0,
         ),
     )

@@ -63,17 +63,28 @@ _INPUTS = _group(
     "input and output",
     Parameter("model_name", str, None, "name of the model in file names"),
     Parameter("home_dir", str, None, "home directory", needs_support=True),
-    Parameter("train_data", str, None, "file of training samples"),
+    Parameter("train_data", str, None, "file of training samples", old_names=("file_train",)),
     Parameter("val_data", str, None, "file of validation samples", needs_support=True),
-    Parameter("test_data", str, None, "file of test samples"),
-    Parameter("data_url", str, None, "address from which candle-p1 data fetch downloads the files"),
+    Parameter("test_data", str, None, "file of test samples", old_names=("file_test",)),
+    Parameter(
+        "data_url",
+        str,
+        None,
+        "address from which candle-p1 data fetch downloads the files",
+        old_names=("url_p1b1",),
+    ),
     role=Role.PLACE,
 )
 
 _RESULTS = _group(
     "input and output",
     Parameter(
-        "save_path", str, None, "directory for the evaluation; None: the run's own", short=("-s",)
+        "save_path",
+        str,
+        None,
+        "directory for the evaluation; None: the run's own",
+        short=("-s",),
+        old_names=("save",),
     ),
     Parameter(
         "output_dir", str, None, "parent of EXPERIMENT_ID/RUN_ID; '.' is the run's directory itself"
@@ -118,8 +129,10 @@ _MODEL = _group(
         "locally_connected", bool, False, "locally connected layers for conv", needs_support=True
     ),
     Parameter("activation", str, None, "activation of the inner layers", short=("-a",)),
-    Parameter("out_activation", str, None, "activation of the last layer"),
-    Parameter("dropout", float, None, "fraction of units to drop", minimum=0, below=1),
+    Parameter("out_activation", str, None, "activation of the last layer", old_names=("out_act",)),
+    Parameter(
+        "dropout", float, None, "fraction of units to drop", minimum=0, below=1, old_names=("drop",)
+    ),
     Parameter(
         "pool",
         int,
@@ -194,6 +207,7 @@ _TRAINING = _group(
         minimum=0,
         maximum=1,
         needs_support=True,
+        old_names=("validation_split",),
     ),
     Parameter("train_steps", int, 0, "maximum steps per training epoch; 0: no limit", minimum=0),
     Parameter("val_steps", int, 0, "maximum steps per validation; 0: no limit", minimum=0),
@@ -210,11 +224,12 @@ _CHECKPOINTS = _group(
         "auto",
         "restart from a checkpoint: never, if there is one, or always",
         choices=("off", "auto", "required"),
+        harmless=("off",),
     ),
     Parameter("ckpt_checksum", bool, False, "verify checkpoints by a checksum"),
     Parameter("ckpt_skip_epochs", int, 0, "epochs before the first checkpoint", minimum=0),
-    Parameter("ckpt_directory", str, "./save", "directory for checkpoints", role=Role.PLACE),
-    Parameter("ckpt_save_best", bool, True, "keep the best checkpoint"),
+    Parameter("ckpt_directory", str, None, "directory for checkpoints", role=Role.PLACE),
+    Parameter("ckpt_save_best", bool, True, "keep the best checkpoint", harmless=(False,)),
     Parameter("ckpt_save_best_metric", str, "val_loss", "metric that selects the best checkpoint"),
     Parameter("ckpt_save_weights_only", bool, False, "leave out the optimizer's state"),
     Parameter("ckpt_save_interval", int, 0, "epochs between checkpoints", minimum=0),
@@ -362,7 +377,13 @@ _MONITORING = _group(
     ),
     Parameter("power_hz", float, 10.0, "power readings per second", minimum=0.1, maximum=1000),
     Parameter("communication_log", bool, True, "record the size and time of every collective"),
-    Parameter("tensorboard", bool, False, "write each epoch's loss and metrics into tensorboard/"),
+    Parameter(
+        "tensorboard",
+        bool,
+        False,
+        "write each epoch's loss and metrics into tensorboard/",
+        old_names=("tb",),
+    ),
     Parameter("mllog", bool, False, "write MLPerf log lines into mllog.txt"),
     role=Role.LOGGING,
 )
@@ -372,7 +393,6 @@ _SUPERVISOR = _group(
     Parameter("framework", str, None, "the framework that Supervisor requests"),
     Parameter("id", str, None, "Supervisor's name of the parameter set"),
     Parameter("instance_directory", str, None, "Supervisor's directory of the run"),
-    Parameter("save", str, None, "Supervisor's directory for snapshots"),
     Parameter("pre_module", str, None, "module that Supervisor calls before the run"),
     Parameter("post_module", str, None, "module that Supervisor calls after the run"),
     Parameter("perf_top", str, "0", "interval of Supervisor's top, in s; 0: it does not run"),
@@ -399,22 +419,49 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_SUPERVISOR,
 )
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
-UNUSED_KEYS = frozenset(
-    {
-        # candle_lib's common parameters
-        *("clr_base_lr", "clr_flag", "clr_gamma", "clr_max_lr", "clr_mode"),
-        *("lstm_size", "recurrent_dropout"),
-        # those of CANDLE's Pilot1 benchmarks, of which each uses only its own
-        *("add_noise", "alpha_dropout", "category_cutoffs", "cell_features", "cell_noise_sigma"),
-        *("classes", "cp", "drug_features", "epsilon_std", "feature_col", "feature_threshold"),
-        *("label_noise", "latent_dim", "max_logconc", "min_logconc", "model", "noise_correlated"),
-        *("noise_cluster", "noise_column", "noise_factor", "noise_gaussian", "noise_type"),
-        *("reduce_lr", "reg_l2", "residual", "scramble"),
-        *("std_dev", "subsample", "tb", "test_cell_split", "tsne", "use_landmark_genes"),
-        *("warmup_lr", "workers"),
-    }
+REGISTERED_ONLY: dict[str, Any] = {
+    **{"clr_flag": False, "clr_mode": None, "clr_base_lr": None, "clr_max_lr": None},
+    **{"clr_gamma": None, "lstm_size": None, "recurrent_dropout": 0},
+}
+_OF_BENCHMARKS: dict[str, Any] = {
+    # NT3, and its variant that may abstain
+    **{"add_noise": False, "classes": None, "feature_col": None, "feature_threshold": None},
+    **{"label_noise": None, "noise_cluster": False, "noise_column": False, "std_dev": None},
+    **{"noise_correlated": False, "noise_gaussian": False, "noise_type": None, "sample_ids": None},
+    **{"abs_gain": None, "acc_gain": None, "add_class": None, "alpha": None, "max_abs": None},
+    **{"alpha_scale_factor": None, "init_abs_epoch": None, "min_acc": None, "n_iters": None},
+    **{"task_list": None, "task_names": None},
+    # P1B1
+    **{"alpha_dropout": False, "base_lr": None, "cp": False, "epsilon_std": None, "model": None},
+    **{"latent_dim": None, "noise_factor": 0, "reduce_lr": False, "residual": False},
+    **{"tsne": False, "use_landmark_genes": False, "warmup_lr": False},
+    # P1B2
+    **{"one_hot_dtrep": True, "reg_l2": 0, "saved_model": None, "saved_weights": None},
+    # P1B3
+    **{"category_cutoffs": None, "cell_features": None, "cell_noise_sigma": 0, "workers": 1},
+    **{"drug_features": None, "max_logconc": None, "min_logconc": None, "scramble": False},
+    **{"subsample": None, "test_cell_split": None},
+}
+KNOWN = REGISTERED_ONLY | _OF_BENCHMARKS
+"""CANDLE's other parameters: those that it registers for all benchmarks, and those of its Pilot1
+benchmarks, each with the value, besides None, that asks for nothing.
+
+A benchmark without a parameter of that name accepts it nevertheless, and warns if it asks for
+something.
+"""
+_OWN = {"optimizer_formula", "patience", "timeline"}
+_REGISTERED = {
+    parameter.name
+    for group in (
+        *(_GENERAL, _INPUTS, _RESULTS, _PREPROCESSING, _MODEL, _REQUIRED, _TRAINING),
+        _CHECKPOINTS,
+    )
+    for parameter in group
+}
+CANDLES = frozenset(
+    (_REGISTERED - _OWN) | {"verbose", "profiling", *REGISTERED_ONLY, *_OF_BENCHMARKS}
 )
-"""CANDLE's keys that a file or a driver may set, with a warning, where they are not declared."""
+"""The names of CANDLE's parameters, which alone may be abbreviated as flags."""
 _ROLES = {parameter.name: parameter.role for parameter in PARAMETERS}
 
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError, UnknownFlagError
-from candle_p1.parameters.catalog import UNUSED_KEYS
-from candle_p1.parameters.parameter import Origin, Parameter
-from candle_p1.parameters.parameter_file import read_entries, read_literal
+from candle_p1.parameters.catalog import CANDLES, KNOWN, REGISTERED_ONLY
+from candle_p1.parameters.parameter import BOOLEANS, Origin, Parameter
+from candle_p1.parameters.parameter_file import read_any, read_entries, read_literal
 from candle_p1.parameters.parameter_set import (
     EditableParameters,
     ParameterSet,
     Settings,
+    current_names,
     unknown_parameter,
 )
 
@@ -42,7 +43,7 @@ class Declaration:
 
     Args:
         groups: The parameters. A parameter that a later group declares again replaces the earlier
-            one, and keeps the earlier short flags and heading unless it has its own.
+            one, and keeps the earlier short flags, old names and heading unless it has its own.
         program: The program's name in --help.
         description: What the program does, in --help.
         choices: The allowed values of parameters that do not list them, by name.
@@ -67,6 +68,7 @@ class Declaration:
                 parameter = replace(
                     parameter,
                     short=parameter.short or before.short,
+                    old_names=parameter.old_names or before.old_names,
                     group=parameter.group or before.group,
                 )
             if name in choices and parameter.choices is None:
@@ -78,6 +80,7 @@ class Declaration:
         flags = ["-h", *(flag for name in declared for flag in self._flags(name))]
         if repeated := {flag for flag in flags if flags.count(flag) > 1}:
             raise ValueError(f"declared for two parameters: {', '.join(sorted(repeated))}")
+        self._current_names = current_names(declared)
 
     def parse(self, argv: Sequence[str], model_file: Path | None = None) -> ParameterSet:
         """Returns the parameters as set by flags and files; --help prints and exits with 0.
@@ -93,7 +96,7 @@ class Declaration:
         if model_file is not None:
             settings |= self.read_file(model_file, "model file")
         flags: Settings = {
-            name: (self.parameters[name].from_arguments(arguments, _FLAG), _FLAG)
+            name: (self._from_arguments(name, arguments), _FLAG)
             for name, arguments in self._read_flags(argv, settings).items()
         }
         config_file = flags["config_file"][0] if "config_file" in flags else None
@@ -129,7 +132,7 @@ class Declaration:
     def read_file(self, path: Path, kind: str) -> Settings:
         """Returns the values of a parameter file, with their origins.
 
-        Also those of CANDLE's parameters that are not declared, as text.
+        Also those of CANDLE's other parameters, as they are.
 
         Args:
             path: The file.
@@ -144,7 +147,8 @@ class Declaration:
         settings: Settings = {}
         for name, text, line in read_entries(path, Origin(kind, file)):
             origin = Origin(kind, file, line)
-            if name not in self.parameters and name not in UNUSED_KEYS:
+            name = self._current_names.get(name, name)
+            if name not in self.parameters and name not in KNOWN:
                 raise unknown_parameter(name, self.parameters, origin)
             if name in settings:
                 raise ParameterError(
@@ -152,7 +156,7 @@ class Declaration:
                     f" {line}; keep one"
                 )
             if name not in self.parameters:
-                settings[name] = (text, origin)
+                settings[name] = (read_any(text), origin)
                 continue
             parameter = self.parameters[name]
             value = read_literal(text, parameter, origin)
@@ -183,7 +187,6 @@ class Declaration:
         if "-h" in argv or "--help" in argv:
             self._print_help(settings)
             sys.exit(0)
-        names = {flag: name for name in self.parameters for flag in self._flags(name)}
         found: dict[str, list[str]] = {}
         name, takes_more = "", False
         for argument in argv:
@@ -193,17 +196,53 @@ class Declaration:
                         f"{argument!r} on the command line does not belong to a flag"
                     )
                 found[name].append(argument)
-                takes_more = self.parameters[name].many
+                takes_more = name not in self.parameters or self.parameters[name].many
                 continue
             flag, has_value, value = argument.partition("=")
-            if flag not in names:
-                raise UnknownFlagError(flag, ["--help", *names])
-            name, takes_more = names[flag], not has_value
+            name, takes_more = self._meant(flag), not has_value
             found[name] = [value] if has_value else []
-        for name, arguments in found.items():
-            if not arguments:
-                raise ParameterError(f"{'/'.join(self._flags(name))} needs a value")
         return found
+
+    def _meant(self, flag: str) -> str:
+        """Returns the name of the parameter that a flag sets.
+
+        As with CANDLE, which uses argparse, a beginning of a name is enough if no other name begins
+        so; but only CANDLE's names may be abbreviated, so that its lines keep their meaning when
+        other names are added.
+
+        Raises:
+            ParameterError: None is meant, or it may be one of several.
+        """
+        names = {flag: name for name in self.parameters for flag in self._flags(name)}
+        if flag in names:
+            return names[flag]
+        long = flag.removeprefix("--") if flag.startswith("--") else flag.removeprefix("-")
+        for name in (long, self._current_names.get(long)):
+            if name in self.parameters or name in KNOWN:
+                return str(name)
+        abbreviated = CANDLES & {*self.parameters, *REGISTERED_ONLY}
+        found = sorted(name for name in abbreviated if name.startswith(long))
+        if not flag.startswith("--") or not long or not found:
+            raise UnknownFlagError(flag, ["--help", *names])
+        if len(found) > 1:
+            raise ParameterError(
+                f"{flag} is the beginning of several flags: {', '.join(f'--{n}' for n in found)};"
+                " write one of them in full"
+            )
+        return found[0]
+
+    def _from_arguments(self, name: str, arguments: list[str]) -> Any:
+        """Returns the value of a flag; a boolean one without arguments is True."""
+        parameter = self.parameters.get(name)
+        if not arguments and (parameter is None or parameter.type is bool):
+            return True
+        if parameter is None:
+            text = " ".join(arguments)
+            is_bool = isinstance(KNOWN[name], bool)
+            return BOOLEANS.get(text.lower(), text) if is_bool else read_any(text)
+        if not arguments:
+            raise ParameterError(f"{'/'.join(self._flags(name))} needs a value")
+        return parameter.from_arguments(arguments, _FLAG)
 
     def _flags(self, name: str) -> list[str]:
         return [*self.parameters[name].short, f"--{name}"]

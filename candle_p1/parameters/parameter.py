@@ -15,11 +15,11 @@ from candle_p1.errors import ParameterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(
     ("false", "f", "no", "n", "0"), False
 )
 _FROM_ARGUMENT: dict[type, Callable[[str], Any]] = {
-    bool: lambda text: _BOOLEANS[text.lower()],
+    bool: lambda text: BOOLEANS[text.lower()],
     int: int,
     float: float,
     str: str,
@@ -99,7 +99,9 @@ class Parameter:
         required: There is no default: a file, a flag or a program must set it.
         optional: None is allowed, also on the command line; implied by the default None.
         needs_support: Only benchmarks that list it in `supports` read it; for the others, setting
-            it is an error.
+            it causes a warning.
+        harmless: Values besides the default that ask for nothing, so that they need no warning.
+        old_names: Names that earlier releases of CANDLE gave it, in files and as flags.
         group: Its heading in --help.
     """
 
@@ -118,6 +120,8 @@ class Parameter:
     required: bool = False
     optional: bool = False
     needs_support: bool = False
+    harmless: tuple[Any, ...] = ()
+    old_names: tuple[str, ...] = ()
     group: str = ""
 
     def __post_init__(self) -> None:
@@ -162,7 +166,8 @@ class Parameter:
         """Returns the value converted to this parameter's type, or refuses it.
 
         Ints are accepted as floats, floats without a fraction as ints (CANDLE Supervisor sets
-        timeout to 3600.0), and NumPy scalars and arrays as Python's. A bool is not a number, but a
+        timeout to 3600.0), and NumPy scalars and arrays as Python's. A list of lists is read as one
+        list: CANDLE's earlier files have a list for each convolution. A bool is not a number, but a
         program may set it to 1 or 0. Numbers must be finite, and integers fit in 64 bits; a string
         is text that UTF-8 can encode, and what names a place is a path that can exist.
 
@@ -180,6 +185,8 @@ class Parameter:
         if not self.many:
             return self._check_one(value, value, origin)
         values = value if isinstance(value, (list, tuple)) else [value]
+        if values and all(isinstance(each, (list, tuple)) for each in values):
+            values = [number for each in values for number in each]
         return [self._check_one(each, value, origin) for each in values]
 
     def from_arguments(self, arguments: Sequence[str], origin: Origin) -> Any:

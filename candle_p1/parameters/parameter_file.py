@@ -67,6 +67,16 @@ def read_literal(text: str, parameter: Parameter, origin: Origin) -> Any:
         raise parameter.refusal(text or "nothing", origin, reason) from None
 
 
+def read_any(text: str) -> Any:
+    """Returns the value of a text that may be a Python literal, or else the text itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
 class _LineNumberParser(configparser.RawConfigParser):
     """Prefixes every key with its line number, which configparser does not keep.
 

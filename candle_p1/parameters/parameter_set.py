@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.parameters.catalog import UNUSED_KEYS
+from candle_p1.parameters.catalog import KNOWN
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import SECTION
 
@@ -21,12 +21,9 @@ class ParameterSet(Mapping[str, Any]):
 
     Args:
         declared: The declarations, by name.
-        settings: A checked value and its origin for each of them. Those of parameters that are not
-            declared are left out, with a warning.
-        warnings: What to tell the user about the parameters.
-
-    Attributes:
-        warnings: All warnings, each once.
+        settings: A checked value and its origin for each of them. The set does not contain those of
+            other parameters, all of which CANDLE knows; it only warns of them.
+        warnings: What else to tell the user about the parameters.
     """
 
     def __init__(
@@ -37,12 +34,8 @@ class ParameterSet(Mapping[str, Any]):
     ) -> None:
         self._declared = dict(declared)
         self._settings = {name: each for name, each in settings.items() if name in declared}
-        ignored = [
-            f"{name} ({origin}) is a parameter of CANDLE that is not used here"
-            for name, (_, origin) in settings.items()
-            if name not in declared
-        ]
-        self.warnings = tuple(dict.fromkeys([*warnings, *ignored]))
+        self._others = {name: each for name, each in settings.items() if name not in declared}
+        self._warnings = tuple(dict.fromkeys(warnings))
 
     def __getitem__(self, name: str) -> Any:
         value = self._settings[name][0]
@@ -61,6 +54,26 @@ class ParameterSet(Mapping[str, Any]):
     def declared(self) -> Mapping[str, Parameter]:
         """The declarations of the parameters, by name."""
         return self._declared
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings; one of them names every parameter that was set but has no effect here."""
+        names: dict[Origin, list[str]] = {}
+        for name, (value, origin) in (self._settings | self._others).items():
+            if self._is_in_vain(name, value):
+                names.setdefault(replace(origin, line=None), []).append(name)
+        sources = [f"{', '.join(each)} ({origin})" for origin, each in names.items()]
+        text = f"parameters of CANDLE without effect here: {', '.join(sources)}"
+        return (*self._warnings, *[text] * bool(sources))
+
+    def _is_in_vain(self, name: str, value: Any) -> bool:
+        """Returns whether a parameter that has no effect here asks for something."""
+        if parameter := self._declared.get(name):
+            return parameter.needs_support and value not in (
+                parameter.default,
+                *parameter.harmless,
+            )
+        return value is not None and value != KNOWN[name]
 
     def origin(self, name: str) -> Origin:
         """Returns where the value of a parameter comes from."""
@@ -81,21 +94,24 @@ class ParameterSet(Mapping[str, Any]):
             ParameterError: A parameter is unknown, or a value is not allowed.
         """
         origin = self.derived_origin(source) if source else Origin("program")
-        settings = dict(self._settings)
+        settings = self._settings | self._others
+        current = current_names(self._declared)
         for name, value in changes.items():
+            name = current.get(name, name)
             if name not in self._declared:
-                if name not in UNUSED_KEYS:
+                if name not in KNOWN:
                     raise unknown_parameter(name, self._declared, origin)
                 settings[name] = (value, origin)
                 continue
             checked = self._declared[name].check(value, origin)
             if checked != settings[name][0]:
                 settings[name] = (checked, origin)
-        return ParameterSet(self._declared, settings, self.warnings)
+        return ParameterSet(self._declared, settings, self._warnings)
 
     def with_settings(self, settings: Settings, warnings: Iterable[str] = ()) -> ParameterSet:
         """Returns a set with these values and origins, unchecked, and with further warnings."""
-        return ParameterSet(self._declared, self._settings | settings, [*self.warnings, *warnings])
+        changed = self._settings | self._others | settings
+        return ParameterSet(self._declared, changed, [*self._warnings, *warnings])
 
     def to_text(self) -> str:
         """Returns the text of a parameter file with the same values, and origins as comments."""
@@ -127,6 +143,16 @@ class EditableParameters(dict[str, Any]):
         result = self.copy()
         result.update(other)
         return result
+
+
+def current_names(declared: Mapping[str, Parameter]) -> dict[str, str]:
+    """Returns the present name for each of CANDLE's earlier names that has no other meaning."""
+    return {
+        old: name
+        for name, parameter in declared.items()
+        for old in parameter.old_names
+        if old not in declared
+    }
 
 
 def unknown_parameter(name: object, known: Iterable[str], origin: Origin) -> ParameterError:

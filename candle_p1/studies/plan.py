@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError
+from candle_p1.errors import ParameterError, UnknownFlagError
 from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
@@ -140,6 +140,10 @@ def _points(
             | ({"threads": threads} if len(size.threads) > 1 else {}),
         )
         try:
+            declared = found.declaration.parameters
+            for name in flags:  # a study's keys are names, so they are not abbreviated
+                if name not in declared:
+                    raise UnknownFlagError(f"--{name}", [f"--{known}" for known in declared])
             params = found.read_parameters(to_argv(flags))
             for num_ranks in choice.ranks or size.ranks:
                 _, epochs = share_epochs(

@@ -74,7 +74,7 @@ def test_several_ranks_load_at_the_same_time(mpirun, bench_load):
         (["nt3", "--methods", "chunkd"], ["'chunkd'", "'chunked'"]),
         (["nt3", "--size", "small", "--data_dir", "."], ["--size", "--data_dir"]),
         (["nt3", "--json", "no/such.json"], ["--json no/such.json"]),
-        (["nt3", "--", "--epoch", "3"], ["--epoch ", "'--epochs'"]),
+        (["nt3", "--", "--epocs", "3"], ["--epocs ", "'--epochs'"]),
         (["nt3", "--", "--loader", "chunked"], ["--loader ", "--methods"]),
     ],
 )

@@ -178,9 +178,9 @@ def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
     [
         ("--train_data", "absent.csv", "absent.csv"),
         ("--epochs", "15", "--epochs 14 or --epochs 16"),
-        ("--epoch", "16", "--epoch"),
+        ("--epocs", "16", "--epocs"),
         ("--optimizer", "sdg", "'sgd'"),
-        ("--batch_normalization", "True", "batch_normalization"),
+        ("--batch", "16", "--batch_normalization, --batch_size"),
         ("--activation", "reluu", "'relu'"),
     ],
 )

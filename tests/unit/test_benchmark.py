@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -25,6 +26,7 @@ class Lazy(Benchmark):
 
 BENCHMARK = Lazy()
 """
+CANDLES_NAMES = "[Global_Params]\ntrain_data = 'nt_train2.csv'\ntest_data = 'nt_test2.csv'\n"
 NAMES = {"train": "nt_train2.csv", "test": "nt_test2.csv"}
 
 
@@ -105,12 +107,42 @@ def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
 def test_a_users_file_beside_the_benchmarks_own_names_data(tmp_path, monkeypatch):
     (tmp_path / NT3.model_file.name).write_text(NT3.model_file.read_text())
     monkeypatch.setattr(type(NT3), "folder", tmp_path)
-    text = "[Global_Params]\ntrain_data = 'nt_train2.csv'\ntest_data = 'nt_test2.csv'\n"
     for name in ("nt3_perf_bench_model.txt", "mine.txt"):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(CANDLES_NAMES)
+    for name in NAMES.values():
+        (tmp_path / name).touch()
     assert bind("--config_file", str(tmp_path / "nt3_perf_bench_model.txt"))["train_data"] is None
-    with pytest.raises(DataError, match=r"nt_train2\.csv: no such file"):
-        bind("--config_file", str(tmp_path / "mine.txt"))
+    params = bind("--config_file", str(tmp_path / "mine.txt"))
+    assert params["train_data"] == str(tmp_path / "nt_train2.csv")
+
+
+def test_candles_names_in_a_config_file_name_files_if_they_exist(files, tmp_path):
+    (tmp_path / "candle.txt").write_text(CANDLES_NAMES)
+    params = bind("--config_file", "candle.txt")
+    assert params["train_data"] is params["test_data"] is None
+    (warning,) = params.warnings
+    assert warning.startswith("train_data, test_data (config file candle.txt): ")
+    assert NT3.bind(params).warnings == params.warnings
+    located = locate_files(NT3, bind("--config_file", "candle.txt", "--data_dir", str(files)))
+    assert located.paths == {role: files / name for role, name in NAMES.items()}
+    (tmp_path / "nt_train2.csv").touch()
+    with pytest.raises(ParameterError, match="nt3 also needs test_data"):
+        bind("--config_file", "candle.txt")
+    with pytest.raises(DataError, match=r"x\.csv: no such file"):
+        bind("--data_dir", "empty", "--config_file", "candle.txt", "--test_data", "x.csv")
+    (tmp_path / "nt_test2.csv").touch()
+    params = bind("--config_file", "candle.txt")
+    assert (params["test_data"], params.warnings) == (str(tmp_path / "nt_test2.csv"), ())
+    assert str(params.origin("test_data")) == "config file candle.txt, line 3"
+    p1b1 = find_benchmark("p1b1")
+    (tmp_path / "p1b1.txt").write_text(
+        "[Global_Params]\ntrain_data = 'P1B1.dev.train.csv'\ntest_data = 'P1B1.dev.test.csv'\n"
+        "use_landmark_genes = True\n"
+    )
+    for name in ("P1B1.dev.train.csv", "P1B1.dev.test.csv", "lincs1000.tsv"):
+        (tmp_path / name).touch()
+    params = bind("--config_file", "p1b1.txt", benchmark=p1b1)
+    assert params["landmark_data"] == str(tmp_path / "lincs1000.tsv")
 
 
 @pytest.mark.parametrize("parent", ["", "cache/nt3"])  # the working directory, the data directory
@@ -184,22 +216,15 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"),
-    [("nt3", "batch_normalization"), ("p1b2", "locally_connected"), ("p1b1", "cp")],
-)
-def test_unsupported_parameters_are_refused(name, flag):
-    with pytest.raises(ParameterError, match=rf"{flag} \(flag\) .* {name}"):
-        bind(f"--{flag}", "True", benchmark=find_benchmark(name))
-
-
-@pytest.mark.parametrize(
     ("name", "key", "value"),
     [
         ("nt3", "batch_normalization", True),
         ("nt3", "warmup_lr", True),
         ("nt3", "clr_mode", "trng1"),
         ("p1b1", "cp", True),
-        ("p1b2", "ckpt_restart_mode", "off"),
+        ("p1b1", "noise_factor", 0.1),
+        ("p1b2", "locally_connected", True),
+        ("p1b2", "ckpt_restart_mode", "required"),
         ("p1b2", "noise_type", "gaussian"),
         ("p1b3", "lstm_size", [32]),
     ],
@@ -212,9 +237,14 @@ def test_candles_parameters_without_effect_cause_a_warning(tmp_path, name, key, 
     for params in (
         benchmark.bind(edited),
         bind("--config_file", "config.txt", benchmark=benchmark),
+        bind(
+            f"--{key}",
+            *map(str, value if isinstance(value, list) else [value]),
+            benchmark=benchmark,
+        ),
     ):
         (warning,) = params.warnings
-        assert warning.startswith((f"{key} (program)", f"{key} (config file config.txt, line 2)"))
+        assert re.search(rf": {key} \((program|config file config\.txt|flag)\)$", warning)
         assert benchmark.bind(params).warnings == params.warnings
 
 

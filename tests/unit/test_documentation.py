@@ -10,6 +10,7 @@ import yaml
 
 from candle_p1 import cli
 from candle_p1.benchmark import find_benchmark
+from candle_p1.parameters.catalog import KNOWN
 from candle_p1.toml_file import tomllib
 from tests.conftest import ROOT
 from tests.documentation import PAGES, anchors, commands, links, text_of
@@ -132,6 +133,7 @@ def test_flags_in_sentences_exist():
     }
     for name in ("nt3", "p1b1", "p1b2", "p1b3", *EXAMPLES):
         known |= {f"--{parameter}" for parameter in find_benchmark(name).declaration.parameters}
+    known |= {f"--{name}" for name in (*KNOWN, "conf", "epoch", "tb")}  # CANDLE's
     named = {
         (page, word.partition("=")[0])
         for page in PAGES

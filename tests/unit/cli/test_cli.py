@@ -148,7 +148,7 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
     ("argv", "message"),
     [
         (["run", "nt3", "--nq", "2"], "'--np'"),
-        (["run", "nt3", "--epoch", "2"], "'--epochs'"),
+        (["run", "nt3", "--epocs", "2"], "'--epochs'"),
         (["run", "nt3", "--", "--np", "2"], "before --"),
         (["run", "nt3", "--epochs", "x"], "epochs = 'x'"),
         (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),

@@ -137,7 +137,7 @@ def test_a_dry_run_writes_and_submits_nothing(tmp_path):
         (["--machine", "summit", "--ranks-per-node", 7], "7 ranks per node on summit"),
         (["--machine", "slurm", "--nodes", 5], "384 epochs .* 10 ranks"),
         (["--machine", "slurm", "--time", "long"], "--time long"),
-        (["--machine", "slurm", "--", "--epoch", "3"], "--epoch "),
+        (["--machine", "slurm", "--", "--epocs", "3"], "--epocs "),
     ],
 )
 def test_errors_come_before_anything_is_written(options, problem, tmp_path):

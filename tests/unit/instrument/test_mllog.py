@@ -132,14 +132,6 @@ def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
         check_tensorboard(requested)
 
 
-def test_candles_own_flag_names_its_replacement():
-    from candle_p1.benchmark import find_benchmark
-
-    benchmark = find_benchmark("p1b1")
-    with pytest.raises(ParameterError, match="--tensorboard"):
-        benchmark.read_parameters(["--tb", "True"])
-
-
 RULES = ("training_5.1.0", "hpc_3.0.0")
 OF_A_SUBMISSION = ("submission_", "cache_clear")
 """Keys that only a submission to MLPerf has."""

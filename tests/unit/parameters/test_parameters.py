@@ -14,7 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from candle_p1.errors import ParameterError
-from candle_p1.parameters.catalog import PARAMETERS, role_of
+from candle_p1.parameters.catalog import (
+    CANDLES,
+    KNOWN,
+    PARAMETERS,
+    REGISTERED_ONLY,
+    role_of,
+)
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
@@ -114,6 +120,15 @@ def test_a_model_file_of_candle_is_read(params):
         ("--run_id -5", "run_id", "-5"),
         ("--run_id=-x", "run_id", "-x"),
         ("--scaling minmax", "scaling", "minmax"),
+        ("--drop 0.5", "dropout", 0.5),
+        ("--validation_split=0.2", "val_split", 0.2),
+        ("-epochs 8", "epochs", 8),
+        ("--epoch 8", "epochs", 8),  # epochs_scaling is not CANDLE's
+        ("--batch_s 8", "batch_size", 8),
+        ("--learn=0.1", "learning_rate", 0.1),
+        ("--time 60", "timeout", 60),
+        ("--shuffle", "shuffle", True),
+        ("-v --epochs 8", "verbose", True),
         *[
             (f"--shuffle {word}", "shuffle", True)
             for word in ("True", "true", "TRUE", "t", "yes", "y", "1")
@@ -325,7 +340,11 @@ def test_absurd_sizes_are_refused(model_file, flags):
             "learning_rate = nan (flag): must be a number, above 0 and at most ",
         ),
         ("--shuffle maybe", "shuffle = 'maybe' (flag): must be True or False"),
-        ("--shuffle", "--shuffle"),
+        ("--shuffle=", "shuffle = '' (flag): must be True or False"),
+        ("--batch 20", "--batch_normalization, --batch_size"),
+        ("--batch_scal linear", "--batch_scal is not a flag (did you mean '--batch_scaling'?)"),
+        ("--save_mod x", "--save_mod is not a flag"),
+        ("-epoch 3", "-epoch is not a flag"),
         ("--config_file=", "parameter file .: "),
         (
             "--conv 1 a",
@@ -506,23 +525,85 @@ def test_programs_may_write_booleans_as_1_and_0(params, value, expected):
 
 def test_keys_of_candle_that_are_not_used_cause_a_warning(model_file, params):
     edited = EditableParameters(params)
-    edited.update(clr_mode="trng1", reduce_lr=1, epochs=8)
+    edited.update(clr_mode="trng1", reduce_lr=1, ckpt_save_interval=2, epochs=8)
     bound = NT3.bind(edited)
     assert bound["epochs"] == 8
     assert set(bound) == set(params)
-    assert [text.split(" is ")[0] for text in bound.warnings] == [
-        "clr_mode (program)",
-        "reduce_lr (program)",
-    ]
+    (warning,) = bound.warnings
+    assert warning.endswith(": ckpt_save_interval, clr_mode, reduce_lr (program)")
     assert NT3.bind(edited | dict(bound)).warnings == NT3.bind(bound).warnings == bound.warnings
     with model_file.open("a") as file:
-        file.write("lstm_size = [5]\nlatent_dim = anything\n")
-    read = NT3.parse([], model_file)
-    assert dict(read) == dict(params)
-    assert [text.split()[0] for text in read.warnings] == ["lstm_size", "latent_dim"]
-    assert all("line" in text for text in read.warnings)
-    with pytest.raises(ParameterError, match="--lstm_size is not a flag"):
-        NT3.parse(["--lstm_size", "5"], model_file)
+        file.write("lstm_size = [5]\nlatent_dim = anything\nckpt_checksum = True\n")
+    read = NT3.parse(["--clr_flag", "--task_list", "0", "1"], model_file)
+    assert dict(read) == dict(params) | {"ckpt_checksum": True}
+    (warning,) = read.warnings
+    assert warning.endswith(
+        f": ckpt_checksum, lstm_size, latent_dim (model file {model_file.name}), clr_flag,"
+        " task_list (flag)"
+    )
+    assert bound.replace({"epochs": 9}).warnings == bound.warnings
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--clr_flag False --recurrent_dropout 0 --noise_factor 0",
+        "--ckpt_restart_mode off --ckpt_save_best no --ckpt_save_interval 0",
+        "--lstm_size None --tsne false --one_hot_dtrep True --workers 1",
+        "--feature_subsample 0 --locally_connected False",
+    ],
+)
+def test_what_asks_for_nothing_causes_no_warning(model_file, flags):
+    assert NT3.parse(flags.split(), model_file).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "value"),
+    [
+        ("drop", "dropout", 0.5),
+        ("out_act", "out_activation", "softmax"),
+        ("validation_split", "val_split", 0.2),
+        ("save", "save_path", "there"),
+        ("file_train", "train_data", "a.csv"),
+        ("file_test", "test_data", "b.csv"),
+        ("url_p1b1", "data_url", "http://there/"),
+        ("tb", "tensorboard", True),
+    ],
+)
+def test_candles_earlier_names_are_read(params, tmp_path, old, name, value):
+    path = tmp_path / "old.txt"
+    path.write_text(f"{NEEDED}{old} = {value!r}\n")
+    read = NT3.parse([], path)
+    assert (read[name], str(read.origin(name))) == (value, "model file old.txt, line 7")
+    assert NT3.parse([f"--{old}", str(value)], path)[name] == value
+    edited = EditableParameters(params)
+    edited[old] = value
+    assert NT3.bind(edited)[name] == value
+    path.write_text(f"{NEEDED}{old} = {value!r}\n{name} = {value!r}\n")
+    with pytest.raises(ParameterError, match=rf"'{name}' is set twice .* lines 7 and 8"):
+        NT3.parse([], path)
+    own = Declaration(PARAMETERS, [Parameter(old, str, "its own", "")], choices=CHOICES)
+    assert own.parse([*NEEDED_FLAGS, f"--{old}", "x"])[old] == "x"
+
+
+def test_only_candles_names_may_be_abbreviated():
+    registered = {
+        *("config_file", "data_type", "rng_seed", "train_bool", "eval_bool", "timeout", "gpus"),
+        *("profiling", "save_path", "model_name", "home_dir", "train_data", "val_data"),
+        *("test_data", "output_dir", "data_url", "experiment_id", "run_id", "verbose", "logfile"),
+        *("scaling", "shuffle", "feature_subsample", "dense", "conv", "locally_connected"),
+        *("activation", "out_activation", "lstm_size", "recurrent_dropout", "dropout", "pool"),
+        *("batch_normalization", "loss", "optimizer", "metrics", "epochs", "batch_size"),
+        *("learning_rate", "early_stop", "momentum", "initialization", "val_split"),
+        *("train_steps", "val_steps", "test_steps", "train_samples", "val_samples", "clr_flag"),
+        *("clr_mode", "clr_base_lr", "clr_max_lr", "clr_gamma", "ckpt_restart_mode"),
+        *("ckpt_checksum", "ckpt_skip_epochs", "ckpt_directory", "ckpt_save_best"),
+        *("ckpt_save_best_metric", "ckpt_save_weights_only", "ckpt_save_interval"),
+        *("ckpt_keep_mode", "ckpt_keep_limit"),
+    }
+    declared = {parameter.name for parameter in PARAMETERS}
+    assert CANDLES & {*declared, *REGISTERED_ONLY} == registered | {"base_lr"}  # P1B1's
+    assert KNOWN.keys() <= CANDLES
 
 
 def test_parameters_of_candle_supervisor_are_accepted(params):

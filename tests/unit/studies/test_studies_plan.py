@@ -145,7 +145,7 @@ def test_flags_of_the_command_line_apply_to_all_runs(plan):
         (["--color", "blue"], "--color "),
         (["--toy_s", "1"], "--toy_s "),
         (["--output_dir", "x"], "--output_dir "),
-        (["--epoch", "4"], "--epoch .*'--epochs'"),
+        (["--epocs", "4"], "--epocs .*'--epochs'"),
         (["--epochs", "5"], r"mine\.toml, .*5 epochs .*2 ranks"),
     ],
 )
