@@ -146,6 +146,7 @@ class Benchmark(ABC):
         recipe: Generates its synthetic data; None if it has none.
         supports: The shared parameters with `needs_support` that it reads.
         other_sample_names: The names of what `other_samples` returns.
+        whole_batches: Whether an epoch omits the samples that do not fill a last batch.
         paper: How the paper ran it.
         optimizer_constants: Epsilon and the like, by argument; what is missing is as in Keras 2.
             See `candle_p1.models.optimizers.make_optimizer`.
@@ -158,6 +159,7 @@ class Benchmark(ABC):
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
     other_sample_names: ClassVar[Sequence[str]] = ()
+    whole_batches: ClassVar[bool] = False
     paper: ClassVar[PaperRuns] = PaperRuns()
     optimizer_constants: ClassVar[Mapping[str, Any]] = CANDLE_CONSTANTS
 

@@ -136,6 +136,7 @@ class ScalingPlan:
         warmup_from: float | None = None,
         data_parallel: str = "epoch",
         max_steps: int = 0,
+        whole_batches: bool = False,
     ) -> ScalingPlan:
         """Returns the plan.
 
@@ -152,6 +153,7 @@ class ScalingPlan:
             warmup_from: Learning rate at its start; None means `learning_rate`.
             data_parallel: One of DATA_PARALLEL_LEVELS.
             max_steps: Maximum number of steps in an epoch; 0 means no limit.
+            whole_batches: Whether an epoch omits the samples that do not fill a last batch.
 
         Raises:
             ParameterError: The ranks would not all take the same number of steps, or a rank would
@@ -175,6 +177,14 @@ class ScalingPlan:
             )
         scaled_batch_size = scale_batch_size(batch_size, num_ranks, batch_scaling)
         steps = ceil(samples / scaled_batch_size)
+        if whole_batches:
+            steps = samples // scaled_batch_size
+            if not steps:
+                raise ParameterError(
+                    f"batch_size {scaled_batch_size} exceeds the {samples} samples that a rank has"
+                    " to train on, and this benchmark trains on whole batches: use a smaller one"
+                )
+            samples = steps * scaled_batch_size
         if 0 < max_steps < steps:
             steps = max_steps
             samples = steps * scaled_batch_size

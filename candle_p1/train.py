@@ -118,7 +118,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 data = _limit(benchmark.preprocess(raw, params), params)
             this.screen.say("building the model")
             with phases("build"):
-                plan = make_plan(params, len(data.train), comm)
+                plan = make_plan(benchmark, params, len(data.train), comm)
                 check_passes(plan, params)
                 model = build_model(benchmark, params, data, plan, device, comm, allreduces)
             return data, plan, model

@@ -153,7 +153,7 @@ class Nt3(Benchmark):
         num_genes = data.train.x_shape[0]
         initializer = initial_weights(params)
         model = keras.Sequential([layers.Input((num_genes, 1))], name="nt3")
-        add_convolutions(model, params, num_genes)
+        add_convolutions(model, params, num_genes, initializer)
         if not params["conv"]:
             model.add(layers.Flatten())
         for units in params["dense"] or ():

@@ -26,7 +26,6 @@ from candle_p1.benchmark import (
 )
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Selected, Several
-from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
@@ -186,7 +185,7 @@ class P1b1(Benchmark):
                     params["landmark_data"] or "lincs1000.tsv",
                 )
         cases.select_first(params["feature_subsample"])
-        order, test = (self._order(len(x), params) for x in (cases.x_train, cases.x_test))
+        order, test = cases.orders(params["shuffle"], params["rng_seed"])
         num_train = len(order) - num_validation(len(order), params["val_split"])
         train, validation = order[:num_train], order[num_train:]
         cases.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
@@ -205,13 +204,6 @@ class P1b1(Benchmark):
             cases.types,
             cases.y_test[test],
         )
-
-    @staticmethod
-    def _order(num_cases: int, params: ParameterSet) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Returns the order of a file's cases; CANDLE shuffles both files by the same seed."""
-        if params["shuffle"]:
-            return pandas_sample(num_cases, 1.0, params["rng_seed"])
-        return np.arange(num_cases)
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the requested loss of an autoencoder, else the cross-entropy.

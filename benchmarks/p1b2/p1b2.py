@@ -11,8 +11,6 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from candle_p1.benchmark import (
     Benchmark,
     DataSet,
@@ -26,7 +24,6 @@ from candle_p1.benchmark import (
 )
 from candle_p1.data.cases import Cases, num_validation
 from candle_p1.data.samples import Selected
-from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
 from candle_p1.models.initializers import initial_weights
@@ -83,20 +80,20 @@ class P1b2(Benchmark):
         return Cases.read(reader)
 
     def preprocess(self, raw: Cases, params: ParameterSet) -> P1b2Data:
-        """Scales the features in place; uses the first shuffled training cases for validation."""
+        """Scales the features in place; uses the first training cases for validation."""
         raw.select_first(params["feature_subsample"])
-        num_cases = len(raw.x_train)
-        order = np.arange(num_cases)
-        if params["shuffle"]:
-            order = pandas_sample(num_cases, 1.0, params["rng_seed"])
-        num = num_validation(num_cases, params["val_split"])
-        train, validation = np.sort(order[num:]), order[:num]
+        order, test = raw.orders(params["shuffle"], params["rng_seed"])
+        num = num_validation(len(order), params["val_split"])
+        validation, train = order[:num], order[num:]
         raw.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
-        y_train, y_test = raw.one_hot(raw.y_train), raw.one_hot(raw.y_test)
+
+        def samples(x: Any, y: Any, rows: Any) -> Samples:
+            return Samples(Selected(x, rows), raw.one_hot(y[rows]))
+
         return P1b2Data(
-            Samples(Selected(raw.x_train, train), Selected(y_train, train)),
-            Samples(Selected(raw.x_train, validation), Selected(y_train, validation)),
-            Samples(raw.x_test, y_test),
+            samples(raw.x_train, raw.y_train, train),
+            samples(raw.x_train, raw.y_train, validation),
+            samples(raw.x_test, raw.y_test, test),
             raw.types,
         )
 

@@ -29,18 +29,11 @@ from candle_p1.figures import error_histogram, measured_against_predicted
 from candle_p1.models.convolutions import add_convolutions
 from candle_p1.models.initializers import initial_weights
 from candle_p1.models.scores import RegressionScore
+from p1b3_inputs import DRUG_KINDS, LINE_KINDS, draw_features, scale_and_join, tables_of
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import P1b3Recipe
-from p1b3_tables import (
-    NUM_NOISE_FEATURES,
-    RESPONSE,
-    Features,
-    JoinedRows,
-    join_features,
-    names_in,
-    read_list,
-)
+from p1b3_tables import RESPONSE, Features, JoinedRows, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +43,6 @@ if TYPE_CHECKING:
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
 
-LINE_ROLES = {
-    "expression": ("expression",),
-    "mirna": ("mirna",),
-    "proteome": ("proteome", "kinome"),
-    "categorical": (),
-}
-DRUG_ROLES = {"descriptors": ("descriptors",), "latent": ("latent",), "noise": ()}
 PERCENT = 100.0
 """The files give growth in percent; the model predicts it as a fraction."""
 
@@ -110,6 +96,7 @@ class P1b3(Benchmark):
     supports = frozenset(
         {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
     )
+    whole_batches = True
     paper = PaperRuns(
         # The 48 ranks that were best in the paper, which has no weak scaling of P1B3.
         sizes={
@@ -150,7 +137,7 @@ class P1b3(Benchmark):
             str,
             ["expression"],
             "features of cell lines; categorical is a one-hot encoding",
-            choices=(*LINE_ROLES, "all"),
+            choices=(*LINE_KINDS, "all"),
             many=True,
         ),
         Parameter(
@@ -158,7 +145,7 @@ class P1b3(Benchmark):
             str,
             ["descriptors"],
             "features of drugs; noise is a control",
-            choices=(*DRUG_ROLES, "all"),
+            choices=(*DRUG_KINDS, "all"),
             many=True,
         ),
         Parameter("min_logconc", float, -5.0, "lowest log10 concentration used"),
@@ -204,7 +191,7 @@ class P1b3(Benchmark):
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
         """Returns the roles of the tables that are used, of the responses and of the lists."""
-        tables = [*_line_roles(params), *_drug_roles(params)]
+        tables = tables_of(params)
         return [role for role in self.files if role in tables] + [
             "response",
             "test_cells",
@@ -213,10 +200,7 @@ class P1b3(Benchmark):
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
         """Returns the responses, the tables that are used, and the lists."""
-        tables = {
-            role: Features.read(reader, role)
-            for role in [*_line_roles(params), *_drug_roles(params)]
-        }
+        tables = {role: Features.read(reader, role) for role in tables_of(params)}
         return Raw(
             Responses.of(reader.read("response", RESPONSE)),
             tables,
@@ -226,31 +210,18 @@ class P1b3(Benchmark):
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b3Data:
         """Selects and splits the responses; scales the features of cell lines and drugs."""
-        responses, tables = raw.responses, raw.tables
-        rows = choose(responses, params)
-        for role, table in tables.items():
-            column = responses.drug if role in _drug_roles(params) else responses.line
-            rows = rows[names_in(column, table.names)[rows]]
-        parts = split(responses, rows, raw.test_lines, raw.test_drugs, params)
+        responses = raw.responses
         random = np.random.RandomState(params["rng_seed"])
+        rows = choose(responses, params)
+        rows, of_lines, of_drugs = draw_features(responses, rows, raw.tables, params, random)
+        parts = split(responses, rows, raw.test_lines, raw.test_drugs, params)
         used = np.concatenate([parts.train, parts.validation, parts.test])
-        growth = _growth(responses, used, params["scramble"], random)
-
+        growth = responses.growth[used] / np.float32(PERCENT)
+        if params["scramble"]:
+            growth = random.permutation(growth)
         trained_on = parts.train if params["scaling_fit"] == "train" else None
-        lines = _features_of(
-            responses.line, used, trained_on, _line_roles(params), tables, params, random
-        )
-        if "categorical" in params["cell_features"]:
-            present = np.unique(responses.line.codes[used])
-            one_hot = np.zeros((len(responses.line.names), len(present)), np.float32)
-            one_hot[present, np.arange(len(present))] = 1
-            lines = np.concatenate([lines, one_hot], axis=1)
-        drugs = _features_of(
-            responses.drug, used, trained_on, _drug_roles(params), tables, params, random
-        )
-        if "noise" in params["drug_features"]:
-            noise = random.normal(size=(len(responses.drug.names), NUM_NOISE_FEATURES))
-            drugs = np.concatenate([drugs, noise.astype(np.float32)], axis=1)
+        lines = scale_and_join(of_lines, responses.line, trained_on, params["scaling"])
+        drugs = scale_and_join(of_drugs, responses.drug, trained_on, params["scaling"])
 
         def samples(first: int, chosen: NDArray[np.int64]) -> Samples:
             x = JoinedRows(
@@ -307,8 +278,8 @@ class P1b3(Benchmark):
             model.add(layers.Activation(params["activation"]))
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
-        # The loss stays in float32 under mixed precision.
-        model.add(Dense(1, kernel_initializer=initializer, dtype=keras.config.floatx()))
+        # The loss stays in float32 under mixed precision. CANDLE initializes only the dense layers.
+        model.add(Dense(1, kernel_initializer="glorot_uniform", dtype=keras.config.floatx()))
         return model
 
     def evaluate(self, trained: Trained) -> Quality:
@@ -332,49 +303,6 @@ class P1b3(Benchmark):
 
 
 BENCHMARK = P1b3()
-
-
-def _line_roles(params: ParameterSet) -> list[str]:
-    chosen = params["cell_features"]
-    kinds = ["expression", "mirna", "proteome"] if "all" in chosen else chosen
-    return [role for kind in kinds for role in LINE_ROLES[kind]]
-
-
-def _drug_roles(params: ParameterSet) -> list[str]:
-    chosen = params["drug_features"]
-    kinds = ["descriptors", "latent"] if "all" in chosen else chosen
-    return [role for kind in kinds for role in DRUG_ROLES[kind]]
-
-
-def _growth(
-    responses: Responses, rows: NDArray[np.int64], scramble: bool, random: np.random.RandomState
-) -> NDArray[np.float32]:
-    growth = responses.growth[rows] / np.float32(PERCENT)
-    return random.permutation(growth) if scramble else growth
-
-
-def _features_of(
-    column: Any,
-    used: NDArray[np.int64],
-    trained_on: NDArray[np.int64] | None,
-    roles: Sequence[str],
-    tables: dict[str, Features],
-    params: ParameterSet,
-    random: np.random.RandomState,
-) -> NDArray[np.float32]:
-    """Returns the scaled features of every name in a column: shape (names, features).
-
-    The rows of names without features, which no sample uses, repeat those of another name.
-    """
-    for role in roles:
-        table = tables[role]
-        fit_rows = None
-        if trained_on is not None:
-            names = [column.names[code] for code in np.unique(column.codes[trained_on])]
-            fit_rows = table.rows_of(names)
-        table.take_columns(params["feature_subsample"], random)
-        table.impute_and_scale(params["scaling"], fit_rows)
-    return join_features([tables[role] for role in roles], column.names)
 
 
 def _naive(data: DataSet, params: ParameterSet) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The dose responses for training, validation and testing, by CANDLE's rules.
 
-Rows are selected by index, and are those that CANDLE's pandas code selects from the same files with
-the same seed.
+Rows are selected by index. They are those that CANDLE's code selects from the same files with the
+same seed and pandas until 2.1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from candle_p1.data.sampling import pandas_sample
 from candle_p1.errors import ParameterError
-from p1b3_tables import names_in
+from p1b3_tables import in_order, merge, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ def choose(responses: Responses, params: ParameterSet) -> Rows:
     """Returns the responses in the range of concentrations, balanced if requested."""
     low, high = params["min_logconc"], params["max_logconc"]
     in_range = (responses.log_concentration >= low) & (responses.log_concentration <= high)
-    rows = np.flatnonzero(in_range)
+    rows = np.flatnonzero(in_range & ~np.isnan(responses.growth))
     if params["subsample"] != "naive_balancing":
         return rows
     growth = responses.growth[rows]
@@ -117,12 +117,10 @@ def split(
     of_test_drug = names_in(responses.drug, test_drugs)[rows]
     seen = rows[~of_test_line & ~of_test_drug]
     if params["test_cell_split"]:
-        codes = responses.line.codes[seen]
-        _, first = np.unique(codes, return_index=True)
-        lines = codes[np.sort(first)]  # in the order in which they appear
+        lines = in_order(responses.line.codes[seen])
         drawn = lines[pandas_sample(len(lines), params["test_cell_split"], seed)]
-        of_test_line = np.isin(responses.line.codes[rows], drawn)
-    test = rows[of_test_line & of_test_drug]
+        test_lines = [responses.line.names[code] for code in drawn]
+    test = merge(responses.drug, merge(responses.line, rows, test_lines), test_drugs)
     seen = seen[pandas_sample(len(seen), 1.0, seed)]
     test = test[pandas_sample(len(test), 1.0, seed)]
     num_validation = int(len(seen) * (params["val_split"] or 0))

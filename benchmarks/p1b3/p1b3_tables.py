@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float32]
 
-MISSING = ("na", "-", "")
+MISSING = (
+    *("na", "-", ""),
+    *("NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "<NA>", "NULL", "null", "None"),
+    *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
+"""What CANDLE takes for a missing number, and what pandas does by itself."""
 LINE_TABLE = CsvLayout(header=True, text_columns=("CellLine",), separator="\t", missing=MISSING)
 LAYOUTS = {
     "expression": LINE_TABLE,
@@ -35,12 +40,11 @@ LAYOUTS = {
     "descriptors": CsvLayout(True, ("NAME",), "\t", MISSING),
     "latent": CsvLayout(True, ("NSC",), ",", MISSING),
 }
-RESPONSE = CsvLayout(header=True, text_columns=("NSC", "CELLNAME"))
+RESPONSE = CsvLayout(header=True, text_columns=("NSC", "CELLNAME"), missing=MISSING)
 LISTS = {
     "test_cells": CsvLayout(header=True, text_columns=("CELLNAME",)),
     "test_drugs": CsvLayout(header=True, text_columns=("NSC",)),
 }
-NUM_NOISE_FEATURES = 500
 
 
 @dataclass
@@ -50,10 +54,12 @@ class Features:
     Attributes:
         names: The names of the lines or drugs, without repetition.
         values: float32, shape (names, features).
+        is_ready: Whether the values are inputs as they are, without scaling.
     """
 
     names: list[str]
     values: Matrix
+    is_ready: bool = False
 
     @classmethod
     def read(cls, reader: Reader, role: str) -> Features:
@@ -78,6 +84,13 @@ class Features:
         rows = {name: i for i, name in enumerate(self.names)}
         return np.array([rows.get(name, -1) for name in names], np.int64)
 
+    def beside(self, other: Features) -> Features:
+        """Returns the features of both tables, for the names that both have."""
+        known = set(other.names)
+        names = [name for name in self.names if name in known]
+        values = join_rows(*((table.values, table.rows_of(names)) for table in (self, other)))
+        return Features(names, values)
+
     def take_columns(self, num: int, random: np.random.RandomState) -> None:
         """Keeps this many random columns; 0 keeps all."""
         total = self.values.shape[1]
@@ -86,6 +99,8 @@ class Features:
 
     def impute_and_scale(self, scaling: str, fit_rows: NDArray[np.int64] | None) -> None:
         """Replaces missing values by means and scales each column, fitted to these rows or all."""
+        if self.is_ready:
+            return
         self.values = fill_missing(self.values)
         fit_to = None if fit_rows is None else [self.values[fit_rows]]
         scale_features(scaling, self.values, fit_to=fit_to)
@@ -135,6 +150,29 @@ def names_in(column: TextColumn, names: Mapping[str, Any] | Sequence[str]) -> ND
     """Returns whether the value of each row of a text column is one of the names."""
     known = set(names)
     return np.array([name in known for name in column.names], bool)[column.codes]
+
+
+def merge(
+    column: TextColumn, rows: NDArray[np.int64], names: Mapping[str, Any] | Sequence[str]
+) -> NDArray[np.int64]:
+    """Returns the rows whose value in a text column is one of the names, as a merge orders them.
+
+    That is pandas's order until 2.1, for which CANDLE's code was written: rows with the same value
+    are adjacent, and the values are in the order of their first rows.
+    """
+    codes = column.codes[rows]
+    first = np.empty(len(column.names), np.int64)
+    first[codes[::-1]] = np.arange(len(rows))[::-1]  # of repeated codes, the last assignment counts
+    rows = rows[np.argsort(first[codes], kind="stable")]
+    merged: NDArray[np.int64] = rows[names_in(column, names)[rows]]
+    return merged
+
+
+def in_order(codes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Returns the distinct codes in the order in which they first appear."""
+    _, first = np.unique(codes, return_index=True)
+    distinct: NDArray[np.int32] = codes[np.sort(first)]
+    return distinct
 
 
 def read_list(reader: Reader, role: str) -> list[str]:

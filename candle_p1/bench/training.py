@@ -82,7 +82,7 @@ def prepare_training(
 
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:
         data = benchmark.preprocess(benchmark.load_data(reader, params), params)
-        plan = make_plan(params, len(data.train), comm)
+        plan = make_plan(benchmark, params, len(data.train), comm)
         if plan.steps_per_epoch < num_steps:
             raise ParameterError(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"

@@ -26,7 +26,8 @@ def epoch_order(
 
     At the epoch level each rank takes all samples, in its own order; at the batch-step level it
     takes its own contiguous shard, and shards are disjoint. The order depends only on (seed, epoch,
-    rank).
+    rank). Where an epoch does not take all samples, the next one omits others; without `shuffle` it
+    continues where the last one stopped, as CANDLE's generators do.
     """
     if plan.data_parallel == "epoch":
         samples = np.arange(num_samples)
@@ -34,8 +35,9 @@ def epoch_order(
         samples = np.arange(*share_bounds(num_samples, rank, plan.num_ranks))
     if shuffle:
         random_stream(seed, epoch, rank).shuffle(samples)
-    # A shard with one extra sample omits its last one: a different one every epoch, if shuffled.
-    return samples[: plan.samples_per_epoch]
+        return samples[: plan.samples_per_epoch]
+    first = epoch * plan.samples_per_epoch
+    return samples.take(np.arange(first, first + plan.samples_per_epoch), mode="wrap")
 
 
 class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]

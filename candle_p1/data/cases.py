@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.data.sampling import pandas_sample
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
@@ -64,6 +65,14 @@ class Cases:
             types,
             train.columns,
         )
+
+    def orders(self, shuffle: bool, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the order of the cases of each file: the file's, or shuffled as in CANDLE."""
+        train, test = (
+            pandas_sample(len(x), 1.0, seed) if shuffle else np.arange(len(x))
+            for x in (self.x_train, self.x_test)
+        )
+        return train, test
 
     def take_first(self, num_cases: int) -> None:
         """Keeps the first cases of each file, as CANDLE's train_samples does; 0 means all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import ParameterError
-from candle_p1.models.initializers import initial_weights
 
 if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
@@ -23,16 +22,18 @@ class _Convolution(NamedTuple):
     pool_size: int | None
 
 
-def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
+def add_convolutions(
+    model: Any, params: ParameterSet, length: int, initializer: str = "glorot_uniform"
+) -> None:
     """Adds convolutions, each with activation and pooling, and then a layer that flattens.
 
     Adds nothing if ``conv`` is not set.
 
     Args:
         model: A ``keras.Sequential`` whose output is (batch, length, 1).
-        params: Gives conv, pool, locally_connected, batch_normalization, activation and
-            initialization.
+        params: Gives conv, pool, locally_connected, batch_normalization and activation.
         length: The length of the input.
+        initializer: The initial weights.
 
     Raises:
         ParameterError: conv and pool do not match, or the input is too short for them.
@@ -43,7 +44,6 @@ def add_convolutions(model: Any, params: ParameterSet, length: int) -> None:
     from candle_p1.models.layers import LocallyConnected1D
 
     convolutions = _read(params, length)
-    initializer = initial_weights(params)
     normalize, activation = params["batch_normalization"], params["activation"]
     for each in convolutions:
         layer = LocallyConnected1D if params["locally_connected"] else Conv1D

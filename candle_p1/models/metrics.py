@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 from keras import ops
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class CutoffAccuracy(keras.metrics.Mean):  # type: ignore[misc]
     def __init__(self, cutoffs: Sequence[float], name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.cutoffs = list(cutoffs)
+        bounds = np.asarray(self.cutoffs, np.float64)
+        rounded = bounds.astype(np.float32)
+        # Rounded up, so that values of float32 compare as with the cutoffs themselves.
+        self.bounds = np.where(rounded < bounds, np.nextafter(rounded, np.float32(np.inf)), rounded)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch of values."""
         t, p = (ops.reshape(ops.cast(v, "float32"), (-1, 1)) for v in (y_true, y_pred))
-        cutoffs = ops.reshape(ops.convert_to_tensor(self.cutoffs, "float32"), (1, -1))
-        same = ops.all(ops.equal(t >= cutoffs, p >= cutoffs), axis=1)
+        bounds = ops.reshape(ops.convert_to_tensor(self.bounds, "float32"), (1, -1))
+        same = ops.all(ops.equal(t >= bounds, p >= bounds), axis=1)
         super().update_state(ops.cast(same, "float32"))
 
     def get_config(self) -> dict[str, Any]:

@@ -80,7 +80,9 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
     return device
 
 
-def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> ScalingPlan:
+def make_plan(
+    benchmark: Benchmark, params: ParameterSet, num_samples: int, comm: Communicator
+) -> ScalingPlan:
     """Returns the scaling plan that the parameters give for these samples and ranks."""
     learning_rate = params["learning_rate"]
     if learning_rate is None:
@@ -98,6 +100,7 @@ def make_plan(params: ParameterSet, num_samples: int, comm: Communicator) -> Sca
         warmup_from=params["base_lr"],
         data_parallel=params["data_parallel"],
         max_steps=params["train_steps"] or 0,
+        whole_batches=benchmark.whole_batches,
     )
 
 

@@ -86,9 +86,11 @@ def test_the_papers_p1b3_has_one_epoch_for_every_rank():
         learning_rate=0.001,
         num_samples=900_100,
         batch_scaling="cbrt",
+        whole_batches=True,
     )
     assert (plan.epochs_scaling, plan.epochs_per_rank, plan.batch_size) == ("none", 1, 363)
-    for part in ("48 ranks", "2480 steps", "363 (100, cbrt)", "0.048 (0.001, linear)"):
+    assert (plan.steps_per_epoch, plan.samples_per_epoch) == (2479, 2479 * 363)
+    for part in ("48 ranks", "2479 steps", "363 (100, cbrt)", "0.048 (0.001, linear)"):
         assert part in plan.explain()
 
 
@@ -139,6 +141,31 @@ def test_batch_step_level_gives_every_rank_the_same_number_of_steps(
 def test_limiting_the_steps_limits_the_samples():
     plan = ScalingPlan.make(num_ranks=1, max_steps=2, **NT3)
     assert (plan.steps_per_epoch, plan.samples_per_epoch) == (2, 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, 10),
+        ({"max_steps": 4}, 4),
+        ({"max_steps": 11}, 10),
+        ({"num_ranks": 2}, 10),
+        ({"num_ranks": 2, "data_parallel": "batch_step"}, 5),
+        ({"batch_size": 109}, 1),
+        ({"batch_size": 110}, None),
+        ({"num_ranks": 12, "batch_scaling": "linear"}, None),
+        ({"num_ranks": 11, "data_parallel": "batch_step"}, None),
+    ],
+)
+def test_an_epoch_of_whole_batches_omits_the_rest(options, steps):
+    options = NT3 | {"num_ranks": 1, "num_samples": 109, "batch_size": 10, **options}
+    options |= {"epochs": options["num_ranks"], "whole_batches": True}
+    if steps is None:
+        with pytest.raises(ParameterError, match="batch_size"):
+            ScalingPlan.make(**options)
+        return
+    plan = ScalingPlan.make(**options)
+    assert (plan.steps_per_epoch, plan.samples_per_epoch) == (steps, steps * options["batch_size"])
 
 
 def test_warmup_rises_linearly_to_the_scaled_learning_rate():

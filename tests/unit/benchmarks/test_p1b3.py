@@ -10,6 +10,7 @@ import pytest
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.table import TextColumn
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.training.setup import locate_files
 
@@ -36,22 +37,29 @@ def prepared(directory):
     return prepared
 
 
-def table(directory, name, key):
-    separator = "\t" if name.endswith(".tsv") else ","
-    frame = pd.read_csv(
-        directory / name, sep=separator, na_values=["na", "-", ""], dtype={key: str}
-    )
-    if key == "CellLine":
-        frame[key] = frame[key].str.replace(".", ":")
-    numbers = frame.drop(columns=key).dropna(axis=1, how="all")
-    numbers = numbers.fillna(numbers.mean())
-    spread = numbers.std(ddof=0).replace(0, 1)
-    numbers = (numbers - numbers.mean()) / spread
-    return pd.concat([frame[key].rename("key"), numbers], axis=1)
+TABLES = {
+    "expression": ("P1B3_cellline_expressions.tsv", "CellLine"),
+    "mirna": ("P1B3_cellline_mirna.tsv", "CellLine"),
+    "proteome": ("P1B3_cellline_proteome.tsv", "CellLine"),
+    "descriptors": ("P1B3_drug_descriptors.tsv", "NAME"),
+    "latent": ("P1B3_drug_latent.csv", "NSC"),
+}
 
 
-def merged(directory, tables):
-    """Train and validation, then test samples, as CANDLE's loader joins and divides them."""
+def read_features(path, key):
+    separator = "\t" if path.suffix == ".tsv" else ","
+    return pd.read_csv(path, sep=separator, na_values=["na", "-", ""], dtype={key: str})
+
+
+def merge(frame, key, names):
+    """Merges as pandas until 2.1: rows with the same key are adjacent."""
+    frame = frame[frame[key].isin(names)]
+    return frame.iloc[frame.groupby(key, sort=False).ngroup().argsort(kind="stable")]
+
+
+def candles(directory, line_kinds, drug_kinds, num_columns=0, cell_split=0.15, scramble=False):
+    """CANDLE's loader: the samples as a frame, how many are for training, and the inputs."""
+    random = np.random.RandomState(SEED)
     frame = pd.read_csv(directory / "P1B3_dose_response.csv", dtype={"NSC": str})
     frame = frame[(frame["LOG_CONCENTRATION"] >= -5) & (frame["LOG_CONCENTRATION"] <= -4)]
     growth = frame["GROWTH"]
@@ -63,46 +71,98 @@ def merged(directory, tables):
             frame[growth > 100].sample(frac=0.01, random_state=SEED),
         ]
     )
-    for key, features in tables:
-        frame = frame.merge(features[["key"]], left_on=key, right_on="key").drop(columns="key")
-    cells = pd.read_csv(directory / "P1B3_test_celllines.txt")["CELLNAME"]
+    inputs = []
+    for kind in [*line_kinds, *drug_kinds]:
+        key = "CELLNAME" if kind in line_kinds else "NSC"
+        if kind == "categorical":
+            values = pd.get_dummies(frame[key].drop_duplicates().str.replace(":", "."), dtype=float)
+            values.index = frame[key].drop_duplicates()
+            inputs.append((key, values))
+            continue
+        if kind == "noise":
+            names = frame[key].drop_duplicates()
+            inputs.append((key, pd.DataFrame(random.normal(size=(len(names), 500)), index=names)))
+            continue
+        name, column = TABLES[kind]
+        values = read_features(directory / name, column).set_index(column)
+        if kind == "proteome":
+            kinome = read_features(directory / "P1B3_cellline_kinome.tsv", column)
+            values = values.join(kinome.set_index(column).add_suffix(".K"), how="inner")
+        if key == "CELLNAME":
+            values.index = values.index.str.replace(".", ":")
+        if 0 < num_columns < values.shape[1]:
+            values = values.iloc[:, random.choice(values.shape[1], num_columns, replace=False)]
+        values = values.dropna(axis=1, how="all")
+        values = values.fillna(values.mean())
+        values = (values - values.mean()) / values.std(ddof=0).replace(0, 1)
+        inputs.append((key, values))
+        frame = merge(frame, key, values.index)
+    lines = pd.read_csv(directory / "P1B3_test_celllines.txt")["CELLNAME"]
     drugs = pd.read_csv(directory / "P1B3_test_drugs.txt", dtype=str)["NSC"]
-    of_drug = frame["NSC"].isin(drugs)
-    seen = frame[~of_drug & ~frame["CELLNAME"].isin(cells)]
-    drawn = seen[["CELLNAME"]].drop_duplicates().sample(frac=0.15, random_state=SEED)
-    test = frame[of_drug & frame["CELLNAME"].isin(drawn["CELLNAME"])]
-    return (part.sample(frac=1.0, random_state=SEED) for part in (seen, test))
+    seen = frame[~frame["NSC"].isin(drugs) & ~frame["CELLNAME"].isin(lines)]
+    if cell_split:
+        lines = seen["CELLNAME"].drop_duplicates().sample(frac=cell_split, random_state=SEED)
+    test = merge(merge(frame, "CELLNAME", lines), "NSC", drugs)
+    seen, test = (part.sample(frac=1.0, random_state=SEED) for part in (seen, test))
+    frame = pd.concat([seen, test]).reset_index(drop=True)
+    if scramble:
+        shuffled = random.permutation(np.arange(len(frame)))
+        frame["GROWTH"] = frame["GROWTH"].to_numpy()[shuffled]
+    return frame, len(seen) - int(len(seen) * 0.1), len(seen), inputs
 
 
-def inputs(frame, tables):
-    parts = [frame[["LOG_CONCENTRATION"]].to_numpy()]
-    for key, features in tables:
-        part = frame[[key]].merge(features, left_on=key, right_on="key", how="left")
-        parts.append(part.drop(columns=[key, "key"]).to_numpy())
-    return np.concatenate(parts, axis=1)
-
-
-@pytest.mark.extended
-def test_samples_equal_those_of_candles_merged_frames(prepared, directory):
-    data = prepared()
-    tables = [
-        ("CELLNAME", table(directory, "P1B3_cellline_expressions.tsv", "CellLine")),
-        ("NSC", table(directory, "P1B3_drug_descriptors.tsv", "NAME")),
-    ]
-    seen, test = merged(directory, tables)
-    num_validation = int(0.1 * len(seen))
-    parts = [
-        (data.train, seen[:-num_validation]),
-        (data.validation, seen[-num_validation:]),
-        (data.test, test),
-    ]
-    for samples, frame in parts:
-        assert len(samples) == len(frame)
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (
+            "--cell_features proteome categorical --drug_features noise latent"
+            " --feature_subsample 7 --scramble True --test_cell_split 0",
+            {
+                "line_kinds": ["proteome", "categorical"],
+                "drug_kinds": ["noise", "latent"],
+                "num_columns": 7,
+                "cell_split": 0,
+                "scramble": True,
+            },
+        ),
+        pytest.param(
+            "--cell_features all --drug_features descriptors",
+            {
+                "line_kinds": ["expression", "mirna", "proteome"],
+                "drug_kinds": ["descriptors"],
+            },
+            marks=pytest.mark.extended,
+        ),
+    ],
+    ids=["drawn", "all"],
+)
+def test_samples_are_those_of_candles_merged_frames(prepared, directory, flags, options):
+    data = prepared(*flags.split())
+    frame, num_train, num_seen, inputs = candles(directory, **options)
+    parts = (data.train, 0, num_train), (data.validation, num_train, num_seen)
+    for samples, first, stop in (*parts, (data.test, num_seen, len(frame))):
+        part = frame[first:stop]
+        assert len(samples) == len(part)
         _, y = samples[:]
-        np.testing.assert_allclose(y[:, 0], frame["GROWTH"] / 100, rtol=1e-5, atol=1e-6)
-        which = np.array([0, len(samples) // 2, len(samples) - 1])
+        np.testing.assert_allclose(y[:, 0], part["GROWTH"] / 100, rtol=1e-5, atol=1e-6)
+        which = np.arange(0, len(part), max(1, len(part) // 50))
         x, _ = samples[which]
-        np.testing.assert_allclose(x, inputs(frame.iloc[which], tables), rtol=1e-3, atol=2e-3)
+        part = part.iloc[which]
+        expected = [part[["LOG_CONCENTRATION"]], *(v.loc[part[key]] for key, v in inputs)]
+        expected = np.concatenate([each.to_numpy() for each in expected], axis=1)
+        np.testing.assert_allclose(x, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_rows_are_merged_as_by_pandas_1_5():
+    tables = sys.modules["p1b3_tables"]
+    line, drug = (
+        TextColumn(list(names), np.array([names.index(value) for value in values], np.int32))
+        for names, values in (("abcd", "abcabcabd"), ("xyz", "xyzzyxyxx"))
+    )
+    rows = tables.merge(line, np.arange(9), ["c", "b", "a"])
+    # The results of pandas 1.5.3.
+    assert rows.tolist() == [0, 3, 6, 1, 4, 7, 2, 5]
+    assert tables.merge(drug, rows, ["z", "x", "y"]).tolist() == [0, 7, 5, 3, 2, 6, 1, 4]
 
 
 def test_test_drugs_are_not_used_for_training(prepared):
@@ -126,36 +186,6 @@ def test_features_of_all_kinds_are_joined(prepared, directory):
             expected += len(header.replace("\t", ",").split(",")) - 1
     assert data.train.x_shape == (expected,)
     assert np.isfinite(data.train[:5][0]).all()
-
-
-def test_categorical_lines_and_noise_for_drugs(prepared):
-    data = prepared("--cell_features", "categorical", "--drug_features", "noise")
-    x, _ = data.train[:200]
-    num_lines = data.num_line_features
-    assert x.shape[1] == 1 + num_lines + 500
-    np.testing.assert_array_equal(x[:, 1 : 1 + num_lines].sum(axis=1), 1)
-    same_drug = data.train.x.drug[:200] == data.train.x.drug[0]
-    assert np.unique(x[same_drug][:, 1 + num_lines :], axis=0).shape[0] == 1
-
-
-def test_features_are_subsampled_as_in_candle(prepared, directory):
-    x, _ = prepared("--feature_subsample", "7").train[:1]
-    assert x.shape == (1, 15)
-    random = np.random.RandomState(SEED)
-    full, _ = prepared().train[:1]
-    num_genes = table(directory, "P1B3_cellline_expressions.tsv", "CellLine").shape[1] - 1
-    genes = random.choice(num_genes, size=7, replace=False)
-    np.testing.assert_allclose(x[0, 1:8], full[0, 1:][genes], rtol=1e-5, atol=1e-5)
-
-
-def test_scrambled_growth_belongs_to_other_samples(prepared):
-    plain, scrambled = prepared(), prepared("--scramble", "True")
-    parts = [
-        np.concatenate([data.train.y[:], data.validation.y[:], data.test.y[:]])[:, 0]
-        for data in (plain, scrambled)
-    ]
-    assert not np.array_equal(*parts)
-    np.testing.assert_array_equal(*(np.sort(part) for part in parts))
 
 
 def test_scaling_fitted_to_training_samples_ignores_the_test_drugs(prepared):

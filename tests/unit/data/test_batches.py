@@ -12,7 +12,7 @@ from candle_p1.scaling import ScalingPlan
 module = pytest.importorskip("candle_p1.data.batches", reason="no Keras backend is installed")
 
 
-def plan_for(num_ranks, num_samples, batch_size, level):
+def plan_for(num_ranks, num_samples, batch_size, level, **options):
     return ScalingPlan.make(
         num_ranks=num_ranks,
         epochs=num_ranks,
@@ -20,6 +20,7 @@ def plan_for(num_ranks, num_samples, batch_size, level):
         learning_rate=0.1,
         num_samples=num_samples,
         data_parallel=level,
+        **options,
     )
 
 
@@ -46,6 +47,18 @@ def test_at_the_epoch_level_each_rank_takes_all_samples_in_its_own_order():
     others = [order(seed=2), order(epoch=1), order(rank=1)]
     assert all(other.tolist() != order().tolist() for other in others)
     assert order(shuffle=False).tolist() == list(range(100))
+
+
+def test_unshuffled_epochs_of_whole_batches_pass_through_the_samples_in_turn():
+    plan = plan_for(2, 25, 10, "epoch", whole_batches=True)
+    orders = [
+        module.epoch_order(plan, 25, seed=1, epoch=epoch, rank=1, shuffle=False)
+        for epoch in range(3)
+    ]
+    assert np.concatenate(orders).tolist() == [i % 25 for i in range(60)]
+    shard = plan_for(2, 51, 10, "batch_step", whole_batches=True)
+    order = module.epoch_order(shard, 51, seed=1, epoch=1, rank=1, shuffle=False)
+    assert order.tolist() == [*range(45, 51), *range(25, 39)]
 
 
 def test_training_batches_are_the_rows_of_the_order():

@@ -117,16 +117,24 @@ def test_p1b1_can_use_only_landmark_genes_in_table_order(prepared, frames, tmp_p
         prepared("p1b1", "--use_landmark_genes", "True")
 
 
-def test_p1b2_is_split_as_candle_splits_its_shuffled_frame(prepared, frames):
-    data = prepared("p1b2", "--val_split", "0.2")
-    train, _ = scaled(frames, frames["train"], frames["test"])
-    order = frames["train"].sample(frac=1, random_state=2017).index.to_numpy()
-    np.testing.assert_allclose(data.validation[:][0], train[order[:8]], atol=1e-6)
-    np.testing.assert_allclose(data.train[:][0], train[np.sort(order[8:])], atol=1e-6)
-    types = frames["train"]["cancer_type"].to_numpy()
-    assert [TYPES[i] for i in data.validation[:][1].argmax(axis=1)] == types[order[:8]].tolist()
-    unshuffled = prepared("p1b2", "--val_split", "0.2", "--shuffle", "False")
-    np.testing.assert_allclose(unshuffled.validation[:][0], train[:8], atol=1e-6)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_p1b2_shuffles_scales_and_splits_as_candle_does(prepared, frames, shuffle):
+    data = prepared("p1b2", "--val_split", "0.2", "--shuffle", str(shuffle))
+    values = scaled(frames, frames["train"], frames["test"])
+    orders = [np.arange(len(each)) for each in values]
+    if shuffle:
+        roles = ("train", "test")
+        orders = [frames[role].sample(frac=1, random_state=2017).index.to_numpy() for role in roles]
+    (train, test), (order, test_order) = values, orders
+    for samples, role, x, rows in (
+        (data.validation, "train", train, order[:8]),
+        (data.train, "train", train, order[8:]),
+        (data.test, "test", test, test_order),
+    ):
+        features, one_hot = samples[:]
+        np.testing.assert_allclose(features, x[rows], atol=1e-6)
+        types = frames[role]["cancer_type"].to_numpy()[rows]
+        assert [TYPES[i] for i in one_hot.argmax(axis=1)] == types.tolist()
 
 
 def test_scaling_can_be_fit_to_what_is_trained_on(prepared, frames):

@@ -83,3 +83,14 @@ def test_accuracy_is_counted_at_cutoffs():
     assert float(metric.result()) == 0.75
     metric.update_state(np.array([[0.0]]), np.array([[-0.01]]))
     assert float(metric.result()) == pytest.approx(0.6)
+
+
+def test_cutoffs_between_two_float32_values_separate_as_in_numpy():
+    cutoffs = [-0.3, 0.1, 0.7]
+    at = np.float32(cutoffs)
+    true = np.concatenate([at, at])
+    predicted = np.concatenate([np.nextafter(at, np.float32(1)), np.nextafter(at, np.float32(-1))])
+    same = np.digitize(true, cutoffs) == np.digitize(predicted, cutoffs)
+    metric = CutoffAccuracy(cutoffs)
+    metric.update_state(true, predicted)
+    assert float(metric.result()) == pytest.approx(same.mean())

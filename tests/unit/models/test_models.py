@@ -116,6 +116,19 @@ def test_p1b3_has_convolutions_before_a_linear_unit():
     assert [layer.__class__.__name__ for layer in both.layers].count("Dense") == 2
 
 
+def test_p1b3_initializes_its_hidden_dense_layers_as_requested():
+    for flags, first, hidden in (
+        ("", [], "RandomNormal"),
+        ("--conv 2 10 100 --initialization he_normal", ["GlorotUniform"], "HeNormal"),
+        ("--conv 2 10 100 --locally_connected True", ["GlorotUniform"], "RandomNormal"),
+    ):
+        model = build("p1b3", "--dense", "4", "3", *flags.split())
+        made = [layer.kernel_initializer for layer in model.layers if hasattr(layer, "kernel")]
+        expected = [*first, hidden, hidden, "GlorotUniform"]
+        assert [type(each).__name__ for each in made] == expected
+        assert {each.stddev for each in made if hasattr(each, "stddev")} <= {0.05}
+
+
 def test_locally_connected_layers_are_built_unless_they_are_too_large():
     flags = ["--locally_connected", "True", "--conv", "4", "20", "1000", "--pool", "10"]
     model = build("nt3", *flags, "--dense", "2")
