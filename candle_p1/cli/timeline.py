@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,21 @@ def command() -> None:
     help="A regular expression for the names of gradients, from which steps are found; by default"
     " those that this package uses.",
 )
-def summary_command(path: Path, json_path: Path | None, gradients: str | None) -> None:
+@click.option(
+    "--record",
+    "record_path",
+    type=click.Path(path_type=Path),
+    help="The run.json of the run: the broadcast overhead then includes the waiting of the ranks"
+    " before they broadcast.",
+)
+def summary_command(
+    path: Path, json_path: Path | None, gradients: str | None, record_path: Path | None
+) -> None:
     """Summarize the timeline FILE (or FILE.gz), of any size, complete or truncated."""
     import re
 
+    from candle_p1.records.record import read_record
+    from candle_p1.reports.runs import RecordedRun
     from candle_p1.reports.timeline.summary import GRADIENT, summarize
     from candle_p1.training.screen import Screen
 
@@ -61,7 +73,11 @@ def summary_command(path: Path, json_path: Path | None, gradients: str | None) -
         re.compile(gradients or "")
     except re.error as error:
         raise ParameterError(f"--gradients {gradients}: {error}") from error
+    run = RecordedRun(record_path, read_record(record_path)) if record_path else None
     summary = summarize(path, gradients=gradients or GRADIENT)
+    if run and summary.broadcast:
+        whole = summary.broadcast.after(run.broadcast_wait_s or 0.0)
+        summary = replace(summary, broadcast=whole)
     if json_path:
         try:
             write_atomically(json_path, json.dumps(summary.to_dict()))

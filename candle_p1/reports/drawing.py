@@ -34,6 +34,13 @@ LOG_FROM = 20
 
 MIN_SPAN = 0.1
 PLAIN_NUMBERS = "{x:,.12g}"
+SHADES = ("#F2F2F2", "#DDE7F0")
+"""The backgrounds of the phases of a run, in turn."""
+
+CHARACTER_INCHES = 0.065
+"""The width of a character of a small label, at most."""
+
+TITLE_CHARACTERS = 100
 MAX_TEXT = 200
 """The most characters of a label."""
 
@@ -247,10 +254,15 @@ def log_axis(axes: Axes) -> None:
 
 
 def legend_below(figure: Figure, *axes: Axes) -> None:
-    """Puts one legend of some panels below all, and makes the figure higher to fit it."""
-    of_panels = [each.get_legend_handles_labels() for each in axes]
-    handles = [handle for of_panel, _ in of_panels for handle in of_panel]
-    labels = [label for _, of_panel in of_panels for label in of_panel]
+    """Puts one legend of some panels below all, and makes the figure higher to fit it.
+
+    What several panels call by the same name appears once.
+    """
+    looks: dict[str, Any] = {}
+    for each in axes:
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
+            looks.setdefault(label, handle)
+    labels, handles = list(looks), list(looks.values())
     longest = max(map(len, labels), default=0)
     width, height = figure.get_size_inches()
     columns = max(1, min(len(labels), int(width * 14 / (longest + 8))))

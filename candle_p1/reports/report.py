@@ -108,7 +108,7 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
         slug = next(each for each in slugs if each not in {section.slug for section in sections})
         starting(_title(experiment))
         has_times = bool(experiment.runs)
-        figures, missing = draw_figures(experiment, slug) if has_times else ([], [])
+        figures, missing = draw_figures(experiment, slug)
         statements = find(experiment) if has_times else []
         tables = make_tables(experiment, slug)
         notes = notes_on(experiment)

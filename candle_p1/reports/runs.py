@@ -315,8 +315,12 @@ class RecordedRun:
     @property
     def broadcast_wait_s(self) -> float | None:
         """Seconds that the first rank to be ready waited for the slowest loader."""
-        wait = self._part("broadcast", "wait")
-        return wait.max_s if wait else None
+        return self.broadcast_wait.max_s if self.broadcast_wait else None
+
+    @property
+    def broadcast_wait(self) -> PhaseTimes | None:
+        """The time that each rank waited for the slowest loader, before it broadcast."""
+        return self._part("broadcast", "wait")
 
     @property
     def broadcast_transfer_s(self) -> float | None:
@@ -459,6 +463,11 @@ class RecordedRun:
         """The energy of the whole run; None where it was not measured."""
         return self.record.energy.total_j if self.record.energy else None
 
+    @property
+    def power_hz(self) -> float | None:
+        """Readings of power per second; None where power was not measured."""
+        return self.record.energy.power_hz if self.record.energy else None
+
     def phase_j(self, phase: str) -> float | None:
         """Returns the energy of a phase; None where it was not measured."""
         of_phase = self.record.energy.phases.get(phase) if self.record.energy else None
@@ -469,6 +478,19 @@ class RecordedRun:
         """The files of power readings beside the record, one for each node that has any."""
         names = self.record.energy.traces if self.record.energy else []
         return [self.path.parent / name for name in names if POWER_FILE.fullmatch(name)]
+
+    @property
+    def timeline_file(self) -> Path | None:
+        """Horovod's timeline, plain or gzipped: beside the record, or else where it was written.
+
+        None where there is none.
+        """
+        if self.record.timeline is None:
+            return None
+        written = Path(self.record.timeline.file)
+        places = (self.path.with_name(written.name), written) if written.name else ()
+        both = [place.with_name(place.name + end) for place in places for end in ("", ".gz")]
+        return next((path for path in both if path.is_file()), None)
 
     @cached_property
     def communication_share(self) -> float | None:

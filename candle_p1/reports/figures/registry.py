@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import BARS, LOOK, Drawing, to_drawing
 from candle_p1.reports.figures import bars, lines
-from candle_p1.reports.figures.power import power_figure, run_to_draw
+from candle_p1.reports.figures.power import power_caption, power_figure, read_measured
+from candle_p1.reports.figures.timeline import read_traced, timeline_caption, timeline_figure
 from candle_p1.reports.gains import BASES, method_pairs
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import describe
 from candle_p1.reports.published import published_figure
-from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.runs import RecordedRun
 
 MAX_SERIES = 6
 """The most series in one figure; more lines could not be told apart."""
 
-MAX_POWER_FIGURES = 4
 IMPROVEMENT = "improvement"
-POWER_TITLE = "Power over time"
+MAX_PANELS, MAX_OVER_TIME = 4, 2
+"""The panels of a figure over time, and the number of such figures of an experiment."""
+
 WIDEST = "bars without caps are the widest intervals that few runs allow."
 
 
@@ -48,6 +50,49 @@ class FigureKind:
     whole: bool = False
 
 
+@dataclass(frozen=True)
+class OverTimeKind:
+    """A kind of figure that shows one run of each series, one above the other.
+
+    Attributes:
+        slug: The name of the kind in file names.
+        lacking: Why there is no such figure where no run has what it shows.
+        has: Returns a true value for a run that has it.
+        read: Reads it, given the name of the series; raises DataError, MissingDataError or
+            RecordError.
+        draw: Draws what was read.
+        caption: Returns the caption.
+    """
+
+    slug: str
+    title: str
+    lacking: str
+    has: Callable[[RecordedRun], Any]
+    read: Callable[[str, RecordedRun], Any]
+    draw: Callable[[Sequence[Any]], Figure]
+    caption: Callable[[Sequence[Any]], str]
+
+
+OVER_TIME = (
+    OverTimeKind(
+        "power",
+        "Power over time",
+        "no run has power readings",
+        lambda run: run.power_files,
+        read_measured,
+        power_figure,
+        power_caption,
+    ),
+    OverTimeKind(
+        "timeline",
+        "Communication over time",
+        "no run was traced (--timeline)",
+        lambda run: run.record.timeline,
+        read_traced,
+        timeline_figure,
+        timeline_caption,
+    ),
+)
 KINDS = (
     FigureKind(
         "performance",
@@ -130,7 +175,7 @@ def draw_figures(
     """Draws all figures that an experiment has data for.
 
     Args:
-        experiment: An experiment with at least one timed run.
+        experiment: What to draw. Traced runs have no times, but their timelines are drawn.
         prefix: The beginning of the figures' file names.
 
     Returns:
@@ -141,19 +186,21 @@ def draw_figures(
     drawn: list[Drawing] = []
     missing: dict[tuple[str, str], None] = {}
     with mpl.rc_context(LOOK):
-        for kind in KINDS:
-            facets = [experiment.series] if kind.whole else _facets(experiment)
+        timed = [each for each in experiment.series if each.timed]
+        for kind in KINDS if timed else ():
+            facets = [timed] if kind.whole else _facets(timed)
             for i, series in enumerate(facets):
                 slug = f"{prefix}-{kind.slug}" + (f"-{i + 1}" if len(facets) > 1 else "")
                 try:
-                    figure = kind.draw(experiment, [each for each in series if each.timed])
+                    figure = kind.draw(experiment, series)
                 except (MissingDataError, RecordError) as error:
                     missing[kind.title, str(error)] = None
                     continue
                 title = kind.title + (f" ({i + 1} of {len(facets)})" if len(facets) > 1 else "")
                 caption = kind.caption + _paper(experiment, kind.slug)
                 drawn.append(to_drawing(figure, slug, title, caption))
-        drawn += _draw_power(experiment, prefix, missing)
+        for over_time in OVER_TIME:
+            drawn += _draw_over_time(over_time, experiment, prefix, missing)
     return drawn, list(missing)
 
 
@@ -167,44 +214,57 @@ def _paper(experiment: Experiment, slug: str) -> str:
     return f" The lines of chunked against original correspond to the paper's {figure}."
 
 
-def _draw_power(
-    experiment: Experiment, prefix: str, missing: dict[tuple[str, str], None]
+def _draw_over_time(
+    kind: OverTimeKind, experiment: Experiment, prefix: str, missing: dict[tuple[str, str], None]
 ) -> Iterator[Drawing]:
-    """Draws power over time for one run of each of the first few series that have readings."""
-    runs = [
-        (i, series, run)
-        for i, series in enumerate(experiment.series, 1)
-        if (run := run_to_draw(series))
-    ]
+    """Draws one run of each of the first few series that have what such a figure shows."""
+    runs = {each: found for each in experiment.series if (found := _by_ranks(each, kind.has))}
     if not runs:
-        missing[POWER_TITLE, "no run has power readings"] = None
-    if len(runs) > MAX_POWER_FIGURES:
-        missing[POWER_TITLE, f"only the first {MAX_POWER_FIGURES} series are shown"] = None
-    for i, series, run in runs[:MAX_POWER_FIGURES]:
-        try:
-            figure = power_figure(run)
-        except (DataError, RecordError) as error:
-            missing[POWER_TITLE, str(error)] = None
-            continue
-        caption = (
-            f"One run on {count(run.num_ranks, 'rank')}, {series.name}: {run.energy_kind} power,"
-            f" with the phases of rank 0 behind it.{_paper(experiment, 'power')}"
-        )
-        yield to_drawing(figure, f"{prefix}-power-{i}", POWER_TITLE, caption)
+        missing[kind.title, kind.lacking] = None
+        return
+    facets = _facets(list(runs), MAX_PANELS)
+    if len(facets) > MAX_OVER_TIME:
+        num = sum(map(len, facets[:MAX_OVER_TIME]))
+        missing[kind.title, f"only the first {num} series are shown"] = None
+        del facets[MAX_OVER_TIME:]
+    for i, series in enumerate(facets, 1):
+        common = set.intersection(*(set(runs[each]) for each in series))
+        panels = []
+        for each in series:
+            run = runs[each][max(common or runs[each])]
+            try:
+                panels.append(kind.read(each.name, run))
+            except (DataError, MissingDataError, RecordError) as error:
+                missing[kind.title, str(error)] = None
+        if panels:
+            slug = f"{prefix}-{kind.slug}" + (f"-{i}" if len(facets) > 1 else "")
+            title = kind.title + (f" ({i} of {len(facets)})" if len(facets) > 1 else "")
+            caption = kind.caption(panels) + _paper(experiment, kind.slug)
+            yield to_drawing(kind.draw(panels), slug, title, caption)
 
 
-def _facets(experiment: Experiment) -> list[list[Series]]:
-    """Returns the series in groups of the size of a figure; compared series stay together."""
-    series = [each for each in experiment.series if each.timed]
-    if len(series) <= MAX_SERIES:
-        return [series]
+def _by_ranks(series: Series, has: Callable[[RecordedRun], Any]) -> dict[int, RecordedRun]:
+    """Returns by number of ranks the run with the median time of those that have something."""
+    found = {}
+    for point in series.points:
+        runs = [run for run in point.all_runs if run.status == "ok" and has(run)]
+        if runs:
+            in_order = sorted(runs, key=lambda run: run.total_s or 0.0)
+            found[point.num_ranks] = in_order[len(runs) // 2]
+    return found
+
+
+def _facets(series: Sequence[Series], size: int = MAX_SERIES) -> list[list[Series]]:
+    """Returns series in groups of the size of a figure; compared series stay together."""
+    if len(series) <= size:
+        return [list(series)]
     together: dict[str, list[Series]] = {}
     for each in series:
         others = {name: v for name, v in each.settings.items() if name not in BASES}
         together.setdefault(describe(others), []).append(each)
     facets: list[list[Series]] = [[]]
     for group in together.values():
-        if facets[-1] and len(facets[-1]) + len(group) > MAX_SERIES:
+        if facets[-1] and len(facets[-1]) + len(group) > size:
             facets.append([])
         facets[-1] += group
     return facets

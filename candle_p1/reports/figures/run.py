@@ -15,7 +15,8 @@ from candle_p1.reports.figures.bars import (
     chosen,
     draw_ranks,
 )
-from candle_p1.reports.figures.power import draw_power
+from candle_p1.reports.figures.power import draw_power, read_measured
+from candle_p1.reports.figures.timeline import read_traced, timeline_figure
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.words import number
 
@@ -49,7 +50,10 @@ def run_drawings(run: RecordedRun) -> Iterator[Drawing | str]:
     """Yields the figures of a run, or for one that cannot be drawn the reason."""
     import matplotlib as mpl
 
-    for slug, title, draw in (("phases", "Phases", phases_figure), ("curves", "Training", _curves)):
+    figures = [("phases", "Phases", phases_figure), ("curves", "Training", _curves)]
+    if run.record.timeline:
+        figures.append(("timeline", "Communication over time", _timeline))
+    for slug, title, draw in figures:
         with mpl.rc_context(LOOK):
             try:
                 yield to_drawing(draw(run), slug, title, "")
@@ -73,7 +77,7 @@ def phases_svg(run: RecordedRun) -> str:
 
 
 def phases_figure(run: RecordedRun) -> Figure:
-    """Draws the phases of each rank over time and, where power was measured, the power below.
+    """Draws the phases of each rank over time, above the power of a node where it was measured.
 
     Of many ranks, a few are drawn; see `chosen`.
 
@@ -92,7 +96,7 @@ def phases_figure(run: RecordedRun) -> Figure:
     if has_power:
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + POWER_INCHES)
-        draw_power(plots[1], run)
+        draw_power(plots[1], read_measured("", run))
     plots[-1].set(xlabel="seconds since the start of the run", xlim=(0, run.total_s))
     for label, look in looks.values():
         plots[0].barh(0, 0, label=label, **look)
@@ -112,6 +116,16 @@ def _looks(run: RecordedRun) -> Mapping[str, tuple[str, Any]]:
             look = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
             looks[each.name] = (f"{each.name}, {number(each.seconds.max())} s", look)
     return looks
+
+
+def _timeline(run: RecordedRun) -> Figure:
+    """Draws the communication of a traced run over time.
+
+    Raises:
+        MissingDataError: Its timeline is missing, damaged or empty.
+        RecordError: The record does not say when the run started.
+    """
+    return timeline_figure([read_traced(run.benchmark, run)])
 
 
 def _curves(run: RecordedRun) -> Figure:

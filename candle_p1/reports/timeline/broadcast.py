@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.timeline.activities import NEGOTIATE, TRANSFER
@@ -24,8 +24,8 @@ class BroadcastOverhead:
     fell from 43.72 s to 4.65 s on 384 GPUs because ranks no longer waited for the slowest loader.
 
     Ranks of this package wait for each other before they broadcast. The waiting for a slow loader
-    that the paper's figure contains is therefore in the phase broadcast/wait, and the paper's
-    figure corresponds to the whole phase broadcast.
+    that the paper's figure contains is therefore in the phase broadcast/wait of the run's record;
+    `after` adds it.
 
     Attributes:
         begin_s: When the first negotiation begins.
@@ -46,6 +46,15 @@ class BroadcastOverhead:
     transfer_s: float
     num_tensors: int
     whole: bool
+
+    def after(self, wait_s: float) -> BroadcastOverhead:
+        """Returns what the paper counts, for ranks that waited before the first negotiation.
+
+        Args:
+            wait_s: How long the first rank that was ready waited for the others.
+        """
+        overhead_s, waiting_s = self.overhead_s + wait_s, self.waiting_s + wait_s
+        return replace(self, overhead_s=overhead_s, waiting_s=waiting_s)
 
 
 class InitialBroadcast:

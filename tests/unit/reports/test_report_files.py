@@ -19,7 +19,7 @@ from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.figures.bars import ranks_over_time, time_parts
 from candle_p1.reports.figures.lines import epochs_per_rank
-from candle_p1.reports.figures.registry import KINDS, POWER_TITLE, draw_figures
+from candle_p1.reports.figures.registry import KINDS, OVER_TIME, draw_figures
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import group
 from candle_p1.reports.report import make_report
@@ -118,7 +118,9 @@ def test_figures_that_lack_data_are_listed_with_the_reason(tmp_path):
     drawn = {f"p1b2-strong-{kind.slug}": kind.title for kind in KINDS}
     slugs = [figure.slug for figure in section.figures]
     assert slugs == ["p1b2-strong-performance", "p1b2-strong-parts"]
-    lacking = {title for slug, title in drawn.items() if slug not in slugs} | {POWER_TITLE}
+    lacking = {title for slug, title in drawn.items() if slug not in slugs} | {
+        kind.title for kind in OVER_TIME
+    }
     assert {title for title, _ in section.missing} == lacking
     assert all(reason for _, reason in section.missing)
 
@@ -132,10 +134,10 @@ def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
     write_traces(path.parent / "power-0000.csv", [trace], 0, 0.0)
     (section,) = make_report(Runs((RecordedRun(path, record),), {})).sections
     drawn = {figure.title: figure for figure in section.figures}
-    assert "GPU 0" in drawn[POWER_TITLE].svg
+    assert "GPU 0" in drawn["Power over time"].svg
     (path.parent / "power-0000.csv").unlink()
     (section,) = make_report(Runs((RecordedRun(path, record),), {})).sections
-    assert "power-0000.csv" in dict(section.missing)[POWER_TITLE]
+    assert "power-0000.csv" in dict(section.missing)["Power over time"]
 
 
 @pytest.mark.extended

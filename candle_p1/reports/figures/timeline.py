@@ -1,0 +1,223 @@
+"""Communication over time in traced runs, as in the paper's Figures 7(b), 12 and 19."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.errors import DataError
+from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
+from candle_p1.reports.drawing import (
+    CHARACTER_INCHES,
+    SHADES,
+    TITLE_CHARACTERS,
+    legend_below,
+    new_figure,
+)
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.timeline.activities import NEGOTIATE, OPERATIONS, TRANSFER
+from candle_p1.reports.timeline.coverage import CommunicationRow, read_coverage
+from candle_p1.reports.timeline.events import US_PER_S
+from candle_p1.reports.timeline.tracks import origin_s
+from candle_p1.reports.words import number
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.timeline.broadcast import BroadcastOverhead
+    from candle_p1.reports.timeline.coverage import Coverage, CoverageUnion
+
+WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 8.0, 0.2, 0.55
+PHASES, OVERHEAD = "phases of rank 0", "broadcast overhead"
+STAGES = {NEGOTIATE: "negotiation", TRANSFER: "transfer by"}
+COLORS = {"broadcast": VERMILION, "allreduce": BLUE}
+WAITING, TRANSFERRING = "waiting for the slowest loader", "broadcast of the weights"
+LOOKS: dict[str, Any] = {
+    WAITING: {"color": "#E69F00", "hatch": "..", "edgecolor": "white", "linewidth": 0.5},
+    TRANSFERRING: {"color": PURPLE, "linewidth": 1.0, "edgecolor": PURPLE},
+}
+BANDS: Any = tuple({"color": color, "edgecolor": "0.6", "linewidth": 0.5} for color in SHADES)
+HEIGHT = 0.8
+LIGHT: Any = {"alpha": 0.35, "lw": 0.8}
+"""The line makes visible what is shorter than a pixel."""
+
+STEP = 0.05
+"""Shares are rounded to multiples of this, of which none is visible."""
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A run with what its timeline says.
+
+    Attributes:
+        name: What it is called in the figure.
+        zero_s: When the timeline's clock was 0, in seconds from the start of the run.
+    """
+
+    name: str
+    run: RecordedRun
+    coverage: Coverage
+    zero_s: float
+
+    @property
+    def overhead(self) -> BroadcastOverhead | None:
+        """The broadcast overhead; None where nothing was broadcast."""
+        broadcast = self.coverage.broadcast
+        return broadcast.after(self.run.broadcast_wait_s or 0.0) if broadcast else None
+
+
+def read_traced(name: str, run: RecordedRun) -> TracedRun:
+    """Reads the timeline of a traced run.
+
+    Raises:
+        MissingDataError: The timeline is missing, damaged or empty.
+        RecordError: The record does not say when the run started.
+    """
+    path = run.timeline_file
+    if path is None:
+        raise MissingDataError(f"{run.place}: the timeline of this run is not beside its record")
+    try:
+        coverage = read_coverage(path)
+    except DataError as error:
+        # A record names any file; what is in one that is no timeline is not shown.
+        reason = str(error) if path.parent == run.path.parent else "is not a timeline"
+        raise MissingDataError(f"{run.place}: {path}: {reason}") from error
+    zero_s = origin_s(run, coverage.origin_epoch_us)
+    if zero_s is None or not coverage.rows:
+        raise MissingDataError(f"{run.place}: its timeline is empty")
+    return TracedRun(name, run, coverage, zero_s)
+
+
+def timeline_caption(_runs: Sequence[TracedRun]) -> str:
+    """Returns what a reader of the figure has to know."""
+    return (
+        "One traced run of each series. Horovod writes its timeline on rank 0: a negotiation lasts"
+        " from the first rank that is ready to the last, then follows the operation, within which a"
+        " library transfers. A row is light where an activity takes place at all, and dark to the"
+        " height of its share of the time. The broadcast overhead is counted as in the paper, from"
+        " the first rank that is ready to the end of the broadcast. Ranks meet before Horovod's"
+        " negotiation, so nearly all of the waiting is from the record; in between, the framework"
+        " prepares the broadcast, which does not count. Tracing slows runs down: no other number"
+        " of this report is from traced runs."
+    )
+
+
+def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
+    """Draws a panel for each run, one above the other, with a common time axis."""
+    rows = sorted({row for each in runs for row in each.coverage.rows}, key=_order)
+    labels = [PHASES, OVERHEAD, *map(_label, rows)]
+    size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * len(labels))
+    figure, plots = new_figure(len(runs), 1, size, sharex=True)
+    end_s = max(each.run.total_s or each.zero_s + each.coverage.end_s for each in runs)
+    for axes, each in zip(plots, runs, strict=True):
+        axes.set_xlim(0, end_s)
+        axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.grid(visible=False)
+        axes.tick_params(axis="y", length=0)
+        truncated = "; its timeline is truncated" if each.coverage.cut else ""
+        ranks = count(each.run.num_ranks, "rank")
+        axes.set_title(fill(f"{each.name}, {ranks}{truncated}", TITLE_CHARACTERS), fontsize=9)
+        _draw_phases(axes, each.run, end_s)
+        _draw_overhead(axes, each, end_s)
+        for i, row in enumerate(rows, 2):
+            if row in each.coverage.rows:
+                color = COLORS.get(row.operation, GREEN)
+                _draw_row(axes, i, each.coverage.rows[row], each.zero_s, color)
+    for label, look in LOOKS.items():
+        plots[0].barh(0, 0, label=label, **look)
+    plots[-1].set_xlabel("seconds since the start of the run")
+    legend_below(figure, plots[0])
+    return figure
+
+
+def _order(row: CommunicationRow) -> tuple[bool, int, int, str]:
+    """Sort key: the broadcast first, then the allreduce; negotiation before operation."""
+    operations = ["broadcast", *OPERATIONS.values()]
+    known = row.operation in operations
+    stages = [NEGOTIATE, row.operation, TRANSFER]
+    place = operations.index(row.operation) if known else 0
+    return not known, place, stages.index(row.kind), row.library
+
+
+def _label(row: CommunicationRow) -> str:
+    if row.kind == row.operation:
+        return row.operation
+    return f"{row.operation}: {STAGES[row.kind]} {row.library}".rstrip()
+
+
+def _draw_phases(axes: Axes, run: RecordedRun, end_s: float) -> None:
+    """Draws the phases of rank 0 in the first row, with the names for which there is room."""
+    for i, phase in enumerate(each for each in run.stretches() if not each.within):
+        begin_s, seconds = phase.begin_s[0], phase.seconds[0]
+        if np.isnan(begin_s):
+            continue
+        axes.barh(0, seconds, left=begin_s, height=HEIGHT, **BANDS[i % len(BANDS)])
+        if _width_s(phase.name, end_s) < seconds:
+            place = begin_s + seconds / 2, 0
+            axes.text(*place, phase.name, ha="center", va="center_baseline", fontsize=7)
+
+
+def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
+    """Draws the waiting and the broadcast in the second row, with their seconds beside them."""
+    wait, broadcast, whole = each.run.broadcast_wait, each.coverage.broadcast, each.overhead
+    if broadcast is None or whole is None:
+        return
+    first_s = each.zero_s + broadcast.begin_s
+    last_s = first_s + broadcast.overhead_s
+    spans = [
+        (first_s, broadcast.waiting_s, WAITING),
+        (last_s - broadcast.broadcast_s, broadcast.broadcast_s, TRANSFERRING),
+    ]
+    if wait and wait.begin:
+        first_s = wait.begin.min_s
+        spans.insert(0, (first_s, wait.max_s, WAITING))
+    for begin_s, seconds, label in spans:
+        axes.barh(1, seconds, left=begin_s, height=HEIGHT, **LOOKS[label])
+    text = (
+        f"{number(whole.overhead_s)} s: {number(whole.waiting_s)} s waiting,"
+        f" {number(whole.broadcast_s)} s broadcasting"
+    )
+    is_left = last_s + _width_s(text, end_s) > end_s and first_s > end_s - last_s
+    place = (first_s, 1) if is_left else (last_s, 1)
+    axes.annotate(
+        text,
+        place,
+        xytext=(-4 if is_left else 4, 0),
+        textcoords="offset points",
+        ha="right" if is_left else "left",
+        va="center_baseline",
+        fontsize=7.5,
+    )
+
+
+def _width_s(text: str, end_s: float) -> float:
+    """Returns the width of a label, in seconds of the time axis, at most."""
+    return len(text) * CHARACTER_INCHES * end_s / (WIDTH_INCHES - 2)
+
+
+def _draw_row(axes: Axes, i: int, union: CoverageUnion, zero_s: float, color: str) -> None:
+    """Draws where an activity takes place at all, and the share of the time that it takes."""
+    shares, piece_s = union.shares, union.piece_us / US_PER_S
+    ends = np.flatnonzero(np.diff(shares > 0, prepend=False, append=False)).reshape(-1, 2)
+    spans_s = np.column_stack([zero_s + ends[:, 0] * piece_s, np.diff(ends) * piece_s])
+    place = i - HEIGHT / 2, HEIGHT
+    axes.broken_barh(spans_s.tolist(), place, facecolor=color, edgecolor=color, **LIGHT)
+    heights = np.round(shares / STEP) * STEP * HEIGHT
+    edges = np.flatnonzero(np.diff(heights, prepend=0, append=0))
+    if len(edges):
+        axes.stairs(
+            i + HEIGHT / 2 - heights[edges[:-1]],
+            zero_s + edges * piece_s,
+            baseline=i + HEIGHT / 2,
+            fill=True,
+            color=color,
+        )

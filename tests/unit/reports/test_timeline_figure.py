@@ -1,0 +1,277 @@
+"""Communication over time, drawn from timelines made up so that the answer is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from candle_p1.cli.timeline import command
+from candle_p1.records.record import read_record, write_record
+from candle_p1.reports.figures.timeline import read_traced, timeline_figure
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.report import make_report
+from candle_p1.reports.runs import RecordedRun, read_runs
+from candle_p1.reports.timeline.coverage import (
+    NUM_PIECES,
+    CommunicationRow,
+    CoverageUnion,
+    read_coverage,
+)
+from candle_p1.reports.timeline.summary import summarize
+from candle_p1.reports.writing import run_page
+from tests.planted_records import changed, plant
+
+REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
+EPOCH_US = 1_768_000_000_000_000
+ZERO_S = 5.0
+"""When the timelines' clocks are 0, in seconds from the start of the run."""
+
+NEGOTIATION = CommunicationRow("broadcast", "negotiate", "")
+BROADCAST = CommunicationRow("broadcast", "broadcast", "")
+TRANSFER = CommunicationRow("allreduce", "transfer", "NCCL")
+
+
+def events(spans, end=True):
+    """Returns a timeline: activities within each other, by their seconds from the run's start."""
+    found = [
+        {
+            "name": "process_name",
+            "ph": "M",
+            "pid": 0,
+            "args": {"start_time_since_epoch_in_micros": EPOCH_US + int(ZERO_S * 1e6)},
+        }
+    ]
+    marks = []
+    for i, (name, begin_s, end_s) in enumerate(spans):
+        marks.append((begin_s, 0, {"ph": "B", "name": name, "pid": i + 1}))
+        marks.append((end_s, 1, {"ph": "E", "pid": i + 1}))
+    marks.sort(key=lambda mark: mark[:2])
+    found += [each | {"ts": round((s - ZERO_S) * 1e6)} for s, _, each in marks]
+    return found if end else found[:-1]
+
+
+def traced(directory, loader, ready_s, waited_s, *, meets=True, num_ranks=2):
+    """Plants a traced run: ranks wait, broadcast for a second, then reduce for 10 s.
+
+    Args:
+        ready_s: When the first rank is ready to broadcast.
+        waited_s: How long it waits.
+        meets: Whether it does so before Horovod's negotiation, as ranks of this package do.
+    """
+    path = plant(
+        directory,
+        "nt3",
+        num_ranks,
+        loader=loader,
+        load_s=ready_s - 3,
+        wait_s=waited_s if meets else 0.0,
+        training={"traced": True},
+    )
+    begin_s = ready_s + waited_s if meets else ready_s
+    ends_s = ready_s + waited_s + 0.25 * meets
+    spans = [
+        ("NEGOTIATE_BROADCAST", begin_s, ends_s),
+        ("BROADCAST", ends_s, ends_s + 1),
+        ("MPI_BCAST", ends_s, ends_s + 1),
+    ]
+    for i in range(10):
+        at_s = ends_s + 2 + i
+        spans.append(("NEGOTIATE_ALLREDUCE", at_s, at_s + 0.25))
+        spans.append(("ALLREDUCE", at_s + 0.25, at_s + 0.75))
+        spans.append(("NCCL_ALLREDUCE", at_s + 0.25, at_s + 0.5))
+    path.with_name("timeline.json").write_text(json.dumps(events(spans)))
+    facts = {
+        "file": "/elsewhere/timeline.json",
+        "anchor_epoch_us": EPOCH_US,
+        "anchor_s": 0.0,
+    }
+    write_record(path, changed(read_record(path), {"timeline": facts}))
+    return RecordedRun(path, read_record(path))
+
+
+def test_pieces_hold_the_covered_time_however_long_the_timeline_is():
+    union = CoverageUnion()
+    union.begin(500)
+    union.begin(700)
+    union.end(900)
+    union.end(2250)
+    assert union.covered_us[:4] == [500, 1000, 250, 0]
+    union.begin(5_000_000)
+    union.end(9_000_000)
+    assert union.piece_us == 16_000
+    assert len(union.covered_us) == NUM_PIECES
+    assert (sum(union.covered_us), union.total_us) == (4_001_750, 4_001_750)
+    assert union.covered_us[:2] == [1750, 0]
+    assert union.shares.max() == 1
+    union.begin(2**62)
+    union.end(2**62)
+    assert (len(union.covered_us), sum(union.covered_us)) == (NUM_PIECES, 4_001_750)
+
+
+def test_a_timeline_is_read_into_rows_of_operations_and_stages(tmp_path):
+    run = traced(tmp_path, "original", 10.0, 40.0, meets=False)
+    coverage = read_coverage(run.timeline_file)
+    assert {*coverage.rows} > {NEGOTIATION, BROADCAST, TRANSFER}
+    assert len(coverage.rows) == 6
+    assert coverage.rows[NEGOTIATION].total_us == 40e6
+    assert coverage.rows[TRANSFER].total_us == 2.5e6
+    assert coverage.origin_epoch_us == EPOCH_US + 5_000_000
+    assert not coverage.cut
+    summary = summarize(run.timeline_file)
+    assert coverage.broadcast == summary.broadcast
+    assert (coverage.broadcast.waiting_s, coverage.broadcast.broadcast_s) == (40, 1)
+
+
+def test_a_real_timeline_covers_what_its_summary_says():
+    coverage, summary = read_coverage(REAL), summarize(REAL)
+    assert coverage.broadcast == summary.broadcast
+    for row, union in coverage.rows.items():
+        name = {
+            "negotiate": f"NEGOTIATE_{row.operation.upper()}",
+            "transfer": f"{row.library}_{row.operation.upper()}".replace("BROADCAST", "BCAST"),
+        }.get(row.kind, row.operation.upper())
+        assert union.total_us / 1e6 == pytest.approx(summary.activities[name]["union_s"]), name
+        assert sum(union.covered_us) == union.total_us
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_the_broadcast_overhead_is_that_of_the_paper(tmp_path, meets):
+    """Whether ranks wait before Horovod's negotiation or within it, it is 43.72 s in all."""
+    waited_s = 43.72 - 1 - 0.25 * meets
+    run = traced(tmp_path, "original", 20.0, waited_s, meets=meets)
+    each = read_traced("original", run)
+    assert each.zero_s == ZERO_S
+    overhead = each.overhead
+    assert (overhead.overhead_s, overhead.broadcast_s) == pytest.approx((43.72, 1))
+    assert overhead.waiting_s == pytest.approx(42.72)
+    (axes,) = timeline_figure([each]).axes
+    (text,) = [text.get_text() for text in axes.texts if "waiting" in text.get_text()]
+    assert text == "43.7 s: 42.7 s waiting, 1.000 s broadcasting"
+    bars = [bar for bars in axes.containers for bar in bars if round(bar.get_y() + 0.4) == 1]
+    drawn = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars)
+    assert drawn[0][0] == pytest.approx(20.0)
+    assert max(end for _, end in drawn) == pytest.approx(63.72)
+
+
+def test_runs_are_drawn_one_above_the_other_on_one_time_axis(tmp_path):
+    runs = [traced(tmp_path, "original", 30.0, 20.0), traced(tmp_path, "chunked", 10.0, 2.0)]
+    figure = timeline_figure([read_traced(run.loader, run) for run in runs])
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0, runs[0].total_s)
+    rows = [label.get_text() for label in first.get_yticklabels()]
+    assert rows == [
+        "phases of rank 0",
+        "broadcast overhead",
+        "broadcast: negotiation",
+        "broadcast",
+        "broadcast: transfer by MPI",
+        "allreduce: negotiation",
+        "allreduce",
+        "allreduce: transfer by NCCL",
+    ]
+    assert [axes.get_title() for axes in (first, second)] == [
+        "original, 2 ranks",
+        "chunked, 2 ranks",
+    ]
+
+
+def rows_overlap(figure):
+    """Returns whether texts within a panel overlap, or leave the figure."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        for i, box in enumerate(boxes):
+            if any(box.overlaps(other) for other in boxes[i + 1 :]):
+                return True
+            if box.x0 < 0 or box.x1 > figure.bbox.x1:
+                return True
+    return False
+
+
+@pytest.mark.parametrize(("ready_s", "waited_s"), [(4, 0.5), (50, 43), (500, 43), (50, 0.01)])
+def test_labels_do_not_overlap(tmp_path, ready_s, waited_s):
+    runs = [traced(tmp_path, "original", 500, 43), traced(tmp_path, "chunked", ready_s, waited_s)]
+    assert not rows_overlap(timeline_figure([read_traced(run.loader, run) for run in runs]))
+
+
+def test_a_report_of_traced_runs_alone_draws_them(tmp_path):
+    for loader, ready_s, waited_s in (("original", 30, 20), ("chunked", 10, 2), ("parallel", 5, 1)):
+        traced(tmp_path, loader, ready_s, waited_s)
+    plain = plant(tmp_path, "nt3", 2, loader="dask")
+    (section,) = make_report(read_runs([tmp_path])).sections
+    (drawing,) = [each for each in section.figures if each.slug == "nt3-strong-timeline"]
+    for text in ("loader original, 2 ranks", "loader chunked, 2 ranks", "loader parallel, 2 ranks"):
+        assert text in drawing.svg
+    assert "dask" not in drawing.svg
+    assert "rank 0" in drawing.caption
+    plain.unlink()
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert [each.slug for each in section.figures] == ["nt3-strong-timeline"]
+    assert any("traced" in note for note in section.notes)
+
+
+def test_series_are_drawn_on_the_largest_number_of_ranks_that_all_have(tmp_path):
+    for loader in ("original", "chunked"):
+        traced(tmp_path, loader, 5, 1)
+    larger = traced(tmp_path, "original", 5, 1, num_ranks=4)
+    (section,) = make_report(read_runs([tmp_path])).sections
+    (drawing,) = section.figures
+    assert "loader original, 2 ranks" in drawing.svg
+    assert larger.num_ranks == 4
+    assert "4 ranks" not in drawing.svg
+
+
+@pytest.mark.parametrize("content", [None, "root:x:0:0", "[]", "["])
+def test_a_timeline_that_is_missing_or_damaged_is_named(tmp_path, content):
+    run = traced(tmp_path, "original", 5, 1)
+    path = run.timeline_file
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(MissingDataError, match="run000"):
+        read_traced("original", run)
+    assert "Not drawn: Communication over time" in run_page(run)
+
+
+def test_what_is_in_a_file_elsewhere_is_not_shown(tmp_path):
+    """A record from elsewhere may name any file."""
+    secret = tmp_path / "secret"
+    secret.write_text("root:x:0:0")
+    run = traced(tmp_path, "original", 5, 1)
+    run = RecordedRun(run.path, changed(run.record, {"timeline.file": str(secret)}))
+    assert run.timeline_file == secret
+    with pytest.raises(MissingDataError) as refused:
+        read_traced("original", run)
+    assert "x:0:0" not in str(refused.value)
+
+
+def test_a_truncated_timeline_is_drawn_and_labelled(tmp_path):
+    run = traced(tmp_path, "original", 5, 1)
+    (axes,) = timeline_figure([read_traced("original", run)]).axes
+    assert "truncated" not in axes.get_title()
+    run.timeline_file.write_text(run.timeline_file.read_text()[:-40])
+    (axes,) = timeline_figure([read_traced("original", run)]).axes
+    assert "truncated" in axes.get_title()
+
+
+def test_the_summary_adds_the_waiting_that_the_record_has(tmp_path):
+    run = traced(tmp_path, "original", 20.0, 40.0)
+    arguments = ["summary", str(run.timeline_file), "--json", str(tmp_path / "summary.json")]
+    for record, overhead_s in (([], 1.25), (["--record", str(run.path)], 41.25)):
+        done = CliRunner().invoke(command, arguments + record, catch_exceptions=False)
+        assert done.exit_code == 0
+        broadcast = json.loads((tmp_path / "summary.json").read_text())["broadcast"]
+        assert broadcast["overhead_s"] == pytest.approx(overhead_s)
+        assert broadcast["broadcast_s"] == pytest.approx(1)
+        assert f"broadcast overhead {overhead_s:.3f} s" in done.output
+
+
+def test_shares_are_those_of_the_time(tmp_path):
+    run = traced(tmp_path, "original", 20.0, 1.0)
+    union = read_coverage(run.timeline_file).rows[TRANSFER]
+    busy = union.shares[union.shares > 0]
+    assert np.sum(busy) * union.piece_us == pytest.approx(2.5e6)
