@@ -22,7 +22,7 @@ RUNS = {
     "p1b2": "p1b2 --dense 8 --epochs 30 --learning_rate 1e-12 --early_stop True --patience 2"
     " --profiling True --logfile run.log --save_path results",
     "p1b3": "p1b3 --config_file p1b3_conv_model.txt --cell_noise_sigma 0.1"
-    " --train_steps 40 --batch_normalization True",
+    " --train_samples 4050 --batch_normalization True",
     "nt3": "nt3 --locally_connected True --conv 4 10 5 --pool 4 --dense 8 --epochs 2"
     " --add_noise True --scaling_fit train",
 }
@@ -75,6 +75,8 @@ def test_p1b1s_variational_models_learn_and_their_latent_space_is_saved(director
 def test_p1b3s_convolutions_train_and_predictions_are_drawn(directory):
     record = read_record(directory / "p1b3/run.json")
     assert record["parameters"]["dense"]["value"] is None
+    assert record["data"]["num_train"] == 4050
+    assert (record["plan"]["steps_per_epoch"], record["plan"]["samples_per_epoch"]) == (40, 4000)
     assert record["quality"]["loss"]["value"] < 1
     for name in ("errors.png", "predictions.png"):
         assert (directory / "p1b3" / name).read_bytes().startswith(PNG)
