@@ -207,3 +207,18 @@ def test_a_repeated_name_in_a_table_is_refused(tmp_path):
     path.write_text("CellLine\ta\nNCI60.A\t1\nNCI60.A\t2\n")
     with pytest.raises(DataError, match=r"'NCI60\.A'"):
         module.Features.read(Reader(FileSet.of({"mirna": path})), "mirna")
+
+
+def test_missing_numbers_are_read_as_by_pandas_and_responses_without_growth_left_out(tmp_path):
+    tables, choice = sys.modules["p1b3_tables"], sys.modules["p1b3_split"]
+    features = tmp_path / "proteome.tsv"
+    features.write_text("CellLine\ta\tb\nA\tNA\t1\nB\t3\t-\nC\t4\tNaN\n")
+    responses = tmp_path / "response.csv"
+    rows = ("1,A,-5,7", "1,A,-4.5,", "1,B,-4,NA", "2,B,,8", "2,C,-4,-9")
+    responses.write_text("\n".join(["NSC,CELLNAME,LOG_CONCENTRATION,GROWTH", *rows]) + "\n")
+    reader = Reader(FileSet.of({"proteome": features, "response": responses}))
+    table = tables.Features.read(reader, "proteome")
+    table.impute_and_scale("none", None)
+    assert table.values.tolist() == [[3.5, 1], [3, 1], [4, 1]]
+    read = choice.Responses.of(reader.read("response", tables.RESPONSE))
+    assert choice.choose(read, P1B3.read_parameters(["--subsample", "none"])).tolist() == [0, 4]
