@@ -128,11 +128,21 @@ class PaperRuns:
         sizes: The job size of each ready-made script, by machine and scaling mode.
         modes: The scaling modes that the paper reports.
         weak_epochs: The epochs of each rank under weak scaling; 8 in the paper's section 6.
+        num_samples: The samples for training and validation in synthetic data of full size.
+        num_inputs: The inputs of each of them.
+        testing_role: The role of the file that stands beside the testing file of the paper's
+            Table 1; all other files together stand beside its training file.
+        notes: What rows of Table 1 stand for here, or why they differ, by their names in
+            `candle_p1.reports.published`.
     """
 
     sizes: Mapping[tuple[str, str], JobSize] = field(default_factory=dict)
     modes: tuple[str, ...] = SCALING_MODES
     weak_epochs: int = 8
+    num_samples: int | None = None
+    num_inputs: int | None = None
+    testing_role: str = "test"
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Benchmark(ABC):

@@ -17,7 +17,7 @@ from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
 from candle_p1.models.initializers import initial_weights
 from nt3_noise import NOISE_TYPES, add_noise
-from nt3_synthetic import Nt3Recipe
+from nt3_synthetic import SIZES, Nt3Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +42,8 @@ class Nt3(Benchmark):
             ("theta", "strong"): JobSize(384, 60),
             ("theta", "weak"): JobSize(384, 240),
         },
+        num_samples=2 * SIZES["full"].num_patients["train"],
+        num_inputs=SIZES["full"].num_genes,
     )
     parameters = (
         Parameter("classes", int, 2, "number of classes", minimum=2, maximum=10_000),

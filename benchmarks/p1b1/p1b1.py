@@ -32,7 +32,7 @@ from candle_p1.models.optimizers import default_learning_rate
 from candle_p1.models.scores import RegressionScore
 from p1b1_latent import save_latent_space
 from p1b1_model import build_autoencoder, latent_layer
-from p1b1_synthetic import P1b1Recipe
+from p1b1_synthetic import SIZES, P1b1Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,6 +94,11 @@ class P1b1(Benchmark):
             ("summit", "weak"): JobSize(512, 60),
             ("theta", "strong"): JobSize(96, 180),
             ("theta", "weak"): JobSize(384, 180),
+        },
+        num_samples=SIZES["full"].num_patients["train"],
+        num_inputs=SIZES["full"].num_genes,
+        notes={
+            "elements": "60,483 genes; the paper may count a column that holds no gene",
         },
     )
     parameters = (

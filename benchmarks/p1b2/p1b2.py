@@ -28,7 +28,7 @@ from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
 from candle_p1.models.initializers import initial_weights
 from candle_p1.models.scores import ConfusionScore
-from p1b2_synthetic import P1b2Recipe
+from p1b2_synthetic import SIZES, P1b2Recipe
 
 if TYPE_CHECKING:
     from candle_p1.data.reader import Reader
@@ -61,6 +61,8 @@ class P1b2(Benchmark):
             ("theta", "strong"): JobSize(384, 60),
             ("theta", "weak"): JobSize(384, 180),
         },
+        num_samples=SIZES["full"].num_patients["train"],
+        num_inputs=SIZES["full"].num_genes,
     )
     parameters = (
         Parameter("scaling", str, "minmax", "scaling of the features", choices=SCALINGS),

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 CANCER_TYPES = ("BRCA", "GBM", "HNSC", "KIRC", "LGG", "LUAD", "OV", "THCA", "UCEC", "others")
 """The nine most frequent types in the GDC, and all others."""
 
+LETTERS = "ABCDEFGHIKLMNPRSTUXZ"  # of the names of genes
+
 
 @dataclass(frozen=True)
 class Size:
@@ -194,6 +196,6 @@ def _gene_names(num_genes: int, seed: int) -> list[str]:
     random = random_stream(seed, 3)
     names: set[str] = set()
     while len(names) < num_genes:
-        letters = random.choice(list("ABCDEFGHIKLMNPRSTUXZ"), 4)[: random.integers(3, 5)]
-        names.add(f"{''.join(letters)}{random.integers(1, 1000)}")
+        letters = [LETTERS[i] for i in random.integers(0, len(LETTERS), 4)]
+        names.add(f"{''.join(letters[: random.integers(3, 5)])}{random.integers(1, 1000)}")
     return sorted(names)

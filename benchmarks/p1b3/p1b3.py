@@ -32,7 +32,7 @@ from candle_p1.models.scores import RegressionScore
 from p1b3_inputs import DRUG_KINDS, LINE_KINDS, draw_features, scale_and_join, tables_of
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
-from p1b3_synthetic import P1b3Recipe
+from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
 from p1b3_tables import RESPONSE, Features, JoinedRows, read_list
 
 if TYPE_CHECKING:
@@ -107,6 +107,19 @@ class P1b3(Benchmark):
         },
         modes=("strong",),
         weak_epochs=1,
+        num_samples=NUM_SELECTED,
+        num_inputs=1 + sum(NUM_COLUMNS[role]["full"] for role in ("expression", "descriptors")),
+        testing_role="response",
+        notes={
+            "training_mb": "the other eight files together; CANDLE reads no training file",
+            "testing_mb": "the dose responses; CANDLE reads no testing file",
+            "batch_size": "times the cube root of the number of ranks (--batch_scaling cbrt)",
+            "samples": "about as many synthetic responses are selected as of CANDLE's files",
+            "elements": (
+                "the concentration, 25,722 genes and 3,809 descriptors, as CANDLE's README has it;"
+                " the paper may mean the first layer, or --feature_subsample 500"
+            ),
+        },
     )
     parameters = (
         *(

@@ -42,6 +42,9 @@ NUM_COLUMNS = {
     "descriptors": {"full": 3_809, "small": 1_000},
     "latent": {"full": 292, "small": 30},
 }
+NUM_SELECTED = 996_000
+"""About how many responses of the full size remain for training and validation by default."""
+
 COUNTS_SHARE, FLAGS_SHARE = 0.37, 0.37  # of the descriptors
 ABSENT_SHARE = {  # of the lines, or drugs
     "expression": 0.0,

@@ -29,6 +29,7 @@ COMMANDS = (
     "timeline",
     "data",
     "bench",
+    "published",
     "doctor",
 )
 

@@ -29,7 +29,7 @@ TABLE_1 = {
     "training_mb": ("training file", "MB"),
     "testing_mb": ("testing file", "MB"),
     "epochs": ("epochs", ""),
-    "batch_size": ("batch size", "samples"),
+    "batch_size": ("batch size", ""),
     "learning_rate": ("learning rate", ""),
     "optimizer": ("optimizer", ""),
     "samples": ("training samples", ""),
@@ -138,7 +138,14 @@ def published_epochs(experiment: Experiment) -> int | None:
 def all_published() -> list[Published]:
     """Returns every published value, in the order of the file; its Tables 1, 3 and 4 come last."""
     table_1 = [
-        Published(row, title, "Table 1", benchmark=benchmark, value=cells[row], unit=unit)
+        Published(
+            row,
+            f"{title} {number_words(cells[row])} {unit}".rstrip(),
+            "Table 1",
+            benchmark=benchmark,
+            value=cells[row],
+            unit=unit,
+        )
         for benchmark, cells in _content()["table_1"].items()
         for row, (title, unit) in TABLE_1.items()
     ]
@@ -181,7 +188,8 @@ def _cells(benchmark: str) -> list[Published]:
     return [
         Published(
             "load_s",
-            f"loading the {each.role} file of {each.file_mb} MB (loader {each.loader})",
+            f"{each.seconds} s to load the {each.role} file of {each.file_mb} MB"
+            f" (loader {each.loader})",
             f"Table {each.table}",
             benchmark=benchmark,
             machine=each.machine,

@@ -50,6 +50,7 @@ COMMANDS = [
     "study status strong-nt3",
     "data info",
     "data cache",
+    "published p1b3",
     "doctor",
     f"timeline summary {ROOT}/tests/files/horovod_timeline.json",
     f"timeline slice {ROOT}/tests/files/horovod_timeline.json -o slice.json",

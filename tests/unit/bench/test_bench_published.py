@@ -1,0 +1,91 @@
+"""The command that lists published values, and Table 1 beside what is trained here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.bench.published import DIFFERS, collect, table_1
+from candle_p1.benchmark import find_benchmark
+from candle_p1.errors import ParameterError
+from candle_p1.reports.published import all_published, published_table_1
+
+BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
+
+
+def shown(*words):
+    result = CliRunner().invoke(cli.cli, ["published", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_every_value_is_shown_with_its_place(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = [set(line.replace(",", "").split()) for line in shown().splitlines()]
+    for each in all_published():
+        if each.section != "Table 1" or each.source != "paper":  # that is a table of its own
+            words = f"{each.says} {each.where}".replace(",", "").split()
+            assert any(line.issuperset(words) for line in lines), each
+    values = json.loads(shown("--json"))["values"]
+    rows = list(csv.DictReader(io.StringIO(shown("--csv"))))
+    assert len(values) == len(rows) == len(all_published())
+    assert [str(value["value"] or "") for value in values] == [row["value"] for row in rows]
+
+
+def test_table_1_stands_beside_what_is_trained():
+    rows = {name: {row.name: row for row in table_1(find_benchmark(name))} for name in BENCHMARKS}
+    for name, of_benchmark in rows.items():
+        assert {key: row.published for key, row in of_benchmark.items()} == published_table_1(name)
+        assert all(row.here is not None for row in of_benchmark.values())
+        assert not [row for row in of_benchmark.values() if row.note == DIFFERS]
+        for key in ("epochs", "batch_size", "learning_rate", "optimizer"):
+            assert of_benchmark[key].here == of_benchmark[key].published
+    noted = {name: {key for key, row in each.items() if row.note} for name, each in rows.items()}
+    assert noted == {
+        "nt3": set(),
+        "p1b1": {"elements"},
+        "p1b2": set(),
+        "p1b3": {"training_mb", "testing_mb", "batch_size", "samples", "elements"},
+    }
+    candle = [rows[name]["epochs"].candle for name in BENCHMARKS]
+    assert candle == [400, 100, 1, 1]
+    table = shown("p1b3")
+    assert "29,532" in table
+    assert "CANDLE's README" in table
+
+
+def test_a_change_of_the_defaults_is_seen(monkeypatch):
+    benchmark = find_benchmark("p1b2")
+    parse = benchmark.declaration.parse
+    monkeypatch.setattr(
+        type(benchmark.declaration), "parse", lambda _, argv, file: parse(["--epochs", "9"], file)
+    )
+    (row,) = [row for row in table_1(benchmark) if row.name == "epochs"]
+    assert (row.published, row.here, row.note) == (768, 9, DIFFERS)
+
+
+def test_a_benchmark_selects_its_values():
+    for name, found in (("p1b2", "p1b2"), ("benchmarks/p1b2", "p1b2"), ("mnist", "mnist")):
+        report = collect(name)
+        assert {value["benchmark"] for value in report["values"]} == {found}
+        assert list(report["table_1"]) == [found] * (found != "mnist")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nt5"], "nt3"),
+        ([""], "benchmark"),
+        (["tests/files/toy"], "nothing is published about"),
+        (["--csv", "--json"], "only one"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(words, message):
+    result = CliRunner().invoke(cli.cli, ["published", *words])
+    assert isinstance(result.exception, ParameterError)
+    assert message in str(result.exception)
