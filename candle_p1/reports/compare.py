@@ -21,6 +21,7 @@ from candle_p1.reports.quantities import (
     ENERGY,
     EPOCH,
     POWER,
+    POWER_AND_ENERGY,
     SAMPLES,
     TOTAL,
     TRANSFER,
@@ -28,6 +29,7 @@ from candle_p1.reports.quantities import (
     Quantity,
     covered,
     known_values,
+    labelled,
     phase_time,
     quality_on_test,
 )
@@ -239,6 +241,7 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
     measured += [EPOCH, SAMPLES, COMMUNICATION]
     if len(covered(runs)) == 1:
         measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases), POWER]
+        measured += [labelled(each, runs) for pair in POWER_AND_ENERGY for each in pair]
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
     rows = [row for row in rows if any(row.a) or any(row.b)]
     figures = dict.fromkeys(name for run in runs for name in run.quality)

@@ -64,6 +64,15 @@ FIRST_STEP = _attribute("first_step_s", "first step", "s")
 SAMPLES = _recorded("training", "samples_per_s", "samples_per_s", "training rate", "samples/s")
 ENERGY = _attribute("energy_j", "energy", "J")
 POWER = _recorded("energy", "mean_w", "power_w", "mean power", "W")
+"""These two are sums over all devices of the job."""
+
+GPU_ENERGY = Quantity("energy_per_gpu_j", "energy per GPU", "J", lambda run: run.gpu_j)
+GPU_POWER = Quantity("power_per_gpu_w", "mean power per GPU", "W", lambda run: run.gpu_w)
+NODE_ENERGY = Quantity("energy_per_node_j", "energy per node", "J", lambda run: run.node_j)
+NODE_POWER = Quantity("power_per_node_w", "mean power per node", "W", lambda run: run.node_w)
+POWER_AND_ENERGY = ((GPU_POWER, GPU_ENERGY), (NODE_POWER, NODE_ENERGY))
+"""As the paper states them: per GPU on Summit, per node on Theta."""
+
 COMMUNICATION = _attribute("communication_share", "communication's share of training")
 LOAD_BALANCE = _efficiency("load_balance", "load balance")
 COMMUNICATION_EFFICIENCY = _efficiency("communication_efficiency", "communication efficiency")
@@ -77,18 +86,30 @@ def covered(runs: Iterable[RecordedRun]) -> list[str]:
 
 
 def labelled(quantity: Quantity, runs: Iterable[RecordedRun]) -> Quantity:
-    """Returns ENERGY or POWER with a title that says where it is not measured."""
+    """Returns an energy or a power with a title that says where it is not measured."""
+    runs = list(runs)
+    title, parts = quantity.title, covered(runs)
+    if quantity in (NODE_POWER, NODE_ENERGY) and len(parts) == 1 and parts != ["node"]:
+        title = f"{title}, {parts[0]}"
     kinds = {run.energy_kind for run in runs if run.energy_j is not None}
     others = sorted(kinds - {"measured"})
-    if not others:
-        return quantity
-    partly = "partly " if len(kinds) > 1 else ""
-    return replace(quantity, title=f"{quantity.title} ({partly}{' and '.join(others)})")
+    if others:
+        partly = "partly " if len(kinds) > 1 else ""
+        title = f"{title} ({partly}{' and '.join(others)})"
+    return replace(quantity, title=title)
 
 
-def comparable_energy(runs: Sequence[RecordedRun]) -> list[Quantity]:
-    """Returns ENERGY if it was measured and covers the same parts of the machine in all runs."""
-    return [labelled(ENERGY, runs)] if len(covered(runs)) == 1 else []
+def comparable_energy(runs: Sequence[RecordedRun]) -> list[tuple[Quantity, Quantity]]:
+    """Returns power and energy, per GPU or else per node.
+
+    None if they were not measured, or cover different parts of the machine in the runs.
+    """
+    if len(covered(runs)) != 1:
+        return []
+    measured = [run for run in runs if run.energy_j is not None]
+    per_gpu = all(run.gpu_j is not None for run in measured)
+    power, energy = POWER_AND_ENERGY[0 if per_gpu else 1]
+    return [(labelled(power, runs), labelled(energy, runs))]
 
 
 FIGURES_OF_MERIT = {"accuracy": True, "loss": False}

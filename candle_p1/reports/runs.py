@@ -22,11 +22,12 @@ from candle_p1.scaling import share_epochs
 from candle_p1.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from candle_p1.records.types import (
+        DeviceGroup,
         EpochFacts,
         FileFacts,
         PhaseTimes,
@@ -462,6 +463,40 @@ class RecordedRun:
     def energy_j(self) -> float | None:
         """The energy of the whole run; None where it was not measured."""
         return self.record.energy.total_j if self.record.energy else None
+
+    @property
+    def gpu_j(self) -> float | None:
+        """The energy of the whole run per GPU, mean over its GPUs; None where not all were read."""
+        return self._per_gpu(lambda group: group.energy.mean_j if group.energy else None)
+
+    @property
+    def gpu_w(self) -> float | None:
+        """The mean power of a GPU over the whole run, likewise."""
+        return self._per_gpu(lambda group: group.power.mean_w if group.power else None)
+
+    def _per_gpu(self, mean_of: Callable[[DeviceGroup], float | None]) -> float | None:
+        devices = self.record.energy.devices if self.record.energy else []
+        gpus = [group for group in devices if group.domain == "gpu"]
+        # Where a node's own sensor is counted, the GPUs in it are not.
+        gpus = [group for group in gpus if group.counted] or gpus
+        means = [None if group.kind == "absent" else mean_of(group) for group in gpus]
+        known = [mean for mean in means if mean is not None]
+        if not known or len(known) < len(means):
+            return None
+        return float(np.average(known, weights=[group.num_devices for group in gpus]))
+
+    @property
+    def node_j(self) -> float | None:
+        """The energy of the whole run per node, mean over its nodes; None where not measured."""
+        return self._per_node(self.energy_j)
+
+    @property
+    def node_w(self) -> float | None:
+        """The mean power of a node over the whole run: of its devices together."""
+        return self._per_node(self.record.energy.mean_w if self.record.energy else None)
+
+    def _per_node(self, total: float | None) -> float | None:
+        return total / self.num_nodes if total is not None and self.num_nodes else None
 
     @property
     def power_hz(self) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import neg
 from statistics import harmonic_mean
 from typing import TYPE_CHECKING
 
 from candle_p1.reports.gains import improvements, method_pairs, other_pairs, speedups
 from candle_p1.reports.loading import file_loads
 from candle_p1.reports.points import STRONG, WEAK
-from candle_p1.reports.published import EPOCHS_TOLD, published, published_loading
+from candle_p1.reports.published import EPOCHS_TOLD, all_published, published, published_loading
 from candle_p1.reports.quantities import (
     BROADCAST,
     COMMUNICATION,
@@ -20,7 +21,7 @@ from candle_p1.reports.quantities import (
     LOAD_BALANCE,
     PARALLEL_EFFICIENCY,
     PARTS,
-    POWER,
+    POWER_AND_ENERGY,
     SAMPLES,
     TOTAL,
     TRAIN,
@@ -35,6 +36,7 @@ from candle_p1.reports.quantities import (
 )
 from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.table import ReportTable
+from candle_p1.reports.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -156,20 +158,28 @@ def _gains(
     experiment: Experiment, pairs: Sequence[Pair]
 ) -> tuple[Sequence[str], list[tuple[Cell, ...]], Sequence[str]]:
     """Returns improvements in percent, on each number of ranks and over all."""
-    rows: list[tuple[Cell, ...]] = [
-        (
-            quantity.title,
-            pair.other.name,
-            pair.base.name,
-            "all, paired" if each.num_ranks is None else f"{each.num_ranks:,}",
-            each.percent,
-            each.verdict,
-        )
-        for pair in pairs
-        for quantity in (TOTAL, *comparable_energy(experiment.runs), LOAD, BROADCAST)
-        for each in improvements(*pair, quantity.of)
-    ]
-    headings = ("quantity", "series", "base", "ranks", "improvement (%)", "claim")
+    measured = comparable_energy(experiment.runs)
+    power_of = {energy: power for power, energy in measured}
+    rows: list[tuple[Cell, ...]] = []
+    for pair in pairs:
+        for quantity in (TOTAL, *power_of, LOAD, BROADCAST):
+            power = power_of.get(quantity)
+            powers = improvements(*pair, power.of) if power else []
+            changes = {each.num_ranks: each.percent.map(neg) for each in powers}
+            rows += [
+                (
+                    quantity.title,
+                    pair.other.name,
+                    pair.base.name,
+                    "all, paired" if each.num_ranks is None else f"{each.num_ranks:,}",
+                    each.percent,
+                    each.verdict,
+                    changes.get(each.num_ranks),
+                )
+                for each in improvements(*pair, quantity.of)
+            ]
+    change = f"change of {measured[0][0].title} (%)" if measured else ""
+    headings = ("quantity", "series", "base", "ranks", "improvement (%)", "claim", change)
     note = (
         '(base - series) / base. Rows "all, paired" are the median over pairs of runs with the same'
         ' number of ranks and the same seed. A claim is "significant" where a 95 % interval'
@@ -194,10 +204,17 @@ def quality(experiment: Experiment) -> Content:
 
 def power(experiment: Experiment) -> Content:
     """Returns time per epoch, mean power and energy: the paper's Tables 2, 5 and 6."""
-    shown = (EPOCH, *(labelled(each, experiment.runs) for each in (POWER, ENERGY)))
+    shown = (each for pair in POWER_AND_ENERGY for each in pair)
+    columns = (EPOCH, *(labelled(each, experiment.runs) for each in shown))
     points = [each for each in _points(experiment) if each[1].values(ENERGY.of)]
-    content = _of_points(points, list(map(_column, shown)))
-    return "Time per epoch, power and energy", *content, (), ("epoch_s",)
+    content = _of_points(points, list(map(_column, columns)))
+    rates = {run.power_hz for _, point in points for run in point.runs if run.power_hz}
+    note = (
+        "Per GPU: means over all GPUs. Per node: means over the nodes, the devices of a node added"
+        f" up. Power was read at {listed([f'{hz:g}' for hz in sorted(rates)])} Hz (--power_hz)."
+    )
+    of_paper = [str(each) for each in all_published() if each.quantity == "power_rate"]
+    return "Time per epoch, power and energy", *content, (note, *of_paper), ("epoch_s",)
 
 
 def efficiency(experiment: Experiment) -> Content:

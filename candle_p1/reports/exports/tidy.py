@@ -33,6 +33,7 @@ QUANTITIES = (
     quantities.PARALLEL_EFFICIENCY,
     quantities.ENERGY,
     quantities.POWER,
+    *(each for pair in quantities.POWER_AND_ENERGY for each in pair),
 )
 ATTRIBUTES = (
     "status", "disturbed", "failure", "started", "num_ranks", "num_nodes", "threads", "synthetic",

@@ -18,11 +18,14 @@ from candle_p1.reports.quantities import (
     COMMUNICATION,
     ENERGY,
     EPOCH,
+    GPU_ENERGY,
+    GPU_POWER,
     LOAD,
     LOAD_BALANCE,
+    NODE_ENERGY,
+    NODE_POWER,
     NOT_EVALUATED,
     PARALLEL_EFFICIENCY,
-    POWER,
     TOTAL,
     TRAIN,
     Quantity,
@@ -147,7 +150,7 @@ def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 
 def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws energy and mean power.
+    """Draws energy and mean power, per GPU and per node.
 
     Raises:
         MissingDataError: No energy was measured.
@@ -155,8 +158,9 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     measured = [each for each in series if _known([each], (ENERGY,))]
     if not measured:
         raise MissingDataError("energy was not measured in any run")
-    shown = (labelled(each, experiment.runs) for each in (ENERGY, POWER))
-    return line_figure([_panel(measured, each) for each in shown])
+    pairs = (GPU_ENERGY, GPU_POWER, NODE_ENERGY, NODE_POWER)
+    shown = (labelled(each, experiment.runs) for each in _known(measured, pairs))
+    return line_figure([_panel(measured, each) for each in shown], columns=2)
 
 
 def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -203,7 +207,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
         raise MissingDataError(NO_OTHER_PAIR)
     several = len({pair.base.name for pair in compared}) > 1
     panels: list[Panel] = []
-    for quantity in (TOTAL, *comparable_energy(experiment.runs)):
+    for quantity in (TOTAL, *(energy for _, energy in comparable_energy(experiment.runs))):
         lines = {
             pair.other.name + (f" against {pair.base.name}" if several else ""): [
                 Mark(each.num_ranks, each.percent)

@@ -96,8 +96,8 @@ def power_caption(runs: Sequence[MeasuredRun]) -> str:
     rates = listed([f"{hz:g}" for hz in sorted({each.run.power_hz or 0.0 for each in runs})])
     others = sum(each.num_others for each in runs)
     return (
-        f"One run of each series: {kinds} power of the devices of one node, read {rates} times a"
-        " second, with the phases of rank 0 behind it."
+        f"One run of each series: {kinds} power of the devices of one node, read at {rates} Hz,"
+        " with the phases of rank 0 behind it."
         + (f" {count(others, 'further device')} of these nodes are not drawn." if others else "")
     )
 

@@ -163,7 +163,8 @@ KINDS = (
     FigureKind(
         "energy",
         "Energy and mean power",
-        f"Over the whole run, for the parts of the machine that have sensors. {BARS}",
+        "Over the whole run, for the parts of the machine that have sensors: means over GPUs, and"
+        f" over nodes with the devices of a node added up. {BARS}",
         lines.energy,
     ),
 )
