@@ -33,6 +33,7 @@ from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.horovod import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
+from candle_p1.models.convolutions import CONV_FIELDS
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.scores import ConfusionScore, RegressionScore
@@ -319,7 +320,7 @@ class Benchmark(ABC):
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with everything that follows from them; see `bind`."""
-        params = self.resolve(params)
+        params = self.resolve(_without_empty_layers(params))
         return params.with_settings(*self._data_files(params))
 
     def mode_flags(self, mode: str) -> dict[str, str]:
@@ -442,6 +443,25 @@ class Benchmark(ABC):
             f" shape with candle-p1 data make {self.argument} --size full --out DIR",
             name,
         )
+
+
+def _without_empty_layers(params: ParameterSet) -> ParameterSet:
+    """Returns the parameters without the layers that CANDLE leaves out.
+
+    They are dense layers of 0 units, and from the first convolution with a 0 all of them, with
+    their pooling.
+    """
+    dense, conv, pool = (params[name] or [] for name in ("dense", "conv", "pool"))
+    lists = {"dense": [units for units in dense if units]}
+    if 0 in conv:
+        num_layers = conv.index(0) // CONV_FIELDS
+        lists["conv"] = conv[: CONV_FIELDS * num_layers]
+        if len(pool) == len(conv) // CONV_FIELDS:
+            lists["pool"] = pool[:num_layers]
+    changed = {name: values for name, values in lists.items() if values != (params[name] or [])}
+    return params.with_settings(
+        {name: (values, params.origin(name)) for name, values in changed.items()}
+    )
 
 
 def find_benchmark(name: str) -> Benchmark:

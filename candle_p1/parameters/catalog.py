@@ -114,14 +114,20 @@ _PREPROCESSING = _group(
 _MODEL = _group(
     "model",
     Parameter(
-        "dense", int, None, "units of each dense layer", minimum=1, maximum=MAX_UNITS, many=True
+        "dense",
+        int,
+        None,
+        "units of each dense layer; 0: no layer",
+        minimum=0,
+        maximum=MAX_UNITS,
+        many=True,
     ),
     Parameter(
         "conv",
         int,
         None,
-        "filters, length and stride of each convolution",
-        minimum=1,
+        "filters, length and stride of each convolution; a 0 ends the convolutions",
+        minimum=0,
         maximum=MAX_UNITS,
         many=True,
     ),

@@ -268,3 +268,20 @@ def test_flags_of_a_scaling_mode(name, mode, flags):
 def test_unknown_scaling_modes_are_refused():
     with pytest.raises(ParameterError, match="'fixed'"):
         NT3.mode_flags("fixed")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--dense 200 0 20", {"dense": [200, 20], "conv": [128, 20, 1, 128, 10, 1]}),
+        ("--dense 0", {"dense": []}),
+        ("--conv 4 5 1 0 0 0 8 5 1 --pool 1 2 3", {"conv": [4, 5, 1], "pool": [1]}),
+        ("--conv 4 5 1 2 0 1", {"conv": [4, 5, 1], "pool": [1]}),
+        ("--conv 0 0 0 --pool 10", {"conv": [], "pool": []}),
+    ],
+)
+def test_layers_of_size_0_are_left_out_as_in_candle(flags, expected):
+    params = bind(*flags.split())
+    assert {name: params[name] for name in expected} == expected
+    assert params.origin(flags.split()[0].removeprefix("--")).kind == "flag"
+    assert dict(NT3.bind(params)) == dict(params)

@@ -106,6 +106,22 @@ def test_p1b1_has_candles_metrics_and_a_further_one_once(model, names, further):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "settings"),
+    [
+        ("nt3", [], {"factor": 0.1, "patience": 10, "min_lr": 0}),
+        ("p1b1", ["--reduce_lr", "True"], {"factor": 0.5, "patience": 5, "min_lr": 1e-5}),
+    ],
+)
+def test_the_learning_rate_is_reduced_as_in_candle(name, flags, settings):
+    benchmark = find_benchmark(name)
+    (reduce,) = benchmark.callbacks(benchmark.read_parameters(flags))
+    expected = settings | {"monitor": "val_loss", "min_delta": 1e-4, "cooldown": 0, "mode": "auto"}
+    assert {key: getattr(reduce, key) for key in expected} == expected
+    off = benchmark.read_parameters(["--reduce_lr", "False"])
+    assert benchmark.callbacks(off) == []
+
+
 def test_p1b3_has_convolutions_before_a_linear_unit():
     model = build("p1b3", "--config_file", "p1b3_conv_model.txt")
     length = ((29_532 - 10) // 5 + 1) // 10
