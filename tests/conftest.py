@@ -140,7 +140,7 @@ def train_all(request, data_directory, tmp_path_factory):
     benchmark and its flags. The names RUN000, RUN001 and so on are those that the runs choose.
     """
 
-    def train_all(num_ranks, runs):
+    def train_all(num_ranks, runs, limit_s=300):
         directory = tmp_path_factory.mktemp("runs")
         lines = [
             f"{line} --output_dir {directory}" + f" --run_id {name}" * (not name.startswith("RUN"))
@@ -154,7 +154,7 @@ def train_all(request, data_directory, tmp_path_factory):
         )
         environment = {k: v for k, v in os.environ.items() if not _is_of_a_job(k)}
         environment["CANDLE_DATA_DIR"] = str(data_directory)
-        code, output = await_end(start_group(command, directory, env=environment), 300)
+        code, output = await_end(start_group(command, directory, env=environment), limit_s)
         print(output)
         assert code == 0, output
         return directory / "EXP000"

@@ -1,11 +1,16 @@
-"""CANDLE's contract: a driver imports the scripts, changes parameters and runs each twice."""
+"""CANDLE's contract: a driver imports the scripts, changes parameters and runs each twice.
+
+On one rank, CANDLE's own parameter files are in place of the benchmarks'.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
 
+from tests.candle import CANDLE
 from tests.records import read_record
 
 pytestmark = pytest.mark.extended
@@ -48,6 +53,11 @@ def test_a_driver_runs_each_script_twice_in_one_process(
 ):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
+    if num_ranks == 1:
+        for name in BENCHMARKS:
+            shutil.copytree(benchmark_folders / name, tmp_path / name)
+            shutil.copy(CANDLE / f"HEAD/{name}_default_model.txt", tmp_path / name)
+        benchmark_folders = tmp_path
     argv = [script, *(benchmark_folders / name for name in BENCHMARKS)]
     code, output = execute(mpirun(num_ranks, *argv) if num_ranks > 1 else [sys.executable, *argv])
     print(output)
