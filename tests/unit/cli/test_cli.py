@@ -448,7 +448,10 @@ def completions(line):
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data info n", {"nt3"}),
-        ("candle-p1 run nt3 --n", {"--np", "--noise_correlated", "--noise_gaussian"}),
+        (
+            "candle-p1 run nt3 --noise_c",
+            {"--noise_cluster", "--noise_column", "--noise_correlated"},
+        ),
         ("candle-p1 run nt3 --np 2 --epochs_", {"--epochs_scaling"}),
         ("candle-p1 run nt3 --loader ch", {"chunked", "chunked_rows"}),
         ("candle-p1 run nt3 --epochs 2 --early_stop ", {"True", "False"}),
