@@ -132,7 +132,8 @@ class Declaration:
     def read_file(self, path: Path, kind: str) -> Settings:
         """Returns the values of a parameter file, with their origins.
 
-        Also those of CANDLE's other parameters, as they are.
+        Also those of CANDLE's other parameters, as they are. A file that Supervisor writes may set
+        a parameter to None under its present name and to a value under an earlier one.
 
         Args:
             path: The file.
@@ -145,22 +146,25 @@ class Declaration:
         # The name is enough to identify the model file; a config file may be anywhere.
         file = path.name if kind == "model file" else str(path)
         settings: Settings = {}
-        for name, text, line in read_entries(path, Origin(kind, file)):
+        keys: dict[str, str] = {}
+        for key, text, line in read_entries(path, Origin(kind, file)):
             origin = Origin(kind, file, line)
-            name = self._current_names.get(name, name)
-            if name not in self.parameters and name not in KNOWN:
+            name = self._current_names.get(key, key)
+            if parameter := self.parameters.get(name):
+                value = parameter.check(read_literal(text, parameter, origin), origin)
+            elif name in KNOWN:
+                value = read_any(text)
+            else:
                 raise unknown_parameter(name, self.parameters, origin)
-            if name in settings:
-                raise ParameterError(
-                    f"{name!r} is set twice in {kind} {file}: on lines {settings[name][1].line} and"
-                    f" {line}; keep one"
-                )
-            if name not in self.parameters:
-                settings[name] = (read_any(text), origin)
-                continue
-            parameter = self.parameters[name]
-            value = read_literal(text, parameter, origin)
-            settings[name] = (parameter.check(value, origin), origin)
+            if before := settings.get(name):
+                if keys[name] == key or None not in (before[0], value):
+                    raise ParameterError(
+                        f"{name!r} is set twice in {kind} {file}: on lines {before[1].line} and"
+                        f" {line}; keep one"
+                    )
+                if value is None:
+                    continue
+            settings[name], keys[name] = (value, origin), key
         return settings
 
     def _defaults(self) -> Settings:

@@ -582,6 +582,10 @@ def test_candles_earlier_names_are_read(params, tmp_path, old, name, value):
     path.write_text(f"{NEEDED}{old} = {value!r}\n{name} = {value!r}\n")
     with pytest.raises(ParameterError, match=rf"'{name}' is set twice .* lines 7 and 8"):
         NT3.parse([], path)
+    if NT3.parameters[name].optional:  # as in what Supervisor writes
+        for lines in (f"{name} = None\n{old} = {value!r}\n", f"{old} = {value!r}\n{name} = None\n"):
+            path.write_text(NEEDED + lines)
+            assert NT3.parse([], path)[name] == value
     own = Declaration(PARAMETERS, [Parameter(old, str, "its own", "")], choices=CHOICES)
     assert own.parse([*NEEDED_FLAGS, f"--{old}", "x"])[old] == "x"
 
