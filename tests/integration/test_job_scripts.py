@@ -107,6 +107,8 @@ def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
     assert record["status"] == "ok", printed_by(tmp_path)
     assert_ranks(record, "jsrun", [(0, rank) for rank in range(num_ranks)])
     assert record["environment"]["settings"]["CUDA_VISIBLE_DEVICES"] == "0"
+    assert record["parameters"]["deterministic"]["value"] is False
+    assert record["distributed"]["settings"]["HOROVOD_FUSION_THRESHOLD"] != "0"
     printed = printed_by(tmp_path)
     assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in printed
     assert ("starts 2 of 6 ranks" in printed) == (num_ranks == 2)

@@ -121,7 +121,7 @@ def test_a_study_that_was_killed_resumes_and_repeats_no_finished_run(
 
 @pytest.mark.parallel
 def test_a_failing_run_is_skipped_and_the_study_ends_with_code_1(command, execute, tmp_path):
-    text = TINY.replace("[1, 2]", "[2]")
+    text = TINY.replace("[1, 2]", "[2]").replace("threads = 1", "threads = 1\ntimeline = true")
     text = text.replace('["original", "parallel"]', '["parallel"]')
     text += '[[variants]]\nname = "good"\n[[variants]]\nname = "bad"\npower = "replay:absent.csv"\n'
     code, output = execute(command(text), limit_s=LIMIT_S)
@@ -130,7 +130,11 @@ def test_a_failing_run_is_skipped_and_the_study_ends_with_code_1(command, execut
     assert "failed: bad-loader-parallel-np2-r0" in output
     assert "1 of 2 runs are done" in output
     found = records(tmp_path)
-    assert read_record(found["good-loader-parallel-np2-r0"])["status"] == "ok"
+    good = read_record(found["good-loader-parallel-np2-r0"])
+    assert (good["status"], good["training"]["traced"]) == ("ok", True)
+    timeline = found["good-loader-parallel-np2-r0"].with_name("timeline.json")
+    assert good["timeline"]["file"] == str(timeline)
+    assert "NEGOTIATE_BROADCAST" in timeline.read_text()
     failed = read_record(found["bad-loader-parallel-np2-r0"])
     assert failed["status"] == "failed"
     assert "absent.csv" in failed["failure"]["reason"]

@@ -134,9 +134,9 @@ def _advice(experiment: Experiment, series: Series, part: str) -> str:
 def _about_training(experiment: Experiment, series: Series) -> str:
     if experiment.mode != STRONG:
         return f"{FASTER_TRAINING} more ranks do not shorten an epoch."
-    trained = series.timed[-1].runs[0].epochs_per_rank or 0
-    needed = published_epochs(experiment)
-    if not needed:
+    run = series.timed[-1].runs[0]
+    trained, needed = run.epochs_per_rank or 0, published_epochs(experiment)
+    if not needed or run.settings.get("data_parallel") == "batch_step":  # all train all epochs
         return "use more ranks, which shorten the training, as long as the quality is sufficient."
     if trained < needed:
         return (

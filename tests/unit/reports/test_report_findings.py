@@ -331,6 +331,11 @@ def test_advice_names_the_measured_gain():
         ({"startup_s": 100.0}, "nothing in the benchmark"),
         ({"communication_s": 31.0}, "--backward_passes_per_step"),
         ({"epochs": 4, "epoch_s": 99.0}, "4 epochs per rank are already fewer than the 8"),
+        ({"epochs": 16, "epoch_s": 99.0}, "the 8 epochs that the paper found necessary"),
+        (
+            {"epochs": 16, "epoch_s": 99.0, "data_parallel": "batch_step"},
+            "as long as the quality is sufficient",
+        ),
         ({"wait_s": 100.0, "loader": "cached"}, "--stage_dir"),
         ({"load_s": 100.0, "loader": "parallel"}, "--loader cached"),
     ],
