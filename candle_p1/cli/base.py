@@ -1,4 +1,4 @@
-"""What all commands share: their help, suggestions, a benchmark's flags, and shell completion."""
+"""What all commands share: help, suggestions, a benchmark's flags, files to write, completion."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from candle_p1.errors import ParameterError, UnknownFlagError, did_you_mean
+from candle_p1.files import write_atomically
 from candle_p1.text import wrap_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
 
@@ -153,6 +155,18 @@ class BenchmarkCommand(Command):
             parameters = benchmark.declaration.parameters
             found += _matching((f"--{name}" for name in parameters), incomplete)
         return found
+
+
+def write_output(flag: str, path: Path, content: str) -> None:
+    """Writes the file that an option names.
+
+    Raises:
+        ParameterError: It cannot be written.
+    """
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ParameterError(f"{flag} {path}: {error.strerror}") from error
 
 
 def complete_flags(

@@ -18,10 +18,10 @@ from candle_p1.cli.base import (
     benchmark_argument,
     complete_loaders,
     flags_argument,
+    write_output,
 )
 from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
-from candle_p1.files import write_atomically
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -279,5 +279,5 @@ def _show(parts: Iterable[str | Table], report: Mapping[str, Any], json_file: Pa
     for part in parts:
         screen.say(part)
     if json_file:
-        write_atomically(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
+        write_output("--json", json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
         screen.say(f"results: {json_file}")

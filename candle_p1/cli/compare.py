@@ -7,9 +7,7 @@ from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import Command
-from candle_p1.errors import ParameterError
-from candle_p1.files import write_atomically
+from candle_p1.cli.base import Command, write_output
 
 
 @click.command(
@@ -48,8 +46,5 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
         screen.say(part)
     if json_path:
         text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
-        try:
-            write_atomically(json_path, text + "\n")
-        except OSError as error:
-            raise ParameterError(f"--json {json_path}: {error.strerror}") from error
+        write_output("--json", json_path, text + "\n")
         screen.say(f"comparison: {json_path}")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from candle_p1.cli.base import Command
+from candle_p1.cli.base import Command, write_output
 from candle_p1.errors import ParameterError
-from candle_p1.files import write_atomically
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.text import count
 
@@ -65,10 +64,7 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
         (picture, "--picture", "picture", phases_svg),
     ):
         if path:
-            try:
-                write_atomically(path, make(runs[0]))
-            except OSError as error:
-                raise ParameterError(f"{flag} {path}: {error.strerror}") from error
+            write_output(flag, path, make(runs[0]))
             screen.say(f"{what}: {path}")
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import Command, Group
+from candle_p1.cli.base import Command, Group, write_output
 from candle_p1.errors import CandleError, ParameterError
-from candle_p1.files import write_atomically
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -79,10 +78,7 @@ def summary_command(
         whole = summary.broadcast.after(run.broadcast_wait_s or 0.0)
         summary = replace(summary, broadcast=whole)
     if json_path:
-        try:
-            write_atomically(json_path, json.dumps(summary.to_dict()))
-        except OSError as error:
-            raise ParameterError(f"--json {json_path}: {error.strerror}") from error
+        write_output("--json", json_path, json.dumps(summary.to_dict()))
     screen = Screen()
     for part in _parts(summary):
         screen.say(part)

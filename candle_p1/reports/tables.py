@@ -197,7 +197,7 @@ def quality(experiment: Experiment) -> Content:
         ("batch size", lambda point: point.runs[0].plan.get("batch_size")),
         *map(_column, shown),
     ]
-    told = ("accuracy", "loss", *EPOCHS_TOLD, "batch_size_limit", "best_strategy")
+    told = ("accuracy", "loss", *EPOCHS_TOLD, "best_strategy")
     points = _points(experiment) if name else ()
     return "Quality", *_of_points(points, columns), (), told
 

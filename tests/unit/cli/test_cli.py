@@ -19,9 +19,10 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.doctor import Finding
 from candle_p1.errors import EXIT_CODE, ParameterError, UnknownFlagError
 from candle_p1.parameters.catalog import PARAMETERS
-from tests.conftest import CANDLE_P1
+from tests.conftest import CANDLE_P1, ROOT
 from tests.planted_records import plant
 
+TIMELINE = ROOT / "tests/files/horovod_timeline.json"
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
     ("bench", "load"), ("bench", "step"), ("bench", "overhead"),
@@ -501,3 +502,19 @@ def test_absurd_sizes_are_refused(argv, tmp_path, monkeypatch):
     result = invoke(*argv)
     assert result.exit_code == 2 or isinstance(result.exception, ParameterError)
     assert argv[-2].lstrip("-") in f"{result.output} {result.exception}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "RUN", "--picture"],
+        ["compare", "RUN", "RUN", "--json"],
+        ["timeline", "summary", str(TIMELINE), "--json"],
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named(tmp_path, words):
+    run = plant(tmp_path, "nt3", 1).parent
+    out = tmp_path / "no/out"
+    result = invoke(*(run if word == "RUN" else word for word in words), out)
+    assert isinstance(result.exception, ParameterError)
+    assert str(result.exception) == f"{words[-1]} {out}: No such file or directory"
