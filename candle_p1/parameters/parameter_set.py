@@ -156,5 +156,6 @@ def current_names(declared: Mapping[str, Parameter]) -> dict[str, str]:
 
 
 def unknown_parameter(name: object, known: Iterable[str], origin: Origin) -> ParameterError:
-    """Returns the error for a parameter that is not declared."""
-    return ParameterError(f"{name!r} ({origin}) is not a parameter{did_you_mean(str(name), known)}")
+    """Returns the error for a parameter that is neither declared nor known to CANDLE."""
+    near = did_you_mean(str(name), [*known, *KNOWN])
+    return ParameterError(f"{name!r} ({origin}) is not a parameter{near}")

@@ -202,6 +202,7 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
     ("line", "parts"),
     [
         ("bach_size = 3", ["'bach_size'", "line 7", "'batch_size'"]),
+        ("lstm_sizes = [8]", ["'lstm_sizes'", "line 7", "'lstm_size'"]),
         ("Epochs = 3", ["'Epochs'", "line 7", "'epochs'"]),
         ("epochs = 9", ["'epochs'", "lines 2 and 7"]),
         ("[Other]\nepochs = 9", ["'epochs'", "lines 2 and 8"]),
