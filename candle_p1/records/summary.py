@@ -289,9 +289,10 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
 
 def _energy_line(energy: EnergyFacts) -> str:
     covers = ", ".join(energy.covers)
+    rate = f", read at {energy.power_hz:g} Hz" if energy.power_hz else ""
     return (
         f"energy ({energy.kind}): {energy.total_j:,.1f} J, {energy.mean_w:,.1f} W on average,"
-        f" of {covers}"
+        f" of {covers} in all{rate}"
     )
 
 

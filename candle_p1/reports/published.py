@@ -115,17 +115,21 @@ def machines() -> dict[str, str]:
     return dict(_content()["machines"])
 
 
-def published(experiment: Experiment, *quantities: str) -> list[Published]:
+def published(
+    experiment: Experiment, *quantities: str, loaders: Collection[str] | None = None
+) -> list[Published]:
     """Returns what is published about an experiment's benchmark and mode, quantity by quantity.
 
-    Values that tell of loaders are left out unless the experiment has runs with all of them.
+    Values that tell of loaders are left out unless all of these are among `loaders`, by default
+    those of the experiment's runs that have times.
     """
+    used = experiment.loaders if loaders is None else set(loaders)
     fitting = [
         each
         for each in _stated()
         if each.benchmark == experiment.benchmark
         and each.mode in (experiment.mode, "any")
-        and experiment.loaders.issuperset(each.loaders)
+        and used.issuperset(each.loaders)
     ]
     return [each for name in quantities for each in fitting if each.quantity == name]
 

@@ -13,7 +13,7 @@ from candle_p1.reports.figures.timeline import read_traced, timeline_caption, ti
 from candle_p1.reports.gains import BASES, method_pairs
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import describe
-from candle_p1.reports.published import published_figure
+from candle_p1.reports.published import published, published_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +62,7 @@ class OverTimeKind:
             RecordError.
         draw: Draws what was read.
         caption: Returns the caption.
+        published: The quantities of which the paper's values belong to it.
     """
 
     slug: str
@@ -71,6 +72,7 @@ class OverTimeKind:
     read: Callable[[str, RecordedRun], Any]
     draw: Callable[[Sequence[Any]], Figure]
     caption: Callable[[Sequence[Any]], str]
+    published: Sequence[str] = ()
 
 
 OVER_TIME = (
@@ -91,6 +93,7 @@ OVER_TIME = (
         read_traced,
         timeline_figure,
         timeline_caption,
+        ("broadcast_overhead_s",),
     ),
 )
 KINDS = (
@@ -240,7 +243,10 @@ def _draw_over_time(
         if panels:
             slug = f"{prefix}-{kind.slug}" + (f"-{i}" if len(facets) > 1 else "")
             title = kind.title + (f" ({i} of {len(facets)})" if len(facets) > 1 else "")
+            loaders = {each.run.loader for each in panels}
+            told = published(experiment, *kind.published, loaders=loaders)
             caption = kind.caption(panels) + _paper(experiment, kind.slug)
+            caption += "".join(f" {str(each)[0].upper()}{str(each)[1:]}." for each in told)
             yield to_drawing(kind.draw(panels), slug, title, caption)
 
 
