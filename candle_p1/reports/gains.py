@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from candle_p1.reports.points import MIN_IN_RATIO, STRONG, WEAK
+from candle_p1.reports.points import MIN_IN_RATIO, STRONG, WEAK, describe
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.statistics import estimate_median, estimate_ratio
 
@@ -65,6 +65,12 @@ class Pair(NamedTuple):
 
     base: Series
     other: Series
+
+    @property
+    def base_settings(self) -> str:
+        """The loader and kernels of the base, as far as they differ among the series, in words."""
+        settings = self.base.settings
+        return describe({name: settings[name] for name in BASES if name in settings})
 
     @property
     def is_method(self) -> bool:

@@ -205,22 +205,26 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     compared = [each for each in pairs(experiment) if each.base in series and each.other in series]
     if not compared:
         raise MissingDataError(NO_OTHER_PAIR)
-    several = len({pair.base.name for pair in compared}) > 1
+    bases = list(dict.fromkeys(pair.base_settings for pair in compared))
     panels: list[Panel] = []
     for quantity in (TOTAL, *(energy for _, energy in comparable_energy(experiment.runs))):
-        lines = {
-            pair.other.name + (f" against {pair.base.name}" if several else ""): [
-                Mark(each.num_ranks, each.percent)
-                for each in improvements(*pair, quantity.of)
-                if each.num_ranks
-            ]
-            for pair in compared
-        }
-        if any(lines.values()):
-            panels.append(Panel(quantity.title, lines, "" if panels else "improvement (%)"))
+        for base in bases:
+            lines: dict[str, list[Mark]] = {pair.other.name: [] for pair in compared}
+            for pair in compared:
+                if pair.base_settings == base:
+                    lines[pair.other.name] += [
+                        Mark(each.num_ranks, each.percent)
+                        for each in improvements(*pair, quantity.of)
+                        if each.num_ranks
+                    ]
+            title = f"{quantity.title}\nagainst {base}" if len(bases) > 1 else quantity.title
+            if any(lines.values()):
+                is_first = base == bases[0] if len(bases) > 1 else not panels
+                panels.append(Panel(title, lines, "improvement (%)" if is_first else ""))
     if not panels:
         raise MissingDataError("the series to compare have no runs on the same number of ranks")
-    figure = line_figure(panels, same_y=True, from_zero=None)
+    columns = len(bases) if len(bases) > 1 else None
+    figure = line_figure(panels, columns=columns, same_y=True, from_zero=None)
     for axes in figure.axes:
         axes.axhline(0, color="0.3", lw=0.8)
     return figure

@@ -215,7 +215,7 @@ def _paper(experiment: Experiment, slug: str) -> str:
         return f" Corresponds to the paper's {figure}." if figure else ""
     if not method_pairs(experiment):
         return ""
-    return f" The lines of chunked against original correspond to the paper's {figure}."
+    return f" The improvement of chunked over original corresponds to the paper's {figure}."
 
 
 def _draw_over_time(

@@ -6,6 +6,8 @@ from collections import defaultdict
 
 import pytest
 
+from candle_p1.parameters.parameter import Origin
+from candle_p1.parameters.parameter_file import read_any, read_entries
 from candle_p1.reports.gains import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.published import (
     GAINS,
@@ -20,6 +22,7 @@ from candle_p1.reports.published import (
     published_table_1,
     sources,
 )
+from tests.candle import CANDLE
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 STATED = {
@@ -126,6 +129,19 @@ def test_values_stand_beside_runs_with_the_same_loaders(loaders, values):
 def test_epochs_needed(benchmark, needed):
     found = published(Runs(benchmark, "strong"), "epochs_needed")
     assert [each.value for each in found] == needed
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(CANDLE.glob("*/*_default_model.txt")),
+    ids=lambda path: f"{path.parent.name} {path.stem}",
+)
+def test_what_is_held_of_candles_files_is_what_they_say(path):
+    origin = Origin("config file", file=str(path))
+    held = candle_defaults(path.name.split("_")[0])
+    entries = {name: text for name, text, _ in read_entries(path, origin)}
+    said = {name: read_any(entries[name]) for name in held}
+    assert held == said | {"learning_rate": said["learning_rate"] or "none"}
 
 
 def test_tables_are_whole():
