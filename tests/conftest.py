@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hypothesis
@@ -53,6 +55,12 @@ def _is_of_a_job(name):
     return name.startswith(("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OMP_NUM_THREADS"))
 
 
+def shell_environment(data_directory):
+    """Returns the environment of a user's shell, as it is now, for a job that tests share."""
+    shell = {name: value for name, value in os.environ.items() if not _is_of_a_job(name)}
+    return shell | {"CANDLE_DATA_DIR": str(data_directory)}
+
+
 @pytest.fixture
 def environment(data_directory, monkeypatch):
     """The environment of a user's shell, with data in the session's directory."""
@@ -90,6 +98,31 @@ def await_end(process, limit_s):
     return process.returncode, output
 
 
+def wait_until(condition, limit_s, process=None):
+    """Waits until a condition is true, and returns its value.
+
+    Fails at the limit, or as soon as the process that should fulfil the condition has ended; the
+    message contains what that process has printed.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        has_ended = process is not None and process.poll() is not None
+        if value := condition():
+            return value
+        if has_ended or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    if process is None:
+        pytest.fail(f"not within {limit_s} s")
+    if not has_ended:
+        with contextlib.suppress(ProcessLookupError):  # it may lead no group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+    output, _ = process.communicate()
+    why = f"ended with code {process.returncode}" if has_ended else f"not within {limit_s} s"
+    pytest.fail(f"{why}: {process.args}\n{output}")
+
+
 @pytest.fixture
 def start(environment, tmp_path):
     """Starts a command in the test's directory; its process group ends with the test."""
@@ -113,7 +146,7 @@ def start(environment, tmp_path):
 def execute(start):
     """Runs a command to its end, within a time limit; returns (exit code, output)."""
 
-    def execute(command, limit_s=240, **options):
+    def execute(command, limit_s=600, **options):
         return await_end(start(command, **options), limit_s)
 
     return execute
@@ -140,7 +173,7 @@ def train_all(request, data_directory, tmp_path_factory):
     benchmark and its flags. The names RUN000, RUN001 and so on are those that the runs choose.
     """
 
-    def train_all(num_ranks, runs, limit_s=300):
+    def train_all(num_ranks, runs, limit_s=600):
         directory = tmp_path_factory.mktemp("runs")
         lines = [
             f"{line} --output_dir {directory}" + f" --run_id {name}" * (not name.startswith("RUN"))
@@ -152,8 +185,7 @@ def train_all(request, data_directory, tmp_path_factory):
             if num_ranks > 1
             else [sys.executable, *argv]
         )
-        environment = {k: v for k, v in os.environ.items() if not _is_of_a_job(k)}
-        environment["CANDLE_DATA_DIR"] = str(data_directory)
+        environment = shell_environment(data_directory)
         code, output = await_end(start_group(command, directory, env=environment), limit_s)
         print(output)
         assert code == 0, output

@@ -26,7 +26,9 @@ report_phase = WatchdogClient.report_phase
 def note_phase_and_fail(self, path):
     report_phase(self, path)
     phase = "/".join(path)
-    Path(f"rank{rank}.phase").write_text(f"{os.getpid()} {phase}")
+    part = Path(f"rank{rank}.part")
+    part.write_text(f"{os.getpid()} {phase}")
+    part.rename(f"rank{rank}.phase")  # so that it is never read half-written
     if rank == int(fault_rank) and phase == fault_phase:
         if what == "sleep":
             time.sleep(120)

@@ -123,6 +123,10 @@ class Slurm:
         """Returns the state of a job, such as RUNNING or COMPLETED; "" if it ended long ago."""
         return self.say("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
 
+    def has_ended(self, job):
+        """Whether a job is neither waiting nor running."""
+        return not self.state(job).strip().startswith(("PENDING", "RUNNING", "COMPLETING"))
+
     def logs(self):
         """Returns what the daemons have written."""
         return "\n".join(

@@ -7,15 +7,13 @@ and start the ranks on this machine.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, await_end, wait_until
 from tests.integration.ranks import assert_ranks
 from tests.records import read_record
 
@@ -151,19 +149,13 @@ def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, 
     set_all(CANDLE_P1_FLAGS=flags, STAND_IN_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
     script = ROOT / "jobs/summit/nt3_weak.lsf"
     bsub = start(["bsub", "-P", "ABC123", "-nnodes", "1", script])
-    await_(lambda: "/100000" in printed_by(tmp_path), 120)
+    wait_until(lambda: "/100000" in printed_by(tmp_path), 120, bsub)
     bsub.send_signal(signal.SIGUSR1)
-    bsub.communicate(timeout=60)
+    await_end(bsub, 60)
     record = tmp_path / "output/nt3/EXP000/RUN000/run.json"
     # The watchdog server outlives the job.
-    await_(lambda: read_record(record)["status"] != "running", 30)
+    wait_until(lambda: read_record(record)["status"] != "running", 30)
     assert read_record(record)["status"] == "interrupted", printed_by(tmp_path)
-
-
-def await_(condition, limit_s):
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -185,34 +177,34 @@ def within(set_all, execute, tmp_path):
     return within
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("jsrun -n 6 -a 1 -c 8 -g 1 -r 6 true", "5 fit on a host of 42 and 6"),
-        ("jsrun -n 7 -a 1 -c 6 -g 1 -r 7 true", "6 fit on a host of 42 and 6"),
-        ("jsrun -n 12 -a 1 -c 7 -g 1 -r 6 true", "12 resource sets, 6 per host, on 1 hosts"),
-        ("jsrun -n 6 -a 1 -c 7 -g 1 -r 6 -b packed:8 true", "a resource set has 7 cores"),
-        ("jsrun -n 6 -N 6 true", "unrecognized arguments: -N"),
-        ("jsrun -n 6 -c 7 -r 6 -d scattered true", "packed, cyclic or plane:#"),
-    ],
-)
-def test_the_stand_in_for_jsrun_refuses_wrong_options(line, problem, within):
-    _, printed = within("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", [line])
-    assert re.search(problem, printed), printed
+REFUSED_BY_JSRUN = {
+    "-n 6 -a 1 -c 8 -g 1 -r 6 true": "5 fit on a host of 42 and 6",
+    "-n 7 -a 1 -c 6 -g 1 -r 7 true": "6 fit on a host of 42 and 6",
+    "-n 12 -a 1 -c 7 -g 1 -r 6 true": "12 resource sets, 6 per host, on 1 hosts",
+    "-n 6 -a 1 -c 7 -g 1 -r 6 -b packed:8 true": "a resource set has 7 cores",
+    "-n 6 -N 6 true": "unrecognized arguments: -N",
+    "-n 6 -c 7 -r 6 -d scattered true": "packed, cyclic or plane:#",
+}
+REFUSED_BY_APRUN = {
+    "-n 2 -N 1 -d 65 -j 1 -cc depth true": "a node has 64 CPUs then",
+    "-n 3 -N 1 -d 64 -j 1 -cc depth true": "the job has 2 nodes",
+    "-n 2 -N 1 -d 64 -j 1 true": "-d goes with -cc depth",
+    "-n 2 -N 1 -d 64 -j 5 -cc depth true": "4 hardware threads",
+}
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("submit", "command", "refused"),
     [
-        ("aprun -n 2 -N 1 -d 65 -j 1 -cc depth true", "a node has 64 CPUs then"),
-        ("aprun -n 3 -N 1 -d 64 -j 1 -cc depth true", "the job has 2 nodes"),
-        ("aprun -n 2 -N 1 -d 64 -j 1 true", "-d goes with -cc depth"),
-        ("aprun -n 2 -N 1 -d 64 -j 5 -cc depth true", "4 hardware threads"),
+        ("bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", "jsrun", REFUSED_BY_JSRUN),
+        ("qsub -A ABC123 -n 2 -t 30 -O x", "aprun", REFUSED_BY_APRUN),
     ],
 )
-def test_the_stand_in_for_aprun_refuses_wrong_options(line, problem, within):
-    _, printed = within("qsub -A ABC123 -n 2 -t 30 -O x", [line])
-    assert problem in printed
+def test_the_stand_ins_for_launchers_refuse_wrong_options(submit, command, refused, within):
+    _, printed = within(submit, [f"{command} {options} 2>&1; echo answered" for options in refused])
+    answers = printed.split("answered")[:-1]
+    for answer, (options, problem) in zip(answers, refused.items(), strict=True):
+        assert problem in answer, options
 
 
 @pytest.mark.parametrize(

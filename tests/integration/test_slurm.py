@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks
 from tests.records import read_record
@@ -102,11 +101,10 @@ def ended(slurm):
     """Waits for the end of a job; returns its record and what it printed."""
 
     def ended(job, directory):
-        running = ("PENDING", "RUNNING", "COMPLETING")
-        await_(lambda: not slurm.state(job).strip().startswith(running), LIMIT_S)
+        wait_until(lambda: slurm.has_ended(job), LIMIT_S)
         path = directory / "run.json"
         assert path.exists(), printed_by(directory) + slurm.logs()
-        await_(lambda: read_record(path)["status"] != "running", 10)
+        wait_until(lambda: read_record(path)["status"] != "running", 30)
         return read_record(path), printed_by(directory) + slurm.logs()
 
     return ended
@@ -133,12 +131,6 @@ def printed_by(directory):
     return "\n".join(path.read_text() for path in directory.glob("*.out"))
 
 
-def await_(condition, limit_s):
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.5)
-
-
 def test_from_submission_to_record(limited_job, submit, ended):
     flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
     job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
@@ -150,7 +142,8 @@ def test_from_submission_to_record(limited_job, submit, ended):
 
 def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit, ended):
     job, directory = submit("--", *ENDLESS.split())
-    await_(lambda: "/200000" in printed_by(directory), 120)
+    wait_until(lambda: "/200000" in printed_by(directory) or slurm.has_ended(job), LIMIT_S)
+    assert "/200000" in printed_by(directory), printed_by(directory) + slurm.logs()
     rank = next(
         process
         for process in psutil.process_iter(["environ"])

@@ -199,6 +199,12 @@ def run(*argv, **options):
         (["submit", "nt3", "--machine", "slurm", "--time", "9" * 5000], "--time"),
         (["bench", "record", "--ranks", "9" * 30], "--ranks"),
         (["bench", "load", "nt3", "--repeats", "1000000000"], "--repeats"),
+        (["bench", "load", "nt4"], "'nt3'"),
+        (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
+        (["bench", "load", "nt3", "--size", "small", "--data_dir", "."], "--data_dir"),
+        (["bench", "load", "nt3", "--json", "no/such.json"], "--json no/such.json"),
+        (["bench", "load", "nt3", "--", "--epohcs", "3"], "'--epochs'"),
+        (["bench", "load", "nt3", "--", "--loader", "chunked"], "--methods"),
         (["show", "x" * 5000], "too long"),
         (["report", "\udcff" * 5000, "-o", "x"], "too long"),
         (["study", "status", "x" * 5000], "too long"),
@@ -340,6 +346,7 @@ def test_show_reads_around_a_damaged_record(runs):
     assert output.count(" ok ") == 2
 
 
+@pytest.mark.extended
 def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path):
     for argv in (
         ["run", "nt3", "--", "--help"],
@@ -371,10 +378,15 @@ def test_ctrl_c_is_quiet(tmp_path, start):
 @pytest.mark.parametrize(
     "variables",
     [
-        {"LC_ALL": "C"},
         {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1"},
+        *(
+            pytest.param(variables, marks=pytest.mark.extended)
+            for variables in (
+                {"LC_ALL": "C"},
+                {"PYTHONIOENCODING": "ascii"},
+                {"PYTHONIOENCODING": "latin-1"},
+            )
+        ),
     ],
 )
 def test_any_locale_and_any_file_name_can_be_printed(variables, runs):

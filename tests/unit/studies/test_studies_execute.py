@@ -24,6 +24,7 @@ from candle_p1.studies.plan import Choice, make_plan
 from candle_p1.studies.run_state import states_of
 from candle_p1.studies.study_file import read_study
 from candle_p1.training.screen import Screen
+from tests.conftest import wait_until
 
 TOY = Path(__file__).parents[2] / "files/toy"
 STUDY = f"""
@@ -102,6 +103,7 @@ def test_a_failed_run_is_skipped_and_repeated_only_on_request(plan, capsys):
     assert not (this.directory / "does-fail-np1-r0-attempt3").exists()
 
 
+@pytest.mark.extended
 def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
     monkeypatch.setattr(local_run, "LAUNCH_S", 2 - 60 * 5)
     this = plan(["hang"], repeats=1)
@@ -110,6 +112,7 @@ def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
     assert reason == "ended at the study's time limit of 5 minutes"
 
 
+@pytest.mark.extended
 def test_records_with_other_parameters_are_not_overwritten(plan):
     perform(plan(repeats=1))
     with pytest.raises(RecordError, match=r'color .*"red" .*"blue"'):
@@ -129,14 +132,14 @@ def test_a_directory_that_cannot_be_written_is_an_error(plan, tmp_path):
         perform(plan())
 
 
+@pytest.mark.extended
 def test_a_run_that_an_earlier_session_left_is_waited_for(plan, monkeypatch):
     this = plan(repeats=1)
     directory = this.runs[0].directory()
     flags = [*this.runs[0].command_flags(), "--does", "hang"]
     left = subprocess.Popen([sys.executable, TOY / "toy_baseline_keras2.py", *flags])
     try:
-        while not (directory / "run.json").exists():
-            time.sleep(0.05)
+        wait_until((directory / "run.json").exists, 60, left)
         monkeypatch.setattr(execute, "GRACE_S", 0.0)
         time.sleep(0.2)
         with pytest.raises(CandleError, match=rf"kill {left.pid}"):
@@ -215,6 +218,7 @@ def test_the_plan_is_shown_as_text(plan, capsys):
     assert lines[-1] == "nothing is left to do"
 
 
+@pytest.mark.extended
 def test_a_directory_tells_the_status_of_its_study_even_if_it_was_moved(
     plan, tmp_path, monkeypatch
 ):

@@ -82,6 +82,11 @@ def test_a_loss_with_choices_may_be_the_benchmarks_own():
         check_names(NT3.read_parameters(flags))
 
 
+def test_names_that_keras_does_not_have_are_refused_with_a_suggestion():
+    with pytest.raises(ParameterError, match=r"^activation = 'reluu' .*'relu'"):
+        check_names(NT3.read_parameters(["--activation", "reluu"]))
+
+
 def cubes(y_true, y_pred):
     return y_pred**3
 
