@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import run_checks
 from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
 
 from candle_p1.data.batches import TrainBatches, epoch_order
@@ -300,19 +299,18 @@ def broadcast_copies_weights_and_optimizer_state_but_no_random_state(comm):
     assert len({str(s) for s in comm.allgather(states)}) == comm.size
 
 
-if __name__ == "__main__":
-    run_checks(
-        averaged_gradients_equal_numpy,
-        replicas_stay_identical_and_differences_are_detected,
-        ranks_equal_one_process_with_the_global_batch,
-        a_run_repeats_bit_for_bit,
-        ranks_draw_different_dropout_masks,
-        clipping_acts_on_the_averaged_gradient,
-        compressed_gradients_are_averaged_to_half_precision,
-        gradients_of_several_passes_are_those_of_one_larger_batch,
-        mixed_precision_trains,
-        the_self_test_accepts_ours_and_refuses_others,
-        a_used_optimizer_is_refused,
-        metrics_of_unequal_shares_equal_one_process,
-        broadcast_copies_weights_and_optimizer_state_but_no_random_state,
-    )
+CHECKS = (
+    averaged_gradients_equal_numpy,
+    replicas_stay_identical_and_differences_are_detected,
+    ranks_equal_one_process_with_the_global_batch,
+    a_run_repeats_bit_for_bit,
+    ranks_draw_different_dropout_masks,
+    clipping_acts_on_the_averaged_gradient,
+    compressed_gradients_are_averaged_to_half_precision,
+    gradients_of_several_passes_are_those_of_one_larger_batch,
+    mixed_precision_trains,
+    the_self_test_accepts_ours_and_refuses_others,
+    a_used_optimizer_is_refused,
+    metrics_of_unequal_shares_equal_one_process,
+    broadcast_copies_weights_and_optimizer_state_but_no_random_state,
+)

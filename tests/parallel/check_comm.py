@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from harness import run_checks
 
 from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
@@ -100,12 +99,11 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
         assert limit.reached == (epochs == 1)
 
 
-if __name__ == "__main__":
-    run_checks(
-        ranks_know_each_other,
-        mpi_has_not_replaced_the_handler_of_hangup,
-        an_error_of_one_rank_is_raised_on_all,
-        different_parameters_and_different_data_are_refused,
-        a_rank_without_samples_gets_the_result,
-        all_ranks_stop_when_rank_0_is_out_of_time,
-    )
+CHECKS = (
+    ranks_know_each_other,
+    mpi_has_not_replaced_the_handler_of_hangup,
+    an_error_of_one_rank_is_raised_on_all,
+    different_parameters_and_different_data_are_refused,
+    a_rank_without_samples_gets_the_result,
+    all_ranks_stop_when_rank_0_is_out_of_time,
+)

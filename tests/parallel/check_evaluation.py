@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import keras
-from harness import run_checks
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import Reader
@@ -93,5 +92,11 @@ def a_missing_share_changes_the_figures(comm):
     assert abs(whole["loss"]["value"] - less["loss"]["value"]) > 10 * TOLERANCE
 
 
-if __name__ == "__main__":
-    run_checks(nt3, p1b1, p1b1_cvae, p1b2, p1b3, a_missing_share_changes_the_figures)
+CHECKS = (
+    nt3,
+    p1b1,
+    p1b1_cvae,
+    p1b2,
+    p1b3,
+    a_missing_share_changes_the_figures,
+)

@@ -1,22 +1,20 @@
 """Reading with several ranks: every layout of ranks on nodes gives what one process gives.
 
-NODES names the node of each rank: "a,a,b,b" means two nodes with two ranks each.
+Each argument is a layout, which names the node of each rank: "a,a,b,b" means two nodes with two
+ranks each.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+from functools import cache, partial
 from pathlib import Path
-
-# ruff: noqa: E402  (the node must be set before anything asks for the communicator)
-rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-nodes = os.environ["NODES"].split(",")
-os.environ["CANDLE_P1_NODE"] = nodes[rank]
 
 import numpy as np
 import pytest
-from harness import run_checks
+from harness import named, run_checks
 
 from candle_p1.data import shared
 from candle_p1.data.cache import CacheSettings
@@ -26,6 +24,7 @@ from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.shared import NodeArray, NoRoomError, sharers
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
+from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
 from candle_p1.errors import DataError
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
@@ -34,7 +33,7 @@ NUMBERS = CsvLayout()
 
 def shared_directory(comm):
     """Returns a new directory, the same on all ranks."""
-    return Path(comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+    return Path(comm.broadcast(tempfile.mkdtemp(dir=Path.cwd()) if comm.rank == 0 else None))
 
 
 def write_table(directory, num_rows, final_newline=True, name="table.csv"):
@@ -50,7 +49,7 @@ def write_table(directory, num_rows, final_newline=True, name="table.csv"):
     return path
 
 
-def ranks_are_on_the_given_nodes(comm):
+def ranks_are_on_the_given_nodes(comm, nodes):
     assert comm.num_nodes == len(set(nodes))
     assert comm.local_size == nodes.count(nodes[comm.rank])
     assert comm.local.size == comm.local_size
@@ -175,7 +174,7 @@ def all_ranks_know_the_digests(comm):
     assert reader.digests == {"train": expected}
 
 
-def the_disk_is_used_if_shared_memory_is_too_small(comm):
+def the_disk_is_used_if_shared_memory_is_too_small(comm, nodes):
     directory = shared_directory(comm)
     if comm.rank == 0:
         write_table(directory, 50)
@@ -203,14 +202,36 @@ def the_disk_is_used_if_shared_memory_is_too_small(comm):
             assert len(notes) == (comm.rank == 0)
 
 
-run_checks(
-    ranks_are_on_the_given_nodes,
+CHECKS = (
     every_layout_reads_what_one_process_reads,
     shared_arrays_are_read_only_and_the_same_memory,
     all_ranks_raise_the_same_error,
     shared_transforms_equal_those_of_one_process,
     all_ranks_use_the_cache,
     all_ranks_know_the_digests,
-    the_disk_is_used_if_shared_memory_is_too_small,
-    horovod=False,
+)
+
+
+@cache
+def ranks_on(layout, rank):
+    """Returns the communicator of ranks that pretend to be on the nodes of a layout."""
+    os.environ[NODE_VARIABLE] = layout.split(",")[rank]
+    return MpiCommunicator()
+
+
+def checks_of(layout):
+    """Returns the checks with a layout's communicator in place of the job's."""
+    nodes = layout.split(",")
+    checks = named(CHECKS)
+    for check in (
+        ranks_are_on_the_given_nodes,
+        the_disk_is_used_if_shared_memory_is_too_small,
+    ):
+        checks[check.__name__] = partial(check, nodes=nodes)
+    for name, check in checks.items():
+        yield f"{name} on {layout}", lambda comm, check=check: check(ranks_on(layout, comm.rank))
+
+
+run_checks(
+    {name: check for layout in sys.argv[1:] for name, check in checks_of(layout)}, horovod=False
 )

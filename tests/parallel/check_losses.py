@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from functools import partial
+from pathlib import Path
 
 import numpy as np
-from harness import run_checks
 
 from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
+from tests.records import read_record
 
 FLAGS = {
     "nt3": ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20", "--noise_gaussian", "True"],
@@ -18,28 +17,51 @@ FLAGS = {
     "p1b2": ["--dense", "40"],
     "p1b3": ["--dense", "40", "--train_steps", "20", "--val_steps", "5", "--test_steps", "5"],
 }
-LOADERS = ("original", "parallel", "cached", "cached")
-NUM_EPOCHS = 3
-
-
-def losses(name, comm, directory, *more):
-    benchmark = find_benchmark(name)
-    flags = [*FLAGS[name], "--epochs", str(NUM_EPOCHS), "--epochs_scaling", "weak"]
-    flags += ["--output_dir", directory, "--deterministic", "True", "--load_threads", "2", *more]
-    history = train.run(benchmark, benchmark.initialize_parameters(argv=flags)).history
-    return {key: value for key, value in history.items() if "loss" in key}
+RUNS = {
+    "original": "original",
+    "parallel": "parallel",
+    "making the cache": "cached",
+    "plain": "cached --kernels plain",
+}
+"""The loaders and kernels that are compared."""
+NUM_EPOCHS = 2
 
 
 def losses_agree(name, comm):
-    directory = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    os.environ["CANDLE_DATA_DIR"] = directory
-    found = [losses(name, comm, directory, "--loader", loader) for loader in LOADERS]
-    assert len(found[0]["val_loss"]) == NUM_EPOCHS
-    for loader, other in zip(LOADERS, found, strict=True):
-        assert other == found[0], loader
-    plain = losses(name, comm, directory, "--kernels", "plain")
+    os.environ["CANDLE_DATA_DIR"] = str(Path("data").resolve())
+    benchmark = find_benchmark(name)
+    flags = [*FLAGS[name], "--epochs", str(NUM_EPOCHS), "--epochs_scaling", "weak"]
+    flags += ["--deterministic", "True", "--load_threads", "2", "--output_dir", "out"]
+    found, digests = {}, {}
+    for i, (run, more) in enumerate(RUNS.items()):
+        argv = [*flags, "--experiment_id", name, "--run_id", f"{i}", "--loader", *more.split()]
+        history = train.run(benchmark, benchmark.initialize_parameters(argv=argv)).history
+        found[run] = {key: values for key, values in history.items() if "loss" in key}
+        if comm.rank == 0:  # which has written it
+            files = read_record(Path(f"out/{name}/{i}/run.json"))["data"]["files"].values()
+            digests[run] = [file["values_sha256"] for file in files]
+    expected, plain = found["original"], found.pop("plain")
+    assert len(expected["val_loss"]) == NUM_EPOCHS
+    assert found == dict.fromkeys(found, expected)
     for key, values in plain.items():
-        np.testing.assert_allclose(found[0][key], values, rtol=1e-4, err_msg=key)
+        np.testing.assert_allclose(expected[key], values, rtol=1e-4, err_msg=key)
+    assert all(read == digests["original"] for read in digests.values())
 
 
-run_checks(**{name: partial(losses_agree, name) for name in FLAGS})
+def nt3_agrees(comm):
+    losses_agree("nt3", comm)
+
+
+def p1b1_agrees(comm):
+    losses_agree("p1b1", comm)
+
+
+def p1b2_agrees(comm):
+    losses_agree("p1b2", comm)
+
+
+def p1b3_agrees(comm):
+    losses_agree("p1b3", comm)
+
+
+CHECKS = (nt3_agrees, p1b1_agrees, p1b2_agrees, p1b3_agrees)

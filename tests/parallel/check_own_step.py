@@ -6,7 +6,6 @@ import sys
 
 import keras
 import numpy as np
-from harness import run_checks
 
 from candle_p1.benchmark import RegressionScore, Samples, Several, Trained
 from candle_p1.data.batches import EvaluationBatches
@@ -118,12 +117,11 @@ def the_mean_target_is_that_of_all_samples(comm):
         np.testing.assert_allclose(np.squeeze(mean), targets.mean(axis=0), rtol=1e-12)
 
 
-if __name__ == "__main__":
-    run_checks(
-        an_own_step_trains_like_one_process,
-        ranks_draw_noise_of_their_own_and_stay_equal,
-        an_own_step_is_evaluated_like_in_one_process,
-        losses_of_several_outputs_count_samples,
-        outputs_are_scored_in_one_pass,
-        the_mean_target_is_that_of_all_samples,
-    )
+CHECKS = (
+    an_own_step_trains_like_one_process,
+    ranks_draw_noise_of_their_own_and_stay_equal,
+    an_own_step_is_evaluated_like_in_one_process,
+    losses_of_several_outputs_count_samples,
+    outputs_are_scored_in_one_pass,
+    the_mean_target_is_that_of_all_samples,
+)

@@ -9,13 +9,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from harness import run_checks
+from harness import named, run_checks
 
 from candle_p1.cluster.preflight import __main__ as command
 from candle_p1.cluster.preflight import facts
 from candle_p1.cluster.preflight.checks import Needs
 from candle_p1.cluster.preflight.examination import examine
-from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks, connect
+from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import SetupError
 from candle_p1.records import environment
@@ -86,14 +86,14 @@ def the_command_exits_with_2_and_one_message(comm):
     assert not any(printed[1:])
 
 
+CHECKS = (
+    the_launcher_and_mpi_agree_on_ranks,
+    identical_nodes_pass,
+    a_problem_of_one_node_is_an_error_of_all_ranks,
+    different_versions_are_an_error,
+    the_command_exits_with_2_and_one_message,
+)
+
 if __name__ == "__main__":
     os.environ[NODE_VARIABLE] = NODE
-    connect()
-    run_checks(
-        the_launcher_and_mpi_agree_on_ranks,
-        identical_nodes_pass,
-        a_problem_of_one_node_is_an_error_of_all_ranks,
-        different_versions_are_an_error,
-        the_command_exits_with_2_and_one_message,
-        horovod=False,
-    )
+    run_checks(named(CHECKS), horovod=False)

@@ -1,22 +1,24 @@
-"""Shared by the scripts of this folder, which run checks on all ranks under mpirun."""
+"""Runs checks on all ranks under mpirun: python harness.py MODULE..., the CHECKS of each module."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 
 from candle_p1.distributed.comm import connect
 
 
-def run_checks(*checks, horovod=True, **named_checks):
+def run_checks(checks, *, horovod=True):
     """Calls each check with the communicator; prints every rank's error, and exits 1 if any failed.
-
-    If the command line names checks, only these are called.
 
     The ranks meet after each check, so that a failure on one rank does not make the others hang in
     the next check. If it makes them hang in a collective of the check, the time limit ends them.
+
+    Args:
+        checks: By name.
+        horovod: Whether the checks use Horovod.
     """
-    checks = {check.__name__: check for check in checks} | named_checks
     comm = connect()
     if horovod:
         from candle_p1.distributed import devices
@@ -25,8 +27,6 @@ def run_checks(*checks, horovod=True, **named_checks):
         devices.configure(comm)
         start_horovod(comm)
     num_failed = 0
-    if sys.argv[1:]:
-        checks = {name: checks[name] for name in sys.argv[1:]}
     for name, check in checks.items():
         try:
             check(comm)
@@ -42,3 +42,13 @@ def run_checks(*checks, horovod=True, **named_checks):
         num_failed += any(errors)
     comm.barrier()
     sys.exit(num_failed > 0)
+
+
+def named(checks):
+    """Returns functions by their names."""
+    return {check.__name__: check for check in checks}
+
+
+if __name__ == "__main__":
+    modules = map(importlib.import_module, sys.argv[1:])
+    run_checks({name: each for module in modules for name, each in named(module.CHECKS).items()})

@@ -7,32 +7,26 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-AVERAGING = "averaged_gradients_equal_numpy replicas_stay_identical_and_differences_are_detected"
-"""The checks without which no training on several ranks is right."""
 
 
-def extended(*values):
-    """Returns the parameters of a test that `make test` leaves out."""
-    return pytest.param(*values, marks=pytest.mark.extended)
-
-
+@pytest.mark.extended
 @pytest.mark.parallel
 @pytest.mark.parametrize(
     ("command", "num_ranks", "num_checks"),
     [
-        (f"check_averaging.py {AVERAGING}", 2, 2),
-        extended("check_averaging.py", 2, 13),
-        extended("check_averaging.py", 3, 13),
-        extended("check_comm.py", 3, 6),
-        extended("check_evaluation.py", 2, 6),
-        extended("check_losses.py", 2, 4),
-        extended("check_measuring.py", 2, 3),
-        extended("check_own_step.py", 2, 6),
-        extended("check_preflight.py", 2, 5),
+        ("harness.py check_averaging check_comm", 3, 13 + 6),
+        # The runs of check_losses come last, because they choose kernels for the process.
+        (
+            "harness.py check_measuring check_evaluation check_own_step check_losses",
+            2,
+            3 + 6 + 6 + 4,
+        ),
+        ("check_preflight.py", 2, 5),
     ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_checks):
-    code, output = execute(mpirun(num_ranks, *command.split()), cwd=HERE)
+    script, *argv = command.split()
+    code, output = execute(mpirun(num_ranks, HERE / script, *argv))
     print(output)
     assert code == 0, output
     assert output.count("ok ") == num_checks
@@ -40,11 +34,15 @@ def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_check
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    "nodes", ["a,a,b", *map(extended, ["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,b,c,d"])]
+    "layouts",
+    [
+        ["a,a,b"],
+        pytest.param(["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,b,c,d"], marks=pytest.mark.extended),
+    ],
 )
-def test_loading_on_any_layout_of_ranks(mpirun, execute, monkeypatch, nodes):
-    monkeypatch.setenv("NODES", nodes)
-    code, output = execute(mpirun(nodes.count(",") + 1, HERE / "check_loading.py"))
+def test_loading_on_any_layout_of_ranks(mpirun, execute, layouts):
+    """A job has as many ranks as each of its layouts."""
+    code, output = execute(mpirun(layouts[0].count(",") + 1, HERE / "check_loading.py", *layouts))
     print(output)
     assert code == 0, output
-    assert output.count("ok ") == 8
+    assert output.count("ok ") == 8 * len(layouts)
