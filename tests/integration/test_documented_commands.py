@@ -74,25 +74,17 @@ def run_in_terminal(script, directory, environment, limit_s):
     return code, output.replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/tutorial.md",
-        "docs/add-a-benchmark.md",
-        "examples/mnist/README.md",
-        "examples/p2b1/README.md",
-        "examples/p3b1/README.md",
-    ],
-)
-def test_commands_run_as_printed(page, clone, environment, tmp_path_factory):
+def run_pages(pages, clone, environment, tmp_path_factory):
+    """Runs the commands of pages one after the other, each command once; returns the records."""
     commands = []
-    for block in blocks(page):
-        if block.file:
-            (clone / block.file).parent.mkdir(exist_ok=True)
-            (clone / block.file).write_text(block.text)
-        elif block.is_shell:
-            commands += block.text.replace("\\\n", "").splitlines()
+    for page in pages:
+        for block in blocks(page):
+            if block.file:
+                (clone / block.file).parent.mkdir(exist_ok=True)
+                (clone / block.file).write_text(block.text)
+            elif block.is_shell:
+                lines = block.text.replace("\\\n", "").splitlines()
+                commands += [line for line in lines if line not in commands]
     script = tmp_path_factory.mktemp("script") / "commands.sh"
     script.write_text("".join(f"echo '>>>' {len(line)}\n{line}\n" for line in commands))
     path = f"{sys.prefix}/bin{os.pathsep}{environment['PATH']}"  # pages of authors assume it
@@ -104,7 +96,7 @@ def test_commands_run_as_printed(page, clone, environment, tmp_path_factory):
     assert code == 0
     assert output.count(">>> ") == len(commands)
     assert "Traceback" not in output
-    records = [read_record(path) for path in clone.glob("output/**/run.json")]
+    records = [read_record(path) for path in sorted(clone.glob("output/**/run.json"))]
     assert {record["status"] for record in records} == {"ok"}
     for line in commands:
         for path in re.findall(r"(?:--html|--json|--out|-o) (\S+)", line):
@@ -112,3 +104,72 @@ def test_commands_run_as_printed(page, clone, environment, tmp_path_factory):
     # Tables are as wide as the terminal at most.
     tables = [line for line in output.splitlines() if re.search("[│┃─━]", line)]
     assert [line for line in tables if len(line.split("\r")[-1]) > COLUMNS] == []
+    return records
+
+
+def test_commands_for_newcomers(clone, environment, tmp_path_factory):
+    """What both pages contain runs only once."""
+    run_pages(["docs/tutorial.md", "README.md"], clone, environment, tmp_path_factory)
+
+
+def test_commands_for_authors(clone, environment, tmp_path_factory):
+    records = run_pages(["docs/add-a-benchmark.md"], clone, environment, tmp_path_factory)
+    assert len(records) == 3
+    for record in records:
+        assert (record["benchmark"], record["num_ranks"]) == ("blobs", 2)
+        assert record["distributed"]["averaging_checked"]
+        accuracy = record["quality"]["accuracy"]
+        assert accuracy["value"] > 0.8 > 0.5 > accuracy["naive"]
+    assert [record["plan"]["epochs"] for record in records[:2]] == [8, 8]
+    assert records[0]["plan"]["epochs_per_rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "loss", "quality", "written"),
+    [
+        (
+            "p2b1",
+            {"train": 4, "test": 1},
+            "computed by the model",
+            {"loss", "mse", "size", "r2", "correlation"},
+            {"codes.npy", "codes.png"},
+        ),
+        (
+            "p3b1",
+            {"train": None, "test": None},
+            "sparse_categorical_crossentropy",
+            {"loss"}
+            | {
+                f"{task}_{score}"
+                for task in ("primary_site", "laterality", "grade")
+                for score in ("accuracy", "macro_f1")
+            },
+            set(),
+        ),
+        (
+            "mnist",
+            {"digits": None},
+            "sparse_categorical_crossentropy",
+            {"loss", "accuracy"},
+            set(),
+        ),
+    ],
+)
+def test_commands_of_an_example_train_it_on_two_ranks(
+    clone, environment, tmp_path_factory, name, roles, loss, quality, written
+):
+    page = f"examples/{name}/README.md"
+    (record,) = run_pages([page], clone, environment, tmp_path_factory)
+    assert (record["benchmark"], record["num_ranks"]) == (name, 2)
+    assert record["distributed"]["averaging_checked"]
+    assert record["plan"]["epochs_per_rank"] == 2
+    files = record["data"]["files"]
+    assert {role: facts.get("num_files") for role, facts in files.items()} == roles
+    assert all(len(facts["sha256"]) == 64 and facts["file_bytes"] for facts in files.values())
+    assert all(facts["load"]["max_s"] >= 0 for facts in files.values())
+    assert record["data"]["synthetic"]
+    assert record["model"]["loss"] == loss
+    assert set(record["quality"]) == quality
+    assert any("naive" in facts for facts in record["quality"].values())
+    (path,) = clone.glob("output/**/run.json")
+    assert written <= {each.name for each in path.parent.iterdir()}

@@ -1,4 +1,4 @@
-"""The models in examples/, trained on two ranks by the scripts that launchers start."""
+"""The models in examples/, beyond the commands of their pages."""
 
 from __future__ import annotations
 
@@ -12,69 +12,9 @@ from tests.documentation import text_of
 from tests.records import read_record
 
 EXAMPLES = ROOT / "examples"
-TINY = ["--epochs", "2", "--train_steps", "5", "--test_steps", "3", "--check_replicas", "True"]
+TINY = ["--epochs", "2", "--train_steps", "5", "--test_steps", "3"]
 PAGE = "docs/add-a-benchmark.md"
 EXCERPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def train(mpirun, execute, tmp_path, name, *flags):
-    """Trains an example on two ranks; returns its record."""
-    script = EXAMPLES / name / f"{name}_baseline_keras2.py"
-    code, output = execute(mpirun(2, script, *TINY, "--output_dir", "out", *flags))
-    assert code == 0, output
-    return read_record(tmp_path / "out/EXP000/RUN000/run.json")
-
-
-@pytest.mark.parallel
-@pytest.mark.parametrize(
-    ("name", "roles", "loss", "quality", "written"),
-    [
-        (
-            "p2b1",
-            {"train": 4, "test": 1},
-            "computed by the model",
-            {"loss", "mse", "size", "r2", "correlation"},
-            {"codes.npy", "codes.png"},
-        ),
-        (
-            "p3b1",
-            {"train": None, "test": None},
-            "sparse_categorical_crossentropy",
-            {"loss"}
-            | {
-                f"{task}_{score}"
-                for task in ("primary_site", "laterality", "grade")
-                for score in ("accuracy", "macro_f1")
-            },
-            set(),
-        ),
-        (
-            "mnist",
-            {"digits": None},
-            "sparse_categorical_crossentropy",
-            {"loss", "accuracy"},
-            set(),
-        ),
-    ],
-)
-@pytest.mark.extended
-def test_an_example_is_trained_on_two_ranks(
-    mpirun, execute, tmp_path, name, roles, loss, quality, written
-):
-    record = train(mpirun, execute, tmp_path, name)
-    assert (record["benchmark"], record["status"], record["num_ranks"]) == (name, "ok", 2)
-    assert record["distributed"]["averaging_checked"]
-    assert record["plan"]["epochs_per_rank"] == 1
-    files = record["data"]["files"]
-    assert {role: facts.get("num_files") for role, facts in files.items()} == roles
-    assert all(len(facts["sha256"]) == 64 and facts["file_bytes"] for facts in files.values())
-    assert all(facts["load"]["max_s"] >= 0 for facts in files.values())
-    assert record["data"]["synthetic"]
-    assert record["model"]["loss"] == loss
-    assert set(record["quality"]) == quality
-    assert any("naive" in facts for facts in record["quality"].values())
-    names = {path.name for path in (tmp_path / "out/EXP000/RUN000").iterdir()}
-    assert written <= names
 
 
 @pytest.mark.extended
@@ -87,7 +27,11 @@ def test_a_real_file_of_mnist_is_read(mpirun, execute, tmp_path):
         for kind, top, shape in (("x", 256, (28, 28)), ("y", 10, ()))
     }
     np.savez_compressed(tmp_path / "mnist.npz", **arrays)
-    record = train(mpirun, execute, tmp_path, "mnist", "--train_data", "mnist.npz")
+    script = EXAMPLES / "mnist/mnist_baseline_keras2.py"
+    flags = [*TINY, "--output_dir", "out", "--train_data", "mnist.npz", "--check_replicas", "True"]
+    code, output = execute(mpirun(2, script, *flags))
+    assert code == 0, output
+    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
     assert not record["data"]["synthetic"]
     assert record["data"]["num_train"] == 320
     assert record["data"]["files"]["digits"]["path"] == str(tmp_path / "mnist.npz")
@@ -99,15 +43,15 @@ def test_a_real_file_of_mnist_is_read(mpirun, execute, tmp_path):
 def test_the_study_of_batch_sizes_runs(mpirun, execute, tmp_path):
     study = EXAMPLES / "mnist/mnist_batch_size.toml"
     text = study.read_text().replace('benchmark = "."', f'benchmark = "{study.parent}"')
-    text = re.sub(r"vary.batch_size = \[4, .*\]", "vary.batch_size = [32, 64]", text)
+    text = re.sub(r"vary.batch_size = \[4, .*\]", "vary.batch_size = [32]", text)
     (tmp_path / "smaller.toml").write_text(text)
     flags = ["--repeats", "1", *TINY, "--val_steps", "2"]
     command = [*CANDLE_P1, "study", "run", "smaller.toml", *flags]
-    code, output = execute(command, limit_s=480)
+    code, output = execute(command)
     assert code == 0, output
     records = [read_record(path) for path in tmp_path.glob("output/smaller-small/**/run.json")]
-    assert sorted(record["plan"]["batch_size"] for record in records) == [32, 64]
-    assert {(record["status"], record["num_ranks"]) for record in records} == {("ok", 2)}
+    assert [record["plan"]["batch_size"] for record in records] == [32]
+    assert [(record["status"], record["num_ranks"]) for record in records] == [("ok", 2)]
 
 
 @pytest.mark.parametrize(
