@@ -527,6 +527,7 @@ def fake(tmp_path, monkeypatch, server):
     return tmp_path / "cache" / "fake"
 
 
+@pytest.mark.extended
 def test_an_external_benchmark_is_fetched_from_its_own_url(fake, execute):
     code, output = execute(command("data", "fetch", "fake"))
     assert code == 0, output
@@ -545,6 +546,7 @@ def wait_until(happens):
         time.sleep(0.01)
 
 
+@pytest.mark.extended
 def test_one_of_two_processes_downloads_and_the_other_waits(fake, server, start):
     gate = threading.Event()
     server.files["/a.csv"].gate = gate
@@ -561,6 +563,7 @@ def test_one_of_two_processes_downloads_and_the_other_waits(fake, server, start)
     assert sorted(path for path, _ in server.requests) == ["/a.csv", "/b.csv"]
 
 
+@pytest.mark.extended
 def test_the_download_of_a_killed_process_is_resumed(fake, server, start, execute):
     served = server.files["/a.csv"]
     served.gate = threading.Event()

@@ -147,6 +147,7 @@ print(len(synthetic.ensure(find_benchmark("nt3").recipe, "small", 3).files), len
 """
 
 
+@pytest.mark.extended
 def test_only_one_of_several_processes_makes_the_data():
     processes = [
         subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
