@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from candle_p1.benchmark import find_benchmark
@@ -18,16 +20,28 @@ FAULTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def ended(mpirun, data_directory, tmp_path_factory):
+    """Returns the faults after their runs, of which two at a time are executed."""
+    directory = tmp_path_factory.mktemp("faults")
+    faults = [Fault(number, *fault, moment_s=1.5) for number, fault in enumerate(FAULTS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CANDLE_DATA_DIR", str(data_directory))
+        ensure(find_benchmark("nt3").recipe, "small", 2019)
+        with ThreadPoolExecutor(2) as pool:
+            runs = [FaultyRun(fault, directory / f"{fault.number}") for fault in faults]
+            list(pool.map(FaultyRun.execute, runs))
+    return faults
+
+
 @pytest.mark.extended
 @pytest.mark.parallel
-@pytest.mark.parametrize(("starter", "victim", "name", "period"), FAULTS)
-def test_a_run_ends_as_documented(mpirun, environment, tmp_path, starter, victim, name, period):
-    ensure(find_benchmark("nt3").recipe, "small", 2019)
-    fault = Fault(0, starter, victim, name, period, moment_s=1.5)
-    FaultyRun(fault, tmp_path / "job").execute()
+@pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda number: "-".join(FAULTS[number]))
+def test_a_run_ends_as_documented(ended, number):
+    fault = ended[number]
     print(fault, fault.output, sep="\n")
     assert not fault.problems
-    assert period != "training" or fault.status in ("failed", "interrupted")
+    assert fault.period != "training" or fault.status in ("failed", "interrupted")
 
 
 def test_faults_follow_from_the_seed():

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
 
 from candle_p1.distributed.job_guard import STOPPED_VARIABLE, is_gone, limit_from
 from candle_p1.errors import SetupError
+from tests.conftest import wait_until
 
 RANK = """
 import os, sys, time
@@ -37,21 +39,40 @@ codes = [rank.wait() for rank in ranks]
 """
 
 
-@pytest.fixture(params=["starting", "running", "watched"])
-def job(request, tmp_path):
-    """A launcher and its three ranks, as processes; MPI is starting, or has started.
+MODES = ("starting", "running", "watched")
+"""MPI is starting, or has started; in a run that is "watched", the server ends a rank as soon as
+that has reported anything."""
 
-    In a run that is "watched", the server ends a rank as soon as that has reported anything.
+
+@pytest.fixture
+def jobs(tmp_path):
+    """A launcher and its three ranks, as processes, for each of MODES.
+
+    The jobs run at the same time, because each takes seconds in which it only waits.
     """
-    command = [sys.executable, "-c", LAUNCHER, RANK, request.param]
-    environment = os.environ | {STOPPED_VARIABLE: "1", "SESSIONS": str(tmp_path)}
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(3)]
-    yield psutil.Process(launcher.pid), ranks
-    for process in (*ranks, launcher):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    launcher.communicate()
+    environment = os.environ | {STOPPED_VARIABLE: "1"}
+    with ExitStack() as stack:
+        launchers = {}
+        for mode in MODES:
+            launchers[mode] = subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, RANK, mode],
+                stdout=subprocess.PIPE,
+                env=environment | {"SESSIONS": str(tmp_path / mode)},
+            )
+            stack.callback(launchers[mode].communicate)
+            stack.callback(launchers[mode].kill)
+        jobs = {}
+        for mode, launcher in launchers.items():
+            jobs[mode] = psutil.Process(launcher.pid), []
+            for _ in range(3):
+                jobs[mode][1].append(psutil.Process(int(launcher.stdout.readline())))
+                stack.callback(kill, jobs[mode][1][-1])
+        yield jobs
+
+
+def kill(process):
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 @pytest.mark.extended
@@ -59,29 +80,33 @@ def job(request, tmp_path):
     ("victim", "number"),
     [("rank", signal.SIGSTOP), ("launcher", signal.SIGSTOP), ("launcher", signal.SIGKILL)],
 )
-def test_trouble_ends_the_job_and_what_is_stopped(job, tmp_path, victim, number):
-    launcher, ranks = job
-    (ranks[1] if victim == "rank" else launcher).send_signal(number)
+def test_trouble_ends_the_job_and_what_is_stopped(jobs, tmp_path, victim, number):
+    for launcher, ranks in jobs.values():
+        (ranks[1] if victim == "rank" else launcher).send_signal(number)
     # This launcher leaves the third rank alone when the one that saw the stopped one has ended.
-    expected = [ranks[1]] if victim == "rank" else [launcher, *ranks]
-    deadline = time.monotonic() + 30
-    while not all(map(is_gone, expected)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert all(map(is_gone, expected))
-    assert sum(map(is_gone, ranks)) == (2 if victim == "rank" else 3)
-    assert any(tmp_path.iterdir()) == (victim == "rank")  # the launcher's session directory
+    expected = {
+        mode: [ranks[1]] if victim == "rank" else [launcher, *ranks]
+        for mode, (launcher, ranks) in jobs.items()
+    }
+    wait_until(lambda: all(map(is_gone, itertools.chain(*expected.values()))), 30)
+    for mode, (_, ranks) in jobs.items():
+        assert sum(map(is_gone, ranks)) == (2 if victim == "rank" else 3), mode
+        sessions = list((tmp_path / mode).iterdir())  # the launcher's directory
+        assert len(sessions) == (victim == "rank"), mode
 
 
 @pytest.mark.extended
-def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
-    launcher, ranks = job
-    for process in (launcher, *ranks):
-        process.suspend()
+def test_a_job_that_is_suspended_as_a_whole_goes_on(jobs):
+    for launcher, ranks in jobs.values():
+        for process in (launcher, *ranks):
+            process.suspend()
     time.sleep(4)
-    for process in (*ranks, launcher):  # the launcher last, as if it were still stopped
-        process.resume()
+    for launcher, ranks in jobs.values():
+        for process in (*ranks, launcher):  # the launcher last, as if it were still stopped
+            process.resume()
     time.sleep(3)
-    assert not any(map(is_gone, ranks))
+    for mode, (_, ranks) in jobs.items():
+        assert not any(map(is_gone, ranks)), mode
 
 
 @pytest.mark.parametrize(("text", "limit_s"), [("", 10.0), ("2.5", 2.5), ("0", float("inf"))])

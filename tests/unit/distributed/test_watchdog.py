@@ -89,9 +89,12 @@ def test_the_ranks_end_if_rank_0_dies_before_its_hello(tmp_path):
     starter = subprocess.Popen([sys.executable, "-c", ""])
     starter.wait()
     with start_server(tmp_path / "run.json", "--starter", str(starter.pid)) as process:
-        rank = FakeRank(int(process.stdout.readline()), 1)
-        assert f"rank 0 (host {socket.gethostname()}, pid {starter.pid})" in rank.hear()["end"]
-        rank.die()
+        port = int(process.stdout.readline())
+        for number in (1, 2, 0):  # those that come later are told, too
+            rank = FakeRank(port, number)
+            reason = f"rank 0 (host {socket.gethostname()}, pid {starter.pid})"
+            assert reason in rank.hear()["end"]
+            rank.die()
         assert process.wait(timeout=20) == 0
     assert not list(tmp_path.iterdir())
 
@@ -244,43 +247,57 @@ class Sleeper:
     """A process in place of a rank, of which the server can see whether it is stopped."""
 
     def __init__(self, stack):
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.process = subprocess.Popen(["sleep", "600"])
         stack.callback(self.process.wait)
         stack.callback(self.process.kill)
 
 
+FAULTS = {"stopped": True, "silent": True, "all suspended": False, "busy": False}
+"""What happens to a rank that says nothing, and whether it ends the job."""
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize("fault", ["stopped", "silent", "all suspended", "busy"])
-def test_a_rank_that_is_silent(tmp_path, fault):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
-    limits = {"CANDLE_P1_STOPPED_S": "1", "CANDLE_P1_SILENT_S": "2" if fault == "silent" else "0"}
+def test_a_rank_that_is_silent(tmp_path):
+    """All faults at the same time, because each takes seconds in which little happens."""
+    jobs = {}
     with ExitStack() as stack:
-        process = stack.enter_context(start_server(record, **limits))
-        stack.callback(process.kill)
-        port = int(process.stdout.readline())
-        sleepers = [Sleeper(stack).process for _ in range(3)]
-        ranks = [
-            FakeRank(port, rank, sleeper.pid, host=socket.gethostname())
-            for rank, sleeper in enumerate(sleepers)
-        ]
-        ranks[0].say(record=str(record))
-        for sleeper in sleepers if fault == "all suspended" else sleepers[:1]:
-            if fault in ("stopped", "all suspended"):
-                sleeper.send_signal(signal.SIGSTOP)
+        for fault in FAULTS:
+            record = tmp_path / fault / "run.json"
+            record.parent.mkdir()
+            write_record(record, make_record(RUNNING))
+            limits = {
+                "CANDLE_P1_STOPPED_S": "1",
+                "CANDLE_P1_SILENT_S": "2" if fault == "silent" else "0",
+            }
+            process = stack.enter_context(start_server(record, **limits))
+            stack.callback(process.kill)
+            port = int(process.stdout.readline())
+            sleepers = [Sleeper(stack).process for _ in range(3)]
+            ranks = [
+                FakeRank(port, rank, sleeper.pid, host=socket.gethostname())
+                for rank, sleeper in enumerate(sleepers)
+            ]
+            for rank in ranks:
+                stack.callback(rank.die)
+            ranks[0].say(record=str(record))
+            for sleeper in sleepers if fault == "all suspended" else sleepers[:1]:
+                if fault in ("stopped", "all suspended"):
+                    sleeper.send_signal(signal.SIGSTOP)
+            jobs[fault] = ranks, process, record
         for _ in range(70):  # rank 0 says nothing
-            if fault != "all suspended":
-                for rank in ranks[1:]:
+            for fault, (ranks, _, _) in jobs.items():
+                for rank in ranks[1:] if fault != "all suspended" else []:
                     with suppress(OSError):
                         rank.say(steps=1)
             time.sleep(0.1)
-        if fault in ("stopped", "silent"):
-            assert ranks[1].hear()["status"] == "failed"
-            assert end(ranks, process, record)["failure"]["rank"] == 0
-        else:
-            for rank in ranks:
-                rank.say(bye=True)
-            assert end(ranks, process, record)["status"] == "running"
+        for fault, (ranks, process, record) in jobs.items():
+            if FAULTS[fault]:
+                assert ranks[1].hear()["status"] == "failed", fault
+                assert end(ranks, process, record)["failure"]["rank"] == 0
+            else:
+                for rank in ranks:
+                    rank.say(bye=True)
+                assert end(ranks, process, record)["status"] == "running", fault
 
 
 @pytest.mark.parametrize("has_error", [False, True])
@@ -306,6 +323,7 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error)
     assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
 
 
+@pytest.mark.extended
 def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path):
     record = tmp_path / "run.json"
     write_record(record, make_record(RUNNING))
@@ -325,6 +343,7 @@ def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path
         assert end(ranks, process, record)["status"] == "interrupted"
 
 
+@pytest.mark.extended
 def test_an_error_after_a_signal_is_an_interruption(job):
     ranks, process, record, _ = job
     ranks[0].say(signal=1)
@@ -333,6 +352,7 @@ def test_an_error_after_a_signal_is_an_interruption(job):
     assert end(ranks, process, record)["status"] == "interrupted"
 
 
+@pytest.mark.extended
 def test_a_record_that_cannot_be_written_does_not_keep_the_ranks(job):
     ranks, process, record, _ = job
     record.write_text("{")

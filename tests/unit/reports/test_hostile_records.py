@@ -194,6 +194,7 @@ def with_text(value, text, place=""):
     return f"{text}{value}"
 
 
+@pytest.mark.extended
 def test_text_of_records_is_only_text(tmp_path, valid):
     text = "=1+1<script>alert('x')</script>&\x1b[31m\x9b2J|[a](javascript:b)$\\frac{$_é字😀[/red]"
     plain = "=1+1<script>alert('x')</script>&|[a](javascript:b)$\\frac{$_é字😀[/red]"
@@ -276,16 +277,20 @@ def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypa
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_record_with_anything_wrong_is_drawn_or_left_out(tmp_path, valid, seed):
+    """Three of four records are changed, each at a place of its own."""
     plant_study(tmp_path, 1, (1, 2))
     chosen = random.Random(seed)
     places = list(leaves(valid))
-    path = tmp_path / "run000/run.json"
-    while True:
-        path.write_text(json.dumps(put(valid, chosen.choice(places), chosen.choice(WRONG))))
-        if not read_runs([path]).problems:
-            break
+    paths = sorted(tmp_path.glob("*/run.json"))[1:]
+    assert len(paths) == 3
+    for path in paths:
+        while True:
+            path.write_text(json.dumps(put(valid, chosen.choice(places), chosen.choice(WRONG))))
+            if not read_runs([path]).problems:
+                break
     result = invoke("report", tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0
-    invoke("show", path, "--html", tmp_path / "out/run.html")
+    for path in paths:
+        invoke("show", path, "--html", tmp_path / "out/run.html")
