@@ -30,13 +30,14 @@ SMALL = {
     p1b2_baseline_keras2: {},
     p1b3_baseline_keras2: {"batch_size": 1000},
 }
+SHORT = {"train_steps": 4, "val_steps": 1, "test_steps": 1}
 for module, small in SMALL.items():
     name = module.__name__.split("_")[0]
     losses = []
     for rate in (0.001, 0.02):
         sys.argv = [name, "--epochs", "2", "--dense", "16"]
         params = module.initialize_parameters(default_model=f"{name}_default_model.txt")
-        params.update(small, learning_rate=rate, output_dir="out", experiment_id=name)
+        params.update(small | SHORT, learning_rate=rate, output_dir="out", experiment_id=name)
         # What CANDLE Supervisor adds, and what its users set.
         params.update(framework="keras", save="x", instance_directory=".", timeout=3600.0)
         history = module.run(params)

@@ -140,19 +140,30 @@ def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
     assert records["fine"]["data"]["scaling"] is None
 
 
-@pytest.mark.parametrize(
-    ("name", "flags", "part"),
-    [
-        ("p1b2", "--dense 1000000 1000000", "GiB"),
-        ("p1b1", "--latent_dim 1000000000", "latent_dim"),
-        ("nt3", "--classes 1000000000", "classes"),
-    ],
-)
-def test_networks_that_no_memory_can_hold_are_refused(
-    execute, benchmark_folders, tmp_path, name, flags, part
-):
-    script = benchmark_folders / name / f"{name}_baseline_keras2.py"
-    code, output = execute([sys.executable, script, *flags.split(), "--epochs", "1"])
-    assert code == 2, output
-    assert part in output.splitlines()[-1]
-    assert "Traceback" not in output
+TOO_LARGE = {
+    "p1b2 --dense 1000000 1000000": "GiB",
+    "p1b1 --latent_dim 1000000000": "latent_dim",
+    "nt3 --classes 1000000000": "classes",
+}
+ATTEMPTS = """
+import sys
+from candle_p1 import train
+from candle_p1.benchmark import find_benchmark
+from candle_p1.errors import CandleError
+
+for line in sys.argv[1:]:
+    name, *flags = line.split()
+    benchmark = find_benchmark(name)
+    try:
+        train.run(benchmark, benchmark.initialize_parameters(argv=[*flags, "--epochs", "1"]))
+    except CandleError as error:
+        print("refused:", error, flush=True)
+"""
+
+
+def test_networks_that_no_memory_can_hold_are_refused(execute):
+    code, output = execute([sys.executable, "-c", ATTEMPTS, *TOO_LARGE])
+    assert code == 0, output
+    refusals = [line for line in output.splitlines() if line.startswith("refused: ")]
+    for line, (command, part) in zip(refusals, TOO_LARGE.items(), strict=True):
+        assert part in line, command

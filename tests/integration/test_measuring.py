@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from candle_p1.reports.timeline.summary import summarize
+from tests.conftest import NT3_SCRIPT, await_end, shell_environment, start_group
 from tests.records import per_rank, read_record
 
 pytestmark = pytest.mark.extended
@@ -19,21 +20,23 @@ HERE = Path(__file__).parent
 SMALL_MODEL = ["--conv", "8", "20", "1", "--pool", "10", "--dense", "16"]
 
 
-@pytest.fixture
-def slow_nt3(mpirun, execute, nt3_script, monkeypatch, tmp_path):
-    """Trains NT3 on two ranks, of which the second is slow; returns (record, output)."""
-    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
-    monkeypatch.setenv("SLOW_RANKS", "1")
-    monkeypatch.setenv("SLOW_S", "0.1")
+SLOW_S = 0.2
+"""By how much the second rank is slower in every step."""
 
-    def run(*flags):
-        argv = [HERE / "slow_nt3.py", "--output_dir", ".", *flags]
-        code, output = execute(mpirun(2, *argv))
-        print(output)
-        assert code == 0, output
-        return read_record(tmp_path / "run.json"), output
 
-    return run
+@pytest.fixture(scope="module")
+def slow(mpirun, data_directory, tmp_path_factory):
+    """Trains NT3 on two ranks, of which the second is slow; returns (directory, output)."""
+    directory = tmp_path_factory.mktemp("slow")
+    slow = {"NT3_FOLDER": str(NT3_SCRIPT.parent), "SLOW_RANKS": "1", "SLOW_S": str(SLOW_S)}
+    argv = [HERE / "slow_nt3.py", "--output_dir", ".", *SMALL_MODEL]
+    argv += ["--epochs", "4", "--timeline", "timeline.json"]
+    environment = shell_environment(data_directory) | slow
+    process = start_group(mpirun(2, *argv), directory, env=environment)
+    code, output = await_end(process, 600)
+    print(output)
+    assert code == 0, output
+    return directory, output
 
 
 def write_recording(path, seconds=300, hz=20):
@@ -51,16 +54,16 @@ def write_recording(path, seconds=300, hz=20):
 
 
 @pytest.mark.parallel
-def test_timeline_and_record_of_a_run_agree(slow_nt3, tmp_path):
-    flags = ["--epochs", "6", "--timeline", "timeline.json"]
-    record, _ = slow_nt3(*SMALL_MODEL, *flags)
+def test_timeline_and_record_of_a_run_agree(slow):
+    directory, _ = slow
+    path = directory / "run.json"
+    record = read_record(path)
     assert record["training"]["traced"]
-    timeline = summarize(tmp_path / "timeline.json").to_dict()
+    timeline = summarize(directory / "timeline.json").to_dict()
     collectives = record["communication"]["collectives"]
     names = [(each["library"], each["name"]) for each in collectives]
     place = f"communication.collectives.{names.index(('horovod', 'broadcast'))}.time"
     # The first rank is always ready first, so its communication covers that of both.
-    path = tmp_path / "run.json"
     broadcast_s = per_rank(path, place)[0]
     assert broadcast_s > 0.5
     assert timeline["broadcast"]["overhead_s"] == pytest.approx(broadcast_s, rel=0.05)
@@ -73,13 +76,13 @@ def test_timeline_and_record_of_a_run_agree(slow_nt3, tmp_path):
 
 
 @pytest.mark.parallel
-def test_a_slow_rank_shows_in_the_efficiencies(slow_nt3, monkeypatch, tmp_path):
-    monkeypatch.setenv("SLOW_S", "0.2")
-    record, output = slow_nt3(*SMALL_MODEL, "--epochs", "4")
-    path = tmp_path / "run.json"
+def test_a_slow_rank_shows_in_the_efficiencies(slow):
+    directory, output = slow
+    path = directory / "run.json"
+    record = read_record(path)
     for i, epoch in enumerate(record["training"]["epochs"][1:], start=1):
         fast, slow = per_rank(path, f"training.epochs.{i}.exposed_communication")
-        delay_s = 0.2 * epoch["steps"]["num"]
+        delay_s = SLOW_S * epoch["steps"]["num"]
         assert fast > 0.9 * delay_s
         assert fast - slow > 0.5 * delay_s  # a busy machine delays both
         efficiency = epoch["efficiency"]
@@ -88,7 +91,8 @@ def test_a_slow_rank_shows_in_the_efficiencies(slow_nt3, monkeypatch, tmp_path):
         assert efficiency["parallel_efficiency"] == pytest.approx(product)
     run = record["efficiency"]
     fast, slow = per_rank(path, "efficiency.useful")
-    assert slow - fast > 0.1 * sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
+    num_steps = sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
+    assert slow - fast > 0.5 * SLOW_S * num_steps
     assert run["load_balance"] == pytest.approx((fast + slow) / 2 / slow)
     assert re.search(r"parallel efficiency 0\.\d+ = load balance", output)
 

@@ -1,4 +1,4 @@
-"""NT3 on one and two ranks: what it learns, how its runs repeat, and where they are recorded."""
+"""NT3 on one and two ranks: what it learns, how its runs repeat, and what they write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from candle_p1.records.environment import available_cores
 from tests.integration.ranks import assert_ranks
+from tests.mllog_check import check_mllog
 from tests.records import per_rank, read_record
 
 pytestmark = pytest.mark.extended
@@ -25,6 +26,7 @@ OF_TWO = {
     "other-seed": f"{REPEATED} --rng_seed 5",
     "weak": f"{SMALL} --epochs 3 --epochs_scaling weak",
     "chunked": f"{LIMITED} --epochs 2 --loader chunked",
+    "formats": f"{SMALL} --epochs 4 --mllog True --tensorboard True",
     "shards": f"{SMALL} --epochs 2 --data_parallel batch_step --batch_scaling sqrt --data_type f16",
 }
 
@@ -122,3 +124,53 @@ def test_runs_are_numbered_and_an_explicit_one_is_never_overwritten(of_one, exec
     assert code == 2
     assert str(place) in output
     assert (place / "run.json").read_bytes() == before
+
+
+def scalars(directory):
+    """Returns the scalars of TensorBoard's event files, by tag, in order of their steps."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util import tensor_util
+
+    (path,) = directory.iterdir()
+    found = {}
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            number = float(tensor_util.make_ndarray(value.tensor))
+            found.setdefault(value.tag, []).append((event.step, number))
+    return {tag: [number for _, number in sorted(values)] for tag, values in found.items()}
+
+
+@pytest.mark.parallel
+def test_a_run_writes_for_mlperf_and_tensorboard(of_two):
+    run = of_two("formats")
+    path = run / "run.json"
+    record = read_record(path)
+    epochs = record["training"]["epochs"]
+    assert len(epochs) == 2
+
+    lines = check_mllog((run / "mllog.txt").read_text())
+    by_key = {line["key"]: line for line in lines}
+    assert by_key["global_batch_size"]["value"] == record["plan"]["global_batch_size"]
+    assert by_key["train_samples"]["value"] == record["data"]["num_train"]
+    accuracies = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
+    assert accuracies == [
+        *(epoch["metrics"]["val_accuracy"] for epoch in epochs),
+        record["quality"]["accuracy"]["value"],
+    ]
+    init_ms = by_key["init_stop"]["time_ms"] - by_key["init_start"]["time_ms"]
+    assert init_ms == pytest.approx(per_rank(path, "phases.startup")[0] * 1e3, abs=1)
+    starts = [line["time_ms"] for line in lines if line["key"] == "epoch_start"]
+    stops = [line["time_ms"] for line in lines if line["key"] == "epoch_stop"]
+    for i, start, stop in zip(range(2), starts, stops, strict=True):
+        train_s = per_rank(path, f"training.epochs.{i}.train")[0]
+        assert stop - start == pytest.approx(train_s * 1e3, abs=1)
+        begin_ms = per_rank(path, f"training.epochs.{i}.begin")[0] * 1e3
+        assert start - by_key["init_start"]["time_ms"] == pytest.approx(begin_ms, abs=1)
+
+    train, validation = (scalars(run / "tensorboard" / name) for name in ("train", "validation"))
+    for name in ("loss", "accuracy", "learning_rate"):
+        expected = [epoch["metrics"][name] for epoch in epochs]
+        assert train[f"epoch_{name}"] == pytest.approx(expected, rel=1e-6)
+    for name in ("loss", "accuracy"):
+        expected = [epoch["metrics"][f"val_{name}"] for epoch in epochs]
+        assert validation[f"epoch_{name}"] == pytest.approx(expected, rel=1e-6)
