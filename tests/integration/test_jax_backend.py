@@ -16,11 +16,12 @@ pytestmark = [
     ),
 ]
 
+STEPS = "--epochs 2 --train_steps 5 --val_steps 2 --test_steps 2"
 RUNS = {
-    "nt3": "nt3 --epochs 2",
-    "p1b1": "p1b1 --epochs 2 --model vae --dense 32",
-    "p1b2": "p1b2 --epochs 2",
-    "p1b3": "p1b3 --train_steps 20 --cell_noise_sigma 0.1",
+    "nt3": f"nt3 {STEPS}",
+    "p1b1": f"p1b1 --model vae --dense 32 {STEPS}",
+    "p1b2": f"p1b2 {STEPS}",
+    "p1b3": f"p1b3 --cell_noise_sigma 0.1 {STEPS}",
 }
 
 

@@ -199,6 +199,7 @@ def test_labels_do_not_overlap(tmp_path, ready_s, waited_s):
     assert not rows_overlap(timeline_figure([read_traced(run.loader, run) for run in runs]))
 
 
+@pytest.mark.extended
 def test_a_report_of_traced_runs_alone_draws_them(tmp_path):
     for loader, ready_s, waited_s in (("original", 30, 20), ("chunked", 10, 2), ("parallel", 5, 1)):
         traced(tmp_path, loader, ready_s, waited_s)
