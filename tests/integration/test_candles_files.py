@@ -15,21 +15,8 @@ FEW_GENES = {"v0.4-nt3_noise_model": "--feature_col 5"}
 """The small data do not have the gene that this file names."""
 
 
-@pytest.fixture
-def check_all(train_all):
-    def check_all(runs):
-        runs = {name: f"{line} {SMALL}" for name, line in runs.items()}
-        directory = train_all(1, runs, limit_s=900)
-        for name in runs:
-            record = read_record(directory / name / "run.json")
-            assert (record["status"], record["data"]["synthetic"]) == ("ok", True), name
-            assert len(record["training"]["epochs"]) == 1, name
-
-    return check_all
-
-
-def test_every_file_trains(check_all):
-    """Those of HEAD as config files, the others in place of the benchmark's own.
+def runs_of_files():
+    """Those of HEAD are config files, the others are in place of the benchmark's own.
 
     Unit tests show that a file means the same in both ways.
     """
@@ -38,14 +25,24 @@ def test_every_file_trains(check_all):
         benchmark, name = benchmark_of(path), f"{path.parent.name}-{path.stem}"
         use = f" --config_file {path}" if path.parent.name == "HEAD" else f":{path}"
         runs[name] = f"{benchmark}{use} {FEW_GENES.get(name, '')}"
-    check_all(runs)
+    return runs
 
 
-def test_every_command_line_trains(check_all):
-    check_all(
-        {
-            f"{benchmark}-{number}": f"{benchmark} {line}"
-            for benchmark, lines in LINES.items()
-            for number, line in enumerate(lines)
-        }
-    )
+RUNS = runs_of_files() | {
+    f"{benchmark}-{number}": f"{benchmark} {line}"
+    for benchmark, lines in LINES.items()
+    for number, line in enumerate(lines)
+}
+
+
+@pytest.fixture(scope="module")
+def directory(train_all):
+    """Holds a directory for each of RUNS, trained in one process."""
+    return train_all(1, {name: f"{line} {SMALL}" for name, line in RUNS.items()}, limit_s=1800)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_file_and_every_command_line_trains(directory, name):
+    record = read_record(directory / name / "run.json")
+    assert (record["status"], record["data"]["synthetic"]) == ("ok", True)
+    assert len(record["training"]["epochs"]) == 1

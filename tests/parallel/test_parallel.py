@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_checks):
     script, *argv = command.split()
-    code, output = execute(mpirun(num_ranks, HERE / script, *argv))
+    code, output = execute(mpirun(num_ranks, HERE / script, *argv), limit_s=1800)
     print(output)
     assert code == 0, output
     assert output.count("ok ") == num_checks
