@@ -240,7 +240,8 @@ def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
     measured = [TOTAL, *map(phase_time, phases), BROADCAST, WAIT, TRANSFER]
     measured += [EPOCH, SAMPLES, COMMUNICATION]
     if len(covered(runs)) == 1:
-        measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases), POWER]
+        measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases)]
+        measured.append(replace(POWER, title="mean power of the run"))
         measured += [labelled(each, runs) for pair in POWER_AND_ENERGY for each in pair]
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
     rows = [row for row in rows if any(row.a) or any(row.b)]

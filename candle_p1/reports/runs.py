@@ -356,6 +356,11 @@ class RecordedRun:
         """Yields the phases in order, each followed by its parts; nothing without raw values."""
         yield from self._stretches("phases", self._phases)
 
+    @property
+    def whole_phases(self) -> list[Stretch]:
+        """The phases in order, without their parts; empty without raw values."""
+        return [each for each in self.stretches() if not each.within]
+
     def _stretches(
         self, place: str, phases: Mapping[str, PhaseTimes], within: str = ""
     ) -> Iterator[Stretch]:
@@ -525,7 +530,7 @@ class RecordedRun:
         written = Path(self.record.timeline.file)
         places = (self.path.with_name(written.name), written) if written.name else ()
         both = [place.with_name(place.name + end) for place in places for end in ("", ".gz")]
-        return next((path for path in both if path.is_file()), None)
+        return next(filter(_is_file, both), None)
 
     @cached_property
     def communication_share(self) -> float | None:
@@ -593,6 +598,14 @@ def _records(directory: Path) -> list[Path]:
         if RECORD_NAME in files
     ]
     return [path.resolve() if path.is_file() else path for path in found]  # links may form a loop
+
+
+def _is_file(path: Path) -> bool:
+    """Returns whether a path, which may be an impossible one, is that of a file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _frozen(value: Any) -> Any:

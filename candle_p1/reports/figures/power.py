@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from candle_p1.records.power_trace import Trace
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.runs import RecordedRun, Stretch
 
 PANEL_INCHES = (8.0, 2.5)
 LINES = (BLUE, VERMILION, GREEN, PURPLE)
@@ -47,6 +47,7 @@ class MeasuredRun:
         node: The number of the node.
         traces: The readings of the devices that are drawn.
         num_others: The number of devices of the node that are not.
+        phases: Those of the run, without their parts.
     """
 
     name: str
@@ -54,6 +55,7 @@ class MeasuredRun:
     node: int
     traces: Sequence[Trace]
     num_others: int
+    phases: Sequence[Stretch]
 
 
 def read_measured(name: str, run: RecordedRun) -> MeasuredRun:
@@ -61,26 +63,25 @@ def read_measured(name: str, run: RecordedRun) -> MeasuredRun:
 
     Raises:
         DataError: The file of readings is missing or damaged.
+        RecordError: The values of the ranks are damaged.
     """
     path = run.power_files[0]
     traces = sorted(read_traces(path), key=lambda each: DOMAINS.index(each.channel.domain))
     node = int(path.stem.removeprefix("power-"))
-    return MeasuredRun(name, run, node, traces[:MAX_LINES], len(traces[MAX_LINES:]))
+    num_others = len(traces[MAX_LINES:])
+    return MeasuredRun(name, run, node, traces[:MAX_LINES], num_others, run.whole_phases)
 
 
 def power_figure(runs: Sequence[MeasuredRun]) -> Figure:
     """Draws power over time, a panel for each run with the phases of rank 0 behind it.
 
     All panels have the same axes.
-
-    Raises:
-        RecordError: The values of the ranks are damaged.
     """
     figure, plots = new_figure(len(runs), 1, PANEL_INCHES, sharex=True, sharey=True)
     end_s = max(each.run.total_s or 0.0 for each in runs)
     for axes, each in zip(plots, runs, strict=True):
         axes.set_xlim(0, end_s)
-        _shade_phases(axes, each.run, end_s)
+        _shade_phases(axes, each.phases, end_s)
         draw_power(axes, each)
         nodes = f"node {each.node} of {each.run.num_nodes or 1:,}"
         title = f"{each.name}, {count(each.run.num_ranks, 'rank')}, {nodes}"
@@ -102,9 +103,9 @@ def power_caption(runs: Sequence[MeasuredRun]) -> str:
     )
 
 
-def _shade_phases(axes: Axes, run: RecordedRun, end_s: float) -> None:
+def _shade_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
     """Draws a band for each phase of rank 0, with its name where there is room."""
-    for i, phase in enumerate(each for each in run.stretches() if not each.within):
+    for i, phase in enumerate(phases):
         begin_s, seconds = phase.begin_s[0], phase.seconds[0]
         if np.isnan(begin_s):
             continue

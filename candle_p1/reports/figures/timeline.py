@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.runs import RecordedRun, Stretch
     from candle_p1.reports.timeline.broadcast import BroadcastOverhead
     from candle_p1.reports.timeline.coverage import Coverage, CoverageUnion
 
@@ -60,12 +60,14 @@ class TracedRun:
     Attributes:
         name: What it is called in the figure.
         zero_s: When the timeline's clock was 0, in seconds from the start of the run.
+        phases: Those of the run, without their parts.
     """
 
     name: str
     run: RecordedRun
     coverage: Coverage
     zero_s: float
+    phases: Sequence[Stretch]
 
     @property
     def overhead(self) -> BroadcastOverhead | None:
@@ -79,7 +81,7 @@ def read_traced(name: str, run: RecordedRun) -> TracedRun:
 
     Raises:
         MissingDataError: The timeline is missing, damaged or empty.
-        RecordError: The record does not say when the run started.
+        RecordError: The record does not say when the run started, or its raw values are damaged.
     """
     path = run.timeline_file
     if path is None:
@@ -93,7 +95,7 @@ def read_traced(name: str, run: RecordedRun) -> TracedRun:
     zero_s = origin_s(run, coverage.origin_epoch_us)
     if zero_s is None or not coverage.rows:
         raise MissingDataError(f"{run.place}: its timeline is empty")
-    return TracedRun(name, run, coverage, zero_s)
+    return TracedRun(name, run, coverage, zero_s, run.whole_phases)
 
 
 def timeline_caption(_runs: Sequence[TracedRun]) -> str:
@@ -126,7 +128,7 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
         truncated = "; its timeline is truncated" if each.coverage.cut else ""
         ranks = count(each.run.num_ranks, "rank")
         axes.set_title(fill(f"{each.name}, {ranks}{truncated}", TITLE_CHARACTERS), fontsize=9)
-        _draw_phases(axes, each.run, end_s)
+        _draw_phases(axes, each.phases, end_s)
         _draw_overhead(axes, each, end_s)
         for i, row in enumerate(rows, 2):
             if row in each.coverage.rows:
@@ -154,9 +156,9 @@ def _label(row: CommunicationRow) -> str:
     return f"{row.operation}: {STAGES[row.kind]} {row.library}".rstrip()
 
 
-def _draw_phases(axes: Axes, run: RecordedRun, end_s: float) -> None:
+def _draw_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
     """Draws the phases of rank 0 in the first row, with the names for which there is room."""
-    for i, phase in enumerate(each for each in run.stretches() if not each.within):
+    for i, phase in enumerate(phases):
         begin_s, seconds = phase.begin_s[0], phase.seconds[0]
         if np.isnan(begin_s):
             continue

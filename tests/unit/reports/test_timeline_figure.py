@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1.cli.timeline import command
+from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
+from candle_p1.reports.drawing import to_drawing
 from candle_p1.reports.figures.timeline import read_traced, timeline_figure
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.report import make_report
@@ -258,6 +260,34 @@ def test_what_is_in_a_file_elsewhere_is_not_shown(tmp_path):
     with pytest.raises(MissingDataError) as refused:
         read_traced("original", run)
     assert "x:0:0" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "/", "..", "x" * 5000, "a\0b", "run000", "."])
+def test_a_file_that_cannot_be_is_not_found(tmp_path, name):
+    run = traced(tmp_path, "original", 5, 1)
+    run = RecordedRun(run.path, changed(run.record, {"timeline.file": name}))
+    assert run.timeline_file is None
+    with pytest.raises(MissingDataError, match="not beside its record"):
+        read_traced("original", run)
+
+
+@pytest.mark.parametrize(
+    "change", [{"timeline.anchor_s": 1e100}, {"timeline.anchor_epoch_us": -(2**63)}]
+)
+def test_a_clock_far_away_leaves_the_figure_empty(tmp_path, change):
+    run = traced(tmp_path, "original", 5, 1)
+    run = RecordedRun(run.path, changed(run.record, change))
+    figure = timeline_figure([read_traced("original", run)])
+    assert to_drawing(figure, "far", "", "").svg
+
+
+def test_damaged_values_of_ranks_are_named_and_the_other_run_is_drawn(tmp_path):
+    runs = [traced(tmp_path, loader, 5, 1) for loader in ("original", "chunked")]
+    (tmp_path / "run000" / PER_RANK_NAME).write_bytes(b"damaged")
+    (section,) = make_report(read_runs([tmp_path])).sections
+    assert PER_RANK_NAME in dict(section.missing)["Communication over time"]
+    assert "loader chunked" in section.figures[0].svg
+    assert len(section.figures) == len(runs) - 1
 
 
 def test_a_truncated_timeline_is_drawn_and_labelled(tmp_path):
