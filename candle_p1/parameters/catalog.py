@@ -4,7 +4,8 @@ Names, types, flags, choices and defaults of CANDLE's parameters are those of ca
 ``parsing_utils.py`` (ECP-CANDLE/candle_lib). One differs: ``pool`` is a list, because NT3's file
 gives one length per convolution.
 
-Choices that other code implements, such as the loaders, are added by `candle_p1.benchmark`.
+Choices that other code implements, such as the loaders, are added by `candle_p1.benchmark`. The
+file is long because it is one list.
 """
 
 from __future__ import annotations
@@ -425,49 +426,6 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_SUPERVISOR,
 )
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
-REGISTERED_ONLY: dict[str, Any] = {
-    **{"clr_flag": False, "clr_mode": None, "clr_base_lr": None, "clr_max_lr": None},
-    **{"clr_gamma": None, "lstm_size": None, "recurrent_dropout": 0},
-}
-_OF_BENCHMARKS: dict[str, Any] = {
-    # NT3, and its variant that may abstain
-    **{"add_noise": False, "classes": None, "feature_col": None, "feature_threshold": None},
-    **{"label_noise": None, "noise_cluster": False, "noise_column": False, "std_dev": None},
-    **{"noise_correlated": False, "noise_gaussian": False, "noise_type": None, "sample_ids": None},
-    **{"abs_gain": None, "acc_gain": None, "add_class": None, "alpha": None, "max_abs": None},
-    **{"alpha_scale_factor": None, "init_abs_epoch": None, "min_acc": None, "n_iters": None},
-    **{"task_list": None, "task_names": None},
-    # P1B1
-    **{"alpha_dropout": False, "base_lr": None, "cp": False, "epsilon_std": None, "model": None},
-    **{"latent_dim": None, "noise_factor": 0, "reduce_lr": False, "residual": False},
-    **{"tsne": False, "use_landmark_genes": False, "warmup_lr": False},
-    # P1B2
-    **{"one_hot_dtrep": True, "reg_l2": 0, "saved_model": None, "saved_weights": None},
-    # P1B3
-    **{"category_cutoffs": None, "cell_features": None, "cell_noise_sigma": 0, "workers": 1},
-    **{"drug_features": None, "max_logconc": None, "min_logconc": None, "scramble": False},
-    **{"subsample": None, "test_cell_split": None},
-}
-KNOWN = REGISTERED_ONLY | _OF_BENCHMARKS
-"""CANDLE's other parameters: those that it registers for all benchmarks, and those of its Pilot1
-benchmarks, each with the value, besides None, that asks for nothing.
-
-A benchmark without a parameter of that name accepts it nevertheless, and warns if it asks for
-something.
-"""
-_OWN = {"optimizer_formula", "patience", "timeline"}
-_REGISTERED = {
-    parameter.name
-    for group in (
-        *(_GENERAL, _INPUTS, _RESULTS, _PREPROCESSING, _MODEL, _REQUIRED, _TRAINING),
-        _CHECKPOINTS,
-    )
-    for parameter in group
-}
-CANDLES = frozenset(
-    (_REGISTERED - _OWN) | {"verbose", "profiling", *REGISTERED_ONLY, *_OF_BENCHMARKS}
-)
-"""The names of CANDLE's parameters, which alone may be abbreviated as flags."""
 _ROLES = {parameter.name: parameter.role for parameter in PARAMETERS}
 
 

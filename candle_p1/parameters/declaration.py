@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.errors import ParameterError, UnknownFlagError
-from candle_p1.parameters.catalog import CANDLES, KNOWN, REGISTERED_ONLY
+from candle_p1.parameters.candle_names import CANDLES, KNOWN, REGISTERED_ONLY
 from candle_p1.parameters.parameter import BOOLEANS, Origin, Parameter
 from candle_p1.parameters.parameter_file import read_any, read_entries, read_literal
 from candle_p1.parameters.parameter_set import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.parameters.catalog import KNOWN
+from candle_p1.parameters.candle_names import KNOWN
 from candle_p1.parameters.parameter import Origin, Parameter
 from candle_p1.parameters.parameter_file import SECTION
 

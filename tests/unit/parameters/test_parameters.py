@@ -14,13 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from candle_p1.errors import ParameterError
-from candle_p1.parameters.catalog import (
-    CANDLES,
-    KNOWN,
-    PARAMETERS,
-    REGISTERED_ONLY,
-    role_of,
-)
+from candle_p1.parameters.candle_names import CANDLES, KNOWN, REGISTERED_ONLY
+from candle_p1.parameters.catalog import PARAMETERS, role_of
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
