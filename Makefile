@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-jax test-formats check format docs fuzz fault-test pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-jax test-formats test-keras2 check format docs fuzz fault-test pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -36,7 +36,7 @@ endif
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## List the targets
-	@awk -F ': .*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ': .*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  make setup PYTHON=3.12        use this Python (3.10 to 3.12)"
 	@echo "  make setup MPI=system         use the machine's MPI instead of the Open MPI wheel"
@@ -50,7 +50,7 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 test: setup ## Run the tests that show that the installation is sound (at most 5 minutes)
 	.venv/bin/python -m pytest -m "not extended" $(PYTEST_ARGS)
 
-test-all: test test-extended test-jax test-formats ## Run all tests
+test-all: test test-extended test-jax test-formats test-keras2 ## Run all tests
 
 test-extended: setup ## Run the tests that `make test` leaves out
 	.venv/bin/python -m pytest -m extended $(PYTEST_ARGS)
@@ -73,6 +73,9 @@ test-jax: .venv-jax/setup.done ## Test one process on JAX, without TensorFlow, H
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
+
+test-keras2: setup .venv-keras2/setup.done ## Check that the four networks train as in Keras 2, on which CANDLE runs
+	PYTHONPATH=.venv-keras2 .venv/bin/python -m pytest tests/integration/test_keras2.py $(PYTEST_ARGS)
 
 fault-test: setup ## Kill and stop ranks and launchers of a hundred runs, and check how they end
 	.venv/bin/python tests/faults/kill_runs.py $(FAULT_ARGS)
@@ -103,7 +106,7 @@ wheel: | $(UV) ## Build the wheel into dist/ and check that it contains only thi
 pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
 	@mkdir -p .tools
 	cp constraints.txt .tools/constraints.txt
-	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod --group docs \
+	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod --group docs --group keras2 \
 	  --universal --python-version 3.10 --no-header --no-annotate --no-emit-index-url \
 	  $(if $(UPGRADE),--upgrade) --quiet --output-file .tools/constraints.txt
 	@# uv repeats the markers of tool.uv.environments on every line; they are removed.
@@ -115,7 +118,7 @@ pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
 	rm .tools/constraints.txt
 
 clean: ## Remove the environments, caches and build files, but keep results in output/
-	rm -rf .venv .venv-jax .venv-formats .venv-docs .tools build dist site
+	rm -rf .venv .venv-jax .venv-formats .venv-keras2 .venv-docs .tools build dist site
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 # --- the environments ---------------------------------------------------------------------------
@@ -176,6 +179,14 @@ endif
 .venv-formats/setup.done: $(BUILT_FROM) | $(UV)
 	@.venv-formats/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-formats
 	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
+	@touch $@
+
+# Not an environment but a directory beside .venv: tf_keras uses .venv's TensorFlow. Its requirements
+# are left out, because they name the package tensorflow where .venv has tensorflow-cpu.
+.venv-keras2/setup.done: pyproject.toml constraints.txt .venv/setup.done | $(UV)
+	rm -rf .venv-keras2
+	$(UV) pip install --constraint constraints.txt --no-deps --group keras2 --target .venv-keras2 \
+	  --python .venv/bin/python
 	@touch $@
 
 .venv-docs/setup.done: $(BUILT_FROM) | $(UV)

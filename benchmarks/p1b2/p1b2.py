@@ -105,8 +105,11 @@ class P1b2(Benchmark):
         from keras import layers
 
         from candle_p1.models.fast.layers import Dense
+        from candle_p1.models.fast.regularizers import L2
+        from candle_p1.models.layers import ActivityL2
 
         assert isinstance(data, P1b2Data)
+        weight = params["reg_l2"]
         initializer = initial_weights(params)
         model = keras.Sequential([layers.Input(data.train.x_shape)], name="p1b2")
         for units in params["dense"] or ():
@@ -115,9 +118,11 @@ class P1b2(Benchmark):
                     units,
                     activation=params["activation"],
                     kernel_initializer=initializer,
-                    **_penalties(params["reg_l2"]),
+                    kernel_regularizer=L2(weight) if weight else None,
                 )
             )
+            if weight:
+                model.add(ActivityL2(weight))
             if params["dropout"]:
                 model.add(layers.Dropout(params["dropout"]))
         model.add(
@@ -146,29 +151,6 @@ class P1b2(Benchmark):
 
 
 BENCHMARK = P1b2()
-
-
-def _penalties(weight: float) -> dict[str, Any]:
-    import keras
-
-    from candle_p1.models.fast.regularizers import L2
-
-    class MeanL2(keras.regularizers.Regularizer):  # type: ignore[misc]
-        """The squares of the activities, summed over the units and averaged over the batch.
-
-        tf.keras 2, which CANDLE used, averages like this; Keras 3 sums over the batch.
-        """
-
-        def __call__(self, activities: Any) -> Any:
-            ops = keras.ops
-            return weight * ops.mean(ops.sum(ops.square(activities), axis=-1))
-
-    if not weight:
-        return {}
-    return {
-        "kernel_regularizer": L2(weight),
-        "activity_regularizer": MeanL2(),
-    }
 
 
 def _write_classes(score: ConfusionScore, types: list[str], trained: Trained) -> None:

@@ -102,6 +102,33 @@ class SampleNormal(keras.layers.Layer):  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable("candle_p1")
+class ActivityL2(keras.layers.Layer):  # type: ignore[misc]
+    """Passes its input on, and penalizes its squares: their sum, averaged over the batch.
+
+    This is the activity regularizer l2 of Keras 2. In Keras 3 it depends on the release whether a
+    layer divides by the batch size what its activity regularizer returns.
+    """
+
+    def __init__(self, weight: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.weight = weight
+
+    def call(self, inputs: Any) -> Any:
+        """Adds the penalty to the loss."""
+        squares = ops.sum(ops.square(ops.cast(inputs, keras.config.floatx())), axis=-1)
+        self.add_loss(self.weight * ops.mean(squares))
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the input's shape."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {**super().get_config(), "weight": self.weight}
+
+
+@keras.saving.register_keras_serializable("candle_p1")
 class NoiseOnColumns(keras.layers.Layer):  # type: ignore[misc]
     """Adds normal noise to columns of the input, from `first` up to before `stop`, in training.
 

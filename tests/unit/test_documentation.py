@@ -92,7 +92,7 @@ def check_flags(name, flags):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
 def test_commands_are_accepted(page):
-    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", text_of("Makefile"), re.MULTILINE))
     for words, in_block in commands(page):
         while words and re.fullmatch(r"\w+=.*", words[0]):
             words.pop(0)

@@ -5,7 +5,12 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.models.layers import LocallyConnected1D, NoiseOnColumns, SampleNormal  # noqa: E402
+from candle_p1.models.layers import (  # noqa: E402
+    ActivityL2,
+    LocallyConnected1D,
+    NoiseOnColumns,
+    SampleNormal,
+)
 from candle_p1.models.metrics import Correlation, CutoffAccuracy  # noqa: E402
 
 rng = np.random.default_rng(1)
@@ -48,14 +53,27 @@ def test_the_latent_sample_and_its_divergence():
 
 @pytest.mark.parametrize(
     "layer",
-    [LocallyConnected1D(3, 5, 2, "relu", "he_normal", name="a"), SampleNormal(0.5, kl_weight=0.25)],
+    [
+        LocallyConnected1D(3, 5, 2, "relu", "he_normal", name="a"),
+        SampleNormal(0.5, kl_weight=0.25),
+        ActivityL2(0.5),
+    ],
 )
 def test_layers_are_made_again_from_their_configuration(layer):
     config = layer.get_config()
     again = type(layer).from_config(config)
     assert (again.name, again.get_config()) == (layer.name, config)
-    for name in {"filters", "strides", "activation", "stddev", "kl_weight"} & set(vars(layer)):
+    for name in {"filters", "strides", "activation", "stddev", "kl_weight", "weight"} & set(
+        vars(layer)
+    ):
         assert getattr(again, name) == getattr(layer, name)
+
+
+def test_activities_are_penalized_by_the_mean_over_the_batch():
+    layer = ActivityL2(0.5)
+    x = np.array([[1.0, 2.0], [3.0, 0.0]], "float32")
+    np.testing.assert_array_equal(layer(x), x)
+    assert float(layer.losses[0]) == pytest.approx(0.5 * (5 + 9) / 2)
 
 
 def test_noise_is_added_only_to_its_columns_and_only_in_training():
