@@ -161,7 +161,6 @@ def test_wrong_flags_are_refused(plan, flags, problem):
         ("flags.epochs = 8", "flags.epochs = 0", r"mine\.toml, .*epochs = 0 "),
         ('name = "short"', 'name = "short"\ntoy_s = 2.5', "long-.* short-"),
         ('"a b"', '"a_b", "a b"', "long-color-a_b-np1"),
-        ("epochs = 8", "locally_connected = true", "locally_connected .* toy"),
     ],
 )
 def test_what_the_benchmark_would_refuse_is_refused_before_anything_runs(plan, old, new, problem):
