@@ -141,6 +141,7 @@ def scalars(directory):
 
 
 @pytest.mark.parallel
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what TensorBoard imports
 def test_a_run_writes_for_mlperf_and_tensorboard(of_two):
     run = of_two("formats")
     path = run / "run.json"
