@@ -35,9 +35,8 @@ class Keras2RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
         if can_be_fast(gradient, variable) and not self.centered and variable.dtype == "float32":
             from candle_p1.models.fast import operations
 
-            if operations.takes_outer_epsilon():
-                operations.rmsprop(self, variable, gradient, learning_rate, under_root=False)
-                return
+            operations.rmsprop(self, variable, gradient, learning_rate, under_root=False)
+            return
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = _dense(gradient, variable)
         index = self._get_variable_index(variable)

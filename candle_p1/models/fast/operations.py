@@ -14,7 +14,6 @@ What is slow on CPUs, and what is done instead:
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -142,11 +141,6 @@ def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any, *, under_ro
         threads=ops.num_threads(),
         **({} if under_root else {"outer_epsilon": optimizer.epsilon}),
     )
-
-
-def takes_outer_epsilon() -> bool:
-    """Returns whether the operation has been compiled since it can add epsilon to the root."""
-    return "outer_epsilon" in inspect.signature(ops.load().candle_p1_rmsprop).parameters
 
 
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
