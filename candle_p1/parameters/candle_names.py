@@ -7,29 +7,34 @@ from typing import Any
 from candle_p1.parameters.catalog import PARAMETERS
 
 REGISTERED_ONLY: dict[str, Any] = {
-    **{"clr_flag": False, "clr_mode": None, "clr_base_lr": None, "clr_max_lr": None},
-    **{"clr_gamma": None, "lstm_size": None, "recurrent_dropout": 0},
+    "clr_flag": False,
+    "clr_mode": None,
+    "clr_base_lr": None,
+    "clr_max_lr": None,
+    "clr_gamma": None,
+    "lstm_size": None,
+    "recurrent_dropout": 0,
 }
-_OF_BENCHMARKS: dict[str, Any] = {
-    # NT3, and its variant that may abstain
-    **{"add_noise": False, "classes": None, "feature_col": None, "feature_threshold": None},
-    **{"label_noise": None, "noise_cluster": False, "noise_column": False, "std_dev": None},
-    **{"noise_correlated": False, "noise_gaussian": False, "noise_type": None, "sample_ids": None},
-    **{"abs_gain": None, "acc_gain": None, "add_class": None, "alpha": None, "max_abs": None},
-    **{"alpha_scale_factor": None, "init_abs_epoch": None, "min_acc": None, "n_iters": None},
-    **{"task_list": None, "task_names": None},
-    # P1B1
-    **{"alpha_dropout": False, "base_lr": None, "cp": False, "epsilon_std": None, "model": None},
-    **{"latent_dim": None, "noise_factor": 0, "reduce_lr": False, "residual": False},
-    **{"tsne": False, "use_landmark_genes": False, "warmup_lr": False},
-    # P1B2
-    **{"one_hot_dtrep": True, "reg_l2": 0, "saved_model": None, "saved_weights": None},
-    # P1B3
-    **{"category_cutoffs": None, "cell_features": None, "cell_noise_sigma": 0, "workers": 1},
-    **{"drug_features": None, "max_logconc": None, "min_logconc": None, "scramble": False},
-    **{"subsample": None, "test_cell_split": None},
-}
-KNOWN = REGISTERED_ONLY | _OF_BENCHMARKS
+_OF_BENCHMARKS: tuple[tuple[Any, str], ...] = (
+    (
+        False,
+        "add_noise alpha_dropout cp noise_cluster noise_column noise_correlated "
+        "noise_gaussian reduce_lr residual scramble tsne use_landmark_genes warmup_lr",
+    ),
+    (
+        None,
+        "abs_gain acc_gain add_class alpha alpha_scale_factor base_lr category_cutoffs "
+        "cell_features classes drug_features epsilon_std feature_col feature_threshold "
+        "init_abs_epoch label_noise latent_dim max_abs max_logconc min_acc min_logconc model "
+        "n_iters noise_type sample_ids saved_model saved_weights std_dev subsample task_list "
+        "task_names test_cell_split",
+    ),
+    (0, "cell_noise_sigma noise_factor reg_l2"),
+    (True, "one_hot_dtrep"),
+    (1, "workers"),
+)
+"""Names by the value that asks for nothing."""
+KNOWN = REGISTERED_ONLY | {name: value for value, names in _OF_BENCHMARKS for name in names.split()}
 """CANDLE's other parameters: those that it registers for all benchmarks, and those of its Pilot1
 benchmarks, each with the value, besides None, that asks for nothing.
 
