@@ -34,7 +34,7 @@ SHORT = {"train_steps": 4, "val_steps": 1, "test_steps": 1}
 for module, small in SMALL.items():
     name = module.__name__.split("_")[0]
     losses = []
-    for rate in (0.001, 0.02):
+    for rate in (0.001, 0.002):
         sys.argv = [name, "--epochs", "2", "--dense", "16"]
         params = module.initialize_parameters(default_model=f"{name}_default_model.txt")
         params.update(small | SHORT, learning_rate=rate, output_dir="out", experiment_id=name)
@@ -68,7 +68,7 @@ def test_a_driver_runs_each_script_twice_in_one_process(
         records = [
             read_record(tmp_path / "out" / name / run / "run.json") for run in ("RUN000", "RUN001")
         ]
-        assert [record["plan"]["base_learning_rate"] for record in records] == [0.001, 0.02]
+        assert [record["plan"]["base_learning_rate"] for record in records] == [0.001, 0.002]
         assert {record["status"] for record in records} == {"ok"}
         assert {record["benchmark"] for record in records} == {name}
         for run in ("RUN000", "RUN001"):
