@@ -51,8 +51,8 @@ def trained(comm, slow_rank, compression="none", accumulate=None):
 def the_fast_rank_waits_for_the_slow_one(comm):
     _, timer, (exposed_s, allreduce_s) = trained(comm, slow_rank=1)
     waited = comm.allgather((exposed_s, allreduce_s))
-    assert waited[0][0] > 0.8 * NUM_STEPS * SLOW_S, waited
-    assert waited[0][0] > 2 * waited[1][0], waited
+    # On a busy machine both wait longer, but by the same time.
+    assert waited[0][0] - waited[1][0] > 0.5 * NUM_STEPS * SLOW_S, waited
     assert all(exposed <= allreduce for exposed, allreduce in waited), waited
     assert timer.phases["train",].communication_s >= exposed_s
 
