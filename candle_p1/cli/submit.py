@@ -288,8 +288,8 @@ def _submit_study(
 
 def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:
     """Returns the job's own flags as arguments, without those that the user has set."""
-    if params.origin("data_parallel").is_explicit:
-        wanted = {name: wanted[name] for name in wanted if name != "epochs_scaling"}  # it follows
+    if params.origin("data_parallel").is_explicit:  # epochs_scaling follows from it
+        wanted = {name: wanted[name] for name in wanted if name != "epochs_scaling"}
     return [
         word
         for name, value in wanted.items()

@@ -138,8 +138,8 @@ def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any, *, under_ro
         _like(rate, variable),
         decay=optimizer.rho,
         epsilon=optimizer.epsilon if under_root else 0,
+        outer_epsilon=0 if under_root else optimizer.epsilon,
         threads=ops.num_threads(),
-        **({} if under_root else {"outer_epsilon": optimizer.epsilon}),
     )
 
 
