@@ -1,0 +1,1 @@
+"""Checkpoints on disk: their format, writing them beside training, keeping and reading them."""
