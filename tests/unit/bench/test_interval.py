@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.bench.interval import daly_interval_s, expected_ratio, young_interval_s
+
+costs_s = st.floats(1e-3, 1e4)
+means_s = st.floats(1.0, 1e8)
+restarts_s = st.floats(0.0, 1e3)
+
+
+def best_interval_s(cost_s, mtbf_s):
+    """Returns where `expected_ratio` is smallest: (1 - x) exp(x) = exp(-C / M) with x = T / M."""
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        x = (low + high) / 2
+        if (1 - x) * math.exp(x) > math.exp(-cost_s / mtbf_s):
+            low = x
+        else:
+            high = x
+    return mtbf_s * high
+
+
+def test_youngs_interval_is_the_published_formula():
+    # A checkpoint of a minute and a failure a day: sqrt(2 * 60 * 86400).
+    assert young_interval_s(60, 86_400) == pytest.approx(3219.94, abs=0.01)
+
+
+@given(costs_s, means_s)
+def test_dalys_interval_is_near_the_minimum_of_the_expected_time(cost_s, mtbf_s):
+    found = daly_interval_s(cost_s, mtbf_s)
+    if cost_s >= 2 * mtbf_s:
+        assert found == mtbf_s
+    elif 1e-6 < cost_s / mtbf_s < 0.5:  # Daly claims his estimate for checkpoints below M / 2
+        assert found == pytest.approx(best_interval_s(cost_s, mtbf_s), rel=1e-2)
+
+
+@given(costs_s, means_s, restarts_s)
+def test_no_interval_costs_less_than_the_best_one(cost_s, mtbf_s, restart_s):
+    best_s = best_interval_s(cost_s, mtbf_s) if cost_s / mtbf_s > 1e-6 else None
+    daly = expected_ratio(daly_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
+    young = expected_ratio(young_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
+    assert daly > 1
+    assert young > 1
+    if best_s:
+        best = expected_ratio(best_s, cost_s, mtbf_s, restart_s)
+        assert best <= min(daly, young) * (1 + 1e-6)
+        if cost_s < mtbf_s / 2:
+            assert daly <= best * 1.001
+
+
+@given(costs_s, means_s, st.floats(1e-3, 1e3))
+def test_intervals_do_not_depend_on_the_unit_of_time(cost_s, mtbf_s, factor):
+    for interval_s in (young_interval_s, daly_interval_s):
+        scaled = interval_s(factor * cost_s, factor * mtbf_s)
+        assert scaled == pytest.approx(factor * interval_s(cost_s, mtbf_s), rel=1e-9)
+
+
+@given(means_s, restarts_s)
+def test_cheaper_checkpoints_are_advised_more_often_and_cost_less(mtbf_s, restart_s):
+    costs = np.geomspace(mtbf_s * 1e-6, mtbf_s * 0.4, 20)
+    for interval_s in (young_interval_s, daly_interval_s):
+        intervals = [interval_s(cost_s, mtbf_s) for cost_s in costs]
+        assert intervals == sorted(intervals)
+    ratios = [
+        expected_ratio(daly_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
+        for cost_s in costs
+    ]
+    assert ratios == sorted(ratios)
+
+
+@given(costs_s, means_s)
+def test_dalys_interval_approaches_youngs_where_failures_are_rare(cost_s, mtbf_s):
+    if cost_s < 1e-4 * mtbf_s:
+        assert daly_interval_s(cost_s, mtbf_s) == pytest.approx(
+            young_interval_s(cost_s, mtbf_s), rel=0.01
+        )
+
+
+def test_a_longer_restart_costs_more_but_does_not_change_the_interval():
+    ratios = [expected_ratio(600, 2, 86_400, restart_s) for restart_s in (0, 60, 3600)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == pytest.approx(1 + 2 / 600 + 300 / 86_400, rel=1e-3)  # to first order
+    assert ratios[1] / ratios[0] == pytest.approx(math.exp(60 / 86_400))
+
+
+def test_a_run_that_never_ends_has_an_infinite_ratio():
+    assert expected_ratio(1e6, 1, 1, 0) == math.inf
+    assert expected_ratio(1, 1, 1, 1e6) == math.inf
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_times_are_checked(bad):
+    for interval_s in (young_interval_s, daly_interval_s):
+        with pytest.raises(ValueError, match="cost_s"):
+            interval_s(bad, 1.0)
+        with pytest.raises(ValueError, match="mtbf_s"):
+            interval_s(1.0, bad)
+    with pytest.raises(ValueError, match="interval_s"):
+        expected_ratio(bad, 1.0, 1.0, 0.0)
+    if bad:
+        with pytest.raises(ValueError, match="restart_s"):
+            expected_ratio(1.0, 1.0, 1.0, bad)
