@@ -1,9 +1,9 @@
 """How often to save: the intervals that Young and Daly advise.
 
-Both minimise the expected time of a run that failures interrupt at random, with a constant mean time
-M between them. After each, the run is started again, which takes the time R, and repeats what it has
-done since its last checkpoint. A checkpoint delays training by the time C. The interval is the time
-of training between two checkpoints.
+Both minimise the expected time of a run that failures interrupt at random, with a constant mean
+time M between them. After each, the run is started again, which takes the time R, and repeats what
+it has done since its last checkpoint. A checkpoint delays training by the time C. The interval is
+the time of training between two checkpoints.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the
 ACM 17(9), 1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
@@ -32,8 +32,9 @@ def young_interval_s(cost_s: float, mtbf_s: float) -> float:
 def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
     """Returns Daly's interval of higher order, in s.
 
-    sqrt(2 C M) (1 + sqrt(C / 2 M) / 3 + (C / 2 M) / 9) - C for C < 2 M, else M (Daly, equation 37).
-    The time of a restart does not change where the minimum is, only how large; see `expected_ratio`.
+    sqrt(2 C M) (1 + sqrt(C / 2 M) / 3 + (C / 2 M) / 9) - C for C < 2 M, else M (Daly, equation
+    37). The time of a restart changes only how large the minimum is, not where; see
+    `expected_ratio`.
 
     Args:
         cost_s: The time C by which a checkpoint delays training, in s; above 0.
