@@ -42,7 +42,10 @@ A benchmark without a parameter of that name accepts it nevertheless, and warns 
 something.
 """
 _GROUPS = ("general", "input and output", "preprocessing", "model", "training", "checkpoints")
-_OWN = {"optimizer_formula", "patience", "timeline"}
+_OWN = {
+    *("optimizer_formula", "patience", "timeline", "save_model"),
+    *("ckpt_every_s", "ckpt_every_steps", "ckpt_required", "ckpt_writers"),
+}
 CANDLES = frozenset(
     {
         *({parameter.name for parameter in PARAMETERS if parameter.group in _GROUPS} - _OWN),

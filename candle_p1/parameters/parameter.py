@@ -43,7 +43,7 @@ class Role(Enum):
     SEED = "distinguishes repetitions of a run"
     PLACE = "names or locates what a run reads or keeps for later runs"
     RESULTS = "locates what a run writes, and is different for every run"
-    LOGGING = "changes what is monitored, recorded or shown"
+    LOGGING = "changes what is monitored, recorded, kept or shown"
     UNUSED = "is accepted from CANDLE's files and programs but has no effect"
 
 
@@ -100,7 +100,6 @@ class Parameter:
         optional: None is allowed, also on the command line; implied by the default None.
         needs_support: Only benchmarks that list it in `supports` read it; for the others, setting
             it causes a warning.
-        harmless: Values besides the default that ask for nothing, so that they need no warning.
         old_names: Names that earlier releases of CANDLE gave it, in files and as flags.
         group: Its heading in --help.
     """
@@ -120,7 +119,6 @@ class Parameter:
     required: bool = False
     optional: bool = False
     needs_support: bool = False
-    harmless: tuple[Any, ...] = ()
     old_names: tuple[str, ...] = ()
     group: str = ""
 

@@ -69,10 +69,7 @@ class ParameterSet(Mapping[str, Any]):
     def _is_in_vain(self, name: str, value: Any) -> bool:
         """Returns whether a parameter that has no effect here asks for something."""
         if parameter := self._declared.get(name):
-            return parameter.needs_support and value not in (
-                parameter.default,
-                *parameter.harmless,
-            )
+            return parameter.needs_support and value != parameter.default
         return value is not None and value != KNOWN[name]
 
     def origin(self, name: str) -> Origin:

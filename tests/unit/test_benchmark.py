@@ -224,7 +224,7 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
         ("p1b1", "cp", True),
         ("p1b1", "noise_factor", 0.1),
         ("p1b2", "locally_connected", True),
-        ("p1b2", "ckpt_restart_mode", "required"),
+        ("p1b2", "val_data", "validation.csv"),
         ("p1b2", "noise_type", "gaussian"),
         ("p1b3", "lstm_size", [32]),
     ],

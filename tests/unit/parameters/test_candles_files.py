@@ -25,8 +25,6 @@ ABSTENTION = (
     "acc_gain abs_gain min_acc max_abs alpha alpha_scale_factor init_abs_epoch task_list task_names"
 )
 IN_VAIN = {
-    "HEAD/nt3_default_model.txt": "ckpt_checksum",
-    "v0.4/nt3_default_model.txt": "ckpt_checksum",
     "HEAD/nt3_noise_model.txt": ABSTENTION,
     "v0.4/nt3_noise_model.txt": ABSTENTION,
 }

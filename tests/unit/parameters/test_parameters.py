@@ -521,20 +521,20 @@ def test_programs_may_write_booleans_as_1_and_0(params, value, expected):
 
 def test_keys_of_candle_that_are_not_used_cause_a_warning(model_file, params):
     edited = EditableParameters(params)
-    edited.update(clr_mode="trng1", reduce_lr=1, ckpt_save_interval=2, epochs=8)
+    edited.update(clr_mode="trng1", reduce_lr=1, locally_connected=True, epochs=8)
     bound = NT3.bind(edited)
     assert bound["epochs"] == 8
     assert set(bound) == set(params)
     (warning,) = bound.warnings
-    assert warning.endswith(": ckpt_save_interval, clr_mode, reduce_lr (program)")
+    assert warning.endswith(": locally_connected, clr_mode, reduce_lr (program)")
     assert NT3.bind(edited | dict(bound)).warnings == NT3.bind(bound).warnings == bound.warnings
     with model_file.open("a") as file:
-        file.write("lstm_size = [5]\nlatent_dim = anything\nckpt_checksum = True\n")
+        file.write("lstm_size = [5]\nlatent_dim = anything\nshuffle = True\n")
     read = NT3.parse(["--clr_flag", "--task_list", "0", "1"], model_file)
-    assert dict(read) == dict(params) | {"ckpt_checksum": True}
+    assert dict(read) == dict(params) | {"shuffle": True}
     (warning,) = read.warnings
     assert warning.endswith(
-        f": ckpt_checksum, lstm_size, latent_dim (model file {model_file.name}), clr_flag,"
+        f": shuffle, lstm_size, latent_dim (model file {model_file.name}), clr_flag,"
         " task_list (flag)"
     )
     assert bound.replace({"epochs": 9}).warnings == bound.warnings
@@ -544,7 +544,6 @@ def test_keys_of_candle_that_are_not_used_cause_a_warning(model_file, params):
     "flags",
     [
         "--clr_flag False --recurrent_dropout 0 --noise_factor 0",
-        "--ckpt_restart_mode off --ckpt_save_best no --ckpt_save_interval 0",
         "--lstm_size None --tsne false --one_hot_dtrep True --workers 1",
         "--feature_subsample 0 --locally_connected False",
     ],
