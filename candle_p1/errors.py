@@ -8,7 +8,8 @@ Every error that this package raises on purpose is a CandleError::
     ├── DataError               a data file: what is wrong, in which file, on which line
     ├── SetupError              the installation, the launcher or the machine
     ├── RecordError             a run record that does not match its schema
-    └── DistributedError        ranks that disagree, or gradients that are not averaged
+    ├── DistributedError        ranks that disagree, or gradients that are not averaged
+    └── RunInterrupted          a run that a signal has ended, after a checkpoint was saved
 
 Its message names the file, line or parameter and says what to do. Any other exception is a bug, and
 is shown with its traceback.
@@ -35,10 +36,12 @@ class CandleError(Exception):
     Attributes:
         agreed: All ranks raise this same error, so that one of them can report it for all.
         printed: The user has already been told, with the rank's name.
+        exit_code: With which a command ends.
     """
 
     agreed: bool = False
     printed: bool = False
+    exit_code: int = EXIT_CODE
 
     def on_all_ranks(self: Error) -> Error:
         """Marks the error as raised by all ranks, and returns it."""
@@ -105,6 +108,23 @@ class RecordError(CandleError):
 
 class DistributedError(CandleError):
     """Ranks that disagree when they must not, or gradients that are not averaged."""
+
+
+class RunInterrupted(CandleError):  # noqa: N818
+    """A run that was asked by a signal to save a checkpoint and end, and has done so.
+
+    Args:
+        message: Where the checkpoint is, and how to go on.
+        number: The signal's.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        self.number, self.exit_code = number, 128 + number
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickles both arguments: errors are sent between ranks."""
+        return type(self), (str(self), self.number)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -136,6 +136,8 @@ class JobGuard:
         threading.Thread(target=self._run, name="job guard", daemon=True).start()
 
     def _run_as_child(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends them to all processes
+            signal.signal(number, signal.SIG_IGN)
         since = time.monotonic()
         while self._rank.pid == os.getppid():
             time.sleep(0.1)

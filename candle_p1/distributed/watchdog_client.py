@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import secrets
 import selectors
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,17 @@ import psutil
 
 from candle_p1.distributed import job_guard
 from candle_p1.distributed.launch_environment import module_command, terminal
-from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE, WELCOME
+from candle_p1.distributed.watchdog_server import (
+    COUNTER_BYTES,
+    END_OF_MESSAGE,
+    SAVE_SIGNALS,
+    TOKEN_VARIABLE,
+    WELCOME,
+)
 from candle_p1.errors import EXIT_CODE, DistributedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from candle_p1.distributed.comm import Communicator
@@ -54,21 +62,33 @@ class WatchdogClient:
     because a handler could raise its exception anywhere, which crashes the process if TensorFlow is
     tracing a model. Ctrl-C raises KeyboardInterrupt, as usual.
 
+    SIGUSR1 and SIGUSR2 ask a run that can save (see `saving`) to save a checkpoint and end.
+    Elsewhere they interrupt it like SIGTERM.
+
     Args:
         comm: The ranks of the run.
         record: Where rank 0 expects to write the run record; see `report_record`.
+        kept_open: File descriptors of rank 0 that the server keeps open as long as it lives.
 
     Attributes:
-        steps: The training steps this rank has begun; see `count_step`.
+        save_signal: The number of the signal that asked this rank to save; None so far.
 
     Raises:
         DistributedError: Some rank cannot connect; the same on every rank.
     """
 
-    def __init__(self, comm: Communicator, record: Path) -> None:
+    def __init__(self, comm: Communicator, record: Path, kept_open: Sequence[int] = ()) -> None:
         # Kept to print why a job ended: ranks other than 0 redirect their output to a file.
         self._stderr = os.dup(2)
-        self._server, where = _start_server(comm, record) if comm.rank == 0 else (None, None)
+        self._counter, counter_fd = _make_counter()
+        try:
+            self._server, where = (
+                _start_server(comm, record, counter_fd, kept_open)
+                if comm.rank == 0
+                else (None, None)
+            )
+        finally:
+            os.close(counter_fd)
         addresses, port, token = comm.broadcast(where) or ([], 0, "")
         hello = {"rank": comm.rank, "host": socket.gethostname(), "pid": os.getpid()}
         if comm.size > 1:
@@ -96,9 +116,10 @@ class WatchdogClient:
         self._old_wakeup_fd = -1
         self._signalled_s: float | None = None
         self._interrupted = False
+        self._can_save = False
+        self.save_signal: int | None = None
         if threading.current_thread() is threading.main_thread():
             self._catch_signals()
-        self.steps = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
@@ -109,9 +130,34 @@ class WatchdogClient:
         """Reports the record to complete if the run fails; for rank 0."""
         self._send(record=str(record))
 
+    @property
+    def steps(self) -> int:
+        """The training steps that this rank has begun; see `count_step`."""
+        return self._counter[0]
+
     def count_step(self) -> None:
-        """Counts a training step that begins."""
-        self.steps += 1
+        """Counts a training step that begins.
+
+        Rank 0 counts in memory that it shares with the server, which knows the exact number even if
+        all ranks are killed at once.
+        """
+        self._counter[0] += 1
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether a signal has asked this rank to save and end."""
+        return self.save_signal is not None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """In the body, this rank can save: it looks at `save_requested` again and again."""
+        self._can_save = True
+        self._send(can_save=True)
+        try:
+            yield
+        finally:
+            self._can_save = False
+            self._send(can_save=False)
 
     def report_phase(self, path: tuple[str, ...]) -> None:
         """Reports the phase that this rank has entered."""
@@ -168,11 +214,11 @@ class WatchdogClient:
 
     def _send(self, **message: Any) -> None:
         with self._send_lock, suppress(OSError):  # nobody listens once the server has exited
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(json.dumps(message).encode() + END_OF_MESSAGE)
 
     def _catch_signals(self) -> None:
         self._old_wakeup_fd = signal.set_wakeup_fd(self._socket.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *SAVE_SIGNALS):
             handler = signal.getsignal(number)
             if handler in (signal.SIG_IGN, None):
                 continue  # nohup, or a program that embeds Python, handles it
@@ -181,6 +227,9 @@ class WatchdogClient:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Handles Ctrl-C; after other signals, the server or `_listen` ends this process."""
+        if number in SAVE_SIGNALS and (self._can_save or self.save_requested):
+            self.save_signal = self.save_signal or number
+            return  # the server sees to it that this takes no longer than it may
         self._signalled_s = time.monotonic()
         if number != signal.SIGINT:
             return
@@ -237,8 +286,15 @@ class WatchdogClient:
         os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
 
 
+def _make_counter() -> tuple[memoryview, int]:
+    """Returns a counter in memory, int64, shape (1,), and the file descriptor of this memory."""
+    descriptor = os.memfd_create("candle-p1-steps")
+    os.ftruncate(descriptor, COUNTER_BYTES)
+    return memoryview(mmap.mmap(descriptor, COUNTER_BYTES)).cast("q"), descriptor
+
+
 def _start_server(
-    comm: Communicator, record: Path
+    comm: Communicator, record: Path, counter_fd: int, kept_open: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes] | None, tuple[list[str], int, str] | None]:
     """Starts the server; returns its process, and the addresses to try, its port and the token.
 
@@ -249,7 +305,7 @@ def _start_server(
     command = module_command("candle_p1.distributed.watchdog_server")
     command += ["--bind", "127.0.0.1" if one_node else "0.0.0.0"]
     command += ["--num-ranks", str(comm.size), "--record", str(record.resolve())]
-    command += ["--starter", str(os.getpid())]
+    command += ["--starter", str(os.getpid()), "--counter", str(counter_fd)]
     try:
         process = subprocess.Popen(
             command,
@@ -258,6 +314,7 @@ def _start_server(
             # Until there is a record, beside which its log is.
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[counter_fd, *kept_open],
             env=_environment_without_launcher() | {TOKEN_VARIABLE: token},
         )
     except OSError:
@@ -293,7 +350,9 @@ def _connect_any(
                 last = error
                 break
             try:
-                connection.sendall(f"{token}\n{json.dumps({'hello': hello})}\n".encode())
+                connection.sendall(
+                    f"{token}\n{json.dumps({'hello': hello})}".encode() + END_OF_MESSAGE
+                )
                 if connection.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME:
                     connection.settimeout(SEND_S)  # a wake-up file descriptor must not block
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -9,13 +9,18 @@ rank that is stopped, or whose node is lost, closes nothing, so ranks also repor
 (candle_p1.distributed.job_guard), and send something every second. The server then completes the
 run record, tells the other ranks to end, and exits.
 
-A connection begins with a line that holds the token. Nothing is parsed before it, and whoever does
-not send it soon is disconnected. Then messages follow, which are JSON lines.
+A run that can save a checkpoint is given time to do so after SIGUSR1 or SIGUSR2. Then it ends by
+itself and writes its record; if it does not, the server interrupts it. The same signal again, after
+a while in which launchers may have sent it on, interrupts it at once, as other signals do.
 
-- rank to server: hello (rank, host, pid), record (its path), phase, steps begun, trouble (with
-  another process), signal, error, bye; and, between them, a byte for each signal: its number
-- server to rank: welcome; end (the reason), status, speak (whether this rank should print the
-  reason)
+A connection begins with a line that holds the token. Nothing is parsed before it, and whoever does
+not send it soon is disconnected. Then messages follow, in JSON.
+
+- rank to server, each message with a NUL at its end: hello (rank, host, pid), record (its path),
+  phase, steps begun, can_save, trouble (with another process), signal, error, bye; and, anywhere, a
+  byte for each signal: its number, which is never that of NUL
+- server to rank, as lines: welcome; end (the reason), status, speak (whether this rank should print
+  the reason)
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import argparse
 import errno
 import hmac
 import json
+import mmap
 import os
 import resource
 import selectors
@@ -77,8 +83,18 @@ FAREWELL_S = 10.0
 TOKEN_VARIABLE = "CANDLE_P1_WATCHDOG_TOKEN"
 """Passed in an environment variable because every user of the machine can read arguments."""
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-CONTROLS = bytes(set(range(32)) - set(b"\n"))
+SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+SAVE_VARIABLE = "CANDLE_P1_SAVE_S"
+SAVE_S = 45.0
+"""How long a run may take to save and end after one of these; the variable changes it. 0: as long
+as it likes."""
+REPEAT_S = 2.0
+"""For this long, the same signal counts once: launchers and job scripts both send it on."""
+END_OF_MESSAGE = b"\0"
+CONTROLS = bytes(range(1, 32))
 """None of these is in JSON as it is written here, so they are signals."""
+COUNTER_BYTES = 8
+"""Of the memory in which rank 0 counts its steps."""
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 
 
@@ -96,7 +112,10 @@ class RankConnection:
     pid: int = 0
     phase: str | None = None
     steps: int = 0
+    can_save: bool = False
     signal: int | None = None
+    save_signal: int | None = None
+    save_signalled_s: float = 0.0  # when, by time.monotonic
     error: dict[str, Any] | None = None
     trouble: dict[str, Any] | None = None
     closed: bool = False
@@ -104,6 +123,14 @@ class RankConnection:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    def take_save_signal(self, number: int) -> None:
+        """Takes note of a signal that asks to save; it interrupts a rank that is not able to."""
+        now = time.monotonic()
+        if self.save_signal is None and self.can_save:
+            self.save_signal, self.save_signalled_s = number, now
+        elif self.save_signal is None or now - self.save_signalled_s > REPEAT_S:
+            self.signal = number
 
     @property
     def is_lost(self) -> bool:
@@ -128,6 +155,7 @@ class WatchdogServer:
         num_ranks: The number of ranks to expect.
         starter: The process id of rank 0, which started this process.
         max_strangers: How many connections without a hello to keep.
+        counter: The steps that rank 0 has begun, int64, shape (1,), in memory that it shares.
 
     Attributes:
         ranks: The ranks that have said hello.
@@ -139,6 +167,7 @@ class WatchdogServer:
     num_ranks: int
     starter: int
     max_strangers: int = MAX_STRANGERS
+    counter: memoryview | None = None
     ranks: list[RankConnection] = field(default_factory=list)
     record: Path | None = None
     oom_kills: int | None = field(default_factory=lambda: count_oom_kills())
@@ -147,6 +176,7 @@ class WatchdogServer:
         """Returns when every rank has said bye, or after a failure has been dealt with."""
         self._stopped_limit_s = limit_from(STOPPED_VARIABLE, STOPPED_S)
         self._silent_limit_s = limit_from(SILENT_VARIABLE, SILENT_S)
+        self._save_limit_s = limit_from(SAVE_VARIABLE, SAVE_S)
         self._host = socket.gethostname()
         self._strangers: list[RankConnection] = []  # without a hello, the oldest first
         self._launcher: psutil.Process | None = None
@@ -189,6 +219,10 @@ class WatchdogServer:
                     signalled_at = signalled_at or now
                     if now - signalled_at > GRACE_S:
                         return self._end(signalled, "interrupted")
+                late = now - self._save_limit_s
+                unsaved = (each for each in ranks if each.save_signal is not None)
+                if rank := next((each for each in unsaved if each.save_signalled_s < late), None):
+                    return self._end(rank, "interrupted")
 
     def _has_no_launcher(self) -> bool:
         """Whether the launcher has ended, if it is known."""
@@ -282,8 +316,8 @@ class WatchdogServer:
                 return False
         if rank.rank is not None:
             self._take_signals(rank)
-        *lines, rank.buffer = rank.buffer.split(b"\n")
-        understood = all(self._take(rank, line) for line in lines)
+        *messages, rank.buffer = rank.buffer.split(END_OF_MESSAGE)
+        understood = all(self._take(rank, message) for message in messages)
         return understood and bool(data) and len(rank.buffer) <= MAX_MESSAGE_BYTES
 
     @staticmethod
@@ -292,13 +326,16 @@ class WatchdogServer:
         for number in SIGNALS:
             if rank.signal is None and bytes([number]) in rank.buffer:
                 rank.signal = number
+        for number in SAVE_SIGNALS:
+            if rank.signal is None and bytes([number]) in rank.buffer:
+                rank.take_save_signal(number)
         rank.buffer = rank.buffer.translate(None, delete=CONTROLS)
 
-    def _take(self, rank: RankConnection, line: bytes) -> bool:
+    def _take(self, rank: RankConnection, text: bytes) -> bool:
         """Takes note of a message; returns False if no rank sends such a message."""
         try:
-            # Before it there may be signals: SIGUSR1 has the number of a line's end.
-            message = json.loads(line[line.find(b"{") :] if b"{" in line else b"{}")
+            # Before it there may be signals that are not control characters: SIGRTMIN and above.
+            message = json.loads(text[text.find(b"{") :] if b"{" in text else b"{}")
             if hello := message.get("hello"):
                 self._welcome(rank, hello)
             if rank.rank is None:
@@ -308,6 +345,7 @@ class WatchdogServer:
         rank.heard_s = time.monotonic()
         rank.phase = message.get("phase", rank.phase)
         rank.steps = message.get("steps", rank.steps)
+        rank.can_save = message.get("can_save", rank.can_save)
         rank.signal = message.get("signal", rank.signal)
         rank.error = message.get("error", rank.error)
         rank.trouble = message.get("trouble", rank.trouble)
@@ -387,6 +425,7 @@ class WatchdogServer:
             host=culprit.host if culprit else None,
             pid=culprit.pid if culprit else None,
             phase=rank.phase,
+            steps=max([each.steps for each in self.ranks] + list(self.counter or ())),
             traceback=(rank.error or {}).get("traceback") or None,
         )
         try:
@@ -428,8 +467,12 @@ class WatchdogServer:
     def _explain(self, rank: RankConnection, status: str) -> str:
         when = f" during {rank.phase}" if rank.phase else ""
         if status == "interrupted":
-            name = SIGNAL_NAMES.get(rank.signal or 0, str(rank.signal))
-            return f"interrupted{when} by {name}, which {rank} received first"
+            number = rank.signal or rank.save_signal or 0
+            name = SIGNAL_NAMES.get(number, str(number))
+            unsaved = ""
+            if rank.signal is None:
+                unsaved = f"; no checkpoint was saved within {self._save_limit_s:g} s"
+            return f"interrupted{when} by {name}, which {rank} received first{unsaved}"
         if rank.error:
             return f"{rank} failed{when}: {rank.error['message']}"
         oom = ""
@@ -458,9 +501,13 @@ def main() -> None:
     parser.add_argument("--num-ranks", type=int, required=True)
     parser.add_argument("--record", required=True, help="where it is expected; see run_state")
     parser.add_argument("--starter", type=int, default=os.getppid())
+    parser.add_argument("--counter", type=int, help="file descriptor of rank 0's counted steps")
     arguments = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (*SIGNALS, *SAVE_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
+    counter = None
+    if arguments.counter is not None:
+        counter = memoryview(mmap.mmap(arguments.counter, COUNTER_BYTES)).cast("q")
     num_files = _raise_file_limit(arguments.num_ranks + MAX_STRANGERS + SPARE_FILES)
     max_strangers = max(16, min(MAX_STRANGERS, num_files - arguments.num_ranks - SPARE_FILES))
     address, backlog = (arguments.bind, 0), arguments.num_ranks + MAX_STRANGERS
@@ -472,7 +519,7 @@ def main() -> None:
         ahead.start()
         token = os.environ[TOKEN_VARIABLE]
         WatchdogServer(
-            listener, token, arguments.num_ranks, arguments.starter, max_strangers
+            listener, token, arguments.num_ranks, arguments.starter, max_strangers, counter
         ).watch()
 
 

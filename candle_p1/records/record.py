@@ -23,6 +23,7 @@ from candle_p1.files import (
     reserve,
     write_atomically,
 )
+from candle_p1.records.parts import completed
 from candle_p1.records.per_rank import write_per_rank
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 from candle_p1.text import printable
@@ -71,13 +72,13 @@ def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
 
 
 def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
-    """Returns a record with sections added or replaced.
+    """Returns a record with sections added or replaced; the parts of the run follow from them.
 
     Raises:
         RecordError: The result is not valid.
     """
     known = {name: getattr(record, name) for name in record.model_fields_set}
-    return make_record(known | sections)
+    return make_record(completed(known | sections))
 
 
 def end_record(path: Path, status: str, failure: Failure) -> None:
@@ -90,6 +91,16 @@ def end_record(path: Path, status: str, failure: Failure) -> None:
     record = read_record(path)
     if record.status == "running":
         write_record(path, extend_record(record, status=status, ended=utc_now(), failure=failure))
+
+
+def continue_record(path: Path, record: RunRecord) -> None:
+    """Replaces the record of a run that is continued, and keeps space as `begin_record` does.
+
+    Raises:
+        OSError: It cannot be written; the old one is still there.
+    """
+    reserve(path, RESERVED_BYTES)
+    write_atomically(path, _text_of(record))
 
 
 def begin_record(path: Path, record: RunRecord) -> None:

@@ -1,7 +1,8 @@
 """The types of a run's record: what `run.json` holds, from which its JSON Schema is generated.
 
 Keys name their units: ``_s`` seconds, ``_bytes`` bytes, ``_j`` joules, ``_w`` watts, ``_per_s`` per
-second. A quantity that was not measured is absent or says so; it is never 0.
+second. A quantity that was not measured is absent or says so; it is never 0. The file is long
+because it holds the whole format, of which almost everything is a list of fields.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Duration = Annotated[float, Field(ge=0)]
 EnergyKind = Literal["measured", "estimated", "simulated", "absent"]
 """Estimated: derived from few samples or across gaps. Simulated: replayed from a recording."""
 PowerDomain = Literal["node", "cpu", "memory", "gpu"]
+TimeKind = Literal["measured", "estimated"]
+"""Estimated: from the times of day at which it began and at which its end was noticed."""
 
 
 class ParameterValue(Section):
@@ -45,6 +48,7 @@ class Failure(Section):
         host: Its host.
         pid: Its process ID.
         phase: The phase it was in.
+        steps: The training steps that each rank had begun, in this part of the run.
         traceback: The traceback of an error that the user did not cause.
     """
 
@@ -53,6 +57,7 @@ class Failure(Section):
     host: str | None = None
     pid: int | None = None
     phase: str | None = None
+    steps: Count | None = None
     traceback: str | None = None
 
 
@@ -266,10 +271,12 @@ class EpochFacts(Section):
 
     Attributes:
         epoch: Its number, from 1.
+        part: The part of a continued run that ended it, from 1. Its times include what an earlier
+            part had trained of it.
         metrics: Loss and metrics over all ranks; null if one is not a number.
         train: The time of its training part.
         validation: The time of its validation.
-        begin: Seconds from the start of the run to the beginning of the epoch.
+        begin: Seconds from the start of that part to the beginning of the epoch.
         steps: The times of its steps.
         exposed_communication: The time from when the last gradient is ready until the last average
             has arrived, summed over all steps.
@@ -280,6 +287,7 @@ class EpochFacts(Section):
     """
 
     epoch: Positive
+    part: Positive | None = None
     metrics: dict[str, float | None]
     train: Seconds
     validation: Seconds | None = None
@@ -492,6 +500,112 @@ class EnergyFacts(Section):
         return self
 
 
+class PositionFacts(Section):
+    """How far training has come on each rank.
+
+    Attributes:
+        epoch: The epochs that are complete.
+        step: The steps that are complete in the next one.
+    """
+
+    epoch: Count
+    step: Count
+
+
+class CheckpointFacts(Section):
+    """The checkpoints that a run has saved; of a continued run, those of its last part.
+
+    Attributes:
+        directory: Where they are.
+        num_saved: How many are complete, including those that were later deleted.
+        saved_bytes: The sum of their sizes.
+        wait: The time that training waited for them on each rank.
+        write_s: The time from the beginning of a save until its data were safe, summed over all.
+        num_not_taken: How many were due while an earlier one was still being written.
+        num_failed: How many could not be written.
+        errors: Why, each reason once.
+        newest: The name of the newest one.
+        writers: Which ranks wrote: those of rank 0's node, or all.
+    """
+
+    directory: str
+    num_saved: Count
+    saved_bytes: Count
+    wait: Seconds | None = None
+    write_s: Duration | None = None
+    num_not_taken: Count = 0
+    num_failed: Count = 0
+    errors: list[str] = []
+    newest: str | None = None
+    writers: Literal["node", "all"] | None = None
+
+
+class PartFacts(Section):
+    """A part of a run that was continued: from its start to its end, or to its death.
+
+    Attributes:
+        status: How it ended, or "running".
+        started: When it started, in ISO 8601, UTC.
+        ended: When it ended, likewise; if nobody noticed, when it last wrote a file.
+        num_ranks: The number of ranks.
+        num_nodes: The number of nodes.
+        begin: Where its training began.
+        checkpoint: The checkpoint that it began from.
+        end: Where the next part went on, or where training ended.
+        steps: The training steps that each rank began; None if that is not known.
+        lost_steps: Those of them that were repeated; None if that is not known.
+        total_s: Its time, from its start to its end.
+        time_kind: How total_s is known.
+        train_s: The time of training on the slowest rank; None if it was killed.
+        energy: Its energy; None while it runs.
+        failure: Why it did not finish.
+    """
+
+    status: Status
+    started: str
+    ended: str | None = None
+    num_ranks: Positive
+    num_nodes: Positive | None = None
+    begin: PositionFacts
+    checkpoint: str | None = None
+    end: PositionFacts | None = None
+    steps: Count | None = None
+    lost_steps: Count | None = None
+    total_s: Duration | None = None
+    time_kind: TimeKind | None = None
+    train_s: Duration | None = None
+    energy: EnergyTotal | None = None
+    failure: Failure | None = None
+
+    @model_validator(mode="after")
+    def _has_ended_or_runs(self) -> Self:
+        facts = (self.ended, self.total_s, self.time_kind, self.energy)
+        known = [fact is not None for fact in facts]
+        if any(known) if self.status == "running" else not all(known):
+            raise ValueError("a part has an end, a time and an energy if it is not running")
+        if self.lost_steps is not None and self.lost_steps > (self.steps or 0):
+            raise ValueError("a part has lost more steps than it began")
+        return self
+
+
+class WholeFacts(Section):
+    """All parts of a continued run together.
+
+    Attributes:
+        num_parts: How many there are.
+        total_s: The sum of their times, without the time between them.
+        time_kind: The worst of how these are known.
+        lost_steps: The steps of each rank that were repeated; None if that is not known of a part.
+        energy: The sum of their energies; absent if one of them is.
+    """
+
+    num_parts: Positive
+    total_s: Duration
+    time_kind: TimeKind
+    lost_steps: Count | None = None
+    energy: EnergyTotal
+
+
 class TimelineFacts(Section):
     """Horovod's timeline of the run.
 
@@ -544,6 +658,9 @@ class EnvironmentFacts(Section):
 class RunRecord(Section):
     """One run.
 
+    Of a run that was continued from a checkpoint, the sections describe its last part, with the
+    exception of parts, whole and training.epochs.
+
     Attributes:
         schema_version: The version of this format.
         status: How the run ended, or "running" if it has not.
@@ -570,6 +687,9 @@ class RunRecord(Section):
         quality: The metrics of the trained model on the test set, by name.
         energy: The energy of the job.
         timeline: Horovod's timeline.
+        checkpoints: The checkpoints that were saved.
+        parts: The parts of a continued run, in order, with the last.
+        whole: All of these together, once the last has ended.
         environment: Versions, machine, settings.
         warnings: What to keep in mind when reading the record.
     """
@@ -599,6 +719,9 @@ class RunRecord(Section):
     quality: dict[str, QualityFigure] | None = None
     energy: EnergyFacts | None = None
     timeline: TimelineFacts | None = None
+    checkpoints: CheckpointFacts | None = None
+    parts: Annotated[list[PartFacts], Field(min_length=1)] | None = None
+    whole: WholeFacts | None = None
     environment: EnvironmentFacts | None = None
     warnings: list[str] | None = None
 
@@ -613,7 +736,21 @@ class RunRecord(Section):
             raise ValueError(
                 f"ranks has {len(self.ranks)} entries, but num_ranks is {self.num_ranks}"
             )
+        self._check_parts()
         return self
+
+    def _check_parts(self) -> None:
+        """Checks that the parts of a continued run fit the run."""
+        ended = [part.status for part in (self.parts or [])[:-1]]
+        if "running" in ended or "ok" in ended:
+            raise ValueError("a part that is running or ok is the last")
+        if self.parts and self.parts[-1].status != self.status:
+            raise ValueError("the status of the last part is that of the run")
+        has_whole = bool(self.parts) and self.status != "running"
+        if has_whole != (self.whole is not None):
+            raise ValueError("a run has a whole if it has parts and is not running")
+        if self.whole and self.whole.num_parts != len(self.parts or ()):
+            raise ValueError(f"whole.num_parts is {self.whole.num_parts}, which is not the number")
 
 
 _NEEDED: dict[Status, tuple[str, ...]] = {

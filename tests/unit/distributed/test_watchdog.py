@@ -38,7 +38,7 @@ class FakeRank:
         assert self.socket.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME
 
     def say(self, **message):
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        self.socket.sendall(json.dumps(message).encode() + b"\0")
 
     def hear(self):
         data = b""
