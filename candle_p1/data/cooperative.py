@@ -1,23 +1,27 @@
 """Reading a table with all ranks of a job together: each byte is read once and parsed once.
 
-The file is divided into blocks of bytes, which are dealt to the ranks in turn. For each of its
-blocks, a rank
+The file is divided into blocks of bytes, which are dealt to the ranks in turn. Every rank begins at
+once to read its first blocks, with several threads, and from then on always has the next one read
+while it uses one (candle_p1.data.read_ahead). For each of its blocks, a rank
 
-1. reads the bytes, with several threads;
+1. waits until its own bytes are there, and counts the lines that end among them;
 2. receives from the rank with the previous block the number of rows that end before this block, and
-   whether a line continues into it;
-3. counts the lines that end in the block, and tells the rank with the next block;
-4. parses them, with several threads, into their rows of the matrix, of which each node has one
+   whether a line continues into it, and tells the rank with the next block the same;
+3. parses the lines, with several threads, into their rows of the matrix, of which each node has one
    (candle_p1.data.shared);
-5. receives the beginning of its first line, if that is in the previous block, and parses the line.
+4. receives the beginning of its first line, if that is in the previous block, and parses the line.
 
-What a rank waits for in step 2 is sent before the other rank parses, so all ranks parse at the same
-time and need not stay in lockstep. No rank holds more of the file than a block and a line. If there
-are several nodes, they gather each other's rows at the end, in place.
+So ranks read at the same time, because nothing that a rank receives is needed for reading, and they
+parse at the same time, because what a rank waits for in step 2 is sent before the other rank
+parses. They need not stay in lockstep. No rank holds more of the file than two blocks and a line.
+If there are several nodes, they gather each other's rows at the end, in place.
+
+A rank that fails says so in step 2, and the ranks after it no longer read.
 """
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -27,12 +31,13 @@ import numpy as np
 
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
+from candle_p1.data.read_ahead import ReadAhead
 from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
-from candle_p1.data.source import is_blank, open_together, unreadable, wrong_width
+from candle_p1.data.source import is_blank, open_together, wrong_width
 from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
+from candle_p1.instrument import reading
 from candle_p1.instrument.phases import part
-from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,12 +45,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.data.source import Head, Source
+    from candle_p1.data.read_ahead import Block
+    from candle_p1.data.source import Head, OpenSource, Source
     from candle_p1.data.table import CsvLayout, Table
     from candle_p1.distributed.comm import Communicator
 
 BLOCK_BYTES = 4 << 20
-"""How much a thread reads and then parses: small enough to stay in the processor's cache."""
+"""How much a thread reads and then parses; a rank has room for twice as much for each thread."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 MAX_SHOWN_CHARS = 40
 
@@ -58,23 +64,28 @@ def read_together(
     num_threads: int = 1,
     block_bytes: int | None = None,
     notify: Callable[[str], None] | None = None,
+    open_source: OpenSource = open_together,
 ) -> Table:
     """Returns a table, which the ranks of a node share; collective.
 
     Without `comm`, this process reads alone. `block_bytes` is the size of a rank's block. `notify`
-    is called, on one rank of each node, if its shared memory is too small.
+    is called, on one rank of each node, if its shared memory is too small. `open_source` opens the
+    file; another one is used for measurements and tests.
 
     Raises:
         DataError: The file cannot be read or does not match the layout; the same on all ranks.
     """
     comm = comm or SerialCommunicator()
-    with open_together(path, comm) as source, ThreadPoolExecutor(num_threads) as pool:
+    with open_source(path, comm) as source, ThreadPoolExecutor(num_threads) as pool:
         head = on_first_rank(lambda: source.read_head(layout), comm)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
         threads = _Threads(pool, num_threads)
         ring = _Ring(comm)
+        # All ranks leave the ring's collective at about the same time, and the ranks of a node have
+        # the same clock.
+        reading.set_zero(comm.local.broadcast(time.perf_counter()))
 
         def load(directory: Path) -> Table:
             table = TableBuilder(source, layout, head, comm, directory)
@@ -126,9 +137,20 @@ class _Ring:
 class _Before(NamedTuple):
     """What a rank needs to know about the bytes before its block."""
 
-    num_rows: int  # that end there
-    num_bytes: int  # of the line that continues in the block
-    is_blank: bool  # whether these bytes are only spaces and tabs, if any
+    num_rows: int = 0  # that end there
+    num_bytes: int = 0  # of the line that continues in the block
+    is_blank: bool = True  # whether these bytes are only spaces and tabs, if any
+    failed: bool = False  # whether there was an error, so that the rest of the file is not needed
+
+
+class _Lines(NamedTuple):
+    """The bytes of a block, as far as they are known without those before it."""
+
+    text: NDArray[np.uint8]
+    first: bytes  # up to the end of the first line that ends here; empty if none does
+    bounds: list[int]  # which divide the other lines that end here among the threads
+    counts: list[int]  # of rows between bounds
+    rest: bytes  # of the line that continues in the next block
 
 
 class _Problem(NamedTuple):
@@ -156,23 +178,21 @@ class _Load:
         self._source, self._layout, self._head, self._table = source, layout, head, table
         self._ring, self._threads, self._block_bytes = ring, threads, block_bytes
         self._kernel = kernel.Layout(table.is_text, layout.separator, list(layout.missing))
-        self._buffer = bytearray(block_bytes)
         self._counts: list[int] = []  # rows of each of this rank's blocks
+        self._failed = False  # on this rank, or before a block of it
         self._error: DataError | None = None
         self._problem: _Problem | None = None
 
     def run(self) -> Table:
-        """Returns the table; collective.
-
-        A rank that fails continues to read and count, because the others need the numbers.
-        """
+        """Returns the table; collective."""
         comm, ring = self._ring.comm, self._ring
         starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
-        for number in range(ring.position, len(starts), comm.size):
-            with part("communicate"):
-                before = comm.receive(ring.before) if number else _Before(0, 0, True)
-            stop = min(starts[number] + self._block_bytes, self._source.num_bytes)
-            self._take_block(starts[number], stop, before)
+        numbers = range(ring.position, len(starts), comm.size)
+        stops = [*starts[1:], self._source.num_bytes]
+        bounds = [(starts[number], stops[number]) for number in numbers]
+        with ReadAhead(self._source, bounds, self._threads.num) as ahead:
+            for number, (_, stop) in zip(numbers, bounds, strict=True):
+                self._take_block(ahead, stop, is_first=number == 0)
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
@@ -190,87 +210,110 @@ class _Load:
                 raise DataError("the file has no rows", self._source.path)
             return self._table.finish(num_rows)
 
-    def _take_block(self, start: int, stop: int, before: _Before) -> None:
-        """Reads and parses the bytes from start to stop."""
-        self._read(start, stop)
-        size = stop - start
-        end = self._buffer.rfind(b"\n", 0, size) + 1
-        if stop == self._source.num_bytes:
+    def _take_block(self, ahead: ReadAhead, stop: int, *, is_first: bool) -> None:
+        """Reads and parses the next block, which ends before `stop`.
+
+        After an error on this rank or before its block, this rank only passes that on, because the
+        rank with the next block waits for a message.
+        """
+        block, lines = None, None
+        if not self._failed:
+            with part("read"):
+                block = ahead.take()
+            if block.error is None:
+                lines = self._count(block)
+            else:
+                self._error, self._failed = block.error, True
+        before = _Before()
+        if not is_first:
+            with part("wait"):
+                before = self._ring.comm.receive(self._ring.before)
+        if self._failed or before.failed or block is None or lines is None:
+            self._failed = True
+            ahead.stop()
+            self._receive_fragment(before)
+            self._tell(_Before(failed=True), b"", stop)
+        else:
+            self._use_block(block, lines, before)
+
+    def _count(self, block: Block) -> _Lines:
+        """Returns the lines of a block, with the number of rows."""
+        buffer, size = block.buffer, block.stop - block.start
+        end = buffer.rfind(b"\n", 0, size) + 1
+        if block.stop == self._source.num_bytes:
             end = size  # the file's last line may have no newline
-        fragment = bytes(memoryview(self._buffer)[end:size])
-        if end == 0:  # no line ends here
-            self._counts.append(0)
-            self._tell(before.num_rows, self._receive_fragment(before) + fragment, stop)
-            return
-        body = (self._buffer.find(b"\n", 0, end) + 1 or end) if before.num_bytes else 0
-        first_line = bytes(memoryview(self._buffer)[:body])
-        has_first = not (before.is_blank and is_blank(first_line, self._layout.separator))
-        bounds = self._divide(body, end)
-        text = np.frombuffer(self._buffer, np.uint8)
+        body = buffer.find(b"\n", 0, end) + 1 or end
+        text, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
         with part("parse"):
+            bounds = self._divide(buffer, body, end)
             counts = self._threads.map(
                 lambda first, last: kernel.count_rows(text, first, last, self._kernel),
                 bounds[:-1],
                 bounds[1:],
             )
-        row = before.num_rows + has_first
-        rows = [row, *(row + int(count) for count in np.cumsum(counts))]
-        self._counts.append(rows[-1] - before.num_rows)
-        self._tell(rows[-1], fragment, stop)
-        with part("parse"):
-            problems = self._parse(text, bounds, rows, first_byte=start)
-        line = np.frombuffer(self._receive_fragment(before) + first_line, np.uint8)
-        if has_first:
-            first_byte = start - before.num_bytes
-            problems += self._parse(line, [0, len(line)], [row - 1, row], first_byte)
-        self._problem = self._problem or min(problems, default=None)
+        return _Lines(text, bytes(view[:body]), bounds, counts, bytes(view[end:size]))
 
-    def _tell(self, num_rows: int, fragment: bytes, stop: int) -> None:
+    def _use_block(self, block: Block, lines: _Lines, before: _Before) -> None:
+        """Tells the next rank where its rows are, and parses those of a block."""
+        if not lines.first:  # no line ends here
+            self._counts.append(0)
+            rest = self._receive_fragment(before) + lines.rest
+            self._tell(self._before_next(before.num_rows, rest), rest, block.stop)
+            return
+        has_first = not (before.is_blank and is_blank(lines.first, self._layout.separator))
+        row = before.num_rows + has_first
+        rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
+        self._counts.append(rows[-1] - before.num_rows)
+        self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block.stop)
+        with part("parse"):
+            problems = self._parse(lines.text, lines.bounds, rows, block.start)
+        line = np.frombuffer(self._receive_fragment(before) + lines.first, np.uint8)
+        if has_first:
+            first_byte = block.start - before.num_bytes
+            with part("parse"):
+                problems += self._parse(line, [0, len(line)], [row - 1, row], first_byte)
+        self._problem = min(problems, default=None)
+        self._failed = self._error is not None or self._problem is not None
+
+    def _before_next(self, num_rows: int, rest: bytes) -> _Before:
+        """Returns what the rank with the next block needs to know."""
+        return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator))
+
+    def _tell(self, before: _Before, rest: bytes, stop: int) -> None:
         """Sends the rank with the next block, if any, what it must know, and the broken line."""
         if stop == self._source.num_bytes:
             return
         comm, after = self._ring.comm, self._ring.after
-        with part("communicate"):
-            blank = is_blank(fragment, self._layout.separator)
-            comm.send(_Before(num_rows, len(fragment), blank), after)
-            if fragment:
-                comm.send(fragment, after)
+        with part("wait"):
+            comm.send(before, after)
+            if rest:
+                comm.send(rest, after)
 
     def _receive_fragment(self, before: _Before) -> bytes:
         """Returns the part of this block's first line that is in the previous block."""
-        with part("communicate"):
-            return self._ring.comm.receive(self._ring.before) if before.num_bytes else b""
+        if not before.num_bytes:
+            return b""
+        with part("wait"):
+            fragment: bytes = self._ring.comm.receive(self._ring.before)
+        return fragment
 
-    def _read(self, start: int, stop: int) -> None:
-        parts = [share_bounds(stop - start, i, self._threads.num) for i in range(self._threads.num)]
-        view = memoryview(self._buffer)
-        try:
-            with part("read"):
-                self._threads.map(
-                    lambda bounds: self._source.read(view[slice(*bounds)], start + bounds[0]), parts
-                )
-        except OSError as error:
-            self._error = unreadable(self._source.path, error)
-        except DataError as error:
-            self._error = error
-
-    def _divide(self, begin: int, end: int) -> list[int]:
-        """Returns bounds that divide lines of the buffer among the threads."""
+    def _divide(self, buffer: bytearray, begin: int, end: int) -> list[int]:
+        """Returns bounds that divide lines of a buffer among the threads."""
         bounds = [begin]
         for i in range(1, self._threads.num):
             about = max(bounds[-1], begin + (end - begin) * i // self._threads.num)
-            bounds.append(self._buffer.find(b"\n", about, end) + 1 or end)
+            bounds.append(buffer.find(b"\n", about, end) + 1 or end)
         return [*bounds, end]
 
     def _parse(
         self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
     ) -> list[_Problem]:
-        """Parses the lines between bounds, one thread each; does nothing after an earlier error.
+        """Parses the lines between bounds, one thread each; does nothing if there is no room left.
 
         `rows` has the row of the first line after each bound; `first_byte` is where in the file the
         text begins. Returns the first problem that each thread found, if any.
         """
-        if self._error is not None or self._problem is not None:
+        if self._error is not None:
             return []
         place = self._table.place(rows[0], rows[-1])
         parsed = self._threads.map(

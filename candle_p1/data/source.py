@@ -6,20 +6,20 @@ import csv
 import mmap
 import os
 import stat
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.comm import Attempt, Communicator
 from candle_p1.errors import DataError
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from candle_p1.data.table import CsvLayout
-    from candle_p1.distributed.comm import Communicator
 
 HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
 SCAN_BYTES = 1 << 18
@@ -255,3 +255,7 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         yield source
     finally:
         os.close(source.file)
+
+
+OpenSource = Callable[[Path, Communicator], AbstractContextManager[Source]]
+"""What opens a file on every rank, as `open_together` does; collective."""

@@ -117,7 +117,7 @@ def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tm
     for phase in phases.values():
         parts_s = sum(part["mean_s"] for part in phase.get("parts", {}).values())
         assert parts_s <= phase["mean_s"]
-    assert {"read", "parse", "communicate"} <= set(phases["load"]["parts"])
+    assert {"read", "wait", "parse", "communicate"} <= set(phases["load"]["parts"])
     assert "scale" in phases["preprocess"]["parts"]
     assert phases["load"]["usage"]["read"]["max_bytes"] > 1000
     assert phases["train"]["usage"]["peak_rss"]["max_bytes"] <= record["peak_rss"]["max_bytes"]

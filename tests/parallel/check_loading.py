@@ -6,9 +6,12 @@ ranks each.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
+import time
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,13 +25,16 @@ from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.shared import NodeArray, NoRoomError, sharers
+from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
-from candle_p1.errors import DataError
+from candle_p1.errors import CandleError, DataError
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
 NUMBERS = CsvLayout()
+LIMIT_S = 120
+"""How long a rank waits for the others before a check fails."""
 
 
 def shared_directory(comm):
@@ -108,6 +114,73 @@ def all_ranks_raise_the_same_error(comm):
             read_together(path, NUMBERS, comm, block_bytes=block_bytes)
     with pytest.raises(DataError, match="No such file"):
         read_together(directory / "absent.csv", NUMBERS, comm)
+
+
+def opening(before_read):
+    """Returns what opens a file whose every read first calls a function with its position."""
+
+    class Watched(Source):
+        def read(self, into, start):
+            before_read(start)
+            super().read(into, start)
+
+    @contextmanager
+    def open_watched(path, comm):
+        with open_together(path, comm) as source:
+            yield Watched(**vars(source))
+
+    return open_watched
+
+
+def all_ranks_read_at_the_same_time(comm):
+    """No rank's first read ends before the first reads of all ranks have begun."""
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        write_table(directory, 100)
+    comm.barrier()
+    alone = read_together(directory / "table.csv", TEXT_LAYOUT)
+
+    def wait_for_all(start):
+        (directory / f"begun-{comm.rank}").touch()
+        limit_s = time.monotonic() + LIMIT_S
+        while len(list(directory.glob("begun-*"))) < comm.size:
+            assert time.monotonic() < limit_s, f"the others do not read while {start} is read"
+            time.sleep(0.01)
+
+    table = read_together(
+        directory / "table.csv",
+        TEXT_LAYOUT,
+        comm,
+        block_bytes=500,
+        open_source=opening(wait_for_all),
+    )
+    assert table.values.tobytes() == alone.values.tobytes()
+
+
+def an_unreadable_block_of_one_rank_ends_the_load(comm):
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        (directory / "table.csv").write_text("1,2\n" * 1000)
+    comm.barrier()
+    blocks = []
+
+    def fail_on_last(start):
+        blocks.append(start // 40)
+        if comm.rank == comm.size - 1 and len(blocks) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+
+    problem = rf"^rank {comm.size - 1}: .*/table\.csv: the file cannot be read: Input/output error$"
+    with pytest.raises(CandleError, match=problem):
+        read_together(
+            directory / "table.csv",
+            NUMBERS,
+            comm,
+            block_bytes=40,
+            open_source=opening(fail_on_last),
+        )
+    # The second block failed; the ranks learned of it at their third at the latest, when two
+    # further ones were being read.
+    assert 2 <= len(blocks) <= 5
 
 
 def shared_transforms_equal_those_of_one_process(comm):
@@ -206,6 +279,8 @@ CHECKS = (
     every_layout_reads_what_one_process_reads,
     shared_arrays_are_read_only_and_the_same_memory,
     all_ranks_raise_the_same_error,
+    all_ranks_read_at_the_same_time,
+    an_unreadable_block_of_one_rank_ends_the_load,
     shared_transforms_equal_those_of_one_process,
     all_ranks_use_the_cache,
     all_ranks_know_the_digests,

@@ -1,0 +1,114 @@
+"""Reading the blocks of a rank, each while the one before it is being used."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from candle_p1.data.source import unreadable
+from candle_p1.errors import DataError
+from candle_p1.instrument import reading
+from candle_p1.scaling import share_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    from typing_extensions import Self
+
+    from candle_p1.data.source import Source
+
+NUM_BUFFERS = 2
+"""The block in use, and the one that is being read."""
+
+
+class Block(NamedTuple):
+    """A range of a file's bytes.
+
+    Attributes:
+        start: The position of its first byte.
+        stop: The position after its last byte.
+        buffer: The bytes, from index 0 on; what follows them is undefined.
+        error: Why they could not be read; the buffer is then undefined.
+    """
+
+    start: int
+    stop: int
+    buffer: bytearray
+    error: DataError | None = None
+
+
+class _Pending(NamedTuple):
+    """A block that is being read, with the threads' results."""
+
+    block: Block
+    reads: list[Future[None]]
+
+
+class ReadAhead:
+    """Reads blocks in order, and always has the next one read while one is in use.
+
+    Reading begins when the object is entered, and does not wait for other ranks. Two blocks are in
+    memory at most: the reader's threads wait until the one that was taken first is given up.
+
+    Args:
+        source: The file.
+        bounds: The first byte of each block, and the one after its last.
+        num_threads: How many threads read a block together.
+    """
+
+    def __init__(self, source: Source, bounds: Sequence[tuple[int, int]], num_threads: int) -> None:
+        self._source, self._num_threads = source, num_threads
+        self._left = deque(bounds)
+        size = max((stop - start for start, stop in bounds), default=0)
+        self._free = [bytearray(size) for _ in bounds[:NUM_BUFFERS]]
+        self._pending: deque[_Pending] = deque()
+        self._taken: Block | None = None
+        self._pool = ThreadPoolExecutor(num_threads, "read")
+
+    def __enter__(self) -> Self:
+        while self._free and self._left:
+            self._begin()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def take(self) -> Block:
+        """Waits for the next block and returns it; the one returned before must not be used now."""
+        if self._taken is not None:
+            self._free.append(self._taken.buffer)
+            if self._left:
+                self._begin()
+        block, reads = self._pending.popleft()
+        try:
+            for read in reads:
+                read.result()
+        except OSError as error:
+            block = block._replace(error=unreadable(self._source.path, error))
+        except DataError as error:
+            block = block._replace(error=error)
+        self._taken = block
+        return block
+
+    def stop(self) -> None:
+        """Begins no further reads: no further block will be taken."""
+        self._left.clear()
+        for pending in self._pending:
+            for read in pending.reads:
+                read.cancel()
+
+    def _begin(self) -> None:
+        start, stop = self._left.popleft()
+        block = Block(start, stop, self._free.pop())
+        view = memoryview(block.buffer)
+
+        def read(thread: int) -> None:
+            first, last = share_bounds(stop - start, thread, self._num_threads)
+            with reading.noted(last - first):
+                self._source.read(view[first:last], start + first)
+
+        self._pending.append(
+            _Pending(block, [self._pool.submit(read, i) for i in range(self._num_threads)])
+        )
