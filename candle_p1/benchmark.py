@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from candle_p1.checkpoints.policy import check_flags
 from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import Reader
@@ -321,7 +322,8 @@ class Benchmark(ABC):
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with everything that follows from them; see `bind`."""
         params = self.resolve(_without_empty_layers(params))
-        return params.with_settings(*self._data_files(params))
+        params = params.with_settings(*self._data_files(params))
+        return params.with_settings({}, check_flags(params))
 
     def mode_flags(self, mode: str) -> dict[str, str]:
         """Returns the flags of strong or weak scaling, as in the paper.

@@ -1,0 +1,178 @@
+"""When checkpoints are saved and which are kept, by CANDLE's rules; nothing here reads or writes.
+
+The rules of saving are those of CANDLE's ``ckpt_utils.py`` (ECP-CANDLE/candle_lib): once there are
+checkpoints at all, the end of an epoch is saved if the interval divides its number, if it is the
+best so far, and if it is the last, but none before the epochs to skip. The interval in seconds and
+the one in steps are additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from candle_p1.checkpoints.best import Best
+
+if TYPE_CHECKING:
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
+"""The parameters of which one has to be set for checkpoints to be saved."""
+OF_SAVING = (
+    *("ckpt_skip_epochs", "ckpt_save_best_metric", "ckpt_save_weights_only", "ckpt_writers"),
+    *("ckpt_keep_mode", "ckpt_keep_limit", "ckpt_required"),
+)
+"""Parameters that mean nothing unless checkpoints are saved.
+
+CANDLE's files set ckpt_checksum without an interval; it asks for nothing then."""
+
+
+class Kept(Protocol):
+    """What is known of a stored checkpoint."""
+
+    @property
+    def number(self) -> int:
+        """The number of the checkpoint within its run, from 1, in the order of saving."""
+
+    @property
+    def best(self) -> bool:
+        """Whether it is of the best epoch so far."""
+
+
+AnyKept = TypeVar("AnyKept", bound=Kept)
+
+
+class EpochEnd(NamedTuple):
+    """What to do at the end of an epoch: whether to save it, and whether it is the best so far."""
+
+    save: bool
+    best: bool
+
+
+def are_saved(params: Mapping[str, Any]) -> bool:
+    """Returns whether a run with these parameters saves checkpoints."""
+    return any(params[name] for name in INTERVALS)
+
+
+def check_flags(params: ParameterSet) -> list[str]:
+    """Checks the parameters of checkpoints together; returns warnings.
+
+    Raises:
+        ParameterError: It is not known whether the metric of the best epoch should fall or rise.
+    """
+    if not are_saved(params):
+        idle = [name for name in OF_SAVING if params[name] != params.declared[name].default]
+        if not idle:
+            return []
+        named = ", ".join(f"{name} ({params.origin(name)})" for name in idle)
+        return [
+            f"{named}: no checkpoints are saved, because {', '.join(INTERVALS)} are 0;"
+            " set one of them"
+        ]
+    SavePolicy.of(params, last_epoch=1)
+    if params["ckpt_save_weights_only"]:
+        return [
+            f"ckpt_save_weights_only ({params.origin('ckpt_save_weights_only')}): a run that"
+            " restarts from these checkpoints begins with a new optimizer, and does not end as it"
+            " would have without the interruption"
+        ]
+    return []
+
+
+@dataclass
+class SavePolicy:
+    """Which ends of epochs are saved. It is the same on every rank, and decides the same there.
+
+    Attributes:
+        interval: Save the epochs whose numbers it divides; 0: none for this reason.
+        skip_epochs: Save no epoch with a smaller number.
+        last_epoch: The number of the last epoch.
+        best: Which epoch is the best so far; None if that does not matter.
+    """
+
+    interval: int
+    skip_epochs: int
+    last_epoch: int
+    best: Best | None = field(default=None)
+
+    @classmethod
+    def of(cls, params: ParameterSet, last_epoch: int) -> SavePolicy:
+        """Returns the policy of a run that saves checkpoints.
+
+        Args:
+            params: The parameters of the run.
+            last_epoch: The number of the epoch with which every rank ends.
+
+        Raises:
+            ParameterError: It is not known whether the metric of the best epoch should fall or
+                rise.
+        """
+        best = None
+        if params["ckpt_save_best"]:
+            origin = params.origin("ckpt_save_best_metric")
+            best = Best(params["ckpt_save_best_metric"], f"ckpt_save_best_metric ({origin})")
+        return cls(params["ckpt_save_interval"], params["ckpt_skip_epochs"], last_epoch, best)
+
+    def after_epoch(self, epoch: int, logs: Mapping[str, float]) -> EpochEnd:
+        """Returns whether the end of an epoch is saved; to be called once for each.
+
+        Args:
+            epoch: The number of the epoch, from 1.
+            logs: Its metrics by name, over all ranks.
+
+        Raises:
+            ParameterError: The metric of the best epoch is not among them; on every rank.
+        """
+        if not self.allows(epoch):
+            return EpochEnd(save=False, best=False)
+        is_best = self.best is not None and self.best.improves(logs)
+        is_due = self.interval > 0 and epoch % self.interval == 0
+        return EpochEnd(is_best or is_due or epoch == self.last_epoch, is_best)
+
+    def allows(self, num_epochs: int) -> bool:
+        """Returns whether anything is saved after so many complete epochs, in the next one, too."""
+        return num_epochs >= self.skip_epochs
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of it, for JSON."""
+        return {} if self.best is None else {"best": self.best.checkpoint_state()}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `checkpoint_state` returned, maybe with other parameters."""
+        if self.best is not None and "best" in state:
+            self.best.restore_state(state["best"])
+
+
+def keep_policy(mode: str, limit: int) -> Callable[[Collection[AnyKept]], set[AnyKept]]:
+    """Returns which of a run's checkpoints to keep, as a function of all of them.
+
+    The newest and the best ones are always kept. Of the others, "linear" keeps the newest ones.
+    "exponential" keeps fewer, the older they are. The age of a checkpoint is the number of those
+    that were saved after it; for every power of two 2^k, one is kept whose age is at least 2^k and
+    less than 2^(k+1), and the number of checkpoints grows with the logarithm of how many were
+    saved. For that, those are kept whose number is one of the two newest multiples of a power of
+    two. After 16 checkpoints, for example, the ages 0, 1, 2, 4 and 8 are left. One that is removed
+    would not be kept later either.
+
+    Args:
+        mode: "linear" or "exponential".
+        limit: The maximum number of checkpoints, besides the best one; the newest ones count.
+    """
+
+    def keep(stored: Collection[AnyKept]) -> set[AnyKept]:
+        newest_first = sorted(stored, key=lambda each: each.number, reverse=True)
+        chosen = newest_first
+        if mode == "exponential" and newest_first:
+            newest = newest_first[0].number
+            chosen = [each for each in newest_first if _is_spaced(each.number, newest)]
+        best = {each for each in newest_first if each.best}
+        return {*newest_first[:1], *chosen[:limit], *best}
+
+    return keep
+
+
+def _is_spaced(number: int, newest: int) -> bool:
+    """Returns whether a number is one of the two newest multiples of a power of two."""
+    k = (number & -number).bit_length() - 1  # 2^k is the largest one that divides the number
+    return number >= ((newest >> k) - 1) << k
