@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from candle_p1.distributed.comm import Attempt, Communicator
 from candle_p1.errors import DataError
 from candle_p1.text import count
@@ -245,10 +247,11 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
 
     source = Attempt(open_file).agree(comm)
     try:
-        sizes = comm.allgather(source.num_bytes)
-        if len(set(sizes)) > 1:
+        size = source.num_bytes
+        largest, smallest = map(int, abs(comm.allreduce_max(np.array([size, -size]))))
+        if smallest != largest:
             raise DataError(
-                f"the file has {min(sizes)} bytes on one rank and {max(sizes)} on another; give all"
+                f"the file has {smallest} bytes on one rank and {largest} on another; give all"
                 " nodes the same file",
                 path,
             )

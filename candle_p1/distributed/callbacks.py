@@ -131,8 +131,7 @@ class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
         digest = hashlib.sha256()
         for weight in self.model.weights:
             digest.update(keras.ops.convert_to_numpy(weight.value).tobytes())
-        digests = self._comm.allgather(digest.hexdigest())
-        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        different = self._comm.find_different(digest.hexdigest())
         if different:
             raise DistributedError(
                 f"replicas differ after step {batch + 1} of epoch {self._epoch + 1}: ranks"

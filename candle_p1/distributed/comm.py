@@ -84,6 +84,30 @@ class Communicator(ABC):
         """Returns the sum of all ranks' arrays, of the same shape and dtype; collective."""
 
     @abstractmethod
+    def allreduce_max(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Returns the elementwise maximum of all ranks' arrays, of the same shape; collective."""
+
+    def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any rank; collective, and costs one number."""
+        return bool(self.allreduce_max(np.array([flag], np.uint8))[0])
+
+    def collect(self, value: T | None) -> list[tuple[int, T]]:
+        """Returns the ranks that have a value, with their values, on every rank; collective.
+
+        Where no rank has one, which is the usual case for errors, this costs one number.
+        """
+        if not self.any(value is not None):
+            return []
+        values = self.gather(value)
+        found = [(rank, each) for rank, each in enumerate(values or []) if each is not None]
+        return self.broadcast(found)
+
+    def find_different(self, value: Any) -> list[int]:
+        """Returns the ranks whose value, a small picklable object, is not rank 0's; collective."""
+        is_different = self.broadcast(value) != value
+        return [rank for rank, _ in self.collect(True if is_different else None)]
+
+    @abstractmethod
     def send(self, value: Any, rank: int) -> None:
         """Sends a picklable value to one rank, which must `receive` it; returns without waiting."""
 
@@ -141,6 +165,10 @@ class SerialCommunicator(Communicator):
         """Returns a copy."""
         return array.copy()
 
+    def allreduce_max(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Returns a copy."""
+        return array.copy()
+
     def send(self, value: Any, rank: int) -> None:
         """Stores the value for `receive`."""
         self._sent.append(value)
@@ -181,10 +209,9 @@ class MpiCommunicator(Communicator):
         local = local.Split(color=names.index(names[local.rank]), key=self.rank)
         self.local_rank, self.local_size = local.rank, local.size
         self.local = MpiCommunicator(local) if local.size > 1 else SerialCommunicator()
-        leaders = local.bcast(self.rank)
-        nodes = sorted(set(self._ranks.allgather(leaders)))
-        self.node, self.num_nodes = nodes.index(leaders), len(nodes)
-        self._leaders = self._ranks.Split(color=min(self.local_rank, 1), key=self.node)
+        # The first ranks of the nodes number the nodes, so that no rank hears from all others.
+        self._leaders = self._ranks.Split(color=min(self.local_rank, 1), key=self.rank)
+        self.node, self.num_nodes = local.bcast((self._leaders.rank, self._leaders.size))
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
@@ -210,10 +237,17 @@ class MpiCommunicator(Communicator):
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Returns the sum over ranks."""
-        total = np.empty_like(array, order="C")
+        return self._allreduce(array, self._mpi.SUM)
+
+    def allreduce_max(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Returns the maximum over ranks."""
+        return self._allreduce(array, self._mpi.MAX)
+
+    def _allreduce(self, array: NDArray[Any], operation: Any) -> NDArray[Any]:
+        result = np.empty_like(array, order="C")
         with collective("mpi", "allreduce", lambda: array.nbytes):
-            self._ranks.Allreduce(np.ascontiguousarray(array), total, op=self._mpi.SUM)
-        return total
+            self._ranks.Allreduce(np.ascontiguousarray(array), result, op=operation)
+        return result
 
     def send(self, value: Any, rank: int) -> None:
         """Sends without waiting; unfinished messages are kept until they have arrived."""
@@ -316,7 +350,7 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """
     wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
-    problems = comm.allgather(
+    found = comm.collect(
         f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
         f" for MPI it is rank {comm.rank} of {comm.size}: the launcher has ended, or the MPI"
         " library does not belong to it. Use the launcher of this MPI, choose another interface"
@@ -325,9 +359,8 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
         if wrong
         else None
     )
-    found = [problem for problem in problems if problem is not None]
     if found:
-        error = SetupError(found[0])
+        error = SetupError(found[0][1])
         raise error.on_all_ranks() if comm.size > 1 else error
 
 
@@ -355,8 +388,7 @@ class Attempt(Generic[T]):
             CandleError: The work failed on some rank. If all ranks had the same error, it is that
                 error, else one that names the ranks; the same on every rank, and marked `agreed`.
         """
-        errors = comm.allgather(self._error)
-        failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+        failed = comm.collect(self._error)
         if not failed:
             return self._result
         messages = [str(error) for _, error in failed]

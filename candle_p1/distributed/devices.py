@@ -137,8 +137,7 @@ def backend_name() -> str:
 
 
 def _node_cores(comm: Communicator) -> list[list[int]]:
-    gathered = comm.allgather((comm.node, comm.local_rank, available_cores()))
-    return [cores for node, _, cores in sorted(gathered, key=lambda x: x[:2]) if node == comm.node]
+    return comm.local.allgather(available_cores())
 
 
 def _configure_tensorflow(

@@ -226,29 +226,29 @@ def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
     up the ranks' states gives the state over all samples, with the right weights for shares of
     unequal size. The metrics of `model` take on that state. Ranks without samples must call too.
     """
-    if comm.size > 1:
-        metrics = model.metrics
-        states = [[v.numpy() for v in m.variables] for m in metrics] if _has_seen(model) else None
-        everyone = comm.allgather(states)
-        seen = [state for state in everyone if state is not None]
-        if not seen:
-            return {}
-        if states is not None:
-            for i, metric in enumerate(metrics):
-                for j, variable in enumerate(metric.variables):
-                    variable.assign(np.sum([state[i][j] for state in seen], axis=0))
-        # A rank that has never seen a sample has not built its metrics, and needs another's result.
-        first = next(rank for rank, state in enumerate(everyone) if state is not None)
-        return comm.broadcast(_results(model) if states is not None else {}, root=first)
-    return _results(model)
+    if comm.size == 1:
+        return _results(model)
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    has_seen = any(np.any(variable.numpy()) for variable in variables)
+    # A rank that has never seen a sample has not built its metrics: it adds zeros, whose number it
+    # learns here, and needs the result of another, the last that has seen one.
+    num = sum(int(np.prod(variable.shape)) for variable in variables) if has_seen else 0
+    num, last = map(int, comm.allreduce_max(np.array([num, comm.rank if has_seen else -1])))
+    if last < 0:
+        return {}
+    mine = np.zeros(num)
+    if has_seen:
+        np.concatenate([variable.numpy().ravel() for variable in variables], out=mine)
+    total = comm.allreduce_sum(mine)
+    if has_seen:
+        ends = np.cumsum([int(np.prod(variable.shape)) for variable in variables])
+        for variable, state in zip(variables, np.split(total, ends[:-1]), strict=True):
+            variable.assign(state.reshape(variable.shape))
+    return comm.broadcast(_results(model) if has_seen else {}, root=last)
 
 
 def _results(model: Any) -> dict[str, float]:
     return {name: float(value) for name, value in model.get_metrics_result().items()}
-
-
-def _has_seen(model: Any) -> bool:
-    return any(np.any(v.numpy()) for metric in model.metrics for v in metric.variables)
 
 
 def self_test_averaging(
@@ -287,17 +287,16 @@ def self_test_averaging(
 
     mine = trained(make_optimizer(), x[comm.rank], y[comm.rank])
     reference = trained(plain_optimizer(), np.concatenate(list(x)), np.concatenate(list(y)))
-    replicas = comm.allgather(mine)
     advice = (
         "use candle_p1.distributed.horovod.distribute_optimizer (under Keras 3 Horovod's own"
         " DistributedOptimizer does not average)"
     )
     problem = None
-    if any(replica.tobytes() != replicas[0].tobytes() for replica in replicas):
+    if comm.find_different(mine.tobytes()):
         problem = "their weights differ after the same steps"
     elif not np.allclose(mine, reference, rtol=1e-4, atol=1e-6):
         problem = "their weights are not those of one process with all samples"
-    if any(problem is not None for problem in comm.allgather(problem)):
+    if comm.any(problem is not None):
         raise DistributedError(
             f"gradients are not averaged over the {comm.size} ranks"
             f" ({problem or 'as another rank reports'}): {advice}"

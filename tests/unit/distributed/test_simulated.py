@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
+from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.simulated import SimulatedJob
+from candle_p1.errors import DataError, DistributedError
+
+
+def test_ranks_communicate_as_those_of_a_real_job():
+    def work(comm):
+        assert (comm.node, comm.local_rank) == divmod(comm.rank, 3)
+        assert (comm.num_nodes, comm.local_size) == (3, 1 if comm.node == 2 else 3)
+        comm.barrier()
+        assert comm.broadcast({"from": comm.rank}, root=5) == {"from": 5}
+        assert comm.allgather(comm.rank) == list(range(7))
+        assert comm.gather(comm.rank) == (None if comm.rank else list(range(7)))
+        assert comm.local.allgather(comm.rank)[0] == 3 * comm.node
+        array = np.array([[comm.rank, 1]], np.int32)
+        assert comm.allreduce_sum(array).tolist() == [[21, 7]]
+        assert comm.allreduce_max(array).dtype == np.int32
+        assert comm.allreduce_max(array).tolist() == [[6, 1]]
+        comm.send(comm.rank, (comm.rank + 1) % 7)
+        assert comm.receive((comm.rank - 1) % 7) == (comm.rank - 1) % 7
+        shared = np.full(8, comm.node, np.float32)
+        comm.share_between_nodes(shared, [(0, 2), (2, 3), (3, 8)])
+        if comm.local_rank == 0:
+            assert shared.tolist() == [0, 0, 1, 2, 2, 2, 2, 2]
+        return comm.rank
+
+    assert SimulatedJob(7, ranks_per_node=3).run(work) == list(range(7))
+
+
+def test_flags_and_values_of_some_ranks_reach_all():
+    def work(comm):
+        assert not comm.any(False)
+        assert comm.any(comm.rank == 2)
+        assert comm.collect(None) == []
+        assert comm.collect(comm.rank * 10 if comm.rank % 2 else None) == [(1, 10), (3, 30)]
+        assert comm.find_different({"a": 1}) == []
+        assert comm.find_different({"a": comm.rank // 3}) == [3]
+
+    SimulatedJob(4).run(work)
+
+
+def test_a_rank_that_fails_ends_the_others():
+    def work(comm):
+        if comm.rank == 1:
+            raise DataError("is empty", "x.csv")
+        comm.barrier()
+
+    with pytest.raises(DataError, match=r"x\.csv"):
+        SimulatedJob(5).run(work)
+
+
+def test_different_collectives_are_an_error():
+    with pytest.raises(DistributedError, match="rank 0 barrier, rank 1 gather"):
+        SimulatedJob(2).run(lambda comm: comm.gather(1) if comm.rank else comm.barrier())
+
+
+def test_what_is_received_is_counted_by_phase():
+    def work(comm):
+        with comm.job.phase("tell", comm.rank):
+            comm.broadcast(b"x" * 1000)
+        with comm.job.phase("ask", comm.rank):
+            comm.gather(b"x" * 1000)
+        comm.allreduce_sum(np.zeros(4))
+
+    job = SimulatedJob(8)
+    job.run(work)
+    told, asked, rest = (job.received(phase) for phase in ("tell", "ask", ""))
+    assert [each.num_messages for each in told] == [0] + [1] * 7
+    assert 1000 < told[1].num_bytes < 1050
+    assert [each.num_messages for each in asked] == [7] + [0] * 7
+    assert 7000 < asked[0].num_bytes < 7350
+    assert {(each.num_messages, each.num_bytes) for each in rest} == {(3, 3 * 32)}
+
+
+@pytest.mark.parametrize("num_ranks", [64, 512, pytest.param(4096, marks=pytest.mark.extended)])
+def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands(num_ranks):
+    job = SimulatedJob(num_ranks, ranks_per_node=8)
+
+    def work(comm):
+        assert Attempt(lambda: comm.rank).agree(comm) == comm.rank
+        assert on_first_rank(lambda: "a directory", comm) == "a directory"
+        check_ranks(LaunchedRank("mpirun", comm.rank, comm.size, None, None, None, "node"), comm)
+        assert comm.find_different(["the same digest"]) == []
+
+    job.run(work)
+    received = job.received("")
+    depth = num_ranks.bit_length() - 1
+    assert {each.num_messages for each in received[1:]} == {3 * depth + 2}
+    assert max(each.num_bytes for each in received[1:]) < 100 + 3 * depth
+    assert received[0].num_bytes <= 3 * depth
+
+
+def test_an_error_of_one_rank_of_many_reaches_all():
+    def fail(comm):
+        if comm.rank == 77:
+            raise DataError("is empty", "x.csv")
+
+    def work(comm):
+        with pytest.raises(DistributedError, match=r"^rank 77: x\.csv: is empty$"):
+            Attempt(lambda: fail(comm)).agree(comm)
+
+    SimulatedJob(128).run(work)
+
+
+def test_a_table_is_read_by_many_ranks_together(tmp_path):
+    rows = np.arange(600 * 5, dtype=np.float32).reshape(600, 5)
+    path = tmp_path / "table.csv"
+    np.savetxt(path, rows, fmt="%d", delimiter=",")
+
+    def work(comm):
+        table = read_together(path, CsvLayout(), comm, block_bytes=256)
+        np.testing.assert_array_equal(table.values, rows)
+
+    SimulatedJob(24, ranks_per_node=24).run(work)
