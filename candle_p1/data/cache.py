@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
-import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
-import numpy as np
-import xxhash
 
 from candle_p1.data.cache_file import (
     PARTIAL,
-    Header,
     UnfitCacheError,
     check_header,
     describe_source,
@@ -32,20 +26,18 @@ from candle_p1.data.cache_file import (
     read_header,
     write_cache,
 )
+from candle_p1.data.cache_read import CacheContent, CacheReader
+from candle_p1.data.cache_stage import cannot_write, stage_cache
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.directory import data_directory
-from candle_p1.data.shared import allocate
-from candle_p1.data.table import CsvLayout, Table, TextColumn
-from candle_p1.distributed.comm import Attempt, on_first_rank
+from candle_p1.data.table import CsvLayout, Table
+from candle_p1.distributed.comm import on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
-from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
-    from candle_p1.data.cache_file import Bytes
     from candle_p1.distributed.comm import Communicator
 
 SUFFIX = ".table"
@@ -111,7 +103,7 @@ def read_cached(
             lock.acquire()
             return header_problem(file, source) is None
         except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
-            raise _cannot_write(file, error) from error
+            raise cannot_write(file, error) from error
 
     try:
         made = on_first_rank(lock_and_look, comm)
@@ -184,27 +176,47 @@ class _Cache:
 
     def load(self) -> Table | None:
         """Returns the table; None, on all ranks, if any of them finds the cache unusable."""
-        comm, table, problem = self.comm, None, None
-        local = self._stage()
-        with ExitStack() as files:
+        directory = self.settings.stage_directory
+        copy: Path | None = None
+        try:
+            content = self._check_header()
+            if directory:
+                copy = directory / self.file.name
+                stage_cache(self.file, copy, content.file_bytes, self.source, self.comm)
+            table = CacheReader(
+                content,
+                self.comm,
+                on_each_node=copy is not None,
+                num_threads=self.num_threads,
+                notify=self.notify,
+            ).read(copy or self.file)
+        except UnfitCacheError as error:
+            if copy and self.comm.local_rank == 0:
+                copy.unlink(missing_ok=True)
+            if self.notify and self.comm.rank == 0 and self.file.exists():
+                self.notify(f"{self.file}: {error}; the cache will be rebuilt")
+            return None
+        if self.comm.rank == 0:
+            with suppress(OSError):  # the directory may be read-only
+                os.utime(self.file)
+        return table
+
+    def _check_header(self) -> CacheContent:
+        """Returns what the cache holds, which rank 0 finds out; collective.
+
+        Raises:
+            UnfitCacheError: It cannot be used; the same on all ranks.
+        """
+        content = problem = None
+        if self.comm.rank == 0:
             try:
-                header, first_byte = check_header(local, self.source)
-                file = files.enter_context(local.open("rb"))
-            except (UnfitCacheError, OSError) as error:  # another job may just have removed it
+                content = CacheContent(*check_header(self.file, self.source))
+            except UnfitCacheError as error:
                 problem = str(error)
-            if not any(comm.allgather(problem)):
-                table, problem = self._read(file, header, first_byte)
-        problems = [each for each in comm.allgather(problem) if each]
-        if not problems:
-            if comm.rank == 0:
-                with suppress(OSError):  # the directory may be read-only
-                    os.utime(self.file)
-            return table
-        if local != self.file and comm.local_rank == 0:
-            local.unlink(missing_ok=True)
-        if self.notify and comm.rank == 0 and self.file.exists():
-            self.notify(f"{self.file}: {problems[0]}; the cache will be rebuilt")
-        return None
+        content, problem = self.comm.broadcast((content, problem))
+        if content is None:
+            raise UnfitCacheError(problem)
+        return content
 
     def write(self, table: Table) -> None:
         """Writes the cache; the lock must be held.
@@ -217,7 +229,7 @@ class _Cache:
                 self._make_room(table.values.nbytes)
                 write_cache(self.file, table, self.source, self.num_threads)
             except OSError as error:
-                raise _cannot_write(self.file, error) from error
+                raise cannot_write(self.file, error) from error
 
     def _make_room(self, num_bytes: int) -> None:
         """Removes caches, the least recently used first, until a new one is within the limit."""
@@ -234,83 +246,6 @@ class _Cache:
                 limit_gib = self.settings.limit_bytes / GIB
                 self.notify(f"{path} was removed: the limit for all caches is {limit_gib:g} GiB")
 
-    def _stage(self) -> Path:
-        """Returns the node's own copy of the cache, which one rank makes; collective.
-
-        Returns the cache itself if copies are not wanted, or there is nothing to copy.
-        """
-        file, source, directory = self.file, self.source, self.settings.stage_directory
-        if directory is None:
-            return file
-        copy = directory / file.name
-
-        def copy_once() -> Path:
-            if header_problem(file, source) is not None:
-                return file
-            if header_problem(copy, source) is None:
-                return copy
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-                with filelock.FileLock(copy.with_suffix(".lock")):
-                    if header_problem(copy, source) is not None:
-                        partial = copy.with_name(f".{copy.name}{PARTIAL}")
-                        shutil.copyfile(file, partial)
-                        partial.replace(copy)
-            except OSError as error:
-                raise _cannot_write(copy, error) from error
-            return copy
-
-        staged = Attempt(lambda: copy_once() if self.comm.local_rank == 0 else None)
-        path = self.comm.local.broadcast(staged.agree(self.comm))
-        assert path is not None
-        return path
-
-    def _read(
-        self, file: BinaryIO, header: Header, first_byte: int
-    ) -> tuple[Table | None, str | None]:
-        """Returns the table, or the part that this rank read, and what is wrong with it."""
-        num_bytes, node, problem = sum(header.part_bytes), self.comm.local, None
-        # On all ranks: a node with one rank shares no memory, but must agree with the others.
-        array = Attempt(
-            lambda: allocate((num_bytes,), np.uint8, node, self.notify) if node.size > 1 else None
-        ).agree(self.comm)
-        content: Bytes = array.array if array else np.empty(0, np.uint8)
-        slabs = header.slabs()
-        mine = slabs[slice(*share_bounds(len(slabs), node.rank, node.size))]
-
-        def check(slab: tuple[int, int, str]) -> None:
-            start, stop, digest = slab
-            into = content[start:stop]
-            if array is not None:
-                num_read = os.preadv(file.fileno(), [memoryview(into)], first_byte + start)
-                if num_read != len(into):
-                    raise UnfitCacheError("it was changed while it was read")
-            if xxhash.xxh3_64_hexdigest(into) != digest:
-                raise UnfitCacheError("its content does not match its digest")
-
-        try:
-            with part("read"), ThreadPoolExecutor(self.num_threads) as pool:
-                if array is None:
-                    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-                    content = np.frombuffer(mapping, np.uint8)[first_byte:]
-                list(pool.map(check, mine))
-        except (UnfitCacheError, OSError, ValueError) as error:  # the last: it is empty by now
-            problem = str(error)
-        if array is not None:
-            node.barrier()
-            content = array.keep(num_bytes)
-        if problem:
-            return None, problem
-        values, *codes = np.split(content, np.cumsum(header.part_bytes)[:-1])
-        text = {
-            name: TextColumn(names, column.view(np.int32))
-            for (name, names), column in zip(header.text.items(), codes, strict=True)
-        }
-        for each in text.values():
-            if len(each) and not 0 <= each.codes.min() <= each.codes.max() < len(each.names):
-                return None, "its codes of text are not those of its header"
-        return Table(values.view(np.float32).reshape(header.shape), header.columns, text), None
-
 
 def _cache_path(directory: Path, source: dict[str, Any]) -> Path:
     """Returns the cache file of a source: one for each path and layout."""
@@ -326,12 +261,3 @@ def _by_use(directory: Path) -> list[tuple[float, int, Path]]:
         with suppress(FileNotFoundError):  # another process may just have removed it
             found.append((path.stat().st_mtime, path.stat().st_size, path))
     return sorted(found)
-
-
-def _cannot_write(path: Path, error: Exception) -> DataError:
-    reason = getattr(error, "strerror", None) or error
-    return DataError(
-        f"the cache cannot be written ({reason}): use --cache_dir to name a directory with enough"
-        " space, or choose another --loader",
-        path,
-    )

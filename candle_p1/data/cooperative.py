@@ -21,7 +21,6 @@ A rank that fails says so in step 2, and the ranks after it no longer read.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -31,12 +30,11 @@ import numpy as np
 
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
-from candle_p1.data.read_ahead import ReadAhead
+from candle_p1.data.read_ahead import ReadAhead, agree_on_zero
 from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
 from candle_p1.data.source import is_blank, open_together, wrong_width
 from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
-from candle_p1.instrument import reading
 from candle_p1.instrument.phases import part
 
 if TYPE_CHECKING:
@@ -83,9 +81,7 @@ def read_together(
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
         threads = _Threads(pool, num_threads)
         ring = _Ring(comm)
-        # All ranks leave the ring's collective at about the same time, and the ranks of a node have
-        # the same clock.
-        reading.set_zero(comm.local.broadcast(time.perf_counter()))
+        agree_on_zero(comm)
 
         def load(directory: Path) -> Table:
             table = TableBuilder(source, layout, head, comm, directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from candle_p1.data.source import Source
+    from candle_p1.distributed.comm import Communicator
 
 NUM_BUFFERS = 2
 """The block in use, and the one that is being read."""
@@ -112,3 +114,12 @@ class ReadAhead:
         self._pending.append(
             _Pending(block, [self._pool.submit(read, i) for i in range(self._num_threads)])
         )
+
+
+def agree_on_zero(comm: Communicator) -> None:
+    """Tells the active log of reads a moment that is the same on all ranks; collective.
+
+    To be called right after another collective, which all ranks leave at about the same time. The
+    ranks of a node have the same clock.
+    """
+    reading.set_zero(comm.local.broadcast(time.perf_counter()))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from harness import named, run_checks
 
-from candle_p1.data import shared
+from candle_p1.data import cache_file, cache_stage, shared
 from candle_p1.data.cache import CacheSettings
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading, read_table
@@ -30,6 +30,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
 from candle_p1.errors import CandleError, DataError
+from candle_p1.instrument import reading
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
 NUMBERS = CsvLayout()
@@ -236,6 +237,86 @@ def all_ranks_use_the_cache(comm):
     assert len(notes) == (comm.rank == 0)
 
 
+@contextmanager
+def small_units(num_bytes):
+    """Makes slabs and chunks so small that the table of a test has many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_file, "SLAB_BYTES", num_bytes)
+        patch.setattr(cache_stage, "CHUNK_BYTES", num_bytes)
+        patch.setattr(cache_stage, "ROUND_BYTES", 5 * num_bytes)
+        yield
+
+
+def read_cached_table(comm, directory, stage=None):
+    """Returns the table, and the bytes that each rank has read from files."""
+    settings = CacheSettings(directory / "cache", stage_directory=stage)
+    log, notes = reading.ReadLog(), []
+    with reading.active(log):
+        loading = Loading("cached", comm, 2, settings, notes.append)
+        table = read_table(directory / "table.csv", loading, TEXT_LAYOUT)
+    assert notes == []
+    return table, comm.allgather(sum(read.num_bytes for read in log.reads))
+
+
+def a_cache_is_read_once_per_job(comm):
+    directory = shared_directory(comm)
+    if comm.rank == 0:
+        write_table(directory, 301)
+    comm.barrier()
+    alone = read_together(directory / "table.csv", TEXT_LAYOUT)
+    num_bytes = alone.values.nbytes + alone.text["name"].codes.nbytes
+    for unit_bytes in (1 << 20, 500):
+        with small_units(unit_bytes):
+            if comm.rank == 0:
+                for old in (directory / "cache").glob("*.table"):
+                    old.unlink()
+            comm.barrier()
+            read_cached_table(comm, directory)
+            (cached,) = (directory / "cache").glob("*.table")
+            table, of_ranks = read_cached_table(comm, directory)
+            assert table.sha256() == alone.sha256()
+            assert sum(of_ranks) == num_bytes
+            # The numbers are one unit, and the codes are another; or there are enough for all.
+            assert sum(map(bool, of_ranks)) == (
+                min(2, comm.size) if unit_bytes > 500 else comm.size
+            )
+            # Once for all nodes together, and then by each from its own copy.
+            stage = directory / f"node-{comm.node}-{unit_bytes}"
+            table, of_ranks = read_cached_table(comm, directory, stage)
+            assert table.sha256() == alone.sha256()
+            assert sum(of_ranks) == cached.stat().st_size + comm.num_nodes * num_bytes
+            (copy,) = stage.glob("*.table")
+            assert copy.read_bytes() == cached.read_bytes()
+            comm.barrier()
+            # A node that has lost its copy gets another one; the others keep theirs.
+            before = copy.stat().st_ino
+            comm.barrier()
+            if comm.node == comm.num_nodes - 1 and comm.local_rank == 0:
+                copy.rename(directory / "kept")
+            comm.barrier()
+            table, of_ranks = read_cached_table(comm, directory, stage)
+            assert table.sha256() == alone.sha256()
+            assert (copy.stat().st_ino == before) == (comm.node < comm.num_nodes - 1)
+            # All nodes may be given the same directory.
+            table, _ = read_cached_table(comm, directory, directory / f"same-{unit_bytes}")
+            assert table.sha256() == alone.sha256()
+        comm.barrier()
+
+
+def a_node_that_cannot_copy_a_cache_ends_the_load_on_all(comm):
+    directory = shared_directory(comm)
+    stage = directory / f"node-{comm.node}"
+    if comm.rank == 0:
+        write_table(directory, 20)
+    comm.barrier()
+    read_cached_table(comm, directory)
+    if comm.node == comm.num_nodes - 1 and comm.local_rank == 0:
+        stage.write_text("not a directory")
+    comm.barrier()
+    with pytest.raises(CandleError, match=rf"node-{comm.num_nodes - 1}/table.*cannot be written"):
+        read_cached_table(comm, directory, stage)
+
+
 def all_ranks_know_the_digests(comm):
     directory = shared_directory(comm)
     if comm.rank == 0:
@@ -283,6 +364,8 @@ CHECKS = (
     an_unreadable_block_of_one_rank_ends_the_load,
     shared_transforms_equal_those_of_one_process,
     all_ranks_use_the_cache,
+    a_cache_is_read_once_per_job,
+    a_node_that_cannot_copy_a_cache_ends_the_load_on_all,
     all_ranks_know_the_digests,
 )
 

@@ -3,17 +3,24 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 
+import filelock
 import numpy as np
 import pytest
 import xxhash
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from candle_p1.cli import cli
-from candle_p1.data import cache, cache_file
+from candle_p1.data import cache, cache_file, cache_stage
 from candle_p1.data.cache import CacheSettings, list_caches, read_cached
+from candle_p1.data.cache_read import shares_of_nodes
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
@@ -150,6 +157,60 @@ def test_a_copy_on_the_node_is_used_and_repaired(read, parsed, tmp_path):
     assert "digest" in notes[0]
     same(first, read(stage_directory=tmp_path / "node")[0])
     assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_copy_that_another_job_is_making_is_waited_for(read, tmp_path, monkeypatch, succeeds):
+    first, _ = read()
+    copy = tmp_path / "node" / only_cache(tmp_path).name
+    copy.parent.mkdir()
+    send, sent, found = cache_stage._send, threading.Event(), []
+
+    def send_and_say(*arguments):
+        problem = send(*arguments)
+        sent.set()
+        return problem
+
+    monkeypatch.setattr(cache_stage, "_send", send_and_say)
+    with filelock.FileLock(copy.with_suffix(".lock")):
+        job = threading.Thread(target=lambda: found.append(read(stage_directory=copy.parent)[0]))
+        job.start()
+        # It does not hold up the other nodes of its job.
+        assert sent.wait(60)
+        assert not copy.exists()
+        if succeeds:
+            shutil.copyfile(only_cache(tmp_path), copy)
+            other = copy.stat().st_ino
+    job.join(60)
+    same(first, found[0])
+    assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
+    if succeeds:
+        assert copy.stat().st_ino == other
+    assert sorted(path.suffix for path in copy.parent.iterdir()) == [".lock", ".table"]
+
+
+def test_a_full_disk_of_a_node_is_an_error_and_leaves_nothing(read, tmp_path, monkeypatch):
+    read()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(DataError, match=r"node/table.*No space left on device"):
+        read(stage_directory=tmp_path / "node")
+    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99), st.integers(1, 30))
+def test_nodes_share_the_units_of_a_file(sizes, begin, num_nodes):
+    ends = (begin + np.cumsum(sizes)).tolist()
+    units = list(zip([begin, *ends[:-1]], ends, strict=True))
+    shares = shares_of_nodes(units, num_nodes)
+    assert len(shares) == num_nodes
+    assert shares[0][0] == 0
+    assert shares[-1][1] == sum(sizes)
+    assert all(last == first for (_, last), (first, _) in pairwise(shares))
+    assert {begin + start for start, _ in shares} <= {start for start, _ in units} | {ends[-1]}
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
