@@ -8,6 +8,7 @@ Every error that this package raises on purpose is a CandleError::
     ├── DataError               a data file: what is wrong, in which file, on which line
     ├── SetupError              the installation, the launcher or the machine
     ├── RecordError             a run record that does not match its schema
+    ├── CheckpointError         a checkpoint that is damaged or cannot be written
     ├── DistributedError        ranks that disagree, or gradients that are not averaged
     └── RunInterrupted          a run that a signal has ended, after a checkpoint was saved
 
@@ -104,6 +105,10 @@ class SetupError(CandleError):
 
 class RecordError(CandleError):
     """A run record that cannot be read or does not match its schema."""
+
+
+class CheckpointError(CandleError):
+    """A checkpoint that is damaged, does not fit the run, or cannot be written."""
 
 
 class DistributedError(CandleError):
