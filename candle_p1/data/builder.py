@@ -8,10 +8,11 @@ import numpy as np
 
 from candle_p1.data.shared import NodeArray, agree_on_room
 from candle_p1.data.table import Table, TextColumn
+from candle_p1.distributed.comm import on_first_rank
 from candle_p1.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -133,16 +134,25 @@ class TableBuilder:
         """
         self._sorted: list[list[str]] = []
         for codes, known in zip(self.codes, self._names, strict=True):
-            everyones = {name for names in self._comm.allgather(list(known)) for name in names}
-            try:
-                names = sorted(name.decode() for name in everyones)
-            except UnicodeDecodeError as error:
-                raise DataError(f"its text is not UTF-8: {error}", self._source.path) from error
+            names = self._names_of_all(known)
             place = {name: i for i, name in enumerate(names)}
             places = [place[name.decode()] for name in known]
             for rows in self._mine:
                 _recode(codes[rows], places)
             self._sorted.append(names)
+
+    def _names_of_all(self, known: Collection[bytes]) -> list[str]:
+        """Returns the sorted values of all ranks, which rank 0 collects; collective."""
+        of_ranks = self._comm.gather(list(known))
+
+        def sort() -> list[str]:
+            everyones = {name for names in of_ranks or () for name in names}
+            try:
+                return sorted(name.decode() for name in everyones)
+            except UnicodeDecodeError as error:
+                raise DataError(f"its text is not UTF-8: {error}", self._source.path) from error
+
+        return on_first_rank(sort, self._comm)
 
     def finish(self, num_rows: int) -> Table:
         """Returns a table of the first rows; collective."""

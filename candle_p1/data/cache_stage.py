@@ -48,7 +48,7 @@ def stage_cache(
         UnfitCacheError: The cache cannot be read; the same on all ranks.
     """
     is_missing = comm.local_rank == 0 and header_problem(copy, source) is not None
-    if not any(comm.allgather(is_missing)):
+    if not comm.any(is_missing):
         return
     agree_on_zero(comm)
     target = _Copy(copy) if is_missing else None
@@ -79,10 +79,8 @@ def _send(file: Path, num_bytes: int, target: _Copy | None, comm: Communicator) 
     Returns:
         Why this rank could not read its share; None if it could.
     """
-    if comm.local_rank != 0:
-        return None
-    problem, opened = None, -1
-    buffer: Bytes = np.empty(min(ROUND_BYTES, num_bytes), np.uint8)
+    problem, opened, is_first = None, -1, comm.local_rank == 0
+    buffer: Bytes = np.empty(min(ROUND_BYTES, num_bytes) if is_first else 0, np.uint8)
     try:
         for first in range(0, num_bytes, ROUND_BYTES):
             size = min(ROUND_BYTES, num_bytes - first)
@@ -90,7 +88,7 @@ def _send(file: Path, num_bytes: int, target: _Copy | None, comm: Communicator) 
             chunks = [(start, min(start + CHUNK_BYTES, size)) for start in starts]
             shares = shares_of_nodes(chunks, comm.num_nodes)
             start, stop = shares[comm.node]
-            if start < stop and problem is None:
+            if is_first and start < stop and problem is None:
                 try:
                     if opened < 0:
                         opened = os.open(file, os.O_RDONLY)

@@ -109,25 +109,24 @@ class _Ring:
 
     Attributes:
         position: This rank's position.
-        nodes: The node of each position.
         before: The rank that has the previous block.
         after: The rank that has the next block.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        places = comm.allgather((comm.node, comm.local_rank))
-        order = sorted(range(comm.size), key=lambda rank: places[rank])
-        self.position = order.index(comm.rank)
-        self.nodes = [places[rank][0] for rank in order]
-        self.after = order[(self.position + 1) % comm.size]
-        self.before = order[self.position - 1]
-        self._order = order
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns every rank's value, by position; collective."""
-        everyone = self.comm.allgather(value)
-        return [everyone[rank] for rank in self._order]
+        places = comm.gather((comm.node, comm.local_rank))
+        if places is not None:  # rank 0 tells each rank only what it needs
+            order = sorted(range(comm.size), key=lambda rank: places[rank])
+            for position, rank in reversed(list(enumerate(order))):
+                neighbours = position, order[position - 1], order[(position + 1) % comm.size]
+                if rank == 0:
+                    mine = neighbours
+                else:
+                    comm.send(neighbours, rank)
+        else:
+            mine = comm.receive(0)
+        self.position, self.before, self.after = mine
 
 
 class _Before(NamedTuple):
@@ -192,16 +191,14 @@ class _Load:
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
-            problems = [found for found in comm.allgather(self._problem) if found is not None]
+            problems = [problem for _, problem in comm.collect(self._problem)]
             if problems:
                 raise on_first_rank(lambda: self._describe(min(problems)), comm)
             self._table.sort_names()
-            rounds = self._bounds_of_rounds(len(starts))
             if comm.num_nodes > 1:
-                comm.local.barrier()  # until all ranks of this node have written their rows
-                for bounds in rounds:
-                    self._table.share(bounds)
-            num_rows = rounds[-1][-1][1] if rounds else 0
+                for bounds_of_nodes in self._bounds_of_rounds(len(starts)):
+                    self._table.share(bounds_of_nodes)
+            num_rows = int(comm.allreduce_sum(np.array([sum(self._counts)], np.int64))[0])
             if num_rows == 0:
                 raise DataError("the file has no rows", self._source.path)
             return self._table.finish(num_rows)
@@ -361,15 +358,21 @@ class _Load:
         return at_field(f"{what} {shown!r} is not {kind}")
 
     def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
-        """Returns, for each round and node, its first row and the one after its last."""
-        counts, size = self._ring.gather(self._counts), self._ring.comm.size
-        of_block = [counts[number % size][number // size] for number in range(num_blocks)]
-        rows = [0, *map(int, np.cumsum(of_block))]
-        firsts = [self._ring.nodes.index(node) for node in range(self._ring.comm.num_nodes)]
+        """Returns, for each round and node, its first row and the one after its last; collective.
+
+        All ranks of this node have written their rows when it returns. Only the ranks with
+        local_rank 0 get the rows of other nodes, and only these ranks need them.
+        """
+        comm = self._ring.comm
+        num_rounds, num_nodes = -(-num_blocks // comm.size), comm.num_nodes
+        mine = np.zeros(num_rounds, np.int64)
+        mine[: len(self._counts)] = self._counts
+        counts = np.zeros((num_nodes, num_rounds), np.int64)
+        counts[comm.node] = comm.local.allreduce_sum(mine)
+        of_nodes = [(node * num_rounds, (node + 1) * num_rounds) for node in range(num_nodes)]
+        comm.share_between_nodes(counts.reshape(-1), of_nodes)
+        rows = [0, *np.cumsum(counts.T).tolist()]
         return [
-            [
-                (rows[min(number + first, num_blocks)], rows[min(number + stop, num_blocks)])
-                for first, stop in pairwise([*firsts, size])
-            ]
-            for number in range(0, num_blocks, size)
+            [(rows[place], rows[place + 1]) for place in range(first, first + num_nodes)]
+            for first in range(0, num_rounds * num_nodes, num_nodes)
         ]

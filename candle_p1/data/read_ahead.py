@@ -119,7 +119,7 @@ class ReadAhead:
 def agree_on_zero(comm: Communicator) -> None:
     """Tells the active log of reads a moment that is the same on all ranks; collective.
 
-    To be called right after another collective, which all ranks leave at about the same time. The
-    ranks of a node have the same clock.
+    All ranks leave the barrier at about the same time, and the ranks of a node have the same clock.
     """
+    comm.barrier()
     reading.set_zero(comm.local.broadcast(time.perf_counter()))

@@ -250,7 +250,7 @@ def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
         result = work()
     except NoRoomError as caught:
         error = caught
-    errors = [found for found in ranks.allgather(error) if found is not None]
+    errors = ranks.collect(error)
     if errors:
-        raise errors[0]
+        raise errors[0][1]
     return result

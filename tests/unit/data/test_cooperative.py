@@ -1,25 +1,31 @@
-"""Reading in blocks with one process; tests/parallel/check_loading.py has several ranks."""
+"""Reading in blocks in one process, alone or with simulated ranks.
+
+tests/parallel/check_loading.py has ranks of MPI.
+"""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.shared import NodeArray, NoRoomError, try_directories
+from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.errors import DataError
+from candle_p1.distributed.simulated import WHOLE_RUN, SimulatedJob
+from candle_p1.errors import CandleError, DataError
 
 LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
 
 
-@given(
-    rows=st.lists(
+TABLES = {
+    "rows": st.lists(
         st.tuples(
             st.text("abc", min_size=1, max_size=30),
             st.integers(-(10**6), 10**6),
@@ -29,21 +35,22 @@ LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
         min_size=1,
         max_size=30,
     ),
-    blank=st.integers(0, 30),
-    block_bytes=st.integers(1, 200),
-    num_threads=st.integers(1, 4),
-    newline=st.sampled_from(["\n", "\r\n"]),
-    ends=st.booleans(),
-)
-def test_every_block_size_gives_the_same_table(
-    tmp_path_factory, rows, blank, block_bytes, num_threads, newline, ends
-):
+    "blank": st.integers(0, 30),
+    "block_bytes": st.integers(1, 200),
+    "num_threads": st.integers(1, 4),
+    "newline": st.sampled_from(["\n", "\r\n"]),
+    "ends": st.booleans(),
+}
+
+
+def write(path, rows, blank, newline, ends):
     lines = [f"{name},{a},{kind},{b}" for name, a, kind, b in rows]
     lines.insert(blank, "")
     text = newline.join(["name,a,kind,b", *lines]) + newline * ends
-    path = tmp_path_factory.mktemp("table") / "table.csv"
     path.write_bytes(text.encode())
-    table = read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=num_threads)
+
+
+def check(table, rows):
     expected = np.array([[float(a), float(b)] for _, a, _, b in rows], np.float32)
     assert table.values.tobytes() == expected.tobytes()
     assert table.columns == ["a", "b"]
@@ -51,6 +58,102 @@ def test_every_block_size_gives_the_same_table(
     assert table.text["name"].names == sorted({row[0] for row in rows})
     assert table.text["kind"].values() == [row[2] for row in rows]
     assert all(column.codes.dtype == np.int32 for column in table.text.values())
+
+
+@given(**TABLES)
+def test_every_block_size_gives_the_same_table(
+    tmp_path_factory, rows, blank, block_bytes, num_threads, newline, ends
+):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    write(path, rows, blank, newline, ends)
+    check(read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=num_threads), rows)
+
+
+@settings(max_examples=60)
+@given(num_ranks=st.integers(2, 7), ranks_per_node=st.integers(1, 4), **TABLES)
+def test_every_number_of_ranks_gives_the_same_table(
+    tmp_path_factory,
+    num_ranks,
+    ranks_per_node,
+    rows,
+    blank,
+    block_bytes,
+    num_threads,
+    newline,
+    ends,
+):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    write(path, rows, blank, newline, ends)
+
+    def read(comm):
+        return read_together(path, LAYOUT, comm, block_bytes=block_bytes, num_threads=num_threads)
+
+    for table in SimulatedJob(num_ranks, ranks_per_node).run(read):
+        check(table, rows)
+
+
+@given(
+    text=st.text("12,x\n ", min_size=1, max_size=60),
+    num_ranks=st.integers(2, 5),
+    block_bytes=st.integers(1, 20),
+)
+@settings(max_examples=60)
+def test_every_number_of_ranks_finds_the_same_problem(
+    tmp_path_factory, text, num_ranks, block_bytes
+):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    path.write_text(text)
+
+    def read(comm=None):
+        try:
+            return read_together(path, CsvLayout(), comm, block_bytes=block_bytes).values.tolist()
+        except DataError as error:
+            return str(error)
+
+    assert SimulatedJob(num_ranks, 2).run(read) == [read()] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_read_that_fails_is_an_error_that_names_the_file(tmp_path, num_ranks):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2\n" * 100)
+
+    class Broken(Source):
+        def read(self, into, start):
+            if start == 200:
+                raise OSError(5, "Input/output error")
+            super().read(into, start)
+
+    @contextmanager
+    def open_broken(path, comm):
+        with open_together(path, comm) as source:
+            yield Broken(**vars(source))
+
+    def read(comm):
+        with pytest.raises(CandleError, match=r"table.csv: the file cannot be read: Input/output"):
+            read_together(path, CsvLayout(), comm, block_bytes=20, open_source=open_broken)
+
+    SimulatedJob(num_ranks).run(read)
+
+
+def test_what_ranks_other_than_the_first_receive_does_not_grow_with_their_number(tmp_path):
+    """Apart from the rows of other nodes; these are all on one."""
+    path = tmp_path / "table.csv"
+    path.write_text("name,kind,a,b\n" + "n,k,1,2\n" * 4000)
+
+    def received(num_ranks):
+        job = SimulatedJob(num_ranks, num_ranks)
+        # Two blocks for each rank.
+        block_bytes = path.stat().st_size // (2 * num_ranks)
+        job.run(lambda comm: read_together(path, LAYOUT, comm, block_bytes=block_bytes))
+        others = job.received(WHOLE_RUN)[1:]
+        return max(each.num_bytes for each in others), max(each.num_messages for each in others)
+
+    few_bytes, few_messages = received(8)
+    many_bytes, many_messages = received(128)
+    doublings = 4
+    assert many_bytes - few_bytes < doublings * 100
+    assert many_messages - few_messages < doublings * 20
 
 
 @pytest.mark.parametrize(
