@@ -15,16 +15,17 @@
 #   CANDLE_P1_PREFLIGHT  0: start without examining the nodes; or options of the preflight (-m
 #                        candle_p1.cluster.preflight --help), such as "--memory-gib 2 --shm-gib 0"
 #   CANDLE_P1_MINUTES    the time limit, if it was changed at submission and the script enforces it
-#   CANDLE_P1_WARNING_S  how many seconds before that the ranks are told to end
+#   CANDLE_P1_WARNING_S  how many seconds before that the ranks are told to save and end
 # Variables that job_default sets can be set in advance, too.
 
 job_note() { echo "job: $*" >&2; }
 
 # A job of a study that fails before its ranks start leaves no record. It renames its script, so that
-# it counts as not submitted, and can be submitted again once the cause is fixed.
+# it counts as not submitted, and can be submitted again once the cause is fixed. In a chain, where
+# later jobs may need the script, the file job.chain says so.
 job_fail() {
   job_note "$*"
-  if [[ -n ${JOB_SCRIPT:-} ]]; then
+  if [[ -n ${JOB_SCRIPT:-} && -z ${JOB_CHAIN:-} ]]; then
     mv -f "$JOB_SCRIPT" "$JOB_SCRIPT.failed" || true
   fi
   exit 2
@@ -58,11 +59,45 @@ job_modules() {
     job_fail "module load ${names[*]} failed: name modules of this site in CANDLE_P1_MODULES"
 }
 
-# job_limit MINUTES WARNING_S: ends the ranks this long before the time limit, because the scheduler
-# gives no warning.
+# job_warning SECONDS: how long before the time limit the ranks are told to save and end. Half of it
+# is for saving. Ranks that have not ended after 5/9 of it (50 of 90 s) are told to end at once, which
+# may take them 30 s.
+job_warning() {
+  JOB_WARNING_S=${CANDLE_P1_WARNING_S:-$1}
+  job_default CANDLE_P1_SAVE_S "$((JOB_WARNING_S / 2))"
+}
+
+# job_limit MINUTES WARNING_S: the same for a scheduler that gives no warning, in whose place this
+# script does.
 job_limit() {
-  local minutes=${CANDLE_P1_MINUTES:-$1} warning_s=${CANDLE_P1_WARNING_S:-$2}
-  JOB_END_S=$((minutes * 60 - warning_s))
+  job_warning "$2"
+  JOB_END_S=$((${CANDLE_P1_MINUTES:-$1} * 60 - JOB_WARNING_S))
+}
+
+# job_chain DIRECTORY [CODE]: this job is one of several that continue the run in a directory, where
+# the file job.chain lists which have begun and how they ended. CODE is their exit code if the next
+# one waits for success.
+job_chain() {
+  JOB_CHAIN=$1
+  echo begun >>"$JOB_CHAIN/job.chain"
+  # shellcheck disable=SC2064 # the code is known now
+  trap "job_leave \$? ${2:-}" EXIT
+}
+
+job_leave() {
+  echo "ended $1" >>"$JOB_CHAIN/job.chain" || job_note "cannot write to $JOB_CHAIN"
+  exit "${2:-$1}"
+}
+
+# Ends this job if its run needs no more jobs, or if another one would fail like the one before.
+job_look_back() {
+  local status=0
+  "$PYTHON" -m candle_p1.cluster.chain "$JOB_CHAIN" || status=$?
+  case $status in
+    0) ;;
+    3) exit 0 ;; # the run is complete
+    *) exit 2 ;;
+  esac
 }
 
 job_count_nodes() {
@@ -132,6 +167,7 @@ job_check() {
     job_fail "${JOB_LAUNCH[0]}, which starts ranks on $CANDLE_P1_MACHINE, is not in \$PATH"
   job_has candle_p1 ||
     job_fail "$PYTHON has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
+  [[ -z ${JOB_CHAIN:-} ]] || job_look_back
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "$PYTHON has no mpi4py, which is needed for more than one rank"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.cluster.preflight; then
@@ -143,18 +179,59 @@ job_check() {
   fi
 }
 
-# Passes the scheduler's signal on to the ranks, which then record the run as interrupted.
-job_forward() {
-  job_note "received a signal, which is passed on to the ranks"
-  case ${JOB_LAUNCH[0]} in
-    srun) scancel --signal=TERM "$SLURM_JOB_ID" ;; # srun would kill them
-    *) kill -TERM "$JOB_PID" ;;
-  esac || true
+# job_sleep SECONDS: waits without another process, which would outlive this one if it were killed.
+job_sleep() { read -rt "$1" <> <(:) || true; }
+
+# job_left_s: prints the remaining seconds of a job of Slurm; fails elsewhere.
+job_left_s() {
+  local left
+  [[ -n ${SLURM_JOB_ID:-} ]] || return 1
+  left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L 2>/dev/null) || return 1
+  [[ $left =~ ^\ *((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)\ *$ ]] || return 1
+  local days=${BASH_REMATCH[3]:-0} hours=${BASH_REMATCH[4]:-0}
+  echo $((((10#$days * 24 + 10#$hours) * 60 + 10#${BASH_REMATCH[5]}) * 60 + 10#${BASH_REMATCH[6]}))
+}
+
+# job_signal NAME: sends the ranks a signal through their launcher.
+#   srun    would kill the ranks itself, so the step is signalled; without --full, scancel leaves
+#           this script alone (Slurm's manual, scancel: --full)
+#   jsrun   jskill signals the ranks of job steps (IBM's JSM reference, jskill: -s)
+#   mpirun  passes on SIGUSR1, and ends its ranks at SIGTERM (Open MPI, pull request 2726)
+#   aprun   passes on SIGUSR1 and SIGTERM (HPE, Additional aprun Information: aprun Signal Processing)
+#   mpiexec of MPICH passes on both (src/pm/hydra/mpiexec/mpiexec.c: signal_cb); for that of PALS we
+#           found no public documentation: if it keeps SIGUSR1 to itself, SIGTERM ends the run
+job_signal() {
+  case ${JOB_LAUNCH[0]}:$1 in
+    srun:*) scancel --signal="$1" "$SLURM_JOB_ID" ;;
+    jsrun:USR1) jskill -s "$(kill -l "$1")" all ;;
+    *) kill -s "$1" "$JOB_PID" ;;
+  esac || job_note "cannot pass SIG$1 on to the ranks"
+}
+
+# Tells the ranks to save and end, and later those that have not ended to do so at once.
+job_warn() {
+  local left_s warning_s=${JOB_WARNING_S:-90}
+  # Slurm warns up to a minute early (sbatch: --signal). A warning that comes earlier is not Slurm's.
+  if left_s=$(job_left_s) && ((left_s > warning_s && left_s <= warning_s + 60)); then
+    job_sleep "$((left_s - warning_s))"
+  fi
+  job_note "the ranks are told to save and end (SIGUSR1)"
+  job_signal USR1
+  job_sleep "$((warning_s * 5 / 9))"
+  job_note "the ranks have not ended, and are told to end at once (SIGTERM)"
+  job_signal TERM
+}
+
+# In the background, because a trap keeps this script from seeing the ranks end.
+job_warned() {
+  [[ -z $JOB_WARNER ]] || return 0
+  job_warn &
+  JOB_WARNER=$!
 }
 
 # job_run PROGRAM FLAG...: runs this program on all ranks; returns their exit code.
 job_run() {
-  local program=$1 limit=() flags=() stage=${CANDLE_P1_STAGE:-0} status=0
+  local program=$1 flags=() stage=${CANDLE_P1_STAGE:-0} status=0 timer="" helper
   shift
   [[ $program == /* ]] || program=$CANDLE_P1_ROOT/$program
   job_check "$@"
@@ -171,20 +248,28 @@ job_run() {
   fi
   if [[ -n ${JOB_END_S:-} ]]; then
     ((JOB_END_S > SECONDS)) || job_fail "the time limit ends before the ranks can start"
-    limit=(timeout --foreground --signal=TERM "$((JOB_END_S - SECONDS))")
   fi
   # An empty array counts as unset before bash 4.4.
-  local line=(${limit[@]+"${limit[@]}"} "${JOB_LAUNCH[@]}" "$PYTHON" "$program" "$@"
-    ${flags[@]+"${flags[@]}"})
+  local line=("${JOB_LAUNCH[@]}" "$PYTHON" "$program" "$@" ${flags[@]+"${flags[@]}"})
   job_note "$NODES nodes, $RANKS ranks: ${line[*]}"
   "${line[@]}" &
   JOB_PID=$!
-  trap job_forward TERM USR1 USR2
+  JOB_WARNER=""
+  trap job_warned USR1 USR2 URG
+  trap 'job_signal TERM' TERM # the job is cancelled
+  if [[ -n ${JOB_END_S:-} ]]; then
+    { job_sleep "$((JOB_END_S - SECONDS))" && kill -USR1 $$; } &
+    timer=$!
+  fi
   wait "$JOB_PID" || status=$?
   while kill -0 "$JOB_PID" 2>/dev/null; do # a signal ended the wait, but not the ranks
     status=0
     wait "$JOB_PID" || status=$?
   done
-  trap - TERM USR1 USR2
+  trap - TERM USR1 USR2 URG
+  for helper in $timer $JOB_WARNER; do
+    kill "$helper" 2>/dev/null || true
+    wait "$helper" 2>/dev/null || true
+  done
   return "$status"
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark
+from candle_p1.checkpoints.policy import INTERVALS
 from candle_p1.cli.base import (
     BenchmarkCommand,
     benchmark_argument,
@@ -21,9 +21,11 @@ from candle_p1.cli.base import (
     flags_argument,
 )
 from candle_p1.cli.study import OUTPUT, read_ranks
+from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
+from candle_p1.cluster.local_jobs import run_here
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.ready_scripts import job_flags
 from candle_p1.cluster.schedulers import scheduler_of
@@ -38,7 +40,7 @@ from candle_p1.cluster.submission import (
 from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
-from candle_p1.studies.jobs import StudyJobs
+from candle_p1.studies.jobs import StudyJobs, with_checkpoints
 from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
 from candle_p1.text import columns, count, printable, wrap_command
@@ -48,7 +50,11 @@ from candle_p1.training.screen import Screen
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.cluster.machine import Machine
+    from candle_p1.cluster.schedulers import Scheduler
     from candle_p1.parameters.parameter_set import ParameterSet
+
+MAX_CHAIN = 100
+"""A longer chain is more likely a mistake than meant."""
 
 
 def _read_minutes(
@@ -145,6 +151,14 @@ def _read_minutes(
     type=click.IntRange(1, MAX_RUNS),
     help="How often a study runs each configuration.",
 )
+@click.option(
+    "--chain",
+    "num_jobs",
+    metavar="N",
+    type=click.IntRange(1, MAX_CHAIN),
+    help="Submit N jobs, each of which continues the run from its newest checkpoint after the one"
+    " before has ended, until it is complete. With --study, up to N jobs for each run.",
+)
 @click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @flags_argument
@@ -163,6 +177,7 @@ def command(
     study_output: Path,
     study_ranks: list[int] | None,
     study_repeats: int | None,
+    num_jobs: int | None,
     retry_failed: bool,
     dry_run: bool,
     flags: tuple[str, ...],
@@ -175,14 +190,19 @@ def command(
 
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
+
+    With --chain, a run may take longer than the time limit of a job. Checkpoints are written every
+    ten minutes (--ckpt_every_s 600), unless flags set an interval, and before the time limit.
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
     if study is None:
         layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
         minutes = machine.minutes if minutes is None else minutes
-        job, directory = _one_job(chosen, machine, layout, mode or "strong", minutes, flags)
-        _submit(replace(job, project=project, queue=queue), directory, dry_run)
+        job, directory = _one_job(
+            chosen, machine, layout, mode or "strong", minutes, flags, is_chain=num_jobs is not None
+        )
+        _submit(replace(job, project=project, queue=queue), directory, num_jobs, dry_run)
         return
     if num_nodes is not None or mode is not None:
         raise ParameterError(
@@ -190,7 +210,9 @@ def command(
         )
     choice = Choice(study_size, study_ranks, study_repeats, flags=list(flags))
     plan = make_plan(find_study(study), choice, study_output)
-    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue)
+    if num_jobs is not None:
+        plan = with_checkpoints(plan, study_output)
+    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue, num_jobs)
     _submit_study(jobs, chosen.name, at_once, retry_failed, dry_run)
 
 
@@ -201,12 +223,19 @@ def _one_job(
     mode: str,
     minutes: int,
     flags: tuple[str, ...],
+    *,
+    is_chain: bool,
 ) -> tuple[JobRequest, Path]:
     """Returns the job of a single run, and the directory of its record."""
     declaration, model_file = benchmark.declaration, benchmark.model_file
     wanted = job_flags(benchmark, machine, mode)
-    added = _added_flags(wanted, declaration.parse(flags, model_file))
+    given = declaration.parse(flags, model_file)
+    if is_chain and not any(given.origin(name).is_explicit for name in INTERVALS):
+        wanted |= CHAIN_FLAGS
+    added = _added_flags(wanted, given)
     params = declaration.parse([*added, *flags], model_file)
+    if is_chain:
+        check_continues(params)
     _, share = share_epochs(
         params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
     )
@@ -226,37 +255,43 @@ def _one_job(
             f"{benchmark.title}: {count(layout.num_ranks, 'rank')} on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
         ],
+        chain_directory=str(directory) if is_chain else None,
     )
     return job, directory
 
 
-def _submit(job: JobRequest, directory: Path, dry_run: bool) -> None:
-    """Submits a job; where there is no scheduler, runs it and exits with its code."""
+def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: bool) -> None:
+    """Submits a job or a chain; where there is no scheduler, runs it and exits with its code."""
     job.check()
     text = job_script(job)
     script = script_path(job, directory)
-    argv = scheduler_of(job).submit_command(script)
+    scheduler = scheduler_of(job)
+    argv = scheduler.submit_command(script)
     if dry_run:
         click.echo(wrap_command(argv, columns(sys.stderr), "$ "), err=True)
+        if num_jobs is not None and num_jobs > 1:
+            click.echo(_chain_note(scheduler, num_jobs), err=True)
         click.echo(text, nl=False)
         return
-    write_script(script, text)
+    write_script(script, text, num_jobs)
     screen = Screen()
     screen.say_command(argv)
     if job.machine.scheduler == "none":
-        raise click.exceptions.Exit(_run_here(argv))
-    screen.say(f"submitted job {submit(job, script)}: {script}")
+        raise click.exceptions.Exit(run_here(argv, directory, num_jobs or 1))
+    screen.say(f"{_submitted(submit(job, script, num_jobs=num_jobs))}: {script}")
 
 
-def _run_here(argv: list[str]) -> int:
-    """Runs a job; returns its exit code. Ctrl-C reaches the job, whose end is awaited."""
-    # Not SIG_IGN, which the job would inherit.
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        code = subprocess.call(argv)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    return code if code >= 0 else 128 - code
+def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
+    """Returns how often a script is submitted, and how its jobs wait for each other."""
+    if not scheduler.wait:
+        return f"run up to {num_jobs} times, one after the other, until the run is complete"
+    wait = shlex.join(option.format("JOB") for option in scheduler.wait)
+    return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the one before"
+
+
+def _submitted(ids: list[str]) -> str:
+    """Returns what has been submitted, as "submitted job 12" or "submitted jobs 12, 13"."""
+    return f"submitted job{'s' * (len(ids) > 1)} {', '.join(ids)}"
 
 
 def _submit_study(
@@ -271,19 +306,24 @@ def _submit_study(
             f"already submitted and not finished: {names}. To submit one of them again, move its"
             " directory away"
         )
-    node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) / 60
+    num_jobs = jobs.num_jobs or 1
+    node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) * num_jobs / 60
+    what = count(len(due), "job" if num_jobs == 1 else "chain")
+    what += f" of up to {num_jobs} jobs" * (num_jobs > 1)
     screen.say(
-        f"{count(len(due), 'job')} of {jobs.plan.study.name}, {at_once} at a time, with time limits"
+        f"{what} of {jobs.plan.study.name}, {at_once} at a time, with time limits"
         f" that add up to {node_hours:,.1f} node hours"
     )
     if dry_run:
         for place, job in due:
             click.echo(printable(f"{job.name}: {place}"), err=True)
         if due:
+            if num_jobs > 1:
+                click.echo(_chain_note(scheduler_of(due[0][1]), num_jobs), err=True)
             click.echo(job_script(due[0][1]), nl=False)
         return
-    for job_id, script in jobs.submit(due, at_once, under_way):
-        screen.say(f"submitted job {job_id}: {script}")
+    for ids, script in jobs.submit(due, at_once, under_way):
+        screen.say(f"{_submitted(ids)}: {script}")
 
 
 def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:

@@ -35,6 +35,8 @@ class JobRequest:
         environment: Environment variables of this job alone.
         study_script: The path of the script, if the job is a run of a study. Such a script takes
             flags and nodes from the study alone, and renames itself if it fails early.
+        chain_directory: The directory of the record, if the job is one of several that continue
+            the run in it (see candle_p1.cluster.chain).
     """
 
     machine: Machine
@@ -51,6 +53,7 @@ class JobRequest:
     heading: Sequence[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     study_script: str | None = None
+    chain_directory: str | None = None
 
     def check(self) -> None:
         """Checks that the machine accepts the job.

@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from candle_p1.cluster.launchers import launch_argv
-from candle_p1.cluster.schedulers import WARNING_S, scheduler_of
+from candle_p1.cluster.schedulers import scheduler_of, warning_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +53,11 @@ def job_script(job: JobRequest) -> str:
             f"export CANDLE_P1_NODES={job.layout.num_nodes}",
             f"export JOB_SCRIPT={shlex.quote(job.study_script)}",
         ]
-        if scheduler.waits_for_success:
+        if scheduler.waits_for_success and job.chain_directory is None:
             lines.append("trap 'exit 0' EXIT # the next job waits for success")
+    if job.chain_directory is not None:
+        always = " 0 # the next job waits for success" if scheduler.waits_for_success else ""
+        lines.append(f"job_chain {shlex.quote(job.chain_directory)}{always}")
     if job.venv is not None:
         lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(job.venv)}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
@@ -66,10 +69,12 @@ def job_script(job: JobRequest) -> str:
     if machine.modules:
         lines.append(f"job_modules {shlex.join(machine.modules)}")
     lines += machine.setup
-    if not scheduler.sends_warning:
-        lines.append(f"job_limit {job.minutes} {WARNING_S}")
+    if scheduler.sends_warning:
+        lines.append(f"job_warning {warning_s(job.minutes)}")
+    else:
+        lines.append(f"job_limit {job.minutes} {warning_s(job.minutes)}")
     lines += ["job_prepare", ""]
-    variables = [*machine.environment, *job.environment]
+    variables = [*machine.environment, *job.environment, "CANDLE_P1_SAVE_S"]
     if job.layout.threads_per_rank is not None:
         variables.append("OMP_NUM_THREADS")
     argv = launch_argv(machine.launcher, job.layout, variables)

@@ -1,13 +1,15 @@
 """Schedulers: the directives of a job script, and the command that submits it.
 
-A signal shortly before the time limit lets a run write its record as interrupted. LSF and Slurm
-send it; under the others the script does so itself (``job_limit`` in common/job_env.sh).
+A signal shortly before the time limit lets a run save its state and end as interrupted. LSF and
+Slurm send it to the script; under the others the script does so itself (``job_limit`` in
+common/job_env.sh). What the script does with it is the same everywhere (``job_warn``).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError, SetupError
@@ -18,8 +20,19 @@ if TYPE_CHECKING:
 
     from candle_p1.cluster.job_request import JobRequest
 
-WARNING_S = 60
-"""How long before the time limit the ranks are told to end."""
+WARNING_S = 90
+"""How long before the time limit the ranks are told to save and end.
+
+Saving may take 45 s, and the ranks 5 s to agree on the step. What has not ended after 50 s is told
+to end at once, which takes at most 30 s. 10 s remain for what a job does before its script starts.
+"""
+WARNING_SHARE = 8
+"""In short jobs the warning comes this part of the time limit before its end."""
+
+
+def warning_s(minutes: int) -> int:
+    """Returns how long before a time limit of so many minutes the ranks are told to end, in s."""
+    return min(WARNING_S, minutes * 60 // WARNING_SHARE)
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,8 @@ class Scheduler:
         submit: The command that submits a script, with its constant options.
         job_id: A regular expression that finds the job's id in the output of that command.
         wait: The options that make a job wait until another one has ended, with "{}" for its id.
+        output: The options that give a further job of a chain an output of its own, with "{}" for
+            its path without a suffix; () if the name in the directives contains the job's id.
         directives: Returns the options for the name, size, time and output of a job.
         project_option: The option that names the project.
         queue_option: The option that names the queue.
@@ -46,6 +61,7 @@ class Scheduler:
     job_id: str
     wait: Sequence[str]
     directives: Callable[[JobRequest], list[str]]
+    output: Sequence[str] = ()
     project_option: str = "-A"
     queue_option: str = "-q"
     separator: str = " "
@@ -71,15 +87,19 @@ class Scheduler:
             for option in options
         ]
 
-    def submit_command(self, script: str | Path, after: str | None = None) -> list[str]:
+    def submit_command(
+        self, script: str | Path, after: str | None = None, output: str | None = None
+    ) -> list[str]:
         """Returns the command that submits a script.
 
         Args:
             script: Its path.
             after: The id of a job that has to end before this one may start.
+            output: Path of the output, without a suffix, instead of the one in the script.
         """
         wait = [] if after is None else [option.format(after) for option in self.wait]
-        return [*self.submit, *wait, str(script)]
+        place = [] if output is None else [option.format(output) for option in self.output]
+        return [*self.submit, *wait, *place, str(script)]
 
     def read_job_id(self, output: str) -> str:
         """Returns the id of a job from the output of the submit command.
@@ -100,8 +120,10 @@ def _lsf(job: JobRequest) -> list[str]:
         f"-nnodes {job.layout.num_nodes}",
         f"-W {hours}:{minutes:02d}",
         f"-o {job.output}.%J.out",
-        "-wa TERM",
-        "-wt 2",  # minutes
+        # LSF signals all processes of the script. By default they ignore SIGURG, which also IBM's
+        # reference has as its example (bsub: -wa). The unit of -wt is minutes.
+        "-wa URG",
+        f"-wt {ceil(warning_s(job.minutes) / 60)}",
     ]
 
 
@@ -127,7 +149,7 @@ def _slurm(job: JobRequest) -> list[str]:
         *lines,
         f"--time {_clock(job.minutes)}",
         f"--output {job.output}.%j.out",
-        f"--signal B:TERM@{WARNING_S}",  # to the script, which passes it on to the ranks
+        f"--signal B:USR1@{warning_s(job.minutes)}",  # to the script alone
     ]
 
 
@@ -172,6 +194,7 @@ SCHEDULERS = {
         job_id=r"^(\d+)$",
         wait=("--dependencies", "{}"),
         directives=_cobalt,
+        output=("-O", "{}"),
         waits_for_success=True,
     ),
     "slurm": Scheduler(
@@ -193,6 +216,7 @@ SCHEDULERS = {
         job_id=r"^(\d+\S*)$",
         wait=("-W", "depend=afterany:{}"),
         directives=_pbs,
+        output=("-o", "{}.out"),
         preamble=('cd "${PBS_O_WORKDIR:-$PWD}"',),
     ),
     # No scheduler: a script runs immediately, on this machine.

@@ -94,14 +94,14 @@ class Execution:
             with study_bar(self.screen) as bar:
                 task = bar.add_task("", total=len(self.states), left="")
                 while due:
-                    run, estimates = self.states[due[0]].run, self._estimates(due)
+                    before, estimates = self.states[due[0]], self._estimates(due)
                     num_past = len(self.states) - len(due)
-                    bar.update(task, completed=num_past, description=run.name)
+                    bar.update(task, completed=num_past, description=before.run.name)
 
                     def tick(elapsed_s: float, estimates: list[CostEstimate] = estimates) -> None:
                         bar.update(task, left=f"{remaining(estimates, elapsed_s)} left")
 
-                    self.states[due[0]] = execute_run(run, tick)
+                    self.states[due[0]] = execute_run(before, tick)
                     self.screen.say(self._result(due.pop(0), due))
 
     def _estimates(self, due: Sequence[int]) -> list[CostEstimate]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.checkpoints.policy import INTERVALS
+from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.submission import (
     checkout,
+    release,
     script_path,
     submit,
     submitted_id,
@@ -19,6 +22,8 @@ from candle_p1.cluster.submission import (
 )
 from candle_p1.errors import ParameterError
 from candle_p1.studies.manifest import write_manifest
+from candle_p1.studies.plan import make_plan
+from candle_p1.studies.planned_run import to_argv
 from candle_p1.studies.run_state import RUNNING, SUBMITTED, RunState, states_of
 from candle_p1.text import count
 
@@ -29,6 +34,24 @@ if TYPE_CHECKING:
     from candle_p1.cluster.machine import Machine
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
+
+
+def with_checkpoints(plan: Plan, output: Path) -> Plan:
+    """Returns a plan whose runs can be continued by the jobs of a chain.
+
+    Args:
+        plan: The plan.
+        output: Where the results of studies go.
+
+    Raises:
+        ParameterError: The study turns checkpoints off in one of its runs.
+    """
+    if not any(name in run.flags for run in plan.runs for name in INTERVALS):
+        choice = replace(plan.choice, flags=[*plan.choice.flags, *to_argv(CHAIN_FLAGS)])
+        plan = make_plan(plan.study, choice, output)
+    for run in plan.runs:
+        check_continues(run.settings)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -42,6 +65,8 @@ class StudyJobs:
         minutes: Time limit of each job; None takes the study's.
         project: The project to charge.
         queue: The queue; None takes the machine's default.
+        num_jobs: How many jobs continue each run, one after the other; None is a single one, which
+            is not part of a chain.
     """
 
     plan: Plan
@@ -50,6 +75,7 @@ class StudyJobs:
     minutes: int | None = None
     project: str | None = None
     queue: str | None = None
+    num_jobs: int | None = None
 
     def due(
         self, benchmark: str, retry_failed: bool = False
@@ -83,8 +109,8 @@ class StudyJobs:
             self._job(run, run.directory()).check()
         states = states_of(runs)
         under_way = [state for state in states if state.status in (RUNNING, SUBMITTED)]
-        due = [state.run for state in states if state.is_due(retry_failed)]
-        placed = [(run, run.next_directory()) for run in due]
+        due = [state for state in states if state.is_due(retry_failed)]
+        placed = [(state.run, state.next_directory) for state in due]
         return [(directory, self._job(run, directory)) for run, directory in placed], under_way
 
     def submit(
@@ -92,28 +118,31 @@ class StudyJobs:
         jobs: Sequence[tuple[Path, JobRequest]],
         at_once: int,
         under_way: Sequence[RunState] = (),
-    ) -> Iterator[tuple[str, Path]]:
-        """Submits jobs; yields the id and the script of each.
+    ) -> Iterator[tuple[list[str], Path]]:
+        """Submits the jobs of runs; yields the ids and the script of each.
 
         Args:
             jobs: As `due` returned them.
-            at_once: How many jobs may run at a time. Each job waits for the one that is this many
-                places before it.
+            at_once: How many runs may be under way at a time. The first job of each waits for the
+                last one of the run that is this many places before it.
             under_way: As `due` returned them: runs whose jobs come before these.
 
         Raises:
             SetupError: The scheduler rejects a job, after the jobs before it have been submitted;
                 or the study's directory cannot be written.
+            ParameterError: The directory of a run cannot be written.
         """
         write_manifest(self.plan)
         known = [submitted_id(state.directory) for state in under_way if state.directory]
         ids = [job_id for job_id in known if job_id is not None]
         for directory, job in jobs:
             script = script_path(job, directory)
-            write_script(script, job_script(job))
+            release(directory)  # the jobs of a run that is continued here have ended
+            write_script(script, job_script(job), self.num_jobs)
             after = ids[-at_once] if len(ids) >= at_once else None
-            ids.append(submit(job, script, after))
-            yield ids[-1], script
+            of_run = submit(job, script, after, self.num_jobs)
+            ids.append(of_run[-1])
+            yield of_run, script
 
     def _job(self, run: PlannedRun, directory: Path) -> JobRequest:
         root = checkout()
@@ -137,7 +166,11 @@ class StudyJobs:
             ],
             environment=run.variables,
         )
-        return replace(job, study_script=str(script_path(job, directory)))
+        return replace(
+            job,
+            study_script=str(script_path(job, directory)),
+            chain_directory=None if self.num_jobs is None else str(directory),
+        )
 
     def _layout(self, run: PlannedRun) -> Layout:
         per_node = Layout.on(self.machine, 1, self.ranks_per_node).ranks_per_node

@@ -29,6 +29,7 @@ from candle_p1.records.record import (
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 from candle_p1.studies.cost import LAUNCH_S
 from candle_p1.studies.run_state import (
+    CONTINUE_MARK,
     END_MARK,
     FAILED,
     INTERRUPTED,
@@ -66,11 +67,11 @@ def launch(run: PlannedRun, directory: Path | None = None) -> Launch:
     return on_this_machine(run.num_ranks, [*script, *run.command_flags(directory)])
 
 
-def execute_run(run: PlannedRun, tick: Callable[[float], None]) -> RunState:
-    """Executes a run; returns its state afterwards.
+def execute_run(before: RunState, tick: Callable[[float], None]) -> RunState:
+    """Executes a run, or continues one that was interrupted; returns its state afterwards.
 
     Args:
-        run: The run.
+        before: The run and its state.
         tick: Called several times a second with the seconds so far.
 
     Raises:
@@ -79,13 +80,17 @@ def execute_run(run: PlannedRun, tick: Callable[[float], None]) -> RunState:
         SetupError: The run has several ranks, and there is no mpirun; or its directory cannot be
             written.
     """
-    directory = run.next_directory()
+    run, directory = before.run, before.next_directory
+    earlier = before.record if before.is_continued else None
     command = launch(run, directory).command
     limit_s = LAUNCH_S + 60.0 * run.minutes
     log = directory / LOG_NAME
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        output = log.open("wb")
+        output = log.open("ab" if earlier else "wb")
+        if earlier:
+            output.write(f"{CONTINUE_MARK}\n".encode())
+            output.flush()
     except OSError as error:
         raise SetupError(f"cannot write {log}: {error.strerror}") from error
     variables = without_terminal(os.environ) | run.variables
@@ -95,7 +100,7 @@ def execute_run(run: PlannedRun, tick: Callable[[float], None]) -> RunState:
     except Interrupted:
         complete_record(run, directory, command, code=0, is_late=False, interrupted=True)
         raise
-    complete_record(run, directory, command, code=code, is_late=is_late)
+    complete_record(run, directory, command, code=code, is_late=is_late, earlier=earlier)
     with log.open("a", encoding="utf-8") as output_text:
         output_text.write(f"{END_MARK} {code}\n")
     return state_of(run)
@@ -109,6 +114,7 @@ def complete_record(
     code: int,
     is_late: bool,
     interrupted: bool = False,
+    earlier: RunRecord | None = None,
 ) -> None:
     """Makes sure that the record of a run that has ended says how it ended.
 
@@ -120,6 +126,8 @@ def complete_record(
         is_late: Whether the study ended the run at its time limit.
         interrupted: Whether the study itself was asked to end. No record is then made for a run
             without one, which is executed again.
+        earlier: The record that the run was to continue. If it is still there, the run has failed
+            before it began: executed again, it would fail again.
     """
     deadline = time.monotonic() + WATCHDOG_S
     while pids_of(directory) and time.monotonic() < deadline:
@@ -133,7 +141,8 @@ def complete_record(
     else:
         record = read_record(path)
         status, reason = record.status, record.failure.reason if record.failure else ""
-    if status == OK or not (status == RUNNING or is_late or interrupted):
+    is_unchanged = earlier is not None and record == earlier
+    if status == OK or not (status == RUNNING or is_late or interrupted or is_unchanged):
         return
     if is_late:
         reason = f"ended at the study's time limit of {run.minutes} minutes" + (

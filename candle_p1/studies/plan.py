@@ -145,6 +145,10 @@ def _points(
                 if name not in declared:
                     raise UnknownFlagError(f"--{name}", [f"--{known}" for known in declared])
             params = found.read_parameters(to_argv(flags))
+            if params["ckpt_directory"] is not None:
+                raise ParameterError(
+                    "ckpt_directory cannot be set: each run writes checkpoints beside its record"
+                )
             for num_ranks in choice.ranks or size.ranks:
                 _, epochs = share_epochs(
                     params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]

@@ -97,7 +97,8 @@ class PlannedRun:
         """Returns the flags for the benchmark's script.
 
         Args:
-            directory: Where the record goes; it holds none yet. None selects `next_directory`.
+            directory: Where the record goes; it holds none, unless the run is continued there.
+                None selects `next_directory`.
         """
         directory = directory or self.next_directory()
         place = {

@@ -1,14 +1,18 @@
 """The state of each run of a study, derived from records alone.
 
 A run is done when it has a record with status ok. A run that was interrupted, or whose record says
-"running" although none of its processes is alive, is repeated. A run that failed is repeated only
-on request. Records with other parameters do not count; if such a record is ok, it is an error,
-because the run may not overwrite it. A run that was submitted as a job is left to its scheduler
-until its record says how it ended, because its processes are on other machines.
+"running" although none of its processes is alive, is repeated; if it writes checkpoints, it is
+continued in the same directory instead. A run that failed is repeated only on request. Records with
+other parameters do not count; if such a record is ok, it is an error, because the run may not
+overwrite it. A run that was submitted as a job is left to its scheduler until its record says how
+it ended, because its processes are on other machines.
 
 When a study is killed, its current run dies with it, and that run's record may say no more than
 that a rank died. Therefore a failed run counts as interrupted if the study was no longer
 running when it ended: its log then lacks the line that the study appends.
+
+The jobs of a chain continue a run without the study. As long as jobs of it are left, the run counts
+as submitted, whatever its record says about the ones before.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.chain import Chain
+from candle_p1.cluster.chain_flags import continues
 from candle_p1.cluster.submission import was_submitted
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
@@ -40,6 +46,8 @@ LOG_NAME = "study.log"
 """The output of a run, in the directory of its record."""
 END_MARK = "candle-p1 study: the run has ended with code"
 """What a study appends to the log, with the exit code, if it is still running when the run ends."""
+CONTINUE_MARK = "candle-p1 study: the run is continued"
+"""What a study appends to the log of an interrupted run before it continues it."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +71,34 @@ class RunState:
         return self.status in (WAITING, INTERRUPTED) or (retry_failed and self.status == FAILED)
 
     @property
+    def is_continued(self) -> bool:
+        """Whether the run goes on in its directory, where it left checkpoints, if it is due."""
+        has_begun = self.status == INTERRUPTED and self.record is not None
+        return has_begun and continues(self.run.settings)
+
+    @property
+    def next_directory(self) -> Path:
+        """The directory in which the run is executed next."""
+        if self.is_continued and self.directory is not None:
+            return self.directory
+        return self.run.next_directory()
+
+    @property
     def total_s(self) -> float:
-        """The time of a run that is ok, in s."""
+        """The time of a run that is ok, in s, with all its parts if it was continued."""
         assert self.record is not None
-        return self.record.total_s or 0.0
+        whole = self.record.whole
+        return whole.total_s if whole else self.record.total_s or 0.0
 
     @property
     def train_s(self) -> float:
-        """The training time of a run that is ok, in s, on its slowest rank."""
+        """The training time of a run that is ok, in s, on its slowest rank.
+
+        Of a run that was continued, it is the sum over the parts for which it is known.
+        """
         assert self.record is not None
+        if self.record.parts:
+            return sum(part.train_s or 0.0 for part in self.record.parts)
         train = (self.record.phases or {}).get("train")
         return train.max_s if train else 0.0
 
@@ -130,10 +157,12 @@ def state_of(run: PlannedRun) -> RunState:
         is_gone = not was_submitted(directory) and not pids_of(directory)
         if (status == RUNNING and is_gone) or (status == FAILED and _lost_its_study(directory)):
             status = INTERRUPTED
+        if status in (INTERRUPTED, FAILED) and Chain.read(directory).has_jobs_left:
+            status = SUBMITTED
         if different and status != RUNNING:
             continue
         state = RunState(run, status, directory, record)
-        if status in (OK, RUNNING):
+        if status in (OK, RUNNING, SUBMITTED):
             return state
     directory = run.next_directory()
     return RunState(run, SUBMITTED, directory) if was_submitted(directory) else state
@@ -171,7 +200,10 @@ def differences(run: PlannedRun, record: RunRecord) -> list[str]:
 def _lost_its_study(directory: Path) -> bool:
     """Tells whether a study started this run, and was no longer running when it ended."""
     path = directory / LOG_NAME
-    return path.exists() and END_MARK.encode() not in path.read_bytes()
+    if not path.exists():
+        return False
+    _, _, of_last_part = path.read_bytes().rpartition(CONTINUE_MARK.encode())
+    return END_MARK.encode() not in of_last_part
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -17,7 +17,7 @@ export RANKS_PER_NODE=2
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default NCCL_DEBUG WARN
-job_limit 120 60
+job_limit 120 90
 job_prepare
 
 job_launcher mpiexec -n "$RANKS" -ppn 2

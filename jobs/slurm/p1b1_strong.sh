@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=02:00:00
 #SBATCH --output=p1b1_strong.%j.out
-#SBATCH --signal=B:TERM@60
+#SBATCH --signal=B:USR1@90
 set -euo pipefail
 
 export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
@@ -16,6 +16,7 @@ export RANKS_PER_NODE=2
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default NCCL_DEBUG WARN
+job_warning 90
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=2 --export=ALL --mpi=pmix

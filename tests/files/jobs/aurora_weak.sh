@@ -21,7 +21,7 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 8
 job_default FI_MR_CACHE_MONITOR userfaultfd
 job_modules frameworks
-job_limit 60 60
+job_limit 60 90
 job_prepare
 
 job_launcher mpiexec -n "$RANKS" --ppn 12 --depth 8 --env "OMP_NUM_THREADS=$OMP_NUM_THREADS" \

@@ -9,7 +9,7 @@
 #SBATCH --cpus-per-task=7
 #SBATCH --time=01:00:00
 #SBATCH --output=nt3_strong.%j.out
-#SBATCH --signal=B:TERM@60
+#SBATCH --signal=B:USR1@90
 #SBATCH --constraint=nvme
 set -euo pipefail
 
@@ -23,6 +23,7 @@ job_default OMP_NUM_THREADS 7
 job_default NCCL_DEBUG WARN
 job_default NCCL_SOCKET_IFNAME hsn0
 job_modules PrgEnv-gnu craype-accel-amd-gfx90a rocm
+job_warning 90
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=8 --cpus-per-task=7 \

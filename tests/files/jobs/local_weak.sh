@@ -9,7 +9,7 @@ export CANDLE_P1_MACHINE=local
 export RANKS_PER_NODE=2
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
-job_limit 60 60
+job_limit 60 90
 job_prepare
 
 job_launcher mpirun -np 2 --bind-to none --map-by :OVERSUBSCRIBE --mca mpi_yield_when_idle 1

@@ -9,7 +9,7 @@
 #SBATCH --cpus-per-task=32
 #SBATCH --time=01:00:00
 #SBATCH --output=nt3_weak.%j.out
-#SBATCH --signal=B:TERM@60
+#SBATCH --signal=B:USR1@90
 #SBATCH --constraint=gpu
 #SBATCH --gpus-per-node=4
 set -euo pipefail
@@ -23,6 +23,7 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 16
 job_default NCCL_DEBUG WARN
 job_default NCCL_SOCKET_IFNAME hsn
+job_warning 90
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=4 --cpus-per-task=32 \

@@ -22,7 +22,7 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 8
 job_default CUDA_VISIBLE_DEVICES 3,2,1,0
 job_default NCCL_DEBUG WARN
-job_limit 60 60
+job_limit 60 90
 job_prepare
 
 job_launcher mpiexec -n "$RANKS" --ppn 4 --depth 8 --env "OMP_NUM_THREADS=$OMP_NUM_THREADS" \

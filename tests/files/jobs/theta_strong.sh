@@ -19,7 +19,7 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 64
 job_default KMP_BLOCKTIME 0
 job_default PMI_NO_FORK 1
-job_limit 60 60
+job_limit 60 90
 job_prepare
 
 job_launcher aprun -n "$RANKS" -N 1 -d 64 -j 1 -cc depth -e "OMP_NUM_THREADS=$OMP_NUM_THREADS"

@@ -90,7 +90,7 @@ def run_job(script, environment, output, error=None, warns=True):
         environment: Its environment.
         output: File for its output.
         error: File for its errors; None is the same file.
-        warns: Whether the scheduler warns a job with SIGTERM to all its processes.
+        warns: Whether the scheduler warns a job, with SIGURG to all its processes.
     """
     with Path(output).open("w") as out, Path(error or os.devnull).open("w") as err:
         job = subprocess.Popen(
@@ -102,7 +102,7 @@ def run_job(script, environment, output, error=None, warns=True):
             start_new_session=True,
         )
         if warns:
-            signal.signal(signal.SIGUSR1, lambda *_: os.killpg(job.pid, signal.SIGTERM))
+            signal.signal(signal.SIGUSR1, lambda *_: os.killpg(job.pid, signal.SIGURG))
         try:
             job.wait()
         finally:

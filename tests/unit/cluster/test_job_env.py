@@ -12,7 +12,11 @@ from tests.conftest import ROOT
 
 RUN = ("job_prepare", 'job_launcher launch -n "$RANKS"', "job_run nt3.py --epochs 8")
 PRINT_ARGV = 'printf "%s\\n" "$@"'
-PRINT_SIGNAL = "trap 'echo got TERM; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+PRINT_SIGNAL = (
+    "trap 'echo got USR1; exit 3' USR1; trap 'echo got TERM; exit 4' TERM; echo ready;"
+    " while :; do sleep 0.05; done"
+)
+DEAF = "trap '' USR1; trap 'echo got TERM; exit 4' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 class JobEnv:
@@ -54,11 +58,11 @@ class JobEnv:
         output, errors = process.communicate(timeout=60)
         return process.returncode, output.splitlines(), errors
 
-    def interrupt(self, *lines, **variables):
-        """Sends SIGTERM to the script once its ranks are ready; returns code and output."""
+    def interrupt(self, *lines, number=signal.SIGUSR1, **variables):
+        """Sends a signal to the script once its ranks are ready; returns code and output."""
         process = self.start(*lines, **variables)
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         output, _ = process.communicate(timeout=20)
         return process.returncode, output
 
@@ -162,26 +166,129 @@ def test_jobs_that_cannot_start_say_why(job, lines, variables, problem):
     assert problem in errors
 
 
-def test_a_signal_is_passed_on_to_the_ranks(job):
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG])
+def test_a_warning_tells_the_ranks_to_save(job, number):
     job.command("launch", PRINT_SIGNAL)
-    assert job.interrupt(*RUN) == (3, "got TERM\n")
+    assert job.interrupt(*RUN, number=number) == (3, "got USR1\n")
+
+
+def test_a_cancelled_job_ends_its_ranks_at_once(job):
+    job.command("launch", PRINT_SIGNAL)
+    assert job.interrupt(*RUN, number=signal.SIGTERM) == (4, "got TERM\n")
+
+
+def test_ranks_that_do_not_end_after_a_warning_are_ended(job):
+    job.command("launch", DEAF)
+    assert job.interrupt("job_warning 2", *RUN) == (4, "got TERM\n")
+
+
+@pytest.mark.parametrize(("warning_s", "save_s"), [("90", "45"), ("15", "7")])
+def test_the_ranks_know_how_long_they_may_save(job, warning_s, save_s):
+    _, variables, _ = job.run(f"job_warning {warning_s}", *RUN[:2], "env")
+    assert f"CANDLE_P1_SAVE_S={save_s}" in variables
 
 
 def test_a_signal_is_passed_on_by_scancel_under_srun(job):
     """srun kills its ranks when it gets a signal itself."""
-    wait = 'while [[ ! -e $HOME/signal ]]; do sleep 0.05; done; cat "$HOME/signal"'
-    job.command("srun", f"echo ready; {wait}")
-    job.command("scancel", 'echo "$*" >"$HOME/signal"')
-    lines = ["job_prepare", "job_launcher srun", "job_run nt3.py"]
-    variables = {"HOME": str(job.directory), "SLURM_JOB_ID": "12"}
-    assert job.interrupt(*lines, **variables) == (0, "--signal=TERM 12\n")
+    variables = {"SLURM_JOB_ID": "12"}
+    assert signalled_by(job, "srun", "scancel", **variables) == "--signal=USR1 12\n"
+    cancelled = signalled_by(job, "srun", "scancel", number=signal.SIGTERM, **variables)
+    assert cancelled == "--signal=TERM 12\n"
+
+
+def test_a_signal_is_passed_on_by_jskill_under_jsrun(job):
+    assert signalled_by(job, "jsrun", "jskill") == f"-s {int(signal.SIGUSR1)} all\n"
+
+
+def signalled_by(job, launcher, command, **how):
+    """Warns a job; returns the arguments of the command that passes the warning on."""
+    (job.directory / "signal").unlink(missing_ok=True)
+    wait = 'while [[ ! -s $HOME/signal ]]; do sleep 0.05; done; cat "$HOME/signal"'
+    job.command(launcher, f"echo ready; {wait}")
+    job.command(command, 'echo "$*" >"$HOME/signal"')
+    lines = ["job_prepare", f"job_launcher {launcher}", "job_run nt3.py"]
+    code, output = job.interrupt(*lines, HOME=str(job.directory), **how)
+    assert code == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("left", "early_s"),
+    [("1:32", 2), ("2:31", 0), ("0:30", 0), ("1-00:01:30", 0), ("INVALID", 0)],
+)
+def test_what_slurm_warns_too_early_waits(job, left, early_s):
+    """At most a minute: a warning that comes earlier was not Slurm's."""
+    job.command("squeue", f"echo '{left}'")
+    job.command("scancel", "true")
+    lines = [
+        "job_sleep() { echo $1; }; job_signal() { echo $1; }; JOB_LAUNCH=(srun)",
+        "job_warning 90",
+        "job_warn",
+    ]
+    code, output, _ = job.run(*lines, SLURM_JOB_ID="12")
+    assert code == 0
+    assert output == [str(early_s)] * bool(early_s) + ["USR1", "50", "TERM"]
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"), [("0:05", 5), (" 12:09", 729), ("1:00:08", 3608), ("2-01:00:00", 176400)]
+)
+def test_the_time_that_slurm_leaves(job, left, seconds):
+    job.command("squeue", f"echo '{left}'")
+    assert job.run("job_left_s", SLURM_JOB_ID="12")[1] == [str(seconds)]
 
 
 def test_the_ranks_get_a_signal_before_the_time_limit(job):
     job.command("launch", PRINT_SIGNAL)
     variables = {"CANDLE_P1_MINUTES": "1", "CANDLE_P1_WARNING_S": "58"}
     code, output, _ = job.run("job_limit 60 60", *RUN, **variables)
-    assert (code, output) == (124, ["ready", "got TERM"])  # timeout's exit code
+    assert (code, output) == (3, ["ready", "got USR1"])
+
+
+def chained(job, *lines, num_jobs=3, **variables):
+    """Runs a job of a chain in the directory of the fixture; returns as `run`."""
+    chain = job.directory / "job.chain"
+    if not chain.exists():
+        chain.write_text(f"jobs {num_jobs}\n")
+    return job.run(f"job_chain {job.directory}", *lines, **variables)
+
+
+def chain_lines(job):
+    return (job.directory / "job.chain").read_text().splitlines()
+
+
+def test_a_job_of_a_chain_notes_its_begin_and_its_end(job):
+    job.command("launch", "exit 7")
+    assert chained(job, *RUN)[0] == 7
+    assert chain_lines(job) == ["jobs 3", "begun", "ended 7"]
+    job.command("launch", 'kill -9 "$PPID"')
+    assert chained(job, *RUN)[0] == -9
+    assert chain_lines(job) == ["jobs 3", "begun", "ended 7", "begun"]
+
+
+def test_a_job_whose_run_is_complete_starts_nothing(job):
+    (job.directory / "run.json").write_text('{"status": "ok"}')
+    code, output, errors = chained(job, *RUN)
+    assert (code, output) == (0, [])
+    assert "is complete" in errors
+    assert chain_lines(job)[-1] == "ended 0"
+
+
+def test_a_job_does_not_repeat_what_the_user_has_to_correct(job):
+    absent = ("job_prepare", "job_launcher absent", "job_run nt3.py")
+    assert chained(job, *absent)[0] == 2
+    code, output, errors = chained(job, *RUN)
+    assert (code, output) == (2, [])
+    assert str(job.directory) in errors
+    assert chained(job, *RUN)[0] == 2
+    code, output, _ = chained(job, *RUN)  # the user has submitted the script once more
+    assert (code, len(output)) == (0, 6)
+
+
+def test_a_job_of_a_chain_succeeds_where_the_next_one_waits_for_success(job):
+    job.command("launch", "exit 7")
+    assert job.run(f"job_chain {job.directory} 0", *RUN)[0] == 0
+    assert chain_lines(job) == ["begun", "ended 7"]
 
 
 @pytest.mark.parametrize(

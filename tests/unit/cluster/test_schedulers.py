@@ -7,7 +7,7 @@ import pytest
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
-from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler, scheduler_of
+from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler, scheduler_of, warning_s
 from candle_p1.errors import ParameterError, SetupError
 
 
@@ -85,6 +85,32 @@ def test_the_command_that_submits(name, line, after):
     scheduler = find_scheduler(name)
     assert " ".join(scheduler.submit_command("x.sh")) == line
     assert " ".join(scheduler.submit_command("x.sh", after="7")) == after
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("lsf", "bsub x.sh"),
+        ("cobalt", "qsub -O out/job-2 x.sh"),
+        ("slurm", "sbatch --parsable x.sh"),
+        ("pbs", "qsub -o out/job-2.out x.sh"),
+    ],
+)
+def test_a_further_job_has_an_output_of_its_own(name, line):
+    assert " ".join(find_scheduler(name).submit_command("x.sh", output="out/job-2")) == line
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1, 7), (2, 15), (11, 82), (12, 90), (600, 90)])
+def test_short_jobs_are_warned_later(minutes, seconds):
+    assert warning_s(minutes) == seconds
+    lines = scheduler_of(job("slurm")).lines(job("slurm", minutes=minutes))
+    assert f"#SBATCH --signal=B:USR1@{seconds}" in lines
+
+
+def test_lsf_counts_the_warning_in_minutes():
+    for minutes, wait in ((2, 1), (90, 2)):
+        request = job("summit", minutes=minutes)
+        assert f"#BSUB -wt {wait}" in scheduler_of(request).lines(request)
 
 
 @pytest.mark.parametrize(

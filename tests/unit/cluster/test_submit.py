@@ -83,6 +83,101 @@ def test_a_named_run_is_not_overwritten(scheduler, tmp_path):
         submit(*line)
 
 
+@pytest.fixture
+def counting_scheduler(scheduler, tmp_path):
+    """As `scheduler`; the ids of jobs count from 11, and after some jobs it refuses more."""
+
+    def counting(name, refuses_after=100):
+        argv = scheduler(name, "")
+        path = tmp_path / "bin" / name
+        path.write_text(
+            f'#!/bin/bash\nnumber=$((11 + $(cat "{tmp_path}/number" 2>/dev/null || echo 0)))\n'
+            f"((number - 11 < {refuses_after})) || {{ echo too many >&2; exit 1; }}\n"
+            f'echo "$@" >>"{tmp_path}/argv"\n'
+            f'echo $((number - 10)) >"{tmp_path}/number"\necho "$number"\n'
+        )
+        return argv
+
+    return counting
+
+
+@pytest.mark.parametrize(
+    ("machine", "command", "options"),
+    [
+        ("slurm", "sbatch", ["--parsable --dependency=afterany:{}"]),
+        ("pbs", "qsub", ["-W depend=afterany:{} -o {place}/job-{number}.out"]),
+        ("theta", "qsub", ["--dependencies {} -O {place}/job-{number}"]),
+    ],
+)
+def test_a_chain_of_jobs(machine, command, options, counting_scheduler, tmp_path):
+    argv = counting_scheduler(command)
+    line = ["nt3", "--machine", machine, "--nodes", 128, "--project", "P", "--mode", "weak"]
+    result = submit(*line, "--chain", 3)
+    place = tmp_path / "output/nt3/EXP000/JOB000"
+    script = str(place / "job.sh")
+    assert " ".join(argv()).count(script) == 3
+    for number, before in ((2, 11), (3, 12)):
+        expected = options[0].format(before, place=place, number=number)
+        assert f"{expected} {script}" in " ".join(argv())
+    assert "submitted jobs 11, 12, 13" in result.output
+    assert (place / "job.id").read_text() == "11\n12\n13\n"
+    assert (place / "job.chain").read_text() == "jobs 3\n"
+    text = Path(script).read_text()
+    assert f"job_chain {place}{' 0 #' if machine == 'theta' else chr(10)}" in text
+    assert "--ckpt_every_s 600" in " ".join(run_argv(text))
+
+
+def test_a_chain_of_lsf(scheduler, tmp_path):
+    argv = scheduler("bsub", "Job <4711> is submitted to default queue <batch>.")
+    submit("nt3", "--machine", "summit", "--nodes", 64, "--project", "P", "--chain", 2)
+    script = str(tmp_path / "output/nt3/EXP000/JOB000/job.lsf")
+    assert argv() == [script, "-w", "ended(4711)", script]
+
+
+@pytest.mark.parametrize(
+    ("flags", "added"),
+    [
+        ([], True),
+        (["--ckpt_save_interval", "2"], False),
+        (["--ckpt_every_s", "60"], False),
+        (["--ckpt_every_steps", "100"], False),
+        (["--ckpt_keep_limit", "3"], True),
+    ],
+)
+def test_a_chain_has_checkpoints(flags, added):
+    output = submit("nt3", "--machine", "slurm", "--chain", 2, "--dry-run", "--", *flags).output
+    assert ("--ckpt_every_s 600" in " ".join(run_argv(output))) == added
+
+
+@pytest.mark.parametrize(
+    "flags", [["--ckpt_restart_mode", "off"], ["--ckpt_every_s", "0"], ["--ckpt_save_interval", 0]]
+)
+def test_a_chain_that_would_begin_anew_is_refused(flags, tmp_path):
+    with pytest.raises(ParameterError, match=r"--chain .*--ckpt_restart_mode.*ckpt_every_s"):
+        submit("nt3", "--machine", "slurm", "--chain", 2, "--", *flags)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_dry_run_of_a_chain(tmp_path):
+    output = submit("nt3", "--machine", "slurm", "--chain", 3, "--dry-run").output
+    assert "3 times" in output
+    assert "--dependency=afterany:JOB" in output
+    assert "job_chain " in output
+    assert not (tmp_path / "output").exists()
+    assert "up to 3 times" in submit("nt3", "--machine", "local", "--chain", 3, "--dry-run").output
+
+
+def test_a_chain_whose_later_jobs_are_refused(counting_scheduler, tmp_path):
+    counting_scheduler("sbatch", refuses_after=2)
+    with pytest.raises(SetupError, match=r"2 jobs of 4 submitted \(11, 12\).*too many"):
+        submit("nt3", "--machine", "slurm", "--chain", 4)
+    place = tmp_path / "output/nt3/EXP000/JOB000"
+    assert (place / "job.chain").read_text() == "jobs 4\njobs 2\n"
+    with pytest.raises(SetupError, match="code 1: too many"):
+        submit("nt3", "--machine", "slurm", "--chain", 4)
+    assert list((tmp_path / "output/nt3/EXP000/JOB001").iterdir()) == []
+
+
 def test_the_working_directory_as_output_directory(scheduler, tmp_path):
     scheduler("sbatch", "12")
     submit("nt3", "--machine", "slurm", "--", "--output_dir", ".")
@@ -177,11 +272,11 @@ def test_a_local_job_runs_immediately_and_its_exit_code_is_the_commands(
     assert (tmp_path / "output/p1b3/EXP000/JOB000/job.sh").exists()
 
 
-def test_ctrl_c_waits_for_the_end_of_a_local_job(start):
+def test_ctrl_c_waits_for_the_end_of_a_local_job_and_starts_no_other(start, tmp_path):
     job = "trap 'sleep 1; exit 9' INT; echo ready; while :; do sleep 0.1; done"
     program = (
-        "import sys; from candle_p1.cli.submit import _run_here\n"
-        f"sys.exit(_run_here({['sh', '-c', job]!r}))"
+        "import sys, pathlib; from candle_p1.cluster.local_jobs import run_here\n"
+        f"sys.exit(run_here({['sh', '-c', job]!r}, pathlib.Path({str(tmp_path)!r}), 3))"
     )
     process = start([sys.executable, "-c", program])
     assert process.stdout.readline() == "ready\n"
@@ -275,6 +370,33 @@ def test_the_jobs_of_a_study_form_a_chain(scheduler, study, tmp_path):
     assert argv() == submitted
     assert "0 jobs" in output
     assert "batch_size-5-np4-r0" in output
+
+
+def test_a_study_of_chains(counting_scheduler, study, tmp_path):
+    argv = counting_scheduler("sbatch")
+    line = ["nt3", "--machine", "slurm", "--study", study, "--chain", 2]
+    output = " ".join(submit(*line).output.split())
+    assert "4 chains of up to 2 jobs of two, 1 at a time" in output
+    assert "4.0 node hours" in output
+    waits = [word for word in argv() if word.startswith("--dependency")]
+    assert waits == [f"--dependency=afterany:{job}" for job in range(11, 18)]
+    place = tmp_path / "output/two-paper/batch_size-5-np4-r0"
+    text = (place / "job.sh").read_text()
+    assert f"job_chain {place}\n" in text
+    assert "--ckpt_every_s 600" in " ".join(run_argv(text))
+    assert "0 chains" in submit(*line).output
+    with (place / "job.chain").open("a") as file:
+        file.write("begun\nended 2\n")  # as a job that fails before its ranks start
+    assert "1 chain of" in submit(*line).output
+    assert (place / "job.chain").read_text() == "jobs 2\n"
+
+
+def test_a_study_of_chains_that_turns_checkpoints_off(study):
+    study.write_text(
+        study.read_text().replace("[sizes.odd]", "flags.ckpt_every_s = 0\n[sizes.odd]")
+    )
+    with pytest.raises(ParameterError, match="--chain "):
+        submit("nt3", "--machine", "slurm", "--study", study, "--chain", 2)
 
 
 def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):

@@ -22,6 +22,10 @@ from tests.planted_records import REMOVED, changed
 
 TOY = str(Path(__file__).parents[2] / "files/toy")
 SETTINGS = {"loader": "parallel", "epochs": 8, "rng_seed": 1, "dense": [1, 2], "dropout": None}
+NO_CHECKPOINTS = {
+    **{"ckpt_save_interval": 0, "ckpt_every_s": 0.0, "ckpt_every_steps": 0},
+    "ckpt_restart_mode": "auto",
+}
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def run(tmp_path):
         threads=3,
         environment={"NCCL_DEBUG": "INFO"},
         flags={"epochs": 8},
-        settings=SETTINGS,
+        settings=SETTINGS | NO_CHECKPOINTS,
         epochs_per_rank=8,
         minutes=5,
         study_directory=tmp_path,
@@ -320,3 +324,78 @@ def test_a_benchmark_without_synthetic_data_can_be_studied(run, write, monkeypat
     monkeypatch.setattr(Benchmark, "bind", refuse)
     write()
     assert state_of(run).status == "ok"
+
+
+def with_checkpoints(run, mode="auto"):
+    on = {"ckpt_every_s": 60.0, "ckpt_restart_mode": mode}
+    return replace(run, settings=dict(run.settings) | on)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_an_interrupted_run_with_checkpoints_goes_on_in_its_directory(run, write, status):
+    on = with_checkpoints(run)
+    write(status, changes={"ckpt_every_s": 60.0})
+    state = state_of(on)
+    assert (state.is_due(), state.is_continued) == (True, True)
+    assert state.next_directory == run.directory()
+
+
+@pytest.mark.parametrize("status", ["failed", "ok"])
+def test_only_interrupted_runs_go_on(run, write, status):
+    write(status, changes={"ckpt_every_s": 60.0})
+    assert state_of(with_checkpoints(run)).next_directory == run.directory(2)
+
+
+def test_without_checkpoints_an_interrupted_run_begins_anew(run, write):
+    write("interrupted", changes={"ckpt_restart_mode": "off", "ckpt_every_s": 60.0})
+    state = state_of(with_checkpoints(run, "off"))
+    assert (state.is_due(), state.next_directory) == (True, run.directory(2))
+
+
+def test_a_record_that_is_empty_holds_nothing_to_go_on_from(run):
+    run.directory().mkdir()
+    (run.directory() / "run.json").touch()
+    assert state_of(with_checkpoints(run)).next_directory == run.directory(2)
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [
+        ("", "failed"),
+        ("candle-p1 study: the run is continued\ntraining\n", "interrupted"),
+        (
+            "candle-p1 study: the run is continued\ncandle-p1 study: the run has ended with code"
+            " 1\n",
+            "failed",
+        ),
+    ],
+)
+def test_the_last_part_of_the_log_says_whether_the_study_was_killed(run, write, after, status):
+    write("failed")
+    end = "candle-p1 study: the run has ended with code 143\n"
+    (run.directory() / "study.log").write_text(f"training\n{end}{after}")
+    assert state_of(run).status == status
+
+
+def test_a_run_is_left_to_the_jobs_of_its_chain(run, write):
+    on = with_checkpoints(run)
+    write("interrupted", changes={"ckpt_every_s": 60.0})
+    chain = run.directory() / "job.chain"
+    (run.directory() / "job.sh").touch()
+    chain.write_text("jobs 2\nbegun\nended 138\n")
+    state = state_of(on)
+    assert (state.status, state.directory) == ("submitted", run.directory())
+    assert not state.is_due(retry_failed=True)
+    chain.write_text("jobs 2\nbegun\nended 138\nbegun\nended 138\n")
+    state = state_of(on)
+    assert (state.status, state.next_directory) == ("interrupted", run.directory())
+
+
+def test_a_run_that_cannot_be_continued_has_failed(run, write):
+    earlier = write("interrupted")
+    (run.directory() / "study.log").write_text("error: other parameters\n")
+    record = complete(run, code=2, earlier=earlier)
+    assert (record["status"], record["failure"]["reason"]) == (
+        "failed",
+        "ended with code 2: other parameters",
+    )

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.cluster import chain as module
+from candle_p1.cluster.chain import COMPLETE, CONTINUE, STOP, Chain, begin_chain, main
+from candle_p1.cluster.local_jobs import run_here
+from candle_p1.records import record
+
+FAILED = {"status": "failed", "failure": {"reason": "planted", "rank": None}}
+KILLED = {"status": "failed", "failure": {"reason": "rank 1 died", "rank": 1}}
+INTERRUPTED = {"status": "interrupted", "failure": {"reason": "SIGUSR1", "rank": 0}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the lines of a chain of three jobs and, if there is one, the record of its run."""
+
+    def write(lines, found=None):
+        begin_chain(tmp_path, 3)
+        with (tmp_path / "job.chain").open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        if found is not None:
+            (tmp_path / "run.json").write_text(json.dumps(found))
+        return Chain.read(tmp_path)
+
+    return write
+
+
+def test_the_name_of_the_record():
+    assert module.RECORD_NAME == record.RECORD_NAME
+
+
+def test_the_lines_of_a_chain(write):
+    chain = write(["begun", "ended 143", "begun", "begun", "ended 0"])
+    assert (chain.num_jobs, chain.codes) == (3, (143, None, 0))
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["begun", "ended 2", "jobs 3"])))
+def test_no_text_is_an_error(tmp_path_factory, lines):
+    directory = tmp_path_factory.mktemp("chain")
+    (directory / "job.chain").write_text("\n".join(lines))
+    chain = Chain.read(directory)
+    assert chain.decide()[0] in (CONTINUE, STOP)
+    assert chain.has_jobs_left in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "expected"),
+    [
+        ([], None, CONTINUE),
+        (["begun", "ended 138"], INTERRUPTED, CONTINUE),
+        (["begun"], {"status": "running"}, CONTINUE),  # its node was lost
+        (["begun", "ended 1"], KILLED, CONTINUE),
+        (["begun", "ended 2"], KILLED, CONTINUE),
+        (["begun", "ended 2"], INTERRUPTED, CONTINUE),  # by its preflight, after an earlier part
+        (["begun", "ended 1"], FAILED, CONTINUE),
+        (["begun", "ended 2"], FAILED, STOP),
+        (["begun", "ended 2"], None, STOP),
+        (["begun", "ended 2", "begun", "ended 2", "begun", "ended 2"], FAILED, CONTINUE),
+        (["begun", "ended 0"], {"status": "ok"}, COMPLETE),
+        (["begun", "ended 2"], ["no", "record"], STOP),
+    ],
+)
+def test_what_the_next_job_does(write, lines, found, expected):
+    chain = write(lines, found)
+    code, note = chain.decide()
+    assert code == expected
+    assert bool(note) == (code != CONTINUE)
+    if code == STOP and found == FAILED:
+        assert "planted" in note
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "left"),
+    [
+        ([], None, True),
+        (["begun", "ended 138"], INTERRUPTED, True),
+        (["begun", "ended 138"] * 3, INTERRUPTED, False),
+        (["begun", "ended 138"] * 2 + ["begun"], INTERRUPTED, True),
+        (["begun", "ended 2"], FAILED, False),
+        (["begun", "ended 0"], {"status": "ok"}, False),
+    ],
+)
+def test_whether_jobs_are_left(write, lines, found, left):
+    assert write(lines, found).has_jobs_left == left
+
+
+def test_without_a_chain_no_jobs_are_left(tmp_path):
+    assert not Chain.read(tmp_path).has_jobs_left
+
+
+def test_a_shorter_chain(write, tmp_path):
+    write(["begun", "ended 138"])
+    begin_chain(tmp_path, 1)
+    assert not Chain.read(tmp_path).has_jobs_left
+
+
+def test_a_job_that_asks_does_not_count(write, tmp_path, capsys):
+    write(["begun", "ended 2", "begun"])
+    assert main([str(tmp_path)]) == STOP
+    assert capsys.readouterr().err.startswith("job: ")
+    write(["begun"])
+    assert main([str(tmp_path)]) == CONTINUE
+
+
+PROGRAM = """\
+import sys, json, pathlib
+place = pathlib.Path(sys.argv[1])
+with (place / "job.chain").open("a") as file:
+    print("begun", file=file)
+    parts = (place / "job.chain").read_text().count("ended") + 1
+    status = sys.argv[2] if parts < 3 else "ok"
+    failure = {"reason": "planted", "rank": None}
+    (place / "run.json").write_text(json.dumps({"status": status, "failure": failure}))
+    code = {"ok": 0, "interrupted": 138, "failed": 2}[status]
+    print("ended", code, file=file)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "num_jobs", "code", "parts"),
+    [("interrupted", 5, 0, 3), ("interrupted", 2, 138, 2), ("failed", 5, 2, 1), ("ok", 5, 0, 1)],
+)
+def test_a_chain_on_this_machine(status, num_jobs, code, parts, tmp_path):
+    begin_chain(tmp_path, num_jobs)
+    command = [sys.executable, "-S", "-c", PROGRAM, str(tmp_path), status]
+    assert run_here(command, tmp_path, num_jobs) == code
+    assert len(Chain.read(tmp_path).codes) == parts
