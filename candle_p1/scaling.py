@@ -80,6 +80,36 @@ def share_epochs(
     return scaling, _epochs_per_rank(epochs, num_ranks, scaling)
 
 
+def remaining_epochs(saved: ScalingPlan, num_ranks: int, epoch: int, step: int) -> int:
+    """Returns the epochs that each of `num_ranks` ranks still trains after a checkpoint.
+
+    Ranks that share the epochs share what is left of them, rounded up to whole epochs, where an
+    epoch that is not complete counts as the fraction that is left. Otherwise each rank trains the
+    rest, and begins an incomplete epoch anew.
+
+    Args:
+        saved: The plan of the run that wrote the checkpoint.
+        num_ranks: The number of ranks that go on, other than the plan's.
+        epoch: The epochs that are complete.
+        step: The complete steps of the next one.
+    """
+    steps_left = (saved.epochs_per_rank - epoch) * saved.steps_per_epoch - step
+    if saved.epochs_scaling in ("strong", "strong_ceil"):
+        return -(-saved.num_ranks * steps_left // (num_ranks * saved.steps_per_epoch))
+    return -(-steps_left // saved.steps_per_epoch)
+
+
+def continued_learning_rate(saved_rate: float, saved: ScalingPlan, plan: ScalingPlan) -> float:
+    """Returns the learning rate with which another number of ranks goes on from a checkpoint.
+
+    It differs from the new plan's by the same factor as the saved one from the old plan's, which is
+    not 1 after a reduction on a plateau, for example.
+    """
+    if saved.learning_rate == 0:
+        return plan.learning_rate
+    return plan.learning_rate * (saved_rate / saved.learning_rate)
+
+
 @dataclass(frozen=True)
 class ScalingPlan:
     """What every rank does: the same on all ranks, so that all take the same number of steps.
@@ -137,6 +167,7 @@ class ScalingPlan:
         data_parallel: str = "epoch",
         max_steps: int = 0,
         whole_batches: bool = False,
+        epochs_per_rank: int | None = None,
     ) -> ScalingPlan:
         """Returns the plan.
 
@@ -154,6 +185,8 @@ class ScalingPlan:
             data_parallel: One of DATA_PARALLEL_LEVELS.
             max_steps: Maximum number of steps in an epoch; 0 means no limit.
             whole_batches: Whether an epoch omits the samples that do not fill a last batch.
+            epochs_per_rank: The epochs of each rank where a checkpoint of other ranks decides them
+                (see `remaining_epochs`); None: those that follow from `epochs`.
 
         Raises:
             ParameterError: The ranks would not all take the same number of steps, or a rank would
@@ -165,9 +198,12 @@ class ScalingPlan:
             raise ParameterError(
                 f"data_parallel {data_parallel!r}: choose one of {', '.join(DATA_PARALLEL_LEVELS)}"
             )
-        epochs_scaling, epochs_per_rank = share_epochs(
-            epochs, num_ranks, epochs_scaling, data_parallel
-        )
+        if epochs_per_rank is None:
+            epochs_scaling, epochs_per_rank = share_epochs(
+                epochs, num_ranks, epochs_scaling, data_parallel
+            )
+        else:
+            epochs_scaling, _ = share_epochs(epochs, 1, epochs_scaling, data_parallel)
         # Shards differ by one sample; every rank uses as many samples as the smallest shard has.
         samples = num_samples if data_parallel == "epoch" else num_samples // num_ranks
         if samples == 0:

@@ -45,13 +45,16 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     The plan gives batch size, steps and level of data parallelism. Without `shuffle`, samples keep
     the order of the file.
+
+    Attributes:
+        first_step: The step with which epochs begin; not 0 while one goes on from a checkpoint.
     """
 
     def __init__(
         self, samples: Samples, plan: ScalingPlan, *, seed: int, rank: int, shuffle: bool
     ) -> None:
         super().__init__()
-        self._samples, self._plan = samples, plan
+        self._samples, self._plan, self.first_step = samples, plan, 0
         self._order_of = partial(
             epoch_order, plan, len(samples), seed=seed, rank=rank, shuffle=shuffle
         )
@@ -62,10 +65,10 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self._order = self._order_of(epoch=epoch)
 
     def __len__(self) -> int:
-        return self._plan.steps_per_epoch
+        return self._plan.steps_per_epoch - self.first_step
 
-    def __getitem__(self, step: int) -> tuple[Any, Any]:
-        size = self._plan.batch_size
+    def __getitem__(self, item: int) -> tuple[Any, Any]:
+        step, size = self.first_step + item, self._plan.batch_size
         return self._samples[self._order[step * size : (step + 1) * size]]
 
 

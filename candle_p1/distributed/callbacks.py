@@ -99,15 +99,19 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, plan: ScalingPlan, by: str = "step") -> None:
         super().__init__()
         self._plan = plan
-        self._step = 0
+        self._epoch = 0
         self._steps_between = plan.steps_per_epoch if by == "epoch" else 1
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Remembers the epoch, from which the number of the step follows."""
+        self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Sets the learning rate, if it rises with this step."""
-        is_warm = self._step > self._plan.warmup_epochs * self._plan.steps_per_epoch
-        if not is_warm and self._step % self._steps_between == 0:
-            self.model.optimizer.learning_rate = warmup_learning_rate(self._plan, self._step)
-        self._step += 1
+        step = self._epoch * self._plan.steps_per_epoch + batch
+        is_warm = step > self._plan.warmup_epochs * self._plan.steps_per_epoch
+        if not is_warm and step % self._steps_between == 0:
+            self.model.optimizer.learning_rate = warmup_learning_rate(self._plan, step)
 
 
 class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
@@ -156,3 +160,12 @@ class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         """Stops training if the limit is reached by rank 0's clock; collective."""
         self.reached = self._comm.broadcast(time.perf_counter() - self._start > self._limit_s)
         self.model.stop_training = self.model.stop_training or self.reached
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Returns how much of the time is used."""
+        return {"used_s": time.perf_counter() - self._start, "reached": self.reached}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Counts the time that earlier parts of the run have used."""
+        self._start = time.perf_counter() - state["used_s"]
+        self.reached = state["reached"]

@@ -211,12 +211,19 @@ def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
     note_collective("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
 
 
-def seed_ranks(model: Any, seed: int, rank: int) -> None:
-    """Derives the state of every random layer (dropout, noise) from seed, rank and layer."""
-    states = [v for v in model.variables if v.path.endswith("seed_generator_state")]
-    for i, state in enumerate(states):
-        derived = np.random.SeedSequence(seed, spawn_key=(rank, i)).generate_state(2)
+def seed_ranks(model: Any, seed: int, rank: int, *position: int) -> None:
+    """Derives the state of every random layer (dropout, noise) from seed, rank and layer.
+
+    At a restart with other ranks, the position in the training makes it a new one.
+    """
+    for i, state in enumerate(seed_states(model)):
+        derived = np.random.SeedSequence(seed, spawn_key=(rank, i, *position)).generate_state(2)
         state.assign(derived.astype(state.dtype))
+
+
+def seed_states(model: Any) -> list[Any]:
+    """Returns the states of the random layers, which differ between ranks: Keras variables."""
+    return [v for v in model.variables if v.path.endswith("seed_generator_state")]
 
 
 def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:

@@ -124,9 +124,9 @@ class Screen:
             refresh_per_second=4,
         )
 
-    def begin_training(self, num_epochs: int, num_steps: int) -> None:
-        """Shows an empty bar for all steps of all epochs."""
-        self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, 0
+    def begin_training(self, num_epochs: int, num_steps: int, first_epoch: int = 0) -> None:
+        """Shows a bar for all steps of all epochs, empty up to the first that is trained."""
+        self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, first_epoch
         self._last_line = time.monotonic()
         self._progress = self.bar(
             TextColumn("training"),

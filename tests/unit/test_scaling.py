@@ -12,6 +12,8 @@ from candle_p1.errors import ParameterError
 from candle_p1.scaling import (
     ScalingPlan,
     comp_epochs,
+    continued_learning_rate,
+    remaining_epochs,
     scale_batch_size,
     scale_learning_rate,
     share_bounds,
@@ -200,3 +202,54 @@ def test_a_warmup_longer_than_training_does_not_reach_the_scaled_rate():
 def test_invalid_options_are_named(option, value):
     with pytest.raises(ParameterError, match=option.removeprefix("num_")):
         ScalingPlan.make(**{"num_ranks": 1, **NT3, option: value})
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.integers(10, 90),
+    st.sampled_from(["strong", "weak", "none"]),
+    st.data(),
+)
+def test_other_ranks_train_what_a_checkpoint_has_left(saved_by, ranks, epochs, samples, kind, data):
+    """Whole epochs, and not one more than are needed."""
+    plan = ScalingPlan.make(
+        num_ranks=saved_by,
+        epochs=epochs * (saved_by if kind == "strong" else 1),
+        batch_size=10,
+        learning_rate=0.1,
+        num_samples=samples,
+        epochs_scaling=kind,
+    )
+    epoch = data.draw(st.integers(0, plan.epochs_per_rank))
+    is_last = epoch == plan.epochs_per_rank
+    step = data.draw(st.integers(0, 0 if is_last else plan.steps_per_epoch - 1))
+    left = remaining_epochs(plan, ranks, epoch, step)
+    done = epoch + Fraction(step, plan.steps_per_epoch)
+    sharing = saved_by, ranks
+    old, new = sharing if kind == "strong" else (1, 1)
+    needed = old * (plan.epochs_per_rank - done)
+    assert left * new >= needed > (left - 1) * new
+    assert (left == 0) == is_last
+
+
+@pytest.mark.parametrize(
+    ("ranks", "position", "left"),
+    [(1, (2, 0), 4), (4, (2, 0), 1), (3, (2, 0), 2), (1, (1, 28), 5), (4, (3, 55), 1)],
+)
+def test_epochs_left_after_a_checkpoint_of_two_ranks(ranks, position, left):
+    plan = ScalingPlan.make(num_ranks=2, **NT3 | {"epochs": 8})
+    assert plan.steps_per_epoch == 56
+    assert remaining_epochs(plan, ranks, *position) == left
+    made = ScalingPlan.make(
+        num_ranks=ranks, epochs_per_rank=position[0] + left, **NT3 | {"epochs": 8}
+    )
+    assert (made.epochs_scaling, made.epochs_per_rank) == ("strong", position[0] + left)
+
+
+def test_a_reduced_learning_rate_stays_reduced_at_another_number_of_ranks():
+    saved, plan = (ScalingPlan.make(num_ranks=ranks, **NT3) for ranks in (2, 4))
+    assert continued_learning_rate(saved.learning_rate, saved, plan) == plan.learning_rate
+    reduced = continued_learning_rate(saved.learning_rate / 10, saved, plan)
+    assert reduced == pytest.approx(plan.learning_rate / 10)
