@@ -35,7 +35,8 @@ from candle_p1.records.record import finite
 from candle_p1.records.spread import Seconds
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.text import count, print_error
-from candle_p1.training.lifecycle import Run, describe_rank, recorded_run
+from candle_p1.training.lifecycle import Run, recorded_run
+from candle_p1.training.measured import describe_rank
 from candle_p1.training.setup import (
     build_model,
     check_passes,
@@ -156,6 +157,9 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             for role, facts in files_read.items():
                 if all(role in seconds for seconds in load_s or ()):
                     facts["load"] = Seconds.over([seconds[role] for seconds in load_s or ()])
+        found: dict[str, Any] = unknown_efficiency(allreduces, comm)
+        found |= {"timeline": timeline.describe(this.start)} if timeline else {}
+        found |= {"failure": failure} if failure else {}
         this.finish(
             describe_rank(
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores
@@ -184,8 +188,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             distributed=engine,
             training=training,
             quality=quality,
-            **unknown_efficiency(allreduces, comm),
-            **({"timeline": timeline.describe(this.start)} if timeline else {}),
+            **found,
             environment=environment.capture(),
             warnings=[
                 *params.warnings,
@@ -193,7 +196,6 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 *plan.warnings,
                 *(problem.reason for problem in lost),
             ],
-            **({"failure": failure} if failure else {}),
         )
         if comm.rank == 0:
             this.screen.show_result(this.record, this.record_path)
@@ -268,10 +270,10 @@ def main(benchmark: Benchmark) -> None:
             ).on_all_ranks()
     except CandleError as error:
         if error.agreed:
-            if comm.rank == 0:
+            if comm.rank == 0 and not error.printed:
                 print_error(error)
             comm.barrier()  # a launcher ends the job at the first exit; let rank 0 print first
-            sys.exit(EXIT_CODE)
+            sys.exit(error.exit_code)
         if not error.printed:
             print_error(f"rank {comm.rank}: {error}")
         comm.abort(EXIT_CODE)

@@ -102,7 +102,7 @@ def _table(runs: Sequence[RecordedRun], directory: Path) -> Table:
         table.add_row(
             os.path.relpath(run.path.parent, directory.resolve()),
             run.benchmark,
-            run.status,
+            run.status + (f", {count(run.num_parts, 'part')}" if run.num_parts > 1 else ""),
             str(run.num_ranks),
             total,
             started,

@@ -98,7 +98,7 @@ class WatchdogClient:
             self._socket = _connect_any(addresses, port, token, hello)
         except OSError as caught:
             error = f"{socket.gethostname()}: {caught}"
-        errors = [text for text in comm.allgather(error) if text]
+        errors = [text for _, text in comm.collect(error)]
         if errors:
             if self._server is not None:
                 self._server.kill()

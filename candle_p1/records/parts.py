@@ -33,7 +33,7 @@ KILLED = "it was killed, and so was the watchdog, which would have recorded how 
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWork:
     """What a checkpoint keeps of the parts of a run.
 
     Attributes:
@@ -54,7 +54,7 @@ def is_continued(record: RunRecord) -> bool:
     return record.parts is not None and record.parts[-1].checkpoint is not None
 
 
-def earlier_parts(old: RunRecord, kept: Kept, last_sign: str) -> list[PartFacts]:
+def earlier_parts(old: RunRecord, kept: KeptWork, last_sign: str) -> list[PartFacts]:
     """Returns the parts of a run that is continued, with what of them is lost.
 
     Args:
@@ -93,9 +93,24 @@ def first_part(record: RunRecord) -> PartFacts:
     )
 
 
-def next_part(new: RunRecord, kept: Kept) -> PartFacts:
+def next_part(new: RunRecord, kept: KeptWork) -> PartFacts:
     """Returns the part of a run that begins, of which `new` is the record."""
     return _changed(first_part(new), begin=kept.position, checkpoint=kept.checkpoint)
+
+
+def with_positions(
+    parts: Sequence[PartFacts], begin: PositionFacts | None, end: PositionFacts | None, steps: int
+) -> list[PartFacts]:
+    """Returns the parts with what is known of the last one when it ends by itself.
+
+    Args:
+        parts: The parts.
+        begin: Where its training began; None: where the first record of it says.
+        end: Where it ended.
+        steps: The training steps that each rank began in it.
+    """
+    last = _changed(parts[-1], begin=begin or parts[-1].begin, end=end, steps=steps)
+    return [*parts[:-1], last]
 
 
 def completed(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,12 +172,13 @@ def _energy(energy: EnergyFacts | None) -> EnergyTotal:
 
 def _whole(parts: Sequence[PartFacts]) -> WholeFacts:
     lost = [part.lost_steps for part in parts[:-1]]
+    known = {} if None in lost else {"lost_steps": sum(steps or 0 for steps in lost)}
     return WholeFacts(
         num_parts=len(parts),
         total_s=sum(part.total_s or 0.0 for part in parts),
         time_kind=max((part.time_kind or "measured" for part in parts), key=KINDS.index),
-        lost_steps=None if None in lost else sum(steps or 0 for steps in lost),
         energy=_sum(parts),
+        **known,
     )
 
 
@@ -190,6 +206,7 @@ def _known(record: RunRecord) -> dict[str, Any]:
 
 
 def _changed(part: PartFacts, **changes: Any) -> PartFacts:
-    """Returns a part with changed fields, validated."""
-    known = {name: getattr(part, name) for name in PartFacts.model_fields}
-    return PartFacts.model_validate(known | changes)
+    """Returns a part with changed fields, validated; without those that become None."""
+    facts = {name: getattr(part, name) for name in part.model_fields_set} | changes
+    known = {name: fact for name, fact in facts.items() if fact is not None}
+    return PartFacts.model_validate(known)

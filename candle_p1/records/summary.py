@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from candle_p1.errors import RecordError
+from candle_p1.records.parts import is_continued
+from candle_p1.records.parts_summary import checkpoints, parts_table, whole
+from candle_p1.records.tables import empty_table, number_or_words, quantity, table_of
 from candle_p1.records.types import Absent, StepTimes
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from candle_p1.records.spread import Bytes, Seconds
     from candle_p1.records.types import (
@@ -53,12 +54,16 @@ def summary(record: RunRecord) -> Iterator[str | Table]:
     data = "synthetic data" if trained_on.synthetic else "the data given"
     rate = training.samples_per_s
     yield f"trained on {data}" + (f" at {rate:,.1f} samples/s" if rate else "")
+    yield from whole(record)
     yield from _not_comparable(record)
 
 
 def details(record: RunRecord) -> Iterator[str | Table]:
     """Yields everything that a record says, of a run in any state."""
     yield from _head(record)
+    if record.parts:
+        yield parts_table(record.parts)
+    yield from whole(record)
     if record.phases:
         yield _phase_table(record, record.phases)
         yield _usage_table(record.phases)
@@ -69,6 +74,7 @@ def details(record: RunRecord) -> Iterator[str | Table]:
         yield from _communication_tables(record.communication)
     if record.energy:
         yield from _energy_tables(record.energy)
+    yield from checkpoints(record)
     yield from _quality(record)
     yield _parameter_table(record)
     yield from (f"warning: {text}" for text in record.warnings or ())
@@ -112,7 +118,7 @@ def _rank_table(ranks: Sequence[RankFacts]) -> Table:
     for rank in ranks:
         key = (rank.host, str(rank.node), rank.device, str(rank.threads))
         alike.setdefault(key, []).append(rank.rank)
-    table = _empty_table("ranks", "ranks", "host", "node", "device", "threads", num_words=2)
+    table = empty_table("ranks", "ranks", "host", "node", "device", "threads", num_words=2)
     for facts, numbers in alike.items():
         first, last = numbers[0], numbers[-1]
         is_range = first < last == first + len(numbers) - 1
@@ -129,22 +135,22 @@ def _phase_table(record: RunRecord, phases: Mapping[str, PhaseTimes]) -> Table:
     columns = ["phase", "min", "mean", "max", "waiting"]
     columns += ["energy (J)", "power (W)"] if has_energy else []
     ranks = count(record.num_ranks, "rank")
-    table = _empty_table(f"{record.benchmark} on {ranks}: seconds per phase", *columns)
+    table = empty_table(f"{record.benchmark} on {ranks}: seconds per phase", *columns)
     for name, phase in phases.items():
         of_phase = energy.phases.get(name) if energy else None
         _add_phase(table, name, phase, _energy_cells(of_phase) if has_energy else [], indent=0)
     table.add_section()
     total = "" if record.total_s is None else f"{record.total_s:.2f}"
-    cells = [_quantity(energy.total_j), _quantity(energy.mean_w)] if has_energy and energy else []
+    cells = [quantity(energy.total_j), quantity(energy.mean_w)] if has_energy and energy else []
     table.add_row("total", "", "", total, "", *cells)
     return table
 
 
 def _energy_cells(energy: EnergyTotal | None) -> list[str]:
     if energy is None:
-        return [_quantity(None)] * 2
+        return [quantity(None)] * 2
     few = "~" if energy.few_samples else ""
-    return [few + _quantity(energy.energy_j), _quantity(energy.mean_w)]
+    return [few + quantity(energy.energy_j), quantity(energy.mean_w)]
 
 
 def _add_phase(
@@ -161,7 +167,7 @@ def _usage_table(phases: Mapping[str, PhaseTimes]) -> Table:
     def mebibytes(size: Bytes | None) -> str:
         return f"{size.mean_bytes / MIB:,.1f}" if size else "unknown"
 
-    return _table(
+    return table_of(
         "use of the machine, mean over ranks",
         [(name, phase.usage) for name, phase in phases.items() if phase.usage],
         {
@@ -190,7 +196,7 @@ def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
         seconds = epoch.exposed_communication
         return f"{seconds.mean_s:.3f}" if seconds else ""
 
-    yield _table(
+    yield table_of(
         "epochs: slowest rank",
         [(epoch, epoch.steps or StepTimes(num=0)) for epoch in epochs],
         {
@@ -250,7 +256,7 @@ def _communication_tables(communication: CommunicationFacts) -> Iterator[Table]:
             "calls": lambda each: f"{each.num_calls:,}",
         }
         rows = [(each,) for each in communication.collectives]
-        yield _table("communication: all ranks", rows, columns | totals, num_words=2)
+        yield table_of("communication: all ranks", rows, columns | totals, num_words=2)
     if communication.message_sizes:
         columns = {
             "library": lambda each: each.library,
@@ -261,7 +267,7 @@ def _communication_tables(communication: CommunicationFacts) -> Iterator[Table]:
             "MB/s of a rank": lambda each: f"{each.bytes_per_s / 1e6:,.1f}"
         }
         sizes = [(each,) for each in communication.message_sizes]
-        yield _table("messages by size", sizes, columns | totals | rate)
+        yield table_of("messages by size", sizes, columns | totals | rate)
 
 
 def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
@@ -269,7 +275,7 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
         yield f"energy: not measured: {energy.reason}"
         return
     yield _energy_line(energy)
-    yield _table(
+    yield table_of(
         "energy by kind of device",
         [(group,) for group in energy.devices],
         {
@@ -277,10 +283,10 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
             "source": lambda group: group.source,
             "devices": lambda group: str(group.num_devices),
             "counted": lambda group: "yes" if group.counted else "no",
-            "J of one: mean": lambda group: _quantity(group.energy and group.energy.mean_j),
-            "J: max": lambda group: _quantity(group.energy and group.energy.max_j),
-            "W of one: mean": lambda group: _quantity(group.power and group.power.mean_w),
-            "W: max": lambda group: _quantity(group.power and group.power.max_w),
+            "J of one: mean": lambda group: quantity(group.energy and group.energy.mean_j),
+            "J: max": lambda group: quantity(group.energy and group.energy.max_j),
+            "W of one: mean": lambda group: quantity(group.power and group.power.mean_w),
+            "W: max": lambda group: quantity(group.power and group.power.max_w),
         },
         num_words=2,
     )
@@ -298,14 +304,14 @@ def _energy_line(energy: EnergyFacts) -> str:
 
 def _quality(record: RunRecord) -> Iterator[str]:
     for name, figure in (record.quality or {}).items():
-        line = f"test {name} {_number(figure.value)}"
+        line = f"test {name} {number_or_words(figure.value)}"
         if "naive" in figure.model_fields_set:
-            line += f" (naive predictor {_number(figure.naive)})"
+            line += f" (naive predictor {number_or_words(figure.naive)})"
         yield line
 
 
 def _parameter_table(record: RunRecord) -> Table:
-    return _table(
+    return table_of(
         "parameters that are not the defaults",
         [each for each in sorted(record.parameters.items()) if each[1].origin != "default"],
         {
@@ -319,43 +325,9 @@ def _parameter_table(record: RunRecord) -> Table:
 
 def _not_comparable(record: RunRecord) -> Iterator[str]:
     training = record.training
+    if is_continued(record):
+        yield "the run was continued from a checkpoint: do not compare its times"
     if training and training.traced:
         yield "Horovod's timeline was written: do not compare the times of this run"
     if training and training.profiled:
         yield "the run was profiled: do not compare its times"
-
-
-def _table(
-    title: str,
-    rows: Iterable[tuple[Any, ...]],
-    columns: Mapping[str, Callable[..., str]],
-    num_words: int = 1,
-) -> Table:
-    """Returns a table whose cells are the columns' functions applied to each row."""
-    table = _empty_table(title, *columns, num_words=num_words)
-    for row in rows:
-        table.add_row(*(cell(*row) for cell in columns.values()))
-    return table
-
-
-def _empty_table(title: str, *headings: str, num_words: int = 1) -> Table:
-    """Returns a table without rows; its first `num_words` columns are text, the others numbers."""
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)  # no markup
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i < num_words else "right", overflow="fold")
-    return table
-
-
-def _quantity(value: float | None) -> str:
-    return "absent" if value is None else f"{value:,.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.4f}"
-
-
-def as_cells(table: Table) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Returns the headings and the rows of a table, as text."""
-    headings = [str(column.header) for column in table.columns]
-    cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    return headings, list(zip(*cells, strict=True))

@@ -525,7 +525,7 @@ class CheckpointFacts(Section):
         num_failed: How many could not be written.
         errors: Why, each reason once.
         newest: The name of the newest one.
-        writers: Which ranks wrote: those of rank 0's node, or all.
+        num_writers: How many ranks wrote it.
     """
 
     directory: str
@@ -537,7 +537,7 @@ class CheckpointFacts(Section):
     num_failed: Count = 0
     errors: list[str] = []
     newest: str | None = None
-    writers: Literal["node", "all"] | None = None
+    num_writers: Positive | None = None
 
 
 class PartFacts(Section):

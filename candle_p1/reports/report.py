@@ -143,7 +143,7 @@ def _table_of_runs(runs: Runs) -> ReportTable:
             run.status,
             run.total_s,
             run.started[:19],
-            run.disturbed or run.failure or "",
+            run.remark,
         )
         for run in runs.runs
     )

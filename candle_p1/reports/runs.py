@@ -15,11 +15,12 @@ import numpy as np
 from candle_p1.errors import RecordError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
+from candle_p1.records.parts import is_continued
 from candle_p1.records.per_rank import PerRank, read_per_rank
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import Efficiency
 from candle_p1.scaling import share_epochs
-from candle_p1.text import printable
+from candle_p1.text import count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -282,18 +283,35 @@ class RecordedRun:
         training = self.record.training
         if training is None:
             return None
-        told = {"traced by Horovod's timeline": training.traced, "profiled": training.profiled}
+        told = {
+            "traced by Horovod's timeline": training.traced,
+            "profiled": training.profiled,
+            "continued from a checkpoint": is_continued(self.record),
+        }
         return " and ".join(reason for reason, applies in told.items() if applies) or None
 
     @property
+    def num_parts(self) -> int:
+        """How many parts it has: more than one if it was continued."""
+        return len(self.record.parts or [self.record])
+
+    @property
+    def remark(self) -> str:
+        """What to know of it in a list of runs."""
+        told = [f"continued, {count(self.num_parts, 'part')}"] if self.num_parts > 1 else []
+        if self.disturbed and not is_continued(self.record):
+            told.append(self.disturbed)
+        return "; ".join([*told, *filter(None, [self.failure])])
+
+    @property
     def is_timed(self) -> bool:
-        """Whether its times are valid: it finished, and nothing slowed it down."""
+        """Whether its times are valid: it finished, in one part, and nothing slowed it down."""
         return self.status == "ok" and self.disturbed is None
 
     @property
     def total_s(self) -> float | None:
-        """Seconds of the whole run; None where it did not finish."""
-        return self.record.total_s
+        """Seconds of the whole run, with all of its parts; None where it did not finish."""
+        return self.record.whole.total_s if self.record.whole else self.record.total_s
 
     @property
     def _phases(self) -> Mapping[str, PhaseTimes]:
@@ -457,7 +475,8 @@ class RecordedRun:
     @property
     def energy_kind(self) -> str:
         """One of measured, estimated, simulated and absent."""
-        return self.record.energy.kind if self.record.energy else "absent"
+        energy = self.record.whole.energy if self.record.whole else self.record.energy
+        return energy.kind if energy else "absent"
 
     @property
     def energy_covers(self) -> tuple[str, ...]:
@@ -466,7 +485,9 @@ class RecordedRun:
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of the whole run; None where it was not measured."""
+        """The energy of the whole run, with all of its parts; None where it was not measured."""
+        if self.record.whole:
+            return self.record.whole.energy.energy_j
         return self.record.energy.total_j if self.record.energy else None
 
     @property

@@ -108,9 +108,11 @@ def _caveats_about(name: str, side: Side) -> list[str]:
     left_out = [run for run in side.runs if run.status == "ok" and run not in side.timed]
     unfinished = [run for run in side.runs if run.status != "ok"]
     if reasons:
-        found.append(f"{name} was {listed(reasons)}, which slows a run down")
+        found.append(f"{name} was {listed(reasons)}, which changes the times of a run")
     if left_out:
-        found.append(f"{name}: {count(len(left_out), 'run')} left out, traced or profiled")
+        found.append(
+            f"{name}: {count(len(left_out), 'run')} left out, traced, profiled or continued"
+        )
     if unfinished:
         states = listed(sorted({run.status for run in unfinished}))
         found.append(f"{name}: {count(len(unfinished), 'run')} left out, {states}")

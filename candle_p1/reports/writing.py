@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
-from candle_p1.records.summary import as_cells, details
+from candle_p1.records.summary import details
+from candle_p1.records.tables import as_cells
 from candle_p1.reports.figures.run import run_drawings
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND

@@ -17,6 +17,7 @@ from candle_p1.errors import CandleError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import available_cores, cpu_model
+from candle_p1.records.parts import is_continued
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.scaling import ScalingPlan
 
@@ -88,6 +89,8 @@ class SimilarRuns:
         if not (training and training.epochs and phases and plan and record.ranks):
             return None
         if record.total_s is None or "train" not in phases or training.traced or training.profiled:
+            return None
+        if is_continued(record):
             return None
         num_steps = len(training.epochs) * plan.steps_per_epoch
         if num_steps < MIN_STEPS:

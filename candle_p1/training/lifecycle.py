@@ -4,13 +4,14 @@ A run ends in one of four ways, and the record says which: it finishes (ok); all
 same error (failed, written by rank 0); one rank fails, dies or is stopped by itself, or the
 launcher does (failed, written by the watchdog server, which names the rank and ends the others); a
 signal arrives (interrupted, also written by the watchdog server). The watchdog server is there
-before the record is.
+before the record is. A run that a signal has asked to save a checkpoint writes its record itself.
+
+A run that did not finish is continued in its own directory and record (candle_p1.training.place).
 """
 
 from __future__ import annotations
 
-import os
-import socket
+import signal
 import sys
 import tempfile
 import time
@@ -21,32 +22,44 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from candle_p1.checkpoints.policy import are_saved
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.watchdog_client import WatchdogClient
-from candle_p1.errors import CandleError, ParameterError, SetupError
-from candle_p1.files import FULL, release, write_atomically
-from candle_p1.instrument import collectives, efficiency, phases
+from candle_p1.errors import CandleError, ParameterError, RunInterrupted, SetupError
+from candle_p1.files import FULL
+from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.profiles import CallProfile, write_profiles
+from candle_p1.records.parts import with_positions
 from candle_p1.records.record import (
     RECORD_NAME,
-    begin_record,
     extend_record,
     make_record,
     utc_now,
     write_record,
 )
 from candle_p1.records.spread import Bytes
-from candle_p1.records.types import SCHEMA_VERSION, Efficiency, Failure, RankFacts, RunRecord
+from candle_p1.records.types import (
+    SCHEMA_VERSION,
+    Failure,
+    PositionFacts,
+    RankFacts,
+    RunRecord,
+)
+from candle_p1.training.measured import Measured, describe_checkpoints, overall_efficiency
+from candle_p1.training.opening import RunOpening
 from candle_p1.training.power_meter import PowerMeter
-from candle_p1.training.run_directory import run_directories
+from candle_p1.training.run_directory import checkpoint_root
 from candle_p1.training.screen import Screen, output_to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from candle_p1.checkpoints.checkpoint import Checkpoint
+    from candle_p1.checkpoints.manifest import Position
+    from candle_p1.checkpoints.statistics import CheckpointStatistics
     from candle_p1.distributed.comm import Communicator
     from candle_p1.parameters.parameter_set import ParameterSet
 
@@ -66,6 +79,10 @@ class Run:
         comm: The ranks.
         watchdog: Reports to the watchdog server.
         start: When it began, by time.perf_counter, in s.
+        part: The number of this part of the run, from 1.
+        checkpoint_root: Where its checkpoints are saved; None if it saves none.
+        restart: The checkpoint that it continues from; None if there is none, and on all ranks but
+            rank 0.
     """
 
     directory: Path
@@ -78,11 +95,23 @@ class Run:
     comm: Communicator
     watchdog: WatchdogClient
     start: float
+    part: int = 1
+    checkpoint_root: Path | None = None
+    restart: Checkpoint | None = None
 
     @property
     def record_path(self) -> Path:
         """The path of the record."""
         return self.directory / RECORD_NAME
+
+    @property
+    def run_facts(self) -> dict[str, Any]:
+        """What a checkpoint says about the run that saves it, at this moment, in JSON."""
+        return {
+            "directory": str(self.directory),
+            "part": self.part,
+            "steps": self.watchdog.steps,
+        }
 
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.
@@ -105,72 +134,113 @@ class Run:
         Attempt(lambda: make() if self.comm.rank == 0 else None).agree(self.comm)
         return directory
 
-    def finish(self, rank_facts: RankFacts, *, logged: bool, **sections: Any) -> None:
+    def finish(
+        self,
+        rank_facts: RankFacts,
+        *,
+        logged: bool,
+        begin: Position | None = None,
+        end: Position | None = None,
+        checkpoints: CheckpointStatistics | None = None,
+        interrupted: bool = False,
+        **sections: Any,
+    ) -> None:
         """Gathers what every rank measured and writes the record; collective.
 
-        It is ok unless there is a failure among the sections.
+        It is ok unless there is a failure among the sections, or a signal has ended training.
 
         Args:
             rank_facts: What the record says about this rank.
             logged: Whether collectives were logged.
+            begin: Where training began; None: where the checkpoint was saved, or at the beginning.
+            end: Where it ended.
+            checkpoints: What this rank has saved; None if it saves none.
+            interrupted: Whether training was ended because a signal asked to save.
             sections: The other sections of the record; "efficiency" only if it is absent.
+
+        Raises:
+            RunInterrupted: It was interrupted; on every rank, after the record has been written.
         """
         intervals = self.phases.intervals()
-        end = time.perf_counter()
+        ended = time.perf_counter()
         energy = self.power.measure(intervals, self.directory, self.start)
-        mine = _Measured(
+        mine = Measured(
             rank_facts,
             self.phases.peak_rss_bytes,
             self.phases.phases,
             self.communication,
             self.start,
-            end,
+            ended,
             self.profile.statistics(),
+            None if checkpoints is None else sum(save.wait_s for save in checkpoints.saves),
         )
         gathered = self.comm.gather(mine)
-        if gathered is None:
-            return
-        write_profiles(self.directory, [measured.profile for measured in gathered])
-        measured = {
-            "status": "failed" if "failure" in sections else "ok",
-            "ended": utc_now(),
-            "ranks": [each.facts for each in gathered],
-            "phases": summarize_phases(
-                [each.phases for each in gathered], [each.start for each in gathered]
-            ),
-            "peak_rss": Bytes.over([each.peak_rss_bytes for each in gathered]),
-            "total_s": end - self.start,
-            "energy": energy,
-            "communication": summarize_communication(
-                [each.communication for each in gathered], logged=logged
-            ),
-            "efficiency": _efficiency(gathered),
-        }
-        self.record = extend_record(self.record, **measured | sections)
-        write_record(self.record_path, self.record)
+        stopped = self._interruption(checkpoints) if interrupted else None
+        if gathered is not None:
+            write_profiles(self.directory, [measured.profile for measured in gathered])
+            if stopped:
+                sections["failure"] = stopped.failure
+            if checkpoints is not None:
+                waits_s = [each.checkpoint_wait_s for each in gathered]
+                sections["checkpoints"] = describe_checkpoints(checkpoints, waits_s)
+            status = "failed" if "failure" in sections else "ok"
+            measured = {
+                "status": "interrupted" if stopped else status,
+                "ended": utc_now(),
+                "ranks": [each.facts for each in gathered],
+                "phases": summarize_phases(
+                    [each.phases for each in gathered], [each.start for each in gathered]
+                ),
+                "peak_rss": Bytes.over([each.peak_rss_bytes for each in gathered]),
+                "total_s": ended - self.start,
+                "energy": energy,
+                "communication": summarize_communication(
+                    [each.communication for each in gathered], logged=logged
+                ),
+                "efficiency": overall_efficiency(gathered),
+            }
+            if self.record.parts:
+                measured["parts"] = with_positions(
+                    self.record.parts, _position(begin), _position(end), self.watchdog.steps
+                )
+            self.record = extend_record(self.record, **measured | sections)
+            write_record(self.record_path, self.record)
+        if stopped:
+            self.screen.say(stopped.message)
+            error = RunInterrupted(stopped.message, stopped.number)
+            error.printed = True
+            raise error.on_all_ranks()
+
+    def _interruption(self, checkpoints: CheckpointStatistics | None) -> _Interruption:
+        """Returns how a signal has ended the run, the same on every rank; collective."""
+        signalled = self.comm.collect(self.watchdog.save_signal)
+        rank, number = signalled[0] if signalled else (0, int(signal.SIGUSR1))
+        name = signal.Signals(number).name
+        written = checkpoints.written if checkpoints else []
+        if checkpoints and written:
+            where = checkpoints.directory / str(written[-1].name)
+            saved = (
+                f"the checkpoint of {written[-1].position} is in {where}; the same command goes on"
+                " from there"
+            )
+        else:
+            saved = "no checkpoint was saved; the same command begins where this part began"
+        failure = Failure(
+            reason=f"interrupted by {name}, which rank {rank} received; {saved}",
+            rank=rank,
+            phase="train",
+            steps=self.watchdog.steps,
+        )
+        mine = _Interruption(number, failure, f"interrupted by {name}: {saved}")
+        return self.comm.broadcast(mine)
 
 
-class _Measured(NamedTuple):
-    """What a rank measured, for the record."""
+class _Interruption(NamedTuple):
+    """How a signal has ended a run that could save a checkpoint."""
 
-    facts: RankFacts
-    peak_rss_bytes: int
-    phases: dict[phases.PhasePath, phases.Phase]
-    communication: CommunicationLog
-    start: float
-    end: float
-    profile: bytes | None
-
-
-def _efficiency(of_ranks: Sequence[_Measured]) -> Efficiency:
-    """Returns how well the ranks worked together over the whole run."""
-    waited_s = [
-        sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
-        for rank in of_ranks
-    ]
-    took_s = [rank.end - rank.start for rank in of_ranks]
-    useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
-    return efficiency.efficiencies(useful_s, max(took_s), definition=efficiency.DEFINITION)
+    number: int
+    failure: Failure
+    message: str
 
 
 @contextmanager
@@ -211,13 +281,13 @@ def _opened_run(
     )
     # Only rank 0 accesses the file system; the others are told the outcome.
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
-    candidates = run_directories(name, params)
-    watchdog = WatchdogClient(comm, _first_free(candidates) if comm.rank == 0 else candidates[0])
+    opening = RunOpening(name, params)
+    expected = on_first_rank(opening.find, comm)
+    watchdog = WatchdogClient(comm, expected / RECORD_NAME, opening.kept_open)
     timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
-    directory: Path | None = None
+    run: Run | None = None
     try:
-        opening = partial(_open_directory, candidates, params, record, watchdog)
-        directory = on_first_rank(opening, comm)
+        directory, part = on_first_rank(partial(opening.open, record, watchdog), comm)
         communication = CommunicationLog()
         profile = CallProfile(params["profiling"])
         log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
@@ -227,9 +297,9 @@ def _opened_run(
             collectives.active(communication if params["communication_log"] else None),
             profile.running(),
         ):
-            yield Run(
+            run = Run(
                 directory,
-                record,
+                opening.record or record,
                 timer,
                 communication,
                 power,
@@ -238,18 +308,27 @@ def _opened_run(
                 comm,
                 watchdog,
                 start,
+                part,
+                checkpoint_root(params, directory) if are_saved(params) else None,
+                opening.restart,
             )
+            for note in opening.notes:
+                screen.say(note)
+            yield run
+    except RunInterrupted:
+        raise
     except CandleError as error:
         if not error.agreed:
             error.printed = watchdog.report_error(str(error))
-        elif comm.rank == 0 and directory is not None:
-            _record_agreed_failure(directory, record, error, phase="/".join(timer.failed_in))
+        elif comm.rank == 0 and run is not None:
+            _record_agreed_failure(run, error)
         raise
     except OSError as error:
         if error.errno not in FULL:
             watchdog.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
             raise
-        full = SetupError(f"{error.filename or directory}: {error.strerror}")
+        where = error.filename or (run.directory if run else expected)
+        full = SetupError(f"{where}: {error.strerror}")
         full.printed = watchdog.report_error(str(full))
         raise full from error
     except KeyboardInterrupt:
@@ -260,66 +339,23 @@ def _opened_run(
         raise
     finally:
         watchdog.close()
+        opening.close()
         screen.close()
 
 
-def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> RankFacts:
-    """Returns what the record says about this rank."""
-    return RankFacts(
-        rank=comm.rank,
-        host=socket.gethostname(),
-        node=comm.node,
-        local_rank=comm.local_rank,
-        num_cores=num_cores,
-        threads=threads,
-        device=device,
+def _position(position: Position | None) -> PositionFacts | None:
+    return PositionFacts(epoch=position.epoch, step=position.step) if position else None
+
+
+def _record_agreed_failure(run: Run, error: CandleError) -> None:
+    failure = Failure(
+        reason=str(error),
+        rank=None,
+        phase="/".join(run.phases.failed_in) or None,
+        steps=run.watchdog.steps,
     )
-
-
-def _first_free(candidates: Sequence[Path]) -> Path:
-    """Returns the record of the first directory that has none yet, or else of the last."""
-    free = (each for each in candidates if not os.path.lexists(each / RECORD_NAME))
-    return next(free, candidates[-1]) / RECORD_NAME
-
-
-def _open_directory(
-    candidates: Sequence[Path], params: ParameterSet, record: RunRecord, watchdog: WatchdogClient
-) -> Path:
-    """Creates the run's directory, with the parameters and the record, which is still "running"."""
+    ended = extend_record(run.record, status="failed", ended=utc_now(), failure=failure)
     try:
-        for directory in candidates:
-            directory.mkdir(parents=True, exist_ok=True)
-            if os.path.lexists(directory / RECORD_NAME):
-                continue
-            try:
-                begin_record(directory / RECORD_NAME, record)  # two jobs never share one
-            except FileExistsError:
-                continue
-            watchdog.report_record(directory / RECORD_NAME)
-            try:
-                write_atomically(directory / "final_params.txt", params.to_text())
-            except OSError:
-                (directory / RECORD_NAME).unlink()
-                release(directory / RECORD_NAME)
-                raise
-            return directory
-    except OSError as error:
-        raise ParameterError(
-            f"output_dir ({params.origin('output_dir')}): cannot write to"
-            f" {error.filename or directory}: {error.strerror}"
-        ) from error
-    raise ParameterError(
-        f"{candidates[-1]} already holds the record of a run: choose another --run_id,"
-        " --experiment_id or --output_dir"
-    )
-
-
-def _record_agreed_failure(
-    directory: Path, record: RunRecord, error: CandleError, phase: str
-) -> None:
-    failure = Failure(reason=str(error), rank=None, phase=phase or None)
-    ended = extend_record(record, status="failed", ended=utc_now(), failure=failure)
-    try:
-        write_record(directory / RECORD_NAME, ended)
+        write_record(run.record_path, ended)
     except OSError as full:
         error.args = (f"{error}; the record cannot be written: {full}",)

@@ -1,4 +1,7 @@
-"""Where the files of a run go: <output_dir>/<experiment_id>/<run_id>, as in CANDLE."""
+"""Where the files of a run go: <output_dir>/<experiment_id>/<run_id>, as in CANDLE.
+
+Its checkpoints go to a directory within it, unless --ckpt_directory names another one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RUN_ID = "RUN000"
 MAX_NUMBERED = 1000
+CHECKPOINTS = "ckpts"
 
 
 def run_directories(benchmark: str, params: ParameterSet, prefix: str = "RUN") -> list[Path]:
@@ -30,3 +34,9 @@ def run_directories(benchmark: str, params: ParameterSet, prefix: str = "RUN") -
     if params["run_id"] != DEFAULT_RUN_ID or params.origin("run_id").is_explicit:
         return [experiment / params["run_id"]]
     return [experiment / f"{prefix}{number:03d}" for number in range(MAX_NUMBERED)]
+
+
+def checkpoint_root(params: ParameterSet, directory: Path) -> Path:
+    """Returns the directory of the checkpoints of a run with this directory."""
+    named = params["ckpt_directory"]
+    return directory / CHECKPOINTS if named is None else Path(named).expanduser().absolute()

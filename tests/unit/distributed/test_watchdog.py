@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 import resource
 import signal
 import socket
@@ -14,7 +16,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from candle_p1.distributed.watchdog_server import TOKEN_VARIABLE, WELCOME
+from candle_p1.distributed.watchdog_server import COUNTER_BYTES, TOKEN_VARIABLE, WELCOME
 from candle_p1.records.record import make_record, write_record
 from tests.records import read_record
 
@@ -53,11 +55,17 @@ class FakeRank:
         self.socket.close()
 
 
-def start_server(record, *flags, preexec_fn=None, **variables):
+def start_server(record, *flags, preexec_fn=None, pass_fds=(), **variables):
     command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server", *flags]
     command += ["--bind", "127.0.0.1", "--num-ranks", "3", "--record", str(record)]
     environment = os.environ | {TOKEN_VARIABLE: TOKEN} | variables
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, preexec_fn=preexec_fn)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=preexec_fn,
+        pass_fds=pass_fds,
+    )
 
 
 @pytest.fixture
@@ -153,6 +161,86 @@ def test_a_signal_interrupts_the_run(job):
     ended = end(ranks, process, record)
     assert ended["status"] == "interrupted"
     assert "SIGTERM" in ended["failure"]["reason"]
+
+
+def test_a_signal_is_understood_wherever_its_byte_arrives(job):
+    ranks, process, record, _ = job
+    for rank in ranks:
+        rank.say(phase="train", can_save=True)
+    ranks[1].socket.sendall(b'{"ste')  # the kernel took a part of the message only
+    ranks[1].socket.sendall(b"\x0a")
+    ranks[1].socket.sendall(b'ps": 7}\0')
+    time.sleep(0.5)
+    ranks[2].socket.sendall(b"\x0a\x0f")  # SIGTERM ends it in any case
+    assert ranks[0].hear()["status"] == "interrupted"
+    failure = end(ranks, process, record)["failure"]
+    assert ("SIGTERM" in failure["reason"], failure["rank"], failure["steps"]) == (True, 2, 7)
+
+
+SAVE_CASES = {
+    "saves": (True, None),
+    "too late": (True, "SIGUSR2.*no checkpoint was saved within 2 s"),
+    "cannot": (False, "SIGUSR2"),
+    "again": (True, "SIGUSR2"),
+}
+"""Whether the ranks can save, and why the run is interrupted, if it is."""
+
+
+@pytest.mark.extended
+def test_a_run_that_can_save_is_given_time_to_do_so(tmp_path):
+    """All cases at the same time, because each takes seconds in which little happens."""
+    jobs = {}
+    with ExitStack() as stack:
+        for case, (can_save, _) in SAVE_CASES.items():
+            record = tmp_path / case / "run.json"
+            record.parent.mkdir()
+            write_record(record, make_record(RUNNING))
+            limit_s = "2" if case == "too late" else "60"
+            process = stack.enter_context(start_server(record, CANDLE_P1_SAVE_S=limit_s))
+            stack.callback(process.kill)
+            ranks = [FakeRank(int(process.stdout.readline()), 0)]
+            ranks += [FakeRank(ranks[0].socket.getpeername()[1], rank) for rank in (1, 2)]
+            for rank in ranks:
+                stack.callback(rank.die)
+                rank.say(can_save=can_save)
+            ranks[0].say(record=str(record))
+            jobs[case] = ranks, process, record
+        time.sleep(0.5)
+        for _ in range(2):  # a launcher and a job script both send it on
+            for ranks, _, _ in jobs.values():
+                for rank in ranks:
+                    rank.socket.sendall(b"\x0c")
+        time.sleep(4)
+        for rank in jobs["again"][0]:
+            rank.socket.sendall(b"\x0c")
+        for case, (ranks, process, record) in jobs.items():
+            reason = SAVE_CASES[case][1]
+            if reason is None:
+                for rank in ranks:
+                    rank.say(can_save=False)
+                    rank.say(bye=True)
+                assert end(ranks, process, record)["status"] == "running"
+            else:
+                assert ranks[1].hear()["status"] == "interrupted", case
+                assert re.search(reason, end(ranks, process, record)["failure"]["reason"])
+
+
+def test_the_steps_that_rank_0_had_begun_are_exact(tmp_path):
+    """They are in shared memory, because what a rank sends every second may be too old."""
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    descriptor = os.memfd_create("steps")
+    os.ftruncate(descriptor, COUNTER_BYTES)
+    counter = mmap.mmap(descriptor, COUNTER_BYTES)
+    with start_server(record, "--counter", str(descriptor), pass_fds=[descriptor]) as process:
+        os.close(descriptor)
+        port = int(process.stdout.readline())
+        ranks = [FakeRank(port, rank) for rank in range(3)]
+        ranks[0].say(record=str(record), steps=3)
+        counter[:] = (41).to_bytes(COUNTER_BYTES, sys.byteorder)
+        ranks[0].die()
+        ranks[1].hear()
+        assert end(ranks, process, record)["failure"]["steps"] == 41
 
 
 def test_signals_from_the_launcher_do_not_hide_a_death(job):

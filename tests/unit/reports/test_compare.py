@@ -171,7 +171,7 @@ def test_caveats_are_stated(sides, tmp_path):
         "A synthetic, small; B synthetic, full",
         "A was traced",
         "A: 1 run left out, failed",
-        "B: 1 run left out, traced or profiled",
+        "B: 1 run left out, traced, profiled or continued",
     ):
         assert text in warnings, text
     assert any("1 run in A and also in B" in w for w in compare(b, Side("b", b.timed)).warnings)
