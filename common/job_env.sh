@@ -6,6 +6,8 @@
 #   CANDLE_P1_ROOT       the checkout; default: where the job was submitted
 #   CANDLE_P1_NODES      the number of nodes; default: those of the job
 #   CANDLE_P1_MODULES    modules to load instead of the machine's; empty for none
+#   CANDLE_P1_NET_PLUGIN the directories, separated by ":", of the network's plug-in for NCCL or RCCL
+#                        and of its libraries, on machines that need one; empty for none
 #   CANDLE_P1_SETUP      a bash file to source after that, for anything else that a site needs
 #   CANDLE_P1_VENV       the virtual environment; default: .venv of the checkout
 #   CANDLE_P1_PYTHON     the Python to start; default: python of the environment, or in $PATH
@@ -57,6 +59,24 @@ job_modules() {
   set -eu
   ((status == 0)) ||
     job_fail "module load ${names[*]} failed: name modules of this site in CANDLE_P1_MODULES"
+}
+
+# job_network_plugin DIRECTORY:...: lets NCCL or RCCL find its plug-in for the network, in these
+# directories or in those of CANDLE_P1_NET_PLUGIN.
+job_network_plugin() {
+  local path=${CANDLE_P1_NET_PLUGIN-$1} directories directory
+  if [[ -z $path ]]; then
+    job_note "no plug-in for the network (libnccl-net.so): NCCL or RCCL will use TCP between nodes," \
+      "which is slow; name its directory in CANDLE_P1_NET_PLUGIN"
+    return 0
+  fi
+  IFS=: read -ra directories <<<"$path"
+  for directory in "${directories[@]}"; do
+    [[ -d $directory ]] ||
+      job_fail "no directory $directory, for the plug-in of NCCL or RCCL: name another one in" \
+        "CANDLE_P1_NET_PLUGIN (empty: no plug-in; then also set NCCL_NET=Socket)"
+  done
+  export LD_LIBRARY_PATH="$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 }
 
 # job_warning SECONDS: how long before the time limit the ranks are told to save and end. Half of it
@@ -133,6 +153,8 @@ job_prepare() {
   NODES=$(job_count_nodes) || job_fail "cannot count the nodes of the job: set CANDLE_P1_NODES"
   RANKS=$((NODES * RANKS_PER_NODE))
   export NODES RANKS
+  # What sbatch was told, srun does not take from the job's SLURM_CPUS_PER_TASK (since Slurm 22.05).
+  [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || job_default SRUN_CPUS_PER_TASK "$SLURM_CPUS_PER_TASK"
   job_default KMP_BLOCKTIME 0
   job_default KMP_AFFINITY granularity=fine,compact,1,0
   job_default NCCL_DEBUG WARN

@@ -74,15 +74,39 @@ class JobRequest:
         if self.minutes < 1:
             raise ParameterError(f"time limit {self.minutes}: a job needs at least a minute")
         if self.queue is not None and self.queue != machine.queue:
+            self._check_queue(self.queue)
             return
         if nodes < machine.min_nodes:
+            others = machine.queues_for(nodes)
+            hint = f", which takes them: {' or '.join(others)}" if others else ""
             raise ParameterError(
                 f"{count(nodes, 'node')}: the queue {machine.queue} of {machine.name} requires"
-                f" {machine.min_nodes} or more; choose another one with --queue"
+                f" {machine.min_nodes} or more; choose another one with --queue{hint}"
             )
         longest = machine.longest_minutes(nodes)
         if longest is not None and self.minutes > longest:
             raise ParameterError(
                 f"{self.minutes} minutes on {count(nodes, 'node')}: {machine.name} limits jobs of"
                 f" that size to {longest} minutes; choose a shorter --time or another --queue"
+            )
+
+    def _check_queue(self, queue: str) -> None:
+        """Checks the job against the limits of another queue than the default, if known."""
+        machine, nodes = self.machine, self.layout.num_nodes
+        if queue not in machine.queues:
+            return
+        fewest, most, longest = machine.queues[queue]
+        if not fewest <= nodes <= most:
+            others = [name for name in machine.queues_for(nodes) if name != queue]
+            if machine.queue is not None and nodes >= machine.min_nodes:
+                others.append(machine.queue)
+            hint = f"; {' and '.join(others)} would take them" if others else ""
+            raise ParameterError(
+                f"{count(nodes, 'node')}: the queue {queue} of {machine.name} takes {fewest} to"
+                f" {most:,}{hint}"
+            )
+        if self.minutes > longest:
+            raise ParameterError(
+                f"{self.minutes} minutes: the queue {queue} of {machine.name} limits jobs to"
+                f" {longest} minutes; choose a shorter --time or another --queue"
             )

@@ -64,7 +64,7 @@ def job_script(job: JobRequest) -> str:
     if job.layout.threads_per_rank is not None:
         lines.append(f"job_default OMP_NUM_THREADS {job.layout.threads_per_rank}")
     lines += [
-        f"job_default {name} {shlex.quote(value)}" for name, value in machine.environment.items()
+        f"job_default {name} {_in_quotes(value)}" for name, value in machine.environment.items()
     ]
     if machine.modules:
         lines.append(f"job_modules {shlex.join(machine.modules)}")

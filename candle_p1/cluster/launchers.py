@@ -148,13 +148,17 @@ def aprun(layout: Layout, variables: Sequence[str]) -> list[str]:
 
 
 def srun(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Slurm's srun, which passes on its own environment."""
+    """Slurm's srun, which passes on its own environment.
+
+    It does not take --cpus-per-task from the job (since Slurm 22.05), and --gpus-per-task alone
+    would hide the GPUs of the other ranks.
+    """
     argv = ["srun", "--nodes=$NODES", "--ntasks=$RANKS"]
     argv += [f"--ntasks-per-node={layout.ranks_per_node}"]
     if layout.cores_per_rank is not None:
         argv += [f"--cpus-per-task={layout.cores_per_rank * layout.cpus_per_core}"]
     if layout.gpus_per_rank:
-        argv += [f"--gpus-per-task={layout.gpus_per_rank}"]
+        argv += [f"--gpus-per-task={layout.gpus_per_rank}", f"--gpu-bind={layout.gpu_binding}"]
     exported = ",".join(["ALL", *_threads("", layout)[1:]])
     return [*argv, f"--export={exported}"]
 
@@ -164,6 +168,8 @@ def mpiexec_pals(layout: Layout, variables: Sequence[str]) -> list[str]:
     argv = ["mpiexec", "-n", "$RANKS", "--ppn", str(layout.ranks_per_node)]
     if layout.cores_per_rank is not None:
         argv += ["--depth", str(layout.cores_per_rank)]
+    if layout.core_ranges:
+        argv += ["--cpu-bind", ":".join(["list", *layout.core_ranges])]
     return [*argv, *_threads("--env", layout)]
 
 

@@ -9,6 +9,8 @@ from candle_p1.errors import ParameterError
 from candle_p1.text import count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from candle_p1.cluster.machine import Machine
 
 
@@ -22,6 +24,9 @@ class Layout:
         cores_per_rank: Cores of each rank; None leaves them to the launcher.
         cpus_per_core: CPUs of a core, as the launcher counts them.
         gpus_per_rank: GPUs of each rank.
+        gpu_binding: Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun.
+        core_ranges: The cores of each rank of a node, such as "1-8"; empty leaves them to the
+            launcher.
         threads_per_rank: OMP_NUM_THREADS of each rank; None leaves it to the rank.
     """
 
@@ -30,6 +35,8 @@ class Layout:
     cores_per_rank: int | None = None
     cpus_per_core: int = 1
     gpus_per_rank: int = 0
+    gpu_binding: str = "none"
+    core_ranges: Sequence[str] = ()
     threads_per_rank: int | None = None
 
     @property
@@ -90,6 +97,8 @@ class Layout:
             cores_per_rank=cores,
             cpus_per_core=machine.cpus_per_core,
             gpus_per_rank=gpus,
+            gpu_binding=machine.gpu_binding,
+            core_ranges=_core_ranges(machine, ranks, cores),
             threads_per_rank=threads,
         )
 
@@ -106,3 +115,29 @@ class Layout:
         ]
         each = f", each with {', '.join(share)}" if share else ""
         return f"{count(self.ranks_per_node, 'rank')} per node{each}"
+
+
+def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> list[str]:
+    """Returns the cores of each rank of a node, so that no rank has cores of two sockets.
+
+    Ranks fill the sockets evenly, in their order.
+
+    Raises:
+        ParameterError: A socket has too few cores for its ranks.
+    """
+    if num_cores is None or not machine.sockets:
+        return []
+    per_socket = -(-num_ranks // len(machine.sockets))
+    ranges = []
+    for rank in range(num_ranks):
+        first, last = (int(core) for core in machine.sockets[rank // per_socket].split("-"))
+        begin = first + rank % per_socket * num_cores
+        end = begin + num_cores - 1
+        if end > last:
+            raise ParameterError(
+                f"{num_ranks} ranks per node on {machine.name}, each with"
+                f" {count(num_cores, 'core')}: a socket has {last - first + 1}; choose another"
+                " --ranks-per-node"
+            )
+        ranges.append(f"{begin}-{end}")
+    return ranges

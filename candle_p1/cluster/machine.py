@@ -34,6 +34,8 @@ def _ascending(pairs: list[list[int]]) -> list[list[int]]:
 
 
 Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+QueueLimits = Annotated[list[NonNegativeInt], Field(min_length=3, max_length=3)]
+CoreRange = Annotated[str, Field(pattern=r"^\d+-\d+$")]
 
 
 class Machine(TomlTable):
@@ -47,10 +49,14 @@ class Machine(TomlTable):
         ranks_per_node: Ranks on each node, unless a job asks for another number.
         num_nodes: The most nodes of one job.
         cores_per_node: Cores that a job can use.
+        sockets: The numbers of the cores of each socket that a job can use, such as "1-51", for
+            launchers that bind ranks to lists of cores; needed where some cores are reserved.
         cpus_per_core: CPUs of a core, as the launcher counts them: 2 where hardware threads count.
         gpus_per_node: GPUs as a program sees them: a GCD or a tile counts as one.
         cores_per_rank: Cores of each rank.
         gpus_per_rank: GPUs of each rank.
+        gpu_binding: Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun: "none" shows
+            all, which NCCL needs to reach the others directly; ranks take theirs by local rank.
         threads_per_rank: OMP_NUM_THREADS of each rank.
         launcher_options: Further arguments of the launcher.
         project_required: Whether users have to name a project that their jobs are charged to.
@@ -63,9 +69,12 @@ class Machine(TomlTable):
         min_nodes: Fewest nodes of a job in the default queue.
         time_limits: Pairs of nodes and minutes, ascending: the longest time limit in the default
             queue of jobs with at most that many nodes.
+        queues: Other queues, each with its fewest nodes, its most nodes and its longest time limit
+            in minutes.
         modules: Environment modules that a job loads.
         setup: Lines of bash that a job runs after loading them.
-        environment: Environment variables of a job, which the user's own override.
+        environment: Environment variables of a job, which the user's own override; bash expands
+            "$" in them.
         local_storage: Directory on a node's own storage, as bash expands it in a job.
         sources: Where each of these values comes from, by attribute.
     """
@@ -77,10 +86,12 @@ class Machine(TomlTable):
     ranks_per_node: NonNegativeInt
     num_nodes: NonNegativeInt | None = None
     cores_per_node: NonNegativeInt | None = None
+    sockets: list[CoreRange] = Field(default_factory=list)
     cpus_per_core: NonNegativeInt = 1
     gpus_per_node: NonNegativeInt = 0
     cores_per_rank: NonNegativeInt | None = None
     gpus_per_rank: NonNegativeInt = 0
+    gpu_binding: str = "none"
     threads_per_rank: NonNegativeInt | None = None
     launcher_options: list[str] = Field(default_factory=list)
     project_required: bool = False
@@ -91,6 +102,7 @@ class Machine(TomlTable):
     minutes: NonNegativeInt = 60
     min_nodes: NonNegativeInt = 1
     time_limits: Annotated[list[Pair], AfterValidator(_ascending)] = Field(default_factory=list)
+    queues: dict[str, QueueLimits] = Field(default_factory=dict)
     modules: list[str] = Field(default_factory=list)
     setup: list[str] = Field(default_factory=list)
     environment: dict[str, str] = Field(default_factory=dict)
@@ -100,6 +112,12 @@ class Machine(TomlTable):
     def longest_minutes(self, num_nodes: int) -> int | None:
         """Returns the longest time limit of a job in the default queue, in minutes."""
         return next((time for nodes, time in self.time_limits if num_nodes <= nodes), None)
+
+    def queues_for(self, num_nodes: int) -> list[str]:
+        """Returns the names of the other queues that take a job with that many nodes."""
+        return [
+            name for name, (fewest, most, _) in self.queues.items() if fewest <= num_nodes <= most
+        ]
 
 
 def load_machine(name: str) -> Machine:

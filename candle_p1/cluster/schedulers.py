@@ -145,6 +145,8 @@ def _slurm(job: JobRequest) -> list[str]:
     ]
     if layout.cores_per_rank is not None:
         lines.append(f"--cpus-per-task {layout.cores_per_rank * layout.cpus_per_core}")
+    if layout.gpus_per_rank:
+        lines.append(f"--gpus-per-node {layout.gpus_per_rank * layout.ranks_per_node}")
     return [
         *lines,
         f"--time {_clock(job.minutes)}",
@@ -155,14 +157,19 @@ def _slurm(job: JobRequest) -> list[str]:
 
 def _pbs(job: JobRequest) -> list[str]:
     layout = job.layout
-    chunk = [f"{layout.num_nodes}", f"mpiprocs={layout.ranks_per_node}"]
+    chunk = {"mpiprocs": layout.ranks_per_node, "ompthreads": layout.threads_per_rank or 0}
     if job.machine.shared_nodes:
-        cpus = (layout.cores_per_rank or 0) * layout.cpus_per_core * layout.ranks_per_node
-        gpus = layout.gpus_per_rank * layout.ranks_per_node
-        chunk += [f"{name}={num}" for name, num in (("ncpus", cpus), ("ngpus", gpus)) if num]
+        cores = layout.cores_per_rank or 1
+        chunk |= {
+            "ncpus": cores * layout.cpus_per_core * layout.ranks_per_node,
+            "ompthreads": layout.threads_per_rank or cores,
+            "ngpus": layout.gpus_per_rank * layout.ranks_per_node,
+        }
+    # PBS sets OMP_NUM_THREADS to ompthreads, which is by default ncpus: the CPUs of all ranks.
+    select = [f"{layout.num_nodes}", *(f"{name}={num}" for name, num in chunk.items() if num)]
     return [
         f"-N {job.name}",
-        f"-l select={':'.join(chunk)}",
+        f"-l select={':'.join(select)}",
         f"-l walltime={_clock(job.minutes)}",
         "-j oe",
         f"-o {job.output}.out",

@@ -101,6 +101,14 @@ def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:
     return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
 
+def _is_not_task_of_a_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun did not start this process.
+
+    On Cray EX, Slurm's plug-in cray_shasta gives its tasks the variables of PALS, too.
+    """
+    return not _is_task_of_a_step(environ)
+
+
 def _count_local_tasks(environ: Mapping[str, str]) -> int | None:
     """Reads Slurm's tasks per node, such as "4(x3),2", at this node's index in the step."""
     text, index = environ.get("SLURM_STEP_TASKS_PER_NODE"), environ.get("SLURM_NODEID", "")
@@ -140,6 +148,7 @@ LAUNCHERS = (
         size=("PMI_SIZE",),
         local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
         local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        started=_is_not_task_of_a_step,
     ),
     # mpiexec of MPICH and of Intel MPI (Hydra).
     Launcher(

@@ -3,7 +3,7 @@
 # 2 ranks per node; 768 epochs, 16 epochs on each rank.
 # Submit: qsub jobs/pbs/p1b2_strong.sh
 #PBS -N p1b2_strong
-#PBS -l select=24:mpiprocs=2
+#PBS -l select=24:mpiprocs=2:ompthreads=1:ncpus=2
 #PBS -l walltime=02:00:00
 #PBS -j oe
 #PBS -o p1b2_strong.out

@@ -3,7 +3,7 @@
 # 2 ranks per node; 8 epochs on each rank.
 # Submit: qsub jobs/pbs/p1b2_weak.sh
 #PBS -N p1b2_weak
-#PBS -l select=24:mpiprocs=2
+#PBS -l select=24:mpiprocs=2:ompthreads=1:ncpus=2
 #PBS -l walltime=02:00:00
 #PBS -j oe
 #PBS -o p1b2_weak.out

@@ -8,6 +8,8 @@
 #SBATCH --time=02:00:00
 #SBATCH --output=p1b1_strong.%j.out
 #SBATCH --signal=B:USR1@90
+#SBATCH --exclusive
+#SBATCH --mem=0
 set -euo pipefail
 
 export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"

@@ -18,6 +18,7 @@ export LOCAL_STORAGE="/local/scratch"
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 64
 job_default KMP_BLOCKTIME 0
+job_default MPICH_MAX_THREAD_SAFETY multiple
 job_default PMI_NO_FORK 1
 job_limit 180 90
 job_prepare

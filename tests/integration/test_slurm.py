@@ -49,6 +49,12 @@ test_steps = 1
 """
 
 
+SHARED = """base = "slurm"
+title = "a cluster whose jobs share nodes"
+directives = []
+"""
+
+
 @pytest.fixture(scope="module")
 def slurm(data_directory):
     """Slurm on this machine, whose jobs find data and Python."""
@@ -57,9 +63,11 @@ def slurm(data_directory):
     if reason is not None:
         pytest.skip(f"no Slurm: {reason}")
     directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
+    (directory / "shared.toml").write_text(SHARED)
     cluster = real.Slurm(directory)
     cluster.environment |= {
         "CANDLE_DATA_DIR": str(data_directory),
+        "CANDLE_P1_MACHINES": str(directory),
         "CANDLE_P1_ROOT": str(ROOT),
         "CANDLE_P1_VENV": sys.prefix,
         "CANDLE_P1_PREFLIGHT": "0",
@@ -78,7 +86,7 @@ def submit(slurm, tmp_path_factory):
     """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
 
     def submit(*arguments, before=(), **variables):
-        command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "slurm", "--nodes", "1"]
+        command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
         place = tmp_path_factory.mktemp("job")
         output = run([*before, *command, *arguments], place, slurm, variables)
         job, script = re.search(r"submitted job (\d+): ?(\S+)", output.replace("\n", "")).groups()
@@ -158,7 +166,15 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
     assert slurm.state(job).strip() == "FAILED"
 
 
-def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
+def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
+    """Slurm counts in minutes, and sends its warning up to one minute early."""
+    record, printed = ended(*limited_job)
+    assert record["status"] == "interrupted", printed
+    assert "SIGTERM" in record["failure"]["reason"]
+
+
+def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):
+    """Its jobs request whole nodes, so this comes after the others."""
     (tmp_path / "two.toml").write_text(STUDY)
     line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study-size", "small"]
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
@@ -171,10 +187,3 @@ def test_a_study_is_a_chain_of_jobs(limited_job, slurm, ended, tmp_path):
         assert record["launcher"] == "srun"
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
     assert "0 jobs" in output
-
-
-def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
-    """Slurm counts in minutes, and sends its warning up to one minute early."""
-    record, printed = ended(*limited_job)
-    assert record["status"] == "interrupted", printed
-    assert "SIGTERM" in record["failure"]["reason"]

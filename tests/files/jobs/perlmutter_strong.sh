@@ -7,11 +7,11 @@
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
 #SBATCH --time=01:00:00
 #SBATCH --output=nt3_strong.%j.out
 #SBATCH --signal=B:USR1@90
 #SBATCH --constraint=gpu
-#SBATCH --gpus-per-node=4
 set -euo pipefail
 
 export CANDLE_P1_ROOT="${CANDLE_P1_ROOT:-$PWD}"
@@ -23,10 +23,16 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 16
 job_default NCCL_DEBUG WARN
 job_default NCCL_SOCKET_IFNAME hsn
+job_default NCCL_NET 'AWS Libfabric'
+job_default NCCL_CROSS_NIC 1
+job_default FI_MR_CACHE_MONITOR userfaultfd
+job_modules nccl
+export MPICH_GPU_SUPPORT_ENABLED=0
 job_warning 90
 job_prepare
 
 job_launcher srun "--nodes=$NODES" "--ntasks=$RANKS" --ntasks-per-node=4 --cpus-per-task=32 \
-  --gpus-per-task=1 "--export=ALL,OMP_NUM_THREADS=$OMP_NUM_THREADS" --gpu-bind=none
+  --gpus-per-task=1 --gpu-bind=none "--export=ALL,OMP_NUM_THREADS=$OMP_NUM_THREADS" \
+  --cpu-bind=map_ldom:3,2,1,0
 job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 384 --epochs_scaling strong \
   --deterministic False

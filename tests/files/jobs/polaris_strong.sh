@@ -1,10 +1,10 @@
 #!/bin/bash
-# NT3, strong scaling, Polaris (HPE Apollo 6500, Argonne): 8 nodes, 32 ranks.
-# 4 ranks per node, each with 8 cores, 1 GPU, 8 threads; 384 epochs, 12 epochs on each rank.
+# NT3, strong scaling, Polaris (HPE Apollo 6500, Argonne): 12 nodes, 48 ranks.
+# 4 ranks per node, each with 8 cores, 1 GPU, 8 threads; 384 epochs, 8 epochs on each rank.
 # Submit: qsub -A PROJECT jobs/polaris/nt3_strong.sh
 #PBS -q prod
 #PBS -N nt3_strong
-#PBS -l select=8:mpiprocs=4
+#PBS -l select=12:mpiprocs=4:ompthreads=8
 #PBS -l walltime=01:00:00
 #PBS -j oe
 #PBS -o nt3_strong.out
@@ -22,6 +22,14 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 8
 job_default CUDA_VISIBLE_DEVICES 3,2,1,0
 job_default NCCL_DEBUG WARN
+job_default NCCL_NET 'AWS Libfabric'
+job_default NCCL_NET_GDR_LEVEL PHB
+job_default NCCL_CROSS_NIC 1
+job_default NCCL_COLLNET_ENABLE 1
+job_default FI_CXI_DISABLE_HOST_REGISTER 1
+job_default FI_MR_CACHE_MONITOR userfaultfd
+job_default FI_CXI_DEFAULT_CQ_SIZE 131072
+job_network_plugin /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib
 job_limit 60 90
 job_prepare
 

@@ -145,6 +145,44 @@ def test_modules(job, module, variables, code, output):
     assert ("gcc cuda" in found[2]) == (module in ("return 1", None))
 
 
+def test_srun_gets_the_cpus_of_a_task_that_the_job_requested(job):
+    _, variables, _ = job.run("job_prepare", "env", SLURM_CPUS_PER_TASK="7")
+    assert "SRUN_CPUS_PER_TASK=7" in variables
+    _, variables, _ = job.run("job_prepare", "env", SLURM_CPUS_PER_TASK="7", SRUN_CPUS_PER_TASK="3")
+    assert "SRUN_CPUS_PER_TASK=3" in variables
+    _, variables, _ = job.run("job_prepare", "env")
+    assert not any(line.startswith("SRUN_CPUS") for line in variables)
+
+
+@pytest.mark.parametrize(
+    ("here", "variables", "path"),
+    [
+        (["a", "b"], {}, "{0}/a:{0}/b"),
+        (["a"], {"LD_LIBRARY_PATH": "/lib"}, "{0}/a:/lib"),
+        (["a"], {"CANDLE_P1_NET_PLUGIN": "{0}/b"}, "{0}/b"),
+        ([], {"CANDLE_P1_NET_PLUGIN": "{0}/b:{0}/a"}, "{0}/b:{0}/a"),
+        (["a"], {"CANDLE_P1_NET_PLUGIN": ""}, None),
+        ([], {}, None),
+    ],
+)
+def test_the_networks_plug_in_is_found(job, tmp_path, here, variables, path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    set_to = {name: value.format(tmp_path) for name, value in variables.items()}
+    call = f'job_network_plugin "{":".join(f"{tmp_path}/{name}" for name in here)}"'
+    code, output, errors = job.run(call, 'echo "${LD_LIBRARY_PATH:-unset}"', **set_to)
+    assert code == 0
+    assert output == ["unset" if path is None else path.format(tmp_path)]
+    assert ("TCP" in errors) == (path is None)
+
+
+def test_a_plug_in_that_is_not_there_ends_the_job(job):
+    code, _, errors = job.run("job_network_plugin /absent")
+    assert code == 2
+    assert "no directory /absent" in errors
+    assert "CANDLE_P1_NET_PLUGIN" in errors
+
+
 def test_the_setup_file_of_a_site_is_sourced(job, tmp_path):
     (tmp_path / "site.sh").write_text("export FROM_SITE=yes\n")
     _, variables, _ = job.run("job_prepare", "env", CANDLE_P1_SETUP=str(tmp_path / "site.sh"))

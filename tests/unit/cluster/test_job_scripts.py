@@ -7,6 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -21,6 +22,10 @@ from candle_p1.errors import ParameterError
 from tests.conftest import ROOT
 
 GOLDEN = ROOT / "tests/files/jobs"
+SIZES = {"local": 1, "polaris": 12}
+"""Nodes of a machine's golden scripts; usually 8."""
+QUEUES = {"aurora": "debug-scaling"}
+"""Their queues, where the default one takes no job of that size."""
 MACHINES = sorted(path.stem for path in ROOT.glob("candle_p1/cluster/machines/*.toml"))
 FLAGS = {
     ("nt3", "strong"): "--epochs 384 --epochs_scaling strong",
@@ -40,10 +45,11 @@ def not_root(monkeypatch):
 
 
 def script_of(machine_name, mode, benchmark="nt3"):
-    num_nodes = 1 if machine_name == "local" else 8
-    return job_script(
-        paper_job(find_benchmark(benchmark), load_machine(machine_name), mode, num_nodes, 60)
-    )
+    machine, num_nodes = load_machine(machine_name), SIZES.get(machine_name, 8)
+    job = paper_job(find_benchmark(benchmark), machine, mode, num_nodes, 60)
+    job = replace(job, queue=QUEUES.get(machine_name))
+    replace(job, project="PROJECT").check()
+    return job_script(job)
 
 
 @pytest.mark.parametrize("machine_name", MACHINES)

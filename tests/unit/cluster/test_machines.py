@@ -35,6 +35,49 @@ def test_a_machine_is_consistent_and_every_value_has_a_source(name):
     if machine.time_limits:
         assert machine.time_limits[-1][0] == machine.num_nodes
         assert all(machine.minutes <= minutes for _, minutes in machine.time_limits)
+    assert all(fewest <= most for fewest, most, _ in machine.queues.values())
+    assert machine.queue not in machine.queues
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("aurora", "argonne-lcf/user-guides"),
+        ("polaris", "argonne-lcf/user-guides"),
+        ("theta", "argonne-lcf/user-guides"),
+        ("frontier", "olcf/olcf-user-docs"),
+        ("perlmutter", "NERSC/sc23-dl-tutorial"),
+        ("slurm", "SchedMD/slurm"),
+        ("pbs", "openpbs/openpbs"),
+    ],
+)
+def test_the_sources_are_pages_that_can_be_looked_up(name, repository):
+    comments = [line for line in FILES[name].read_text().splitlines() if line.startswith("#")]
+    assert any(repository in line for line in comments)
+    assert any(word.endswith((".md", ".rst", ".sh", ".1", ".7B")) for word in _words(comments))
+
+
+def _words(lines):
+    return [word.strip(",.:;") for line in lines for word in line.split()]
+
+
+def test_ranks_get_lists_of_cores_where_some_are_reserved():
+    """The list for 12 ranks is that of ALCF's guide: running-jobs-aurora.md, Example 4."""
+    aurora = load_machine("aurora")
+    lists = ":".join(Layout.on(aurora, 1, 12).core_ranges)
+    assert lists == "1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
+    assert Layout.on(aurora, 1, 2).core_ranges == ["1-8", "53-60"]
+    assert Layout.on(aurora, 1, 3).core_ranges == ["1-8", "9-16", "53-60"]
+    assert Layout.on(aurora, 1, 1).core_ranges == ["1-8"]
+    assert Layout.on(load_machine("polaris"), 1).core_ranges == []
+
+
+def test_a_socket_without_enough_cores(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "pbs"\nsockets = ["1-7", "9-15"]\ncores_per_rank = 4\n')
+    assert Layout.on(load_machine(str(path)), 1).core_ranges == ["1-4", "9-12"]
+    with pytest.raises(ParameterError, match=r"4 ranks .* 4 cores: a socket has 7"):
+        Layout.on(load_machine(str(path)), 1, 4)
 
 
 def test_the_layouts_of_the_paper():

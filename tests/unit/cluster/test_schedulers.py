@@ -67,8 +67,21 @@ def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
         "gpus_per_rank = 1\n"
     )
     request = job(str(path))
-    select = "#PBS -l select=2:mpiprocs=2:ncpus=16:ngpus=2"
+    select = "#PBS -l select=2:mpiprocs=2:ompthreads=8:ncpus=16:ngpus=2"
     assert select in scheduler_of(request).lines(request)
+
+
+def test_a_chunk_of_pbs_has_a_cpu_for_each_rank_at_least():
+    request = job("pbs")
+    select = "#PBS -l select=2:mpiprocs=2:ompthreads=1:ncpus=2"
+    assert select in scheduler_of(request).lines(request)
+
+
+def test_slurm_is_asked_for_the_gpus_of_a_node(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "slurm"\ngpus_per_node = 4\ngpus_per_rank = 1\n')
+    request = job(str(path))
+    assert "#SBATCH --gpus-per-node=2" in scheduler_of(request).lines(request)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +157,14 @@ def test_an_unknown_scheduler():
         ("summit", {"output": "my runs/job"}, "'my runs/job'"),
         ("summit", {"minutes": 0}, "time limit 0"),
         ("summit", {"queue": None, "minutes": 121}, "121 minutes on 2 nodes.* 120 minutes"),
-        ("polaris", {"queue": None}, "2 nodes.* prod of polaris .* 10"),
+        ("polaris", {"queue": None}, "2 nodes.* prod of polaris .* 10 .* debug or debug-scaling"),
+        ("aurora", {"queue": None}, "2 nodes.* prod of aurora .* 256 .* debug-scaling or capacity"),
+        ("aurora", {"num_nodes": 100, "queue": None}, "100 nodes.* 256 .*: debug-scaling"),
+        ("aurora", {"num_nodes": 20000, "queue": None}, "20,000 nodes.* 10,624"),
+        ("aurora", {"num_nodes": 3}, "3 nodes.* debug of aurora .* 1 to 2; debug-scaling and cap"),
+        ("aurora", {"num_nodes": 600}, "600 nodes.* debug of aurora .* 1 to 2; prod would"),
+        ("frontier", {"num_nodes": 65, "queue": "extended"}, "65 nodes.* 1 to 64; batch would"),
+        ("polaris", {}, "90 minutes.* debug of polaris .* 60 minutes"),
     ],
 )
 def test_jobs_that_a_machine_does_not_accept(machine_name, changes, problem):
@@ -152,7 +172,8 @@ def test_jobs_that_a_machine_does_not_accept(machine_name, changes, problem):
         job(machine_name, **changes).check()
 
 
-def test_only_the_default_queue_has_limits():
+def test_queues_whose_limits_are_not_known_accept_everything():
     job("summit", queue="killable", minutes=1000).check()
-    job("polaris", queue="debug").check()
+    job("polaris", queue="debug", minutes=60).check()
+    job("polaris", queue="a reservation".replace(" ", "_"), minutes=10_000).check()
     job("slurm", queue=None, project=None, minutes=100_000).check()

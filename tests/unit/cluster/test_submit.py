@@ -297,7 +297,7 @@ def test_a_benchmark_elsewhere_and_a_machine_of_ones_own(tmp_path):
     (tmp_path / "ours.toml").write_text('base = "pbs"\nranks_per_node = 1\n')
     folder = ROOT / "benchmarks/p1b2"
     result = submit(folder, "--machine", tmp_path / "ours.toml", "--dry-run")
-    assert "#PBS -l select=1:mpiprocs=1\n" in result.output
+    assert "#PBS -l select=1:mpiprocs=1:ompthreads=1:ncpus=1\n" in result.output
     assert str(Path(folder) / "p1b2_baseline_keras2.py") in result.output
 
 

@@ -52,6 +52,14 @@ SRUN = {
     "SLURM_CPUS_PER_TASK": "7",
     "SLURMD_NODENAME": "n2",
 }
+CRAY_SHASTA = {  # what src/plugins/mpi/cray_shasta of Slurm sets
+    "PALS_RANKID": "5",
+    "PALS_LOCAL_RANKID": "1",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "6",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "2",
+}
 BATCH_SCRIPT = {
     name: value
     for name, value in SRUN.items()
@@ -92,6 +100,14 @@ HOST = platform.node()
         ),
         pytest.param(
             {**SRUN, **HYDRA}, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra, proxies by srun"
+        ),
+        pytest.param(
+            {**SRUN, **CRAY_SHASTA}, *("srun", 5, 6, 1, 2, 7, "n2"), id="srun --mpi=cray_shasta"
+        ),
+        pytest.param(
+            {**BATCH_SCRIPT, **PALS},
+            *("mpiexec_pals", 13, 24, 1, 12, None, HOST),
+            id="PALS in a batch job of Slurm",
         ),
         pytest.param({**PALS, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun over PALS"),
     ],
