@@ -25,8 +25,13 @@ OTHER_PROGRAMS = {
     "--",
     "--help",
     "--allow-run-as-root",
+    "--cpu-bind",
+    "--exclusive",
     "--extra",
+    "--gpu-bind",
+    "--mem",
     "--mpi",
+    "--network",
     "--profile",
     "--shm-size",
 }
