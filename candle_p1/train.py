@@ -13,7 +13,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from candle_p1.data.reader import Reader, loading
+from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.distributed import horovod
 from candle_p1.distributed.allreduce_log import (
     allreduce_times,
@@ -32,7 +32,6 @@ from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
 from candle_p1.records.record import finite
-from candle_p1.records.spread import Seconds
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.text import count, print_error
 from candle_p1.training.lifecycle import Run, recorded_run
@@ -152,11 +151,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         log.finish(quality, is_success=failure is None)
 
         with phases("report"):
-            load_s = comm.gather(reader.load_s)
-            files_read = reader.describe() if load_s is not None else {}
-            for role, facts in files_read.items():
-                if all(role in seconds for seconds in load_s or ()):
-                    facts["load"] = Seconds.over([seconds[role] for seconds in load_s or ()])
+            files_read = describe_together(reader, comm, this.start)
         found: dict[str, Any] = unknown_efficiency(allreduces, comm)
         found |= {"timeline": timeline.describe(this.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}

@@ -114,7 +114,8 @@ def summary_command(
     "--record",
     "record_path",
     type=click.Path(path_type=Path),
-    help="The run.json of the run: also draws its phases, and the power in the files beside it.",
+    help="The run.json of the run: also draws its phases, how its ranks read files, and the power"
+    " in the files beside it.",
 )
 def slice_command(
     path: Path, begin_s: float, end_s: float | None, out: Path | None, record_path: Path | None
@@ -131,18 +132,18 @@ def slice_command(
     screen.say(
         f"{out}: {piece.begin_us / US_PER_S:.3f} to {piece.end_us / US_PER_S:.3f} s,"
         f" {piece.num_events:,} events of {len(piece.pids):,} tensors"
-        f" and {piece.num_track_events:,} of phases and power,"
+        f" and {piece.num_track_events:,} of phases, reading and power,"
         f" {out.stat().st_size / MIB:.1f} MiB"
     )
     screen.say("open it at https://ui.perfetto.dev or chrome://tracing")
 
 
 def _tracks(path: Path, record_path: Path, screen: Screen) -> list[Track]:
-    """Returns the phases and the power to draw; prints what is missing."""
+    """Returns the phases, the reading and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
     from candle_p1.reports.runs import POWER_FILE, RecordedRun
     from candle_p1.reports.timeline.events import read_origin_epoch_us
-    from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track
+    from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track, reading_tracks
 
     run = RecordedRun(record_path, read_record(record_path))
     zero_s = origin_s(run, read_origin_epoch_us(path))
@@ -160,7 +161,7 @@ def _tracks(path: Path, record_path: Path, screen: Screen) -> list[Track]:
         tracks.append(phases)
     else:
         screen.say(f"{record_path} does not say when phases began, so they are not drawn")
-    return tracks
+    return [*tracks, *reading_tracks(run, zero_s)]
 
 
 def _parts(summary: TimelineSummary) -> Iterator[str | Table]:

@@ -99,7 +99,7 @@ def _send(file: Path, num_bytes: int, target: _Copy | None, comm: Communicator) 
             with part("communicate"):
                 comm.share_between_nodes(buffer[:size], shares)
             if target:
-                with part("write"):
+                with part("stage"):
                     target.write(buffer[:size], first)
     finally:
         if opened >= 0:

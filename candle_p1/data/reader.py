@@ -23,6 +23,9 @@ from candle_p1.data.shared import sharers
 from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
+from candle_p1.instrument import reading
+from candle_p1.instrument.reading import ReadLog
+from candle_p1.records.spread import Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +87,7 @@ class Reader:
         digests: The SHA-256 of the values of each file as read, by role; see `digest`.
         matrix_bytes: The memory that the numbers of all files take.
         sizes: The sizes of the files that `load` and `load_each` have read, by role and name.
+        reads: When this rank read the bytes of each table, by role; see `ReadLog`.
     """
 
     def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
@@ -93,14 +97,17 @@ class Reader:
         self.load_s: dict[str, float] = {}
         self.table_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
+        self.reads: dict[str, ReadLog] = {}
         self._tables: dict[str, Table] = {}
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         self._shapes: dict[str, tuple[int, int | None]] = {}
 
     def read(self, role: str, layout: CsvLayout | None = None) -> Table:
         """Returns the table in the file with a role; collective if read_table is."""
+        self.reads[role] = ReadLog()
         start = time.perf_counter()
-        table = read_table(self.files.paths[role], self.loading, layout)
+        with reading.active(self.reads[role]):
+            table = read_table(self.files.paths[role], self.loading, layout)
         self.load_s[role] = self.table_s[role] = time.perf_counter() - start
         self.matrix_bytes += table.values.nbytes
         self._tables[role] = table
@@ -194,6 +201,32 @@ class Reader:
                 "values_sha256": self.digests.get(role),
             }
         return described
+
+
+def describe_together(
+    reader: Reader, comm: Communicator, start_s: float
+) -> dict[str, dict[str, Any]]:
+    """Returns what `describe` does, with the times of all ranks, on rank 0; else {}; collective.
+
+    Args:
+        reader: What this rank has read.
+        comm: The ranks.
+        start_s: When the run began, by time.perf_counter.
+    """
+    gathered = comm.gather(
+        (reader.load_s, {role: log.since_zero() for role, log in reader.reads.items()})
+    )
+    if gathered is None:
+        return {}
+    described = reader.describe()
+    for role, facts in described.items():
+        if all(role in load_s for load_s, _ in gathered):
+            facts["load"] = Seconds.over([load_s[role] for load_s, _ in gathered])
+        log = reader.reads.get(role)
+        if log is not None and log.zero_s is not None:  # so it was read by all ranks together
+            of_ranks = [reads[role] for _, reads in gathered]
+            facts["reading"] = reading.summarize_reading(of_ranks, log.zero_s - start_s)
+    return described
 
 
 def _arrays_in(content: Any) -> Iterator[NDArray[Any]]:

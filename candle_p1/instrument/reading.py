@@ -11,8 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from candle_p1.records.spread import Bytes, Seconds
+from candle_p1.records.types import ReadingFacts
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+NUM_INTERVALS = 50
+"""In how many intervals of time a record says how fast a file was read."""
 
 
 class Read(NamedTuple):
@@ -42,6 +52,15 @@ class ReadLog:
     zero_s: float | None = None
     reads: list[Read] = field(default_factory=list)
 
+    def since_zero(self) -> NDArray[np.float64]:
+        """Returns begin and end, in s from the common moment, and bytes of each read.
+
+        The shape is (reads, 3); there are none if the ranks read independently.
+        """
+        if self.zero_s is None:
+            return np.empty((0, 3))
+        return np.array(self.reads, np.float64).reshape(-1, 3) - [self.zero_s, self.zero_s, 0]
+
 
 _active: ReadLog | None = None
 
@@ -70,3 +89,62 @@ def noted(num_bytes: int) -> Iterator[None]:
     yield
     if log is not None:
         log.reads.append(Read(begin_s, time.perf_counter(), num_bytes))
+
+
+def summarize_reading(
+    of_ranks: Sequence[NDArray[np.float64]], zero_s: float
+) -> ReadingFacts | None:
+    """Returns what a record says about the reading of one file; None if no rank logged any.
+
+    Args:
+        of_ranks: What `ReadLog.since_zero` returned on each rank.
+        zero_s: When the common moment was, in s from the start of the run.
+    """
+    merged = [_merged(reads) for reads in of_ranks]
+    found = [spans for spans in merged if len(spans)]
+    if not found:
+        return None
+    together = _merged(np.concatenate(found))
+    first_s, last_s, union_s = together[0, 0], together[-1, 1], _length_s(together)
+    edges_s = np.linspace(first_s, last_s, NUM_INTERVALS + 1)
+    interval_s = (last_s - first_s) / NUM_INTERVALS
+    every = np.concatenate(of_ranks)
+    rates = every[:, 2] / np.maximum(every[:, 1] - every[:, 0], 1e-9)
+    bytes_in = np.diff(_accumulated(every, rates, edges_s))
+    ranks_in = np.diff(_accumulated(np.concatenate(found), None, edges_s))
+    busy_s = [_length_s(spans) if len(spans) else 0.0 for spans in merged]
+    return ReadingFacts(
+        begin=Seconds.over([zero_s + spans[0, 0] if len(spans) else None for spans in merged]),
+        end=Seconds.over([zero_s + spans[-1, 1] if len(spans) else None for spans in merged]),
+        busy=Seconds.over(busy_s),
+        read=Bytes.over([reads[:, 2].sum() for reads in of_ranks]),
+        union_s=union_s,
+        mean_ranks=sum(busy_s) / union_s if union_s else float(len(found)),
+        interval_s=interval_s,
+        num_ranks=(ranks_in / interval_s).tolist() if interval_s else [],
+        bytes_per_s=(bytes_in / interval_s).tolist() if interval_s else [],
+    )
+
+
+def _merged(reads: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the begin and end of the pieces, in order, of which the reads' union consists."""
+    begins_s, ends_s = reads[np.argsort(reads[:, 0]), :2].T
+    ends_s = np.maximum.accumulate(ends_s)
+    is_new = np.append(True, begins_s[1:] > ends_s[:-1])[: len(reads)]
+    is_last = np.append(is_new[1:], True)[: len(reads)]
+    return np.stack([begins_s[is_new], ends_s[is_last]], axis=1)
+
+
+def _length_s(spans: NDArray[np.float64]) -> float:
+    return float((spans[:, 1] - spans[:, 0]).sum())
+
+
+def _accumulated(
+    spans: NDArray[np.float64], rates: NDArray[np.float64] | None, times_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns, for each time, the integral until then over all spans of their rates, or of 1."""
+    weights = np.ones(len(spans)) if rates is None else rates
+    begins_s, ends_s = spans[:, 0], spans[:, 1]
+    return np.array(
+        [float(np.clip(at_s - begins_s, 0, ends_s - begins_s) @ weights) for at_s in times_s]
+    )

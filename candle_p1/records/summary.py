@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         EpochFacts,
         PhaseTimes,
         RankFacts,
+        ReadingFacts,
         RunRecord,
     )
 
@@ -110,6 +111,16 @@ def _head(record: RunRecord) -> Iterator[str | Table]:
         if record.data and file.load:
             line += f", loaded in {file.load.max_s:.2f} s by {record.data.loader}"
         yield line
+        if file.reading and file.reading.union_s:
+            yield _reading_line(role, file.reading, record.num_ranks)
+
+
+def _reading_line(role: str, reading: ReadingFacts, num_ranks: int) -> str:
+    rate = reading.read.mean_bytes * num_ranks / MIB / reading.union_s
+    return (
+        f"{role}: the ranks read for {reading.union_s:.2f} s, {reading.mean_ranks:.1f} of them at a"
+        f" time, {rate:,.0f} MiB/s together"
+    )
 
 
 def _rank_table(ranks: Sequence[RankFacts]) -> Table:

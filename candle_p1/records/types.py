@@ -83,6 +83,34 @@ class RankFacts(Section):
     device: str
 
 
+class ReadingFacts(Section):
+    """When the ranks read a file, also while they did other work.
+
+    Attributes:
+        begin: When each rank's first read began, in seconds from the start of the run. Nodes have
+            the same zero to within the time that a barrier takes.
+        end: When each rank's last read ended, likewise.
+        busy: The time in which each rank read; reads of several threads at a time count once.
+        read: What each rank read.
+        union_s: The time in which at least one rank read.
+        mean_ranks: How many ranks read at a time, on average over that time.
+        interval_s: The length of the intervals of the following lists, which begin with the first
+            read and end with the last.
+        num_ranks: How many ranks read at a time, on average over each interval.
+        bytes_per_s: The rate of all ranks together in each interval.
+    """
+
+    begin: Seconds
+    end: Seconds
+    busy: Seconds
+    read: Bytes
+    union_s: Duration
+    mean_ranks: Duration
+    interval_s: Duration
+    num_ranks: list[Duration]
+    bytes_per_s: list[Duration]
+
+
 class FileFacts(Section):
     """A data file, or a directory of data files.
 
@@ -96,6 +124,7 @@ class FileFacts(Section):
         values_sha256: The SHA-256 of the float32 matrix as read, in row order, before any scaling,
             followed by the columns of text, if any.
         load: How long each rank took to read it.
+        reading: When the ranks read it; absent if a library read it.
     """
 
     path: str
@@ -106,6 +135,7 @@ class FileFacts(Section):
     num_columns: Count | None = None
     values_sha256: str | None = None
     load: Seconds | None = None
+    reading: ReadingFacts | None = None
 
 
 class DataFacts(Section):

@@ -117,8 +117,14 @@ def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tm
     for phase in phases.values():
         parts_s = sum(part["mean_s"] for part in phase.get("parts", {}).values())
         assert parts_s <= phase["mean_s"]
-    assert {"read", "wait", "parse", "communicate"} <= set(phases["load"]["parts"])
+    assert {"read", "parse", "communicate"} <= set(phases["load"]["parts"])
     assert "scale" in phases["preprocess"]["parts"]
+    for file in record["data"]["files"].values():
+        # The ranks have read all bytes behind the header, if any, between them, while they loaded.
+        read = file["reading"]["read"]["mean_bytes"] * 2
+        assert 0.9 * file["file_bytes"] < read <= file["file_bytes"]
+        assert file["reading"]["begin"]["min_s"] >= phases["load"]["begin"]["min_s"]
+        assert len(file["reading"]["num_ranks"]) > 1
     assert phases["load"]["usage"]["read"]["max_bytes"] > 1000
     assert phases["train"]["usage"]["peak_rss"]["max_bytes"] <= record["peak_rss"]["max_bytes"]
 

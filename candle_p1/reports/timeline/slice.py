@@ -125,11 +125,11 @@ class Slice:
                 continue
             self.num_track_events += 1
             event = {"name": span.name, "ts": begin_us, "pid": pid}
-            if span.power_w is None:
+            if span.value is None:
                 tid = pid + LANE_TIDS * _lane(lanes, begin_us, end_us)
                 yield event | {"ph": "X", "dur": end_us - begin_us, "tid": tid}
             else:
-                yield event | {"ph": "C", "args": {"W": span.power_w}, "tid": pid}
+                yield event | {"ph": "C", "args": {span.unit: span.value}, "tid": pid}
 
 
 def cut(

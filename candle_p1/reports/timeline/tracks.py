@@ -1,4 +1,4 @@
-"""What is drawn beside a timeline: the phases of the run, and power.
+"""What is drawn beside a timeline: the phases of the run, its reading of files, and power.
 
 A run's record and its power readings count seconds from the start of the run, whereas a timeline
 counts from ``hvd.init``; `origin_s` is the difference.
@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from candle_p1.reports.runs import RecordedRun
 
 
+BYTES_PER_MB = 1_000_000
+
+
 class Span(NamedTuple):
     """A named interval on the timeline's clock.
 
     Attributes:
-        name: What takes place; for power, the name of the series.
+        name: What takes place, or the name of the series.
         begin_us: When it begins.
         end_us: When it ends.
-        power_w: The power during this time; None where the span is not a value of a series.
+        value: The value of a series during this time; None where the span is not one.
+        unit: Its unit.
     """
 
     name: str
     begin_us: int
     end_us: int
-    power_w: float | None = None
+    value: float | None = None
+    unit: str = ""
 
 
 class Track(NamedTuple):
@@ -92,6 +97,31 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track:
     return Track("rank 0: phases", spans)
 
 
+def reading_tracks(run: RecordedRun, origin_s: float) -> list[Track]:
+    """Returns, for each file, how many ranks read it at a time, and how fast they read together.
+
+    Args:
+        run: The traced run.
+        origin_s: When the timeline's clock was 0, in seconds from the start of the run.
+    """
+    tracks = []
+    for role, file in run.files.items():
+        reading = file.reading
+        if reading is None:
+            continue
+        begin_s, length_s = reading.begin.min_s - origin_s, reading.interval_s
+        spans = [
+            _span(name, begin_s + i * length_s, length_s, value / scale, unit)
+            for name, unit, values, scale in (
+                ("ranks that read", "ranks", reading.num_ranks, 1),
+                ("rate of all ranks", "MB/s", reading.bytes_per_s, BYTES_PER_MB),
+            )
+            for i, value in enumerate([*values, 0.0])  # the viewer draws the last value for ever
+        ]
+        tracks.append(Track(f"reading {role}", spans))
+    return tracks
+
+
 def power_track(path: Path, origin_s: float) -> Track:
     """Returns a node's power over time; for an energy counter, the mean between two readings.
 
@@ -116,8 +146,11 @@ def _spans(trace: Trace, origin_s: float) -> Iterator[Span]:
     if channel.reading == "energy":
         watts = np.diff(watts) / lengths_s[:-1]
     for begin_s, length_s, power_w in zip(begins_s, lengths_s, watts.tolist(), strict=False):
-        yield _span(series, begin_s, length_s, power_w)
+        yield _span(series, begin_s, length_s, power_w, "W")
 
 
-def _span(name: str, begin_s: float, length_s: float, power_w: float | None = None) -> Span:
-    return Span(name, round(begin_s * US_PER_S), round((begin_s + length_s) * US_PER_S), power_w)
+def _span(
+    name: str, begin_s: float, length_s: float, value: float | None = None, unit: str = ""
+) -> Span:
+    end_s = begin_s + length_s
+    return Span(name, round(begin_s * US_PER_S), round(end_s * US_PER_S), value, unit)

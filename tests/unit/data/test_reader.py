@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 import numpy as np
 import pytest
 
-from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.reader import FileSet, Reader, describe_together
 from candle_p1.datasets.status import file_status
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, make
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 
 
@@ -43,6 +45,19 @@ def test_all_files_of_a_run_are_described(reader):
     assert set(reader.load_s) == {"npy", "npz", "csv"}
     assert set(reader.table_s) == {"csv"}
     assert reader.matrix_bytes == 24 + 8
+
+
+def test_files_are_described_with_the_times_of_the_ranks(reader):
+    start_s = time.perf_counter()
+    reader.read("csv")
+    reader.load("npy", np.load)
+    described = describe_together(reader, SerialCommunicator(), start_s)
+    assert described["npy"]["load"].values.tolist() == [reader.load_s["npy"]]
+    assert "reading" not in described["npy"]
+    assert "load" not in described["unread"]
+    reading = described["csv"]["reading"]
+    assert reading.read.values.tolist() == [len("1,2\n")]
+    assert 0 < reading.begin.min_s <= reading.end.max_s < time.perf_counter() - start_s
 
 
 def digest_of(reader, content):

@@ -19,13 +19,20 @@ from candle_p1.instrument.clock import ClockAnchor, read_anchor
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import make_record, write_record
-from candle_p1.records.spread import Seconds
+from candle_p1.records.spread import Bytes, Seconds
 from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.timeline.events import ORIGIN_KEY, read_origin_epoch_us
 from candle_p1.reports.timeline.slice import cut
 from candle_p1.reports.timeline.summary import summarize
-from candle_p1.reports.timeline.tracks import Span, Track, origin_s, phase_track, power_track
+from candle_p1.reports.timeline.tracks import (
+    Span,
+    Track,
+    origin_s,
+    phase_track,
+    power_track,
+    reading_tracks,
+)
 
 REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
 
@@ -233,11 +240,11 @@ def test_tracks_are_drawn_beside_it(tmp_path):
         Span("load", 100_000, 900_000),
     ]
     readings = [
-        Span("gpu", 500_000, 1_050_000, 90.0),
-        Span("gpu", 1_050_000, 1_150_000, 100.0),
-        Span("gpu", 1_150_000, 1_450_000, 250.0),
-        Span("gpu", 1_450_000, 1_500_000, 50.0),
-        Span("cpu", 800_000, 2_000_000, 30.0),
+        Span("gpu", 500_000, 1_050_000, 90.0, "W"),
+        Span("gpu", 1_050_000, 1_150_000, 100.0, "W"),
+        Span("gpu", 1_150_000, 1_450_000, 250.0, "W"),
+        Span("gpu", 1_450_000, 1_500_000, 50.0, "W"),
+        Span("cpu", 800_000, 2_000_000, 30.0, "W"),
     ]
     tracks = [Track("power", readings), Track("rank 0: phases", spans)]
     piece = cut(REAL, out, 1.1, 1.3, tracks)
@@ -278,6 +285,36 @@ RUNNING = {
     "num_ranks": 2,
     "parameters": {},
 }
+
+
+def test_the_ranks_that_read_are_drawn_over_time(tmp_path):
+    read = {
+        "begin": Seconds.over([11.0, 12.0]),
+        "end": Seconds.over([13.0, 13.0]),
+        "busy": Seconds.over([2.0, 1.0]),
+        "read": Bytes.over([2e6, 1e6]),
+        "union_s": 2.0,
+        "mean_ranks": 1.5,
+        "interval_s": 1.0,
+        "num_ranks": [1.0, 2.0],
+        "bytes_per_s": [1e6, 2e6],
+    }
+    files = {
+        "train": {"path": "a.csv", "file_bytes": 3_000_000, "reading": read},
+        "test": {"path": "b.csv", "file_bytes": 3},
+    }
+    data = {"synthetic": True, "loader": "parallel", "files": files}
+    run = RecordedRun(tmp_path / "run.json", make_record(RUNNING | {"data": data}))
+    (track,) = reading_tracks(run, origin_s=10.0)
+    assert track.name == "reading train"
+    drawn = {}
+    for span in track.spans:
+        drawn.setdefault(span.unit, []).append((span.begin_us, span.end_us, span.value))
+    steps = [(1_000_000, 2_000_000), (2_000_000, 3_000_000), (3_000_000, 4_000_000)]
+    assert drawn == {
+        "ranks": [(*step, value) for step, value in zip(steps, (1, 2, 0), strict=True)],
+        "MB/s": [(*step, value) for step, value in zip(steps, (1, 2, 0), strict=True)],
+    }
 
 
 def test_phases_come_from_the_raw_values(tmp_path):
@@ -342,10 +379,10 @@ def test_energy_is_drawn_as_mean_power(tmp_path):
     track = power_track(path, origin_s=9.0)
     assert track.name == "node 3: power"
     assert track.spans == [
-        Span("a processor (cpu0, rapl)", 1_000_000, 1_500_000, 100.0),
-        Span("a processor (cpu0, rapl)", 1_500_000, 3_000_000, 80.0),
-        Span("an accelerator (gpu0, nvml)", 1_000_000, 2_000_000, 70.5),
-        Span("an accelerator (gpu0, nvml)", 2_000_000, 3_000_000, 250.0),
+        Span("a processor (cpu0, rapl)", 1_000_000, 1_500_000, 100.0, "W"),
+        Span("a processor (cpu0, rapl)", 1_500_000, 3_000_000, 80.0, "W"),
+        Span("an accelerator (gpu0, nvml)", 1_000_000, 2_000_000, 70.5, "W"),
+        Span("an accelerator (gpu0, nvml)", 2_000_000, 3_000_000, 250.0, "W"),
     ]
 
 

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.instrument import reading
+from candle_p1.instrument.reading import NUM_INTERVALS, Read, ReadLog, summarize_reading
+
+
+def logged(*reads):
+    return ReadLog(0.0, [Read(*read) for read in reads]).since_zero()
+
+
+def test_reads_are_logged_from_any_thread_and_only_into_the_active_log():
+    log = ReadLog()
+    with reading.noted(1):
+        pass
+
+    def read():
+        with reading.noted(20):
+            pass
+
+    with reading.active(log):
+        reading.set_zero(5.0)
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(ZeroDivisionError), reading.noted(7):
+            raise ZeroDivisionError
+    with reading.noted(1):
+        pass
+    reading.set_zero(9.0)
+    assert log.zero_s == 5.0
+    assert [read.num_bytes for read in log.reads] == [20] * 3
+    assert all(read.begin_s <= read.end_s for read in log.reads)
+
+
+def test_ranks_that_read_at_the_same_time():
+    facts = summarize_reading([logged((0, 4, 400)), logged((2, 4, 100)), logged()], zero_s=10)
+    assert facts.begin.values == pytest.approx([10, 12, np.nan], nan_ok=True)
+    assert facts.end.values == pytest.approx([14, 14, np.nan], nan_ok=True)
+    assert facts.busy.values.tolist() == [4, 2, 0]
+    assert facts.read.values.tolist() == [400, 100, 0]
+    assert facts.union_s == 4
+    assert facts.mean_ranks == pytest.approx(1.5)
+    assert facts.interval_s == pytest.approx(4 / NUM_INTERVALS)
+    half = NUM_INTERVALS // 2
+    assert facts.num_ranks == pytest.approx([1] * half + [2] * half)
+    assert facts.bytes_per_s == pytest.approx([100] * half + [150] * half)
+
+
+def test_ranks_that_read_one_after_the_other():
+    facts = summarize_reading([logged((0, 1, 5), (3, 4, 5)), logged((1, 2, 5))], zero_s=0)
+    assert facts.mean_ranks == pytest.approx(1)
+    assert facts.union_s == pytest.approx(3)
+    assert facts.end.values.tolist() == [4, 2]
+
+
+def test_reads_of_several_threads_count_once():
+    facts = summarize_reading([logged((0, 3, 5), (1, 2, 5), (2, 4, 5), (6, 7, 5))], zero_s=0)
+    assert facts.busy.values.tolist() == [5]
+    assert facts.mean_ranks == pytest.approx(1)
+
+
+def test_without_reads_or_a_common_moment_there_is_nothing_to_say():
+    assert summarize_reading([logged(), logged()], zero_s=0) is None
+    assert len(ReadLog(None, [Read(1, 2, 3)]).since_zero()) == 0
+
+
+TIMES = st.floats(0, 1000).map(lambda time_s: round(time_s, 6))
+
+
+@given(st.lists(st.lists(st.tuples(TIMES, TIMES, st.integers(0, 10**9)), max_size=8), max_size=5))
+def test_any_reads_are_summarized_consistently(of_ranks):
+    ranks = [[(min(a, b), max(a, b), size) for a, b, size in reads] for reads in of_ranks]
+    facts = summarize_reading([logged(*reads) for reads in ranks], zero_s=0)
+    if facts is None:
+        assert not any(ranks)
+        return
+    assert facts.read.values.sum() == sum(size for reads in ranks for *_, size in reads)
+    assert 0 <= facts.union_s <= facts.end.max_s - facts.begin.min_s + 1e-6
+    assert facts.busy.max_s <= facts.union_s + 1e-6
+    assert 0 <= facts.mean_ranks <= len(ranks) + 1e-6
+    busy_s = sum(facts.num_ranks) * facts.interval_s
+    assert busy_s == pytest.approx(facts.busy.values.sum(), rel=1e-6, abs=1e-6)
+    if facts.interval_s:
+        lasting = sum(size for reads in ranks for a, b, size in reads if b > a)
+        num_bytes = sum(facts.bytes_per_s) * facts.interval_s
+        assert num_bytes == pytest.approx(lasting, rel=1e-3, abs=1)
