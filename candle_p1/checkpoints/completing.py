@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,9 +21,9 @@ from candle_p1.checkpoints.part_file import WritingStoppedError
 from candle_p1.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from candle_p1.checkpoints.publisher import Draft, Publisher
+    from candle_p1.checkpoints.publisher import Draft, Publisher, RankState
     from candle_p1.checkpoints.statistics import SaveRecord
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.1
@@ -32,7 +33,7 @@ class CompletingJob(PartJob):
     """Rank 0's thread.
 
     Args:
-        task: The part that rank 0 writes; None: it cannot, and `reported` says why.
+        task: The part that rank 0 writes; None: it cannot, and `hand_over` says why.
         draft: The checkpoint.
         publisher: Completes it.
         record: Where what becomes of it is noted.
@@ -57,9 +58,22 @@ class CompletingJob(PartJob):
     ) -> None:
         super().__init__(task)
         self.reported: dict[int, str] = {}
+        self._rank_states: Sequence[RankState] = ()
+        self._has_states = threading.Event()
         self._draft, self._publisher = draft, publisher
         self._record, self._begun = record, begun
         self._say, self._end = say, end
+
+    def hand_over(self, rank_states: Sequence[RankState], problems: Mapping[int, str]) -> None:
+        """Provides what is known only once all ranks have copied their shares.
+
+        Args:
+            rank_states: The arrays of every rank's own, by name.
+            problems: The parts that cannot be written, and why.
+        """
+        self._rank_states = rank_states
+        self.reported.update(problems)
+        self._has_states.set()
 
     def work(self) -> None:
         """Writes and completes; removes what is unfinished if that fails."""
@@ -70,8 +84,11 @@ class CompletingJob(PartJob):
                 super().work()
             except (OSError, CheckpointError) as error:  # the other parts have to end, too
                 self.reported[0] = why(error)
+            while not self._has_states.wait(MAX_PAUSE_S):
+                if self.stop.is_set():
+                    raise WritingStoppedError
             files = self._await_parts()
-            record.name = self._publisher.publish(draft, files)
+            record.name = self._publisher.publish(draft, self._rank_states, files)
             record.num_bytes = sum(entry.bytes for entry in files.values())
             record.written_s = time.perf_counter() - self._begun
         except BaseException as error:

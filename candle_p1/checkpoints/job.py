@@ -19,7 +19,6 @@ from candle_p1.checkpoints.part_file import WritingStoppedError, file_entry, wri
 from candle_p1.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from candle_p1.checkpoints.memory import CopyMemory
@@ -54,18 +53,23 @@ class PartTask:
     memory: CopyMemory
     read_back: bool
 
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Writes the part and its marker.
+    def run(self, stop: threading.Event) -> None:
+        """Writes the part as its memory is filled, and its marker.
 
         Raises:
             OSError: It cannot be written; the marker, if there can be one, says so.
             CheckpointError: What was read back is something else; likewise.
-            WritingStoppedError: `stopped` was true.
+            WritingStoppedError: `stop` was set.
         """
         path = self.directory / part_name(self.part)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            entry = write_synced(path, self.memory.buffer, self.memory.num_bytes, stopped)
+            entry = write_synced(
+                path,
+                self.memory.buffer,
+                self.memory.num_bytes,
+                lambda end: self.memory.await_filled(end, stop),
+            )
             if self.read_back and file_entry(path, uncached=True) != entry:
                 raise CheckpointError(f"{path} does not contain what was written: check the disk")
             done = f"{self.part}.done-{entry.bytes}-{entry.xxh3_128}"
@@ -107,13 +111,18 @@ class PartJob:
         """Whether it has not ended yet."""
         return self._thread.is_alive()
 
-    def join(self, limit_s: float | None = None) -> None:
+    def give_up(self, limit_s: float) -> None:
+        """Has it stop, and waits for that no longer than this."""
+        self.stop.set()
+        self._thread.join(limit_s)
+
+    def join(self) -> None:
         """Waits until it has ended.
 
         Raises:
             Exception: What it met that is no error of the file system.
         """
-        self._thread.join(limit_s)
+        self._thread.join()
         bug, self._bug = self._bug, None
         if bug is not None:
             raise bug
@@ -131,7 +140,7 @@ class PartJob:
     def work(self) -> None:
         """Does what the thread is for."""
         if self.task is not None:
-            self.task.run(self.stop.is_set)
+            self.task.run(self.stop)
 
 
 def remove_markers(directory: Path) -> None:

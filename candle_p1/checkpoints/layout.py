@@ -184,8 +184,11 @@ class PartLayout:
 
     def __init__(self, specs: Mapping[str, ArraySpec], pieces: Sequence[Piece]) -> None:
         shapes = [specs[piece.array].rows(piece.start, piece.stop) for piece in pieces]
+        # Widest elements first, so that all are aligned; among these the smallest pieces first, so
+        # that writing can begin early.
         widest_first = sorted(
-            zip(pieces, shapes, strict=True), key=lambda each: -numpy_type(each[1].dtype).itemsize
+            zip(pieces, shapes, strict=True),
+            key=lambda each: (-numpy_type(each[1].dtype).itemsize, each[1].num_bytes),
         )
         content: dict[str, Any] = {"__metadata__": {"format": "np"}}
         end = 0
@@ -211,12 +214,17 @@ class PartLayout:
         self.num_bytes = len(self.header) + end
 
     def fill(self, memory: CopyMemory) -> Iterator[tuple[Piece, NDArray[Any]]]:
-        """Writes the header into memory of `num_bytes`, and yields where each piece belongs."""
+        """Writes the header into memory of `num_bytes`, and yields where each piece belongs.
+
+        What the caller has copied there counts as filled when it asks for the next.
+        """
         memory.bytes[: len(self.header)] = np.frombuffer(self.header, np.uint8)
         for placed in self.placed:
+            memory.filled(placed.first_byte)
             spec = placed.spec
             values = memory.view(placed.first_byte, spec.num_bytes, numpy_type(spec.dtype))
             yield placed.piece, values.reshape(spec.shape)
+        memory.filled(self.num_bytes)
 
 
 def piece_key(piece: Piece, spec: ArraySpec) -> str:

@@ -26,7 +26,7 @@ class WritingStoppedError(Exception):
 
 
 def write_synced(
-    path: Path, content: memoryview, num_bytes: int, stopped: Callable[[], bool] = lambda: False
+    path: Path, content: memoryview, num_bytes: int, ready: Callable[[int], bool] = lambda end: True
 ) -> FileEntry:
     """Writes a new file and waits until it is on the disk.
 
@@ -37,22 +37,23 @@ def write_synced(
         path: The file; there must be none.
         content: Memory that begins at a page and has whole pages.
         num_bytes: The size of the file.
-        stopped: Whether to give up; asked before each chunk.
+        ready: Waits until the content is there up to the given byte; returns False if writing is to
+            be given up. Called before each chunk.
 
     Returns:
         Its size and digest, computed from the memory.
 
     Raises:
         OSError: It cannot be written; what was written is removed.
-        WritingStoppedError: `stopped` was true; likewise.
+        WritingStoppedError: `ready` returned False; likewise.
     """
     digest = xxhash.xxh3_128()
     try:
         with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             for begin in range(0, num_bytes, CHUNK_BYTES):
-                if stopped():
-                    raise WritingStoppedError
                 end = min(begin + CHUNK_BYTES, num_bytes)
+                if not ready(end):
+                    raise WritingStoppedError
                 digest.update(content[begin:end])
                 _write(file, content, begin, end)
             os.ftruncate(file, num_bytes)

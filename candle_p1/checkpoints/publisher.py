@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from candle_p1.checkpoints.checkpoint import Checkpoint
     from candle_p1.checkpoints.sharing import WritePlan
 
+    RankState = Mapping[str, NDArray[Any]]
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -52,7 +54,6 @@ class Draft:
         best: Whether it is the best so far.
         facts: What the state consists of beside arrays; JSON.
         plan: Who writes what.
-        rank_states: The arrays of every rank's own, by name.
     """
 
     directory: Path
@@ -62,7 +63,6 @@ class Draft:
     best: bool
     facts: dict[str, Any]
     plan: WritePlan
-    rank_states: Sequence[Mapping[str, NDArray[Any]]]
 
 
 class Publisher:
@@ -107,18 +107,28 @@ class Publisher:
         self._claim.acquire(self._root.directory)
         draft.directory.mkdir(exist_ok=True)
 
-    def publish(self, draft: Draft, files: Mapping[str, FileEntry]) -> str:
-        """Completes a checkpoint whose parts are written, and names it; returns the name.
+    def publish(
+        self, draft: Draft, rank_states: Sequence[RankState], files: Mapping[str, FileEntry]
+    ) -> str:
+        """Completes a checkpoint whose parts are written, and names it.
 
         When this returns, it is safe, and the links name it.
+
+        Args:
+            draft: The checkpoint.
+            rank_states: The arrays of every rank's own, by name.
+            files: The size and digest of every part, by the name of its file.
+
+        Returns:
+            The name of its directory.
 
         Raises:
             OSError: It cannot be completed.
             CheckpointError: A file has been removed meanwhile.
         """
         directory = draft.directory
-        files = {**files, RANKS_FILE: _write_rank_states(directory, draft.rank_states)}
-        _write_manifest(directory, self._manifest(draft, files))
+        files = {**files, RANKS_FILE: _write_rank_states(directory, rank_states)}
+        _write_manifest(directory, self._manifest(draft, len(rank_states), files))
         remove_markers(directory)
         for name, entry in files.items():
             if (directory / name).stat().st_size != entry.bytes:
@@ -194,7 +204,9 @@ class Publisher:
                 return name
         raise AssertionError("numbers do not end")
 
-    def _manifest(self, draft: Draft, files: Mapping[str, FileEntry]) -> CheckpointManifest:
+    def _manifest(
+        self, draft: Draft, num_ranks: int, files: Mapping[str, FileEntry]
+    ) -> CheckpointManifest:
         plan = draft.plan
         pieces: dict[str, list[PieceEntry]] = {name: [] for name in plan.specs}
         for part, held in enumerate(plan.parts):
@@ -207,7 +219,7 @@ class Publisher:
             position=PositionEntry(epoch=draft.position.epoch, step=draft.position.step),
             number=self._number + 1,
             best=draft.best,
-            num_ranks=len(draft.rank_states),
+            num_ranks=num_ranks,
             before=[
                 EarlierEntry(name=name, number=number)
                 for name, number in reversed(self._present().items())
@@ -225,9 +237,7 @@ def _links(draft: Draft) -> list[str]:
     return [BEST, LATEST] if draft.best else [LATEST]
 
 
-def _write_rank_states(
-    directory: Path, rank_states: Sequence[Mapping[str, NDArray[Any]]]
-) -> FileEntry:
+def _write_rank_states(directory: Path, rank_states: Sequence[RankState]) -> FileEntry:
     arrays = {
         rank_prefix(rank) + name: array
         for rank, state in enumerate(rank_states)

@@ -103,7 +103,7 @@ class CheckpointWriter:
     def prepare(self, arrays: Mapping[str, ArraySource]) -> None:
         """Has the memory for the first copy provided beside training, which makes that copy faster.
 
-        Not collective. What it cannot get, `save` reports.
+        Not collective; before the first save. What it cannot get, `save` reports.
         """
         self._planned(_specs(arrays), self._sharing.first)
         with suppress(OSError, MemoryError):
@@ -154,29 +154,30 @@ class CheckpointWriter:
             )
             return False
         plan = self._planned(specs, mode)
-        problem = self._copy(arrays)
-        gathered = self._comm.gather((problem, own))
         self._serial += 1
         directory = self._root / temporary_name(position.name, self._token, self._serial)
         record = SaveRecord(position, plan.num_bytes, len(plan.ranks))
         self._statistics.saves.append(record)
-        part = plan.part_of(self._comm.rank)
-        task = None
-        if part is not None and problem is None and self._memory is not None:
-            task = PartTask(directory, part, self._memory, self._checksum)
-        if gathered is None:
-            self._job = PartJob(task, problem)
-        else:
-            problems, states = zip(*gathered, strict=True)
+        task, problem = self._task(plan, directory)
+        if self._comm.rank == 0:
             created = timestamp(datetime.now(timezone.utc))
-            draft = Draft(directory, self._serial, position, created, best, snapshot, plan, states)
+            draft = Draft(directory, self._serial, position, created, best, snapshot, plan)
             self._job = CompletingJob(
                 task, draft, self._publisher, record, begun, self._say, self._note_end
             )
-            for part, rank in enumerate(plan.ranks):
-                if problems[rank] is not None:
-                    self._job.reported[part] = problems[rank]
-        self._job.start()
+        else:
+            self._job = PartJob(task, problem)
+        self._copy(self._job, arrays)
+        gathered = self._comm.gather((problem, own))
+        if isinstance(self._job, CompletingJob) and gathered is not None:
+            self._job.hand_over(
+                [state for _, state in gathered],
+                {
+                    part: problem
+                    for part, rank in enumerate(plan.ranks)
+                    if (problem := gathered[rank][0]) is not None
+                },
+            )
         record.wait_s = time.perf_counter() - begun
         if not wait:
             return True
@@ -188,7 +189,8 @@ class CheckpointWriter:
     def close(self) -> CheckpointStatistics:
         """Waits for the checkpoint that is being written, and ends the writer; collective.
 
-        If another rank has died, this waits until the job is ended, as every collective call does.
+        Called again, it only returns what was done. If another rank has died, this waits until the
+        job is ended, as every collective call does.
 
         Returns:
             What was done; on every rank with its own waiting times.
@@ -200,16 +202,20 @@ class CheckpointWriter:
         if self._closed:
             return self._statistics
         self._closed = True
+        failure = None
         try:
             self._wait_until_safe()
-        finally:
-            self._memory = None
-            if self._comm.rank == 0:
-                self._claim.release(self._root)
-                settle(self._root, self._say)
+        except CheckpointError as error:
+            failure = error
+        self._memory = None
+        if self._comm.rank == 0:
+            self._claim.release(self._root)
+            settle(self._root, self._say)
         first = self._comm.broadcast(self._statistics)
         for mine, known in zip(self._statistics.saves, first.saves, strict=True):
             mine.take(known)
+        if failure is not None:
+            raise failure
         return self._statistics
 
     def abandon(self) -> None:
@@ -219,8 +225,7 @@ class CheckpointWriter:
         """
         self._closed = True
         if self._job is not None:
-            self._job.stop.set()
-            self._job.join(MOMENT_S)
+            self._job.give_up(MOMENT_S)
         if self._comm.rank == 0:
             self._claim.release(self._root)
 
@@ -293,17 +298,28 @@ class CheckpointWriter:
             self._statistics.copy_bytes = max(self._statistics.copy_bytes, num_bytes or 0)
         return self._memory
 
-    def _copy(self, arrays: Mapping[str, ArraySource]) -> str | None:
-        """Copies this rank's share of the state; returns what fails."""
+    def _task(self, plan: WritePlan, directory: Path) -> tuple[PartTask | None, str | None]:
+        """Returns the part that this rank writes, if any, or why it cannot."""
         try:
             memory = self._allocate()
         except (OSError, MemoryError) as error:
-            return f"no memory for a copy of the state: {why(error)}"
-        if memory is not None and self._layout is not None:
-            memory.settle()
-            for piece, out in self._layout.fill(memory):
-                arrays[piece.array].copy_into(slice(piece.start, piece.stop), out)
-        return None
+            return None, f"no memory for a copy of the state: {why(error)}"
+        part = plan.part_of(self._comm.rank)
+        if memory is None or part is None:
+            return None, None
+        memory.begin()
+        return PartTask(directory, part, memory, self._checksum), None
+
+    def _copy(self, job: PartJob, arrays: Mapping[str, ArraySource]) -> None:
+        """Copies this rank's share of the state, and has a thread write what is there already."""
+        job.start()
+        try:
+            if job.task is not None and self._layout is not None:
+                for piece, out in self._layout.fill(job.task.memory):
+                    arrays[piece.array].copy_into(slice(piece.start, piece.stop), out)
+        except BaseException:
+            job.stop.set()
+            raise
 
     def _note_end(self, record: SaveRecord) -> None:
         """Notes what became of a save; called on rank 0's thread."""
