@@ -79,7 +79,7 @@ class Checkpoint:
                 that were written is what `verify` tells.
         """
         entry = self.manifest.arrays[name]
-        pieces = [self._piece(piece) for piece in entry.pieces]
+        pieces = [self._piece(name, piece) for piece in entry.pieces]
         if out is None and len(pieces) == 1 and pieces[0].shape == entry.shape:
             return pieces[0]
         if out is None:
@@ -114,7 +114,7 @@ class Checkpoint:
             list(pool.map(self._verify, self.manifest.files))
         for name, entry in self.manifest.arrays.items():
             for piece in entry.pieces:
-                self._piece(piece)
+                self._piece(name, piece)
             rows = sorted(piece.rows for piece in entry.pieces)
             ends = [0, *(stop for _, stop in rows)]
             if [start for start, _ in rows] != ends[:-1] or ends[-1] != entry.spec.num_rows:
@@ -160,8 +160,14 @@ class Checkpoint:
             self._files[name] = _PartFile(self.directory / name)
         return self._files[name]
 
-    def _piece(self, piece: PieceEntry) -> NDArray[Any]:
-        return self._file(piece.file).read(piece.key)
+    def _piece(self, name: str, piece: PieceEntry) -> NDArray[Any]:
+        values = self._file(piece.file).read(piece.key)
+        if ArraySpec.of(name, values) != self.arrays[name].rows(*piece.rows):
+            raise CheckpointError(
+                f"{self.directory / piece.file} is damaged: {piece.key!r} is not what {MANIFEST}"
+                f" says about {name!r}"
+            )
+        return values
 
 
 def rank_prefix(rank: int) -> str:

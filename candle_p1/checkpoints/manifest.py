@@ -155,8 +155,8 @@ class CheckpointManifest(_Part):
         first, newline, rest = content.partition(b"\n")
         try:
             values = json.loads(content)
-            version = values.pop("version") if isinstance(values, dict) else None
-        except (ValueError, KeyError, RecursionError):
+            version = values["version"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise CheckpointError(f"{path} is damaged: it is not the JSON of a manifest") from None
         if version != VERSION:
             raise CheckpointError(

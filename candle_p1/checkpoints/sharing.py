@@ -61,25 +61,25 @@ class Sharing:
     Args:
         comm: The communicator.
         sign: A file that rank 0 has created in the directory of the checkpoints; the nodes that see
-            it can write there.
+            it can write there. None: the directory cannot be written now, so that nobody knows.
         writers: "auto", "node" or "all".
         say: Receives a sentence if a node does not see the directory; called on rank 0.
     """
 
     def __init__(
-        self, comm: Communicator, sign: Path, writers: str, say: Callable[[str], None]
+        self, comm: Communicator, sign: Path | None, writers: str, say: Callable[[str], None]
     ) -> None:
         self._ranks = {"node": [rank for rank, _ in comm.collect(comm.node == 0 or None)]}
         self._modes = [writers]
         if comm.num_nodes == 1 or writers == "node":
             self._modes = ["node"]
         else:
-            sees = comm.local.broadcast(comm.local_rank == 0 and _appears(sign))
+            sees = comm.local.broadcast(comm.local_rank == 0 and _sees(comm, sign))
             blind = {rank for rank, _ in comm.collect(None if sees else True)}
             self._ranks["all"] = [rank for rank in range(comm.size) if rank not in blind]
             if writers == "auto":
                 self._modes = ["node"] if blind else ["node", "all"]
-            elif blind and comm.rank == 0:
+            elif blind and sign is not None and comm.rank == 0:
                 say(
                     f"{len(blind)} ranks do not see {sign.parent}, which is on another node, and"
                     " write no checkpoints"
@@ -109,6 +109,10 @@ class Sharing:
         num_parts = max(1, min(len(ranks), num_bytes // SMALL_BYTES))
         spread = tuple(ranks[part * len(ranks) // num_parts] for part in range(num_parts))
         return WritePlan(specs, mode, spread)
+
+
+def _sees(comm: Communicator, sign: Path | None) -> bool:
+    return comm.node == 0 or (sign is not None and _appears(sign))
 
 
 def _appears(path: Path) -> bool:

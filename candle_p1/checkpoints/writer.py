@@ -84,7 +84,9 @@ class CheckpointWriter:
             raise CheckpointError(problem).on_all_ranks()
         if problem is not None:
             self._say_on_first(problem)
-        self._sharing = Sharing(comm, claim.path(self._root), writers, say)
+        self._sharing = Sharing(
+            comm, claim.path(self._root) if problem is None else None, writers, say
+        )
         self._publisher = Publisher(self._root, claim, keep, after)
         self._statistics = CheckpointStatistics(self._root)
         self._plan: WritePlan | None = None

@@ -36,6 +36,24 @@ def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_check
 @pytest.mark.parametrize(
     "layouts",
     [
+        ["a,b"],
+        pytest.param(["a,a"], marks=pytest.mark.extended),
+        pytest.param(["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,a,a,b"], marks=pytest.mark.extended),
+    ],
+)
+def test_checkpoints_on_any_layout_of_ranks(mpirun, execute, layouts):
+    """A job has as many ranks as each of its layouts."""
+    script = HERE / "check_checkpoints.py"
+    code, output = execute(mpirun(layouts[0].count(",") + 1, script, *layouts))
+    print(output)
+    assert code == 0, output
+    assert output.count("ok ") == 7 * len(layouts)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    "layouts",
+    [
         ["a,a,b"],
         pytest.param(["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,b,c,d"], marks=pytest.mark.extended),
     ],

@@ -1,0 +1,219 @@
+"""Checkpoints that several ranks write: on every layout of ranks on nodes they hold the same.
+
+Each argument is a layout, which names the node of each rank: "a,a,b,b" means two nodes with two
+ranks each.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from harness import named, run_checks
+
+from candle_p1.checkpoints import job, layout, sharing
+from candle_p1.checkpoints.manifest import Position
+from candle_p1.checkpoints.part_file import write_synced
+from candle_p1.checkpoints.policy import keep_policy
+from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.source import ArrayInMemory
+from candle_p1.checkpoints.writer import CheckpointWriter
+from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
+from candle_p1.errors import CheckpointError
+
+STATE = {
+    "weights/large": np.random.default_rng(1).random((4001, 33), dtype=np.float32),
+    "weights/small": np.arange(7, dtype=np.float16),
+    "iterations": np.array(3, np.int64),
+}
+
+
+def shared_directory(comm):
+    """Returns a new directory, the same on all ranks."""
+    return Path(comm.broadcast(tempfile.mkdtemp(dir=Path.cwd()) if comm.rank == 0 else None))
+
+
+def on_first_node(comm):
+    """Returns the number of ranks on rank 0's node."""
+    return comm.allgather(comm.node).count(0)
+
+
+def save(writer, comm, epoch, **options):
+    arrays = {name: ArrayInMemory(array + epoch) for name, array in STATE.items()}
+    mine = {"seed": np.array([comm.rank, epoch])}
+    options = {"wait": True, **options}
+    return writer.save(Position(epoch, 0), arrays, mine, {"epoch": epoch}, **options)
+
+
+def holds_epoch(checkpoint, comm, epoch):
+    """Makes sure that a checkpoint, known on rank 0, is the state of an epoch on every rank."""
+    if comm.rank == 0:
+        assert checkpoint.position == Position(epoch, 0)
+        assert checkpoint.num_ranks == comm.size
+        for name, array in STATE.items():
+            np.testing.assert_array_equal(checkpoint.read(name), array + epoch)
+        for rank in range(comm.size):
+            np.testing.assert_array_equal(checkpoint.rank_state(rank)["seed"], [rank, epoch])
+
+
+def newest_good(root, comm):
+    return CheckpointRoot(root).newest_good(pytest.fail) if comm.rank == 0 else None
+
+
+def all_writers_write_equal_shares(comm):
+    """With "auto", rank 0's node writes first, and then all nodes that see the directory."""
+    root = shared_directory(comm)
+    writer = CheckpointWriter(comm, root)
+    num_writers = [on_first_node(comm)] + [comm.size] * (comm.num_nodes > 1)
+    for epoch, expected in enumerate(num_writers, start=1):
+        assert save(writer, comm, epoch, best=epoch == 1)
+        checkpoint = newest_good(root, comm)
+        holds_epoch(checkpoint, comm, epoch)
+        if comm.rank == 0:
+            parts = sorted(checkpoint.directory.glob("arrays-*"))
+            assert len(parts) == expected
+            sizes = [path.stat().st_size for path in parts]
+            assert max(sizes) - min(sizes) < 1000
+            found = [name for path in parts for name in safetensors.numpy.load_file(path)]
+            assert len(found) == len(set(found)) == len(STATE) - 1 + expected
+    for epoch in (3, 4):
+        assert save(writer, comm, epoch)
+    statistics = writer.close()
+    assert len(statistics.written) == len(num_writers) + 2
+    assert {each.num_writers for each in statistics.saves} == set(num_writers)
+    assert all(each.written_s > 0 for each in statistics.saves)
+    share = sum(array.nbytes for array in STATE.values()) / num_writers[0]
+    assert statistics.copy_bytes < share + 2000
+
+
+def the_chosen_ranks_write(comm):
+    root = shared_directory(comm)
+    for writers, expected in [("node", on_first_node(comm)), ("all", comm.size)]:
+        writer = CheckpointWriter(comm, root, writers=writers)
+        assert save(writer, comm, 1)
+        assert [each.num_writers for each in writer.close().saves] == [expected]
+
+
+def nodes_that_do_not_see_the_directory_do_not_write(comm):
+    root, said = shared_directory(comm), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "_appears", lambda path: comm.node == 0)
+        auto = CheckpointWriter(comm, root, say=said.append)
+        explicit = CheckpointWriter(comm, root, writers="all", say=said.append)
+    for epoch in (1, 2):
+        assert save(auto, comm, epoch)
+        assert save(explicit, comm, epoch)
+    for writer in (auto, explicit):
+        assert {each.num_writers for each in writer.close().saves} == {on_first_node(comm)}
+    assert len(said) == (comm.num_nodes > 1 and comm.rank == 0)
+
+
+def a_rank_that_fails_ends_the_checkpoint_for_all(comm):
+    """Also if it cannot leave a marker: rank 0 then hears of it when the ranks meet next."""
+    for can_leave_marker in (True, False):
+        root, said = shared_directory(comm), []
+        writer = CheckpointWriter(comm, root, writers="all", say=said.append)
+        assert save(writer, comm, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(job, "write_synced", full_disk)
+                if not can_leave_marker:
+                    patch.setattr(job, "failure_marker", full_disk)
+            assert not save(writer, comm, 2)
+        assert save(writer, comm, 3)
+        assert len(writer.close().errors) == 1
+        holds_epoch(newest_good(root, comm), comm, 3)
+        if comm.rank == 0:
+            assert len(said) == 1
+            assert os.strerror(errno.ENOSPC) in said[0]
+            assert not list(root.glob(".*"))
+
+
+def full_disk(path, *_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def a_required_checkpoint_that_fails_ends_all_ranks(comm):
+    root = shared_directory(comm)
+    writer = CheckpointWriter(comm, root, required=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 0:
+            patch.setattr(job, "write_synced", full_disk)
+        assert save(writer, comm, 1, wait=False)
+        with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)) as caught:
+            save(writer, comm, 2)
+    assert caught.value.agreed
+    assert len(writer.close().errors) == 1
+
+
+def one_slow_rank_is_waited_for_and_not_overtaken(comm):
+    root, said = shared_directory(comm), []
+    writer = CheckpointWriter(comm, root, writers="all", say=said.append)
+
+    def slow(*args):
+        time.sleep(2 * (comm.rank == comm.size - 1))
+        return write_synced(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "write_synced", slow)
+        assert save(writer, comm, 1, wait=False)
+        assert not save(writer, comm, 2, wait=False)
+        if comm.rank == 0:
+            assert CheckpointRoot(root).names() == []
+            assert len(said) == 1
+        statistics = writer.close()
+    assert statistics.num_not_taken == 1
+    holds_epoch(newest_good(root, comm), comm, 1)
+
+
+def a_run_continues_and_keeps_what_it_should(comm):
+    root = shared_directory(comm)
+    for part in range(3):
+        after = newest_good(root, comm)
+        writer = CheckpointWriter(comm, root, keep=keep_policy("linear", 2), after=after)
+        for epoch in (2 * part + 1, 2 * part + 2):
+            assert save(writer, comm, epoch)
+        writer.close()
+        if comm.rank == 0:
+            assert len(CheckpointRoot(root).names()) == 2
+    checkpoint = newest_good(root, comm)
+    holds_epoch(checkpoint, comm, 6)
+    assert comm.rank != 0 or checkpoint.manifest.number == 6
+
+
+CHECKS = [
+    all_writers_write_equal_shares,
+    the_chosen_ranks_write,
+    nodes_that_do_not_see_the_directory_do_not_write,
+    a_rank_that_fails_ends_the_checkpoint_for_all,
+    a_required_checkpoint_that_fails_ends_all_ranks,
+    one_slow_rank_is_waited_for_and_not_overtaken,
+    a_run_continues_and_keeps_what_it_should,
+]
+
+
+@cache
+def ranks_on(nodes, rank):
+    """Returns the communicator of ranks that pretend to be on the nodes of a layout."""
+    os.environ[NODE_VARIABLE] = nodes.split(",")[rank]
+    return MpiCommunicator()
+
+
+def checks_of(nodes):
+    """Returns the checks with a layout's communicator in place of the job's."""
+    for name, check in named(CHECKS).items():
+        yield f"{name} on {nodes}", lambda comm, check=check: check(ranks_on(nodes, comm.rank))
+
+
+layout.SMALL_BYTES = sharing.SMALL_BYTES = 1000
+run_checks(
+    {name: check for nodes in sys.argv[1:] for name, check in checks_of(nodes)}, horovod=False
+)
