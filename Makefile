@@ -77,8 +77,9 @@ test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and 
 test-keras2: setup .venv-keras2/setup.done ## Check that the four networks train as in Keras 2, on which CANDLE runs
 	PYTHONPATH=.venv-keras2 .venv/bin/python -m pytest tests/integration/test_keras2.py $(PYTEST_ARGS)
 
-fault-test: setup ## Kill and stop ranks and launchers of a hundred runs, and check how they end
-	.venv/bin/python tests/faults/kill_runs.py $(FAULT_ARGS)
+fault-test: setup ## RUNS=100: kill and stop runs, check how they end; KILLS=100: restart killed ones
+	$(if $(RUNS)$(if $(KILLS),,yes),.venv/bin/python -m tests.faults.kill_runs --runs $(or $(RUNS),100) $(FAULT_ARGS))
+	$(if $(KILLS),.venv/bin/python -m tests.faults.kill_and_restart --kills $(KILLS) $(FAULT_ARGS))
 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600

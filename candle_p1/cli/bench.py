@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,13 @@ def _count(flag: str, name: str, default: int, text: str) -> Callable[..., Any]:
     return click.option(flag, name, type=positive, default=default, show_default=True, help=text)
 
 
+def _not_nan(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Checks what a range lets through: nan is neither below nor above a number."""
+    if math.isnan(value):
+        raise ParameterError(f"{parameter.opts[0]} must be a number, not nan")
+    return value
+
+
 def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a decorator that adds the arguments and options of all measurements, and own ones.
 
@@ -92,7 +100,7 @@ def _options(*own: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: data loaders, training steps, and the overhead of measuring."""
+    """Measure and compare: data loaders, steps, checkpoints, and the overhead of measuring."""
 
 
 @command.command(
@@ -203,6 +211,71 @@ def step_command(
     job = StepJob(benchmark, flags, num_steps=num_steps)
     report = _measure(StepComparison(job, against=against == "plain", **conditions))
     _show(show_step.parts(report), report, json_file)
+
+
+@command.command(
+    "checkpoint",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 bench checkpoint p1b1 --size full --mtbf 24",
+        "candle-p1 bench checkpoint nt3 --np 2 --directory . --json checkpoint.json",
+    ],
+)
+@_options(
+    _count("--np", "num_ranks", 1, "Number of ranks, all on this machine."),
+    _count(
+        "--rounds",
+        "num_rounds",
+        3,
+        "Jobs of each variant, of two timed saves each. A 95 % interval of the median needs at"
+        " least 6 saves.",
+    ),
+    click.option(
+        "--mtbf",
+        "mtbf_hours",
+        metavar="HOURS",
+        type=click.FloatRange(0, 1e6, min_open=True),
+        callback=_not_nan,
+        default=24.0,
+        show_default=True,
+        help="The mean time between failures of a job of yours, with all its nodes, for which to"
+        " advise intervals.",
+    ),
+    click.option(
+        "--directory",
+        type=click.Path(exists=True, file_okay=False, writable=True),
+        default=".",
+        show_default=True,
+        help="Save in this directory, in temporary ones: its disk is measured.",
+    ),
+)
+def checkpoint_command(
+    benchmark: str,
+    num_ranks: int,
+    num_rounds: int,
+    mtbf_hours: float,
+    directory: str,
+    json_file: Path | None,
+    flags: list[str],
+) -> None:
+    """Measure what a checkpoint of BENCHMARK's training costs, beside Keras's ways to save it.
+
+    Compared are the checkpoints of a run, the same where training waits for the disk, and Keras's
+    BackupAndRestore and model.save: how long training waits, when the data are safe on the disk,
+    at which rate compared with a plain synced write of as many bytes, the memory, and the steps
+    meanwhile. From this follow the intervals that Young and Daly advise.
+
+    All other flags go to the benchmark.
+    """
+    from candle_p1.bench import show_checkpoint
+    from candle_p1.bench.checkpoint import HOUR_S, CheckpointComparison, CheckpointJob
+
+    job = CheckpointJob(benchmark, flags, directory=directory)
+    comparison = CheckpointComparison(
+        job, num_ranks=num_ranks, num_rounds=num_rounds, mtbf_s=mtbf_hours * HOUR_S
+    )
+    report = _measure(comparison)
+    _show(show_checkpoint.parts(report), report, json_file)
 
 
 @command.command(

@@ -5,23 +5,20 @@ moment one of its processes gets a random signal. The run passes if within the t
 its processes is left, its exit code is not 0, and its record, if there was one when the signal
 came, says what docs/faults.md promises. Whenever the record is there, it must be complete.
 
-Usage: python tests/faults/kill_runs.py [--runs 100] [--seed N] [--jobs 2]
+Usage: python -m tests.faults.kill_runs [--runs 100] [--seed N] [--jobs 2]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,18 +26,14 @@ from typing import Any
 import psutil
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.launchers import mpirun
 from candle_p1.datasets.synthetic import ensure
+from tests.faults.processes import LIMIT_S, STARTERS, StartedRun
 
-SCRIPT = find_benchmark("nt3").script
 FLAGS = "--size small --conv 4 20 1 --pool 10 --dense 8 --epochs 100000 --epochs_scaling weak"
-LIMIT_S = 30.0
 MOMENTS = {"start": (0.0, 2.0), "startup": (2.0, 10.0), "training": (0.0, 4.0)}
 """When signals come, in s: after the start, or after training has begun."""
 TRAINING_S = 120.0
 """How long a run may take until it trains, on a busy machine."""
-MARK = "FAULT_TEST_RUN"
-"""An environment variable by which all processes of a run are found."""
 NUM_RANKS = 2
 SIGNALS = ("KILL", "TERM", "INT", "HUP", "STOP")
 VICTIMS = ("launcher", "rank 0", "rank 1")
@@ -96,7 +89,7 @@ def draw(number: int, seed: int) -> Fault:
     period = chance.choice(list(MOMENTS))
     return Fault(
         number,
-        starter=chance.choice(("candle-p1", "mpirun")),
+        starter=chance.choice(STARTERS),
         victim=chance.choice(VICTIMS),
         signal=chance.choice(SIGNALS),
         period=period,
@@ -109,98 +102,72 @@ class FaultyRun:
 
     Args:
         fault: The fault.
-        directory: An empty directory for its files.
+        directory: A directory for its files, which is made.
     """
 
     def __init__(self, fault: Fault, directory: Path) -> None:
         self.fault, self._directory = fault, directory
-        self._record = directory / "run/run.json"
-        self._mark = f"{directory}"
 
     def execute(self) -> Fault:
         """Starts the run, sends the signal, waits for the end and judges it."""
         fault = self.fault
         self._directory.mkdir(parents=True)
-        log = self._directory / "output"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {MARK: self._mark},
-                start_new_session=True,
-            )
-        self._launcher = process.pid
         start = time.monotonic()
+        self._run = StartedRun("nt3", fault.starter, NUM_RANKS, FLAGS.split(), self._directory)
         try:
-            had_record = self._send_signal(process, start)
-            self._await_end(process)
+            had_record = self._send_signal(start)
+            self._await_end()
             self._judge(had_record)
         finally:
-            for each in self._processes():
-                with suppress(psutil.Error):
-                    each.kill()
-            process.wait()
-        fault.output = log.read_text(errors="replace")
+            self._run.clear()
+        fault.output = self._run.output()
         return fault
 
-    def _command(self) -> list[str]:
-        flags = [*FLAGS.split(), "--output_dir", str(self._directory), "--experiment_id", "."]
-        flags += ["--run_id", "run"]
-        if self.fault.starter == "mpirun":
-            return mpirun(NUM_RANKS, [sys.executable, str(SCRIPT), *flags]).command
-        program = [sys.executable, "-m", "candle_p1.cli", "run", "nt3", "--np", str(NUM_RANKS)]
-        return [*program, "--", *flags]
-
-    def _send_signal(self, process: subprocess.Popen[bytes], start: float) -> bool:
+    def _send_signal(self, start: float) -> bool:
         """Sends the signal at its moment; returns whether the run had a record by then."""
-        fault = self.fault
+        fault, launcher, record = self.fault, self._run.launcher, self._run.record_path
         since = start
-        while fault.period == "training" and not self._record.with_name("history.csv").exists():
+        while fault.period == "training" and not record.with_name("history.csv").exists():
             since = time.monotonic()
-            if since - start > TRAINING_S or process.poll() is not None:
+            if since - start > TRAINING_S or launcher.poll() is not None:
                 fault.problems.append("the run never trained")
                 break
             time.sleep(0.05)
         while time.monotonic() - since < fault.moment_s:
             self._read_record()
             time.sleep(0.01)
-        victim: psutil.Process | None = psutil.Process(process.pid)
+        victim: psutil.Process | None = psutil.Process(launcher.pid)
         if fault.victim != "launcher":
             rank = int(fault.victim.removeprefix("rank "))
-            while (victim := self._find_rank(rank)) is None:
-                if process.poll() is not None:
+            while (victim := self._run.ranks().get(rank)) is None:
+                if launcher.poll() is not None:
                     raise RuntimeError(f"the run ended before rank {rank} began: {self._directory}")
                 time.sleep(0.01)
-        elif fault.signal == "STOP" and self._find_rank(0) is None:
+        elif fault.signal == "STOP" and 0 not in self._run.ranks():
             # There is no run yet, only a launcher that has been suspended. It goes on.
-            process.send_signal(signal.SIGSTOP)
+            launcher.send_signal(signal.SIGSTOP)
             time.sleep(1)
-            process.send_signal(signal.SIGCONT)
-            while self._find_rank(0) is None:
+            launcher.send_signal(signal.SIGCONT)
+            while 0 not in self._run.ranks():
                 time.sleep(0.01)
         fault.moment_s = time.monotonic() - start
-        if process.poll() is not None:
+        if launcher.poll() is not None:
             fault.problems.append("the run ended before the signal")
-        had_record = self._record.exists()
+        had_record = record.exists()
         assert victim is not None
         victim.send_signal(signal.Signals[f"SIG{fault.signal}"])
         return had_record
 
-    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
-        fault, sent = self.fault, time.monotonic()
+    def _await_end(self) -> None:
+        fault, launcher, sent = self.fault, self._run.launcher, time.monotonic()
         while time.monotonic() - sent < LIMIT_S:
             self._read_record()
-            fault.code = process.poll()
-            if fault.code is not None and not self._processes():
+            fault.code = launcher.poll()
+            if fault.code is not None and not self._run.processes():
                 fault.ended_s = time.monotonic() - sent
                 return
             time.sleep(0.1)
-        left = ", ".join(
-            f"{each.pid}: {' '.join(_cmdline(each)[:4])}" for each in self._processes()
-        )
-        fault.problems.append(f"still running after {LIMIT_S:g} s: {left}")
+        fault.problems.append(f"still running after {LIMIT_S:g} s: {self._run.left()}")
 
     def _judge(self, had_record: bool) -> None:
         fault = self.fault
@@ -224,48 +191,10 @@ class FaultyRun:
     def _read_record(self) -> dict[str, Any] | None:
         """Returns the record, if there is one; it must always be complete."""
         try:
-            text = self._record.read_text()
-        except FileNotFoundError:
+            return self._run.read_record()
+        except ValueError as error:
+            self.fault.problems.append(f"the record was incomplete: {error}")
             return None
-        try:
-            record: dict[str, Any] = json.loads(text)
-        except ValueError:
-            self.fault.problems.append(f"the record was incomplete: {text[:40]!r}")
-            return None
-        return record
-
-    def _processes(self) -> list[psutil.Process]:
-        """Returns the processes of this run that are alive."""
-        found = []
-        for pid in psutil.pids():  # psutil.process_iter must not be used by several threads
-            with suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if _environment(process).get(MARK) == self._mark:
-                    found.append(process)
-        return found
-
-    def _find_rank(self, rank: int) -> psutil.Process | None:
-        """Returns a rank, which may have children with the same environment."""
-        for each in self._processes():
-            with suppress(psutil.Error):
-                number = _environment(each).get("OMPI_COMM_WORLD_RANK")
-                if number == str(rank) and each.ppid() == self._launcher:
-                    return each
-        return None
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return ["?"]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from tests.planted_records import plant
 TIMELINE = ROOT / "tests/files/horovod_timeline.json"
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
-    ("bench", "load"), ("bench", "step"), ("bench", "overhead"),
+    ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "overhead"),
 }  # fmt: skip
 """The commands that pass flags on to a benchmark."""
 
@@ -100,7 +100,7 @@ def test_the_options_that_hide_flags_of_benchmarks_are_known():
     }
     assert hidden == {
         ("study", "show", "--size"), ("study", "run", "--size"), ("bench", "overhead", "--epochs"),
-        *(("bench", name, flag) for name in ("load", "step", "overhead")
+        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "overhead")
           for flag in ("--size", "--data_dir")),
     }  # fmt: skip
 
@@ -457,7 +457,7 @@ def completions(line):
     ("line", "expected"),
     [
         ("candle-p1 st", {"study"}),
-        ("candle-p1 bench ", {"load", "step", "overhead", "record"}),
+        ("candle-p1 bench ", {"load", "step", "checkpoint", "overhead", "record"}),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data info n", {"nt3"}),
