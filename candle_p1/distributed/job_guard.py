@@ -14,6 +14,7 @@ process that a debugger has halted has another state than a stopped one, and may
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import shutil
@@ -33,6 +34,9 @@ from candle_p1.errors import EXIT_CODE, SetupError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+SHARED_SEGMENTS = ("sm_segment.", "vader_segment.")
+"""How the names of the files begin through which the ranks of a node exchange messages, in Open MPI 5
+and 4."""
 STOPPED_VARIABLE = "CANDLE_P1_STOPPED_S"
 STOPPED_S = 10.0
 """How long a process of the job may be stopped while others run; the variable changes it. 0: as
@@ -147,7 +151,8 @@ class JobGuard:
             # While the rank is stopped, it would not look either.
             troubles = [] if is_stopped(self._rank) else self._look()
             if troubles:
-                self._remove_session(troubles[0])
+                if troubles[0].is_launcher:
+                    self._remove_files()
                 _say(troubles[0])
                 for trouble in troubles:
                     _kill_stopped(trouble.pid)
@@ -164,22 +169,33 @@ class JobGuard:
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
             if troubles := self._look():
-                self._remove_session(troubles[0])
+                if troubles[0].is_launcher:
+                    self._remove_files()
                 _kill_soon(troubles)
                 (self._report or _say)(troubles[0])
                 if self._report is None:
                     os._exit(EXIT_CODE + 1)
                 return
 
-    def _remove_session(self, trouble: Trouble) -> None:
-        """Removes what a killed launcher left in /tmp.
+    def remove_leftovers(self) -> None:
+        """Removes what a launcher that has been killed would have removed; nothing if it is there.
 
-        Open MPI 5 names the directory after the launcher's pid, and while it is there, a later
-        launcher of the same pid does not start.
+        Open MPI 5 names its directory after the launcher's pid, and while it is there, a later
+        launcher of the same pid does not start. The files of the shared memory that this rank has
+        mapped keep their memory until they are removed.
         """
+        if self._launcher is None or self._rank.ppid() == self._launcher.pid:
+            return
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        assert self._launcher is not None
         directory = Path(os.environ.get("PMIX_SERVER_TMPDIR", ""))
-        if trouble.is_launcher and directory.name == f"ompi.{trouble.pid}":
+        if directory.name == f"ompi.{self._launcher.pid}":
             shutil.rmtree(directory, ignore_errors=True)
+        for segment in _shared_segments(self._rank.pid):
+            with suppress(OSError):  # another rank was faster
+                segment.unlink()
 
     def _look(self) -> list[Trouble]:
         assert self._launcher is not None
@@ -209,6 +225,16 @@ class JobGuard:
         with suppress(psutil.Error):
             return [psutil.Process(pid) for pid in pids[:1] if pid != mine]
         return []
+
+
+def _shared_segments(pid: int) -> set[Path]:
+    """Returns the files of MPI's shared memory that a process has mapped and that have a name."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {Path(fields[5]) for line in lines if len(fields := line.split(maxsplit=5)) > 5}
+    return {path for path in paths if path.name.startswith(SHARED_SEGMENTS)}
 
 
 def _kill_stopped(pid: int) -> None:
@@ -258,6 +284,7 @@ def begin() -> Iterator[None]:
         with guard.begin():
             yield
         _guard = guard
+        atexit.register(remove_leftovers)
     else:
         yield
 
@@ -266,6 +293,13 @@ def report_to(report: Callable[[Trouble], None] | None) -> None:
     """Passes trouble on to a function, as long as there is a run; None: ends this process."""
     if _guard is not None:
         _guard.report_to(report)
+
+
+def remove_leftovers() -> None:
+    """Removes what a killed launcher has left, before this process ends; see JobGuard."""
+    if _guard is not None:
+        with suppress(psutil.Error):
+            _guard.remove_leftovers()
 
 
 def end() -> None:

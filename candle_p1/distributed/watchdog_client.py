@@ -283,6 +283,7 @@ class WatchdogClient:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        job_guard.remove_leftovers()
         os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
 
 

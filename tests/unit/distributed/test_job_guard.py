@@ -18,8 +18,13 @@ from candle_p1.errors import SetupError
 from tests.conftest import wait_until
 
 RANK = """
-import os, sys, time
+import mmap, os, sys, time
 from candle_p1.distributed import job_guard
+
+segment = os.path.join(os.environ["SEGMENTS"], f"sm_segment.host.0.1234.{os.getpid()}")
+with open(segment, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)  # as MPI does
 
 def sleep():
     os.write(1, f"{os.getpid()}\\n".encode())  # at once: ranks share the pipe
@@ -28,6 +33,12 @@ def sleep():
 with job_guard.begin():
     sys.argv[1] == "starting" and sleep()
 sys.argv[1] == "watched" and job_guard.report_to(lambda trouble: os._exit(1))
+if sys.argv[1] == "ending":
+    os.write(1, f"{os.getpid()}\\n".encode())
+    launcher = os.getppid()
+    while os.getppid() == launcher:
+        time.sleep(0.001)
+    sys.exit()  # before the guard looks again
 sleep()
 """
 LAUNCHER = """
@@ -44,6 +55,14 @@ MODES = ("starting", "running", "watched")
 that has reported anything."""
 
 
+def launch(mode, tmp_path, environment):
+    segments = tmp_path / f"{mode}-segments"
+    segments.mkdir()
+    places = {"SESSIONS": str(tmp_path / mode), "SEGMENTS": str(segments)}
+    command = [sys.executable, "-c", LAUNCHER, RANK, mode]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment | places)
+
+
 @pytest.fixture
 def jobs(tmp_path):
     """A launcher and its three ranks, as processes, for each of MODES.
@@ -54,11 +73,7 @@ def jobs(tmp_path):
     with ExitStack() as stack:
         launchers = {}
         for mode in MODES:
-            launchers[mode] = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, RANK, mode],
-                stdout=subprocess.PIPE,
-                env=environment | {"SESSIONS": str(tmp_path / mode)},
-            )
+            launchers[mode] = launch(mode, tmp_path, environment)
             stack.callback(launchers[mode].communicate)
             stack.callback(launchers[mode].kill)
         jobs = {}
@@ -93,6 +108,20 @@ def test_trouble_ends_the_job_and_what_is_stopped(jobs, tmp_path, victim, number
         assert sum(map(is_gone, ranks)) == (2 if victim == "rank" else 3), mode
         sessions = list((tmp_path / mode).iterdir())  # the launcher's directory
         assert len(sessions) == (victim == "rank"), mode
+        if victim == "launcher":
+            assert not list((tmp_path / f"{mode}-segments").iterdir()), mode
+
+
+def test_a_rank_that_ends_after_its_launcher_was_killed_removes_its_shared_memory(tmp_path):
+    """It ends before the guard looks for the first time."""
+    with launch("ending", tmp_path, os.environ) as launcher:
+        ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(3)]
+        segments = tmp_path / "ending-segments"
+        assert len(list(segments.iterdir())) == 3
+        launcher.kill()
+        wait_until(lambda: all(map(is_gone, ranks)), 30)
+    assert not list(segments.iterdir())
+    assert not list((tmp_path / "ending").iterdir())
 
 
 @pytest.mark.extended
