@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SHARED_SEGMENTS = ("sm_segment.", "vader_segment.")
-"""How the names of the files begin through which the ranks of a node exchange messages, in Open MPI 5
-and 4."""
+"""How the names of the files begin through which ranks of a node exchange messages: Open MPI's."""
 STOPPED_VARIABLE = "CANDLE_P1_STOPPED_S"
 STOPPED_S = 10.0
 """How long a process of the job may be stopped while others run; the variable changes it. 0: as

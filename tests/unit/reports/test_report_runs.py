@@ -7,8 +7,12 @@ import itertools
 import pytest
 
 from candle_p1.errors import RecordError
+from candle_p1.records.parts import KeptWork, earlier_parts, next_part
+from candle_p1.records.record import extend_record, make_record, read_record, write_record
 from candle_p1.records.spread import Seconds
-from candle_p1.records.types import PhaseTimes
+from candle_p1.records.summary import details
+from candle_p1.records.tables import as_cells
+from candle_p1.records.types import Failure, PhaseTimes, PositionFacts
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.points import BATCH, STRONG, WEAK, group
 from candle_p1.reports.quantities import LOAD, OTHER, PARTS, TRAIN, UNDIVIDED, parts_s
@@ -328,3 +332,39 @@ def test_the_broadcast_overhead_is_the_papers_with_waiting_and_transfer_beside_i
     found = run.broadcast_overhead_s, run.broadcast_wait_s, run.broadcast_transfer_s
     assert found == ((3.3, 3.1, 0.2) if is_logged else (4.0, 3.1, 0.9))
     assert run_of(num_ranks=1).broadcast_overhead_s is None
+
+
+def continued(record):
+    """Returns a record as that of a run whose first part was killed."""
+    kept = KeptWork(part=1, steps=20, position=PositionFacts(epoch=2, step=0), checkpoint="c")
+    old = {name: getattr(record, name) for name in ("schema_version", "benchmark", "num_ranks")}
+    failure = Failure(reason="rank 0 died", rank=0, steps=25)
+    first = make_record(old | {
+        "status": "failed", "started": "2025-12-31T23:00:00+00:00", "parameters": {},
+        "ended": "2025-12-31T23:01:40+00:00", "failure": failure,
+    })  # fmt: skip
+    parts = [*earlier_parts(first, kept, ""), next_part(record, kept)]
+    return extend_record(record, parts=parts)
+
+
+def test_a_continued_run_is_counted_but_its_times_are_not_compared(tmp_path):
+    plant(tmp_path, "nt3", 2)
+    path = plant(tmp_path, "nt3", 2)
+    again = continued(read_record(path))
+    write_record(path, again)
+    runs = read_runs([tmp_path])
+    (experiment,) = group(runs.runs)
+    assert list(outline(experiment).values()) == [{2: (1, 1, 0)}]
+    assert "1 run was continued from a checkpoint" in " ".join(notes_on(experiment))
+    (run,) = [each for each in runs.runs if each.num_parts == 2]
+    assert run.remark == "continued, 2 parts"
+    assert run.total_s == 100 + again.total_s
+    assert run.energy_kind == "absent"
+    (table,) = [
+        part for part in details(again) if "parts of the run" in str(getattr(part, "title", ""))
+    ]
+    headings, rows = as_cells(table)
+    shown = [dict(zip(headings, row, strict=True)) for row in rows]
+    assert [row["lost"] for row in shown] == ["5", ""]
+    assert [row["from epoch/step"] for row in shown] == ["0/0", "2/0"]
+    assert any("continued, 2 parts" in part for part in details(again) if isinstance(part, str))
