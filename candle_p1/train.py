@@ -10,19 +10,14 @@ import threading
 import traceback
 from collections.abc import Mapping
 from functools import partial
-from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.distributed import horovod
-from candle_p1.distributed.allreduce_log import (
-    allreduce_times,
-    make_allreduce_log,
-    unknown_efficiency,
-)
+from candle_p1.distributed.allreduce_log import make_allreduce_log, unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
-from candle_p1.distributed.timeline import is_traced, open_timeline
+from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.figures import training_curves
 from candle_p1.instrument import mllog, tensorboard
@@ -31,15 +26,15 @@ from candle_p1.models import fast
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
-from candle_p1.records.record import finite
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.text import count, print_error
+from candle_p1.training.identity import describe_data, describe_identity
 from candle_p1.training.lifecycle import Run, recorded_run
 from candle_p1.training.measured import describe_rank
+from candle_p1.training.restart import Restart, may_restart
 from candle_p1.training.setup import (
     build_model,
     check_passes,
-    explained_memory_errors,
     locate_files,
     make_plan,
     set_up_device,
@@ -51,7 +46,6 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
     from candle_p1.data.samples import DataSet
-    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.timeline import Timeline
@@ -91,7 +85,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
     if launcher_variable() is not None:
         check_ranks(launched_rank(), comm)
     _check_same_parameters(params, comm)
-    Attempt(partial(_share_epochs, params, comm)).agree(comm)  # before loading, which takes minutes
+    if not may_restart(params):
+        Attempt(partial(_share_epochs, params, comm)).agree(comm)
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
     timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
@@ -99,10 +94,19 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         phases = this.phases
 
         with phases("startup"):
+            identity = describe_identity(benchmark.name, params)
+            restart = Restart.of(this.restart, comm)
+            if restart is None:  # all of this before loading, which takes minutes
+                Attempt(partial(_share_epochs, params, comm)).agree(comm)
+            else:
+                Attempt(partial(restart.check_run, identity)).agree(comm)
+                if not restart.same_ranks:
+                    this.screen.say(restart.explain())
             results = this.result_directory(params["save_path"])
             this.screen.say("importing Keras and its backend, which takes some seconds")
             device, engine = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
+            from candle_p1.training.fit import train_model  # with Keras
         log.begin()
         allreduces = make_allreduce_log(this.communication, params, device, comm)
         threads = params["load_threads"] or device.threads
@@ -118,9 +122,14 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 data = _limit(benchmark.preprocess(raw, params), params)
             this.screen.say("building the model")
             with phases("build"):
-                plan = make_plan(benchmark, params, len(data.train), comm)
-                check_passes(plan, params)
+                plan = make_plan(benchmark, params, len(data.train), comm, restart)
+                check_passes(plan, params, restart)
                 model = build_model(benchmark, params, data, plan, device, comm, allreduces)
+            if restart is not None:
+                with phases("restore"):
+                    restart.check_plan(plan)
+                    restart.check_data(describe_data(reader))
+                    restart.restore_arrays(model)
             return data, plan, model
 
         prepared = Attempt(prepare)
@@ -137,21 +146,29 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
         with phases("train"):
-            history, training = _train(benchmark, model, data, plan, params, allreduces, this, log)
+            of_data = {"identity": identity, "data": describe_data(reader)}
+            trained = train_model(
+                benchmark, model, data, plan, params, allreduces, this, log, of_data, restart
+            )
+        history = trained.history
 
-        if params["eval_bool"]:
+        evaluates = params["eval_bool"] and not trained.is_interrupted
+        if evaluates:
             this.screen.say("evaluating on the test samples")
         with phases("evaluate"):
-            trained = Trained(model, data, params, comm, results, files.synthetic)
-            quality = benchmark.evaluate(trained) if params["eval_bool"] else {}
+            evaluated = Trained(model, data, params, comm, results, files.synthetic)
+            quality = benchmark.evaluate(evaluated) if evaluates else {}
         lost = comm.broadcast(find_nan(history.history, quality))
         for problem in lost:
             this.screen.warn(problem.reason)
         failure = lost[0] if lost and not params["allow_nan"] else None
-        log.finish(quality, is_success=failure is None)
+        if not trained.is_interrupted:
+            log.finish(quality, is_success=failure is None)
 
         with phases("report"):
+            checkpoints = trained.writer.close() if trained.writer else None
             files_read = describe_together(reader, comm, this.start)
+            captured = environment.capture()
         found: dict[str, Any] = unknown_efficiency(allreduces, comm)
         found |= {"timeline": timeline.describe(this.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}
@@ -181,10 +198,14 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "kernels": "fast" if fast.are_fast() else "plain",
             },
             distributed=engine,
-            training=training,
+            training=trained.facts,
             quality=quality,
+            begin=trained.begin,
+            end=trained.end,
+            checkpoints=checkpoints,
+            interrupted=trained.is_interrupted,
             **found,
-            environment=environment.capture(),
+            environment=captured,
             warnings=[
                 *params.warnings,
                 *device.warnings,
@@ -370,124 +391,3 @@ def _loss_name(loss: Any) -> str:
     if isinstance(loss, list | tuple):
         return ", ".join(map(_loss_name, loss))
     return str(getattr(loss, "__name__", type(loss).__name__))
-
-
-def _train(
-    benchmark: Benchmark,
-    model: Any,
-    data: DataSet,
-    plan: ScalingPlan,
-    params: ParameterSet,
-    allreduces: AllreduceLog | None,
-    this: Run,
-    log: RunLog,
-) -> tuple[Any, dict[str, Any]]:
-    """Trains; returns the history and what the record says about it. Collective."""
-    import keras
-
-    from candle_p1.data.batches import EvaluationBatches, TrainBatches
-    from candle_p1.distributed import step_trace
-    from candle_p1.distributed.callbacks import (
-        EpochMetrics,
-        LearningRateWarmup,
-        ReplicaCheck,
-        SharedValidation,
-        TimeLimit,
-    )
-    from candle_p1.instrument.epochs import summarize_epoch
-    from candle_p1.models.fast.batches import for_fit
-    from candle_p1.training.callbacks import EpochTimer, Progress
-
-    comm = this.comm
-    if not params["train_bool"]:
-        return keras.callbacks.History(), {"epochs": [], "stopped": "train_bool is False"}
-    batches = TrainBatches(
-        data.train, plan, seed=params["rng_seed"], rank=comm.rank, shuffle=params["reshuffle"]
-    )
-    timer = EpochTimer(this.start, allreduce_times(allreduces, comm))
-    validation = SharedValidation(
-        EvaluationBatches(data.validation, params["batch_size"], comm, params["val_steps"]), comm
-    )
-
-    def count_step(batch: int, logs: dict[str, float]) -> None:
-        this.watchdog.count_step()
-        if allreduces:
-            allreduces.count_step()
-
-    def end_epoch(epoch: int, logs: dict[str, float]) -> None:
-        log.add_epoch(timer.epochs[-1], validation.seconds[-1], logs)
-        if not params["allow_nan"] and not isfinite(logs.get("loss", 0)):  # the same on every rank
-            model.stop_training = True
-
-    callbacks = [
-        timer,
-        keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: batches.set_epoch(epoch),
-            on_train_batch_begin=count_step,
-        ),
-        EpochMetrics(comm),
-        validation,
-        keras.callbacks.LambdaCallback(on_epoch_end=end_epoch),
-    ]
-    if params["tensorboard"] and comm.rank == 0:  # before callbacks that change the rate
-        callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
-    if plan.warmup_epochs:
-        callbacks.append(LearningRateWarmup(plan, params["warmup_by"]))
-    callbacks += benchmark.callbacks(params)
-    if params["check_replicas"]:
-        callbacks.append(ReplicaCheck(comm))
-    early_stop = keras.callbacks.EarlyStopping("val_loss", patience=params["patience"])
-    if params["early_stop"]:
-        callbacks.append(early_stop)
-    limit = TimeLimit(params["timeout"], comm) if (params["timeout"] or -1) > 0 else None
-    if limit:
-        callbacks.append(limit)
-    if comm.rank == 0:
-        # Both are the same value; the second name is the one that CANDLE's scripts use.
-        for name in ("history.csv", "training.log"):
-            callbacks.append(keras.callbacks.CSVLogger(this.directory / name))
-        callbacks.append(Progress(this.screen, plan.epochs_per_rank, plan.steps_per_epoch))
-        if params["step_trace"]:
-            callbacks.append(step_trace.StepTracer(this.directory / step_trace.DIRECTORY))
-
-    try:
-        with explained_memory_errors():
-            history = model.fit(
-                for_fit(batches),
-                epochs=plan.epochs_per_rank,
-                shuffle=False,
-                verbose=0,
-                callbacks=callbacks,
-            )
-    finally:
-        this.screen.end_training()
-
-    gathered = comm.gather((timer.epochs, validation.seconds))
-    if gathered is None:
-        return history, {}
-    of_ranks, validation_s = zip(*gathered, strict=True)
-    epochs = [
-        summarize_epoch(
-            i + 1,
-            [epochs[i] for epochs in of_ranks],
-            metrics={name: finite(values[i]) for name, values in history.history.items()},
-            validation_s=[seconds[i] for seconds in validation_s],
-        )
-        for i in range(len(history.epoch))
-    ]
-    slowest_s = sum(epoch.train.max_s for epoch in epochs)
-    num_samples = comm.size * plan.samples_per_epoch * len(epochs)
-    training: dict[str, Any] = {"epochs": epochs, "samples_per_s": num_samples / slowest_s}
-    if params["profiling"] or params["step_trace"]:
-        training["profiled"] = True
-    if is_traced():
-        training["traced"] = True
-    if limit and limit.reached:
-        training["stopped"] = f"timeout of {params['timeout']} s"
-    elif len(epochs) < plan.epochs_per_rank and epochs[-1].metrics.get("loss", 0) is None:
-        training["stopped"] = "the loss was not a number"
-    elif early_stop.stopped_epoch:
-        training["stopped"] = (
-            f"early_stop: the validation loss did not fall for {params['patience']} epochs"
-        )
-    return history, training

@@ -21,6 +21,7 @@ from candle_p1.models.optimizers import (
 )
 from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.scaling import ScalingPlan
+from candle_p1.training.restart import Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.parameters.parameter_set import ParameterSet
+    from candle_p1.training.restart import Restart
 
 FLOAT_BYTES = 4
 
@@ -81,9 +83,16 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
 
 
 def make_plan(
-    benchmark: Benchmark, params: ParameterSet, num_samples: int, comm: Communicator
+    benchmark: Benchmark,
+    params: ParameterSet,
+    num_samples: int,
+    comm: Communicator,
+    restart: Restart | None = None,
 ) -> ScalingPlan:
-    """Returns the scaling plan that the parameters give for these samples and ranks."""
+    """Returns the scaling plan that the parameters give for these samples and ranks.
+
+    A restart from a checkpoint decides how many epochs there are.
+    """
     learning_rate = params["learning_rate"]
     if learning_rate is None:
         learning_rate = default_learning_rate(params["optimizer"])
@@ -101,13 +110,15 @@ def make_plan(
         data_parallel=params["data_parallel"],
         max_steps=params["train_steps"] or 0,
         whole_batches=benchmark.whole_batches,
+        epochs_per_rank=restart.epochs_per_rank if restart else None,
     )
 
 
-def check_passes(plan: ScalingPlan, params: ParameterSet) -> None:
+def check_passes(plan: ScalingPlan, params: ParameterSet, restart: Restart | None = None) -> None:
     """Raises ParameterError if the last gradients would be accumulated but never used."""
     passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
-    total = num_steps * plan.epochs_per_rank
+    start = restart.start if restart else Start()
+    total = num_steps * (plan.epochs_per_rank - start.epoch) - start.step
     if total % passes:
         raise ParameterError(
             f"backward_passes_per_step {passes} ({params.origin('backward_passes_per_step')}) does"

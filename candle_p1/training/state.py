@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from candle_p1.distributed.callbacks import evaluate_shared
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.horovod import seed_states
 from candle_p1.errors import CandleError
 
@@ -129,6 +131,19 @@ def restore_own(model: Any, saved: Mapping[str, NDArray[Any]], *, within_epoch: 
         if name not in saved or saved[name].shape != tuple(variable.shape):
             raise CandleError(f"the checkpoint does not have this model's {name}")
         variable.assign(saved[name])
+
+
+def build_metrics(model: Any, batch: Any) -> None:
+    """Makes the variables of the model's metrics, so that their state can be restored.
+
+    With JAX, ``fit`` does that before it calls any callback; with TensorFlow, in the first step.
+
+    Args:
+        model: A compiled ``keras.Model``.
+        batch: Any batch, as the model takes it.
+    """
+    if keras.backend.backend() == "tensorflow":
+        evaluate_shared(model, [batch], SerialCommunicator())
 
 
 def _replicated(model: Any, *, with_optimizer: bool) -> dict[str, Any]:

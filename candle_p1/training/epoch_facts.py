@@ -1,0 +1,97 @@
+"""What the record says about the epochs of all parts of a run, gathered once each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.instrument.epochs import summarize_epoch
+from candle_p1.records.record import finite
+from candle_p1.records.types import EpochFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from candle_p1.distributed.callbacks import SharedValidation
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.training.callbacks import EpochTimer
+
+
+class GatheredEpochs:
+    """The epochs so far. Every rank must call its methods.
+
+    Args:
+        comm: The ranks.
+        timer: Has the epochs of this part of the run.
+        validation: Has the times of their validations.
+        history: The ``keras.callbacks.History``, with the metrics of all epochs.
+        num_samples: The samples that all ranks together train in an epoch.
+        part: The number of this part of the run, from 1.
+        saved: What `to_facts` returned in an earlier part; None: there is none.
+
+    Attributes:
+        facts: The epochs, in order; complete on rank 0 only.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        timer: EpochTimer,
+        validation: SharedValidation,
+        history: Any,
+        num_samples: int,
+        part: int = 1,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._comm, self._timer, self._validation = comm, timer, validation
+        self._history, self._num_samples, self._part = history, num_samples, part
+        self._num_gathered = 0
+        saved = saved or {"epochs": [], "num_samples": 0}
+        self._earlier_samples: int = saved["num_samples"]
+        self.facts = [EpochFacts.model_validate(epoch) for epoch in saved["epochs"]]
+        self._num_earlier = len(self.facts)
+
+    def gather(self) -> None:
+        """Gathers the epochs that have ended since the last call; collective."""
+        first, self._num_gathered = self._num_gathered, len(self._timer.epochs)
+        if first == self._num_gathered:  # on all ranks
+            return
+        gathered = self._comm.gather((self._timer.epochs[first:], self._validation.seconds[first:]))
+        if gathered is None:
+            return
+        of_ranks, validation_s = zip(*gathered, strict=True)
+        for i in range(self._num_gathered - first):
+            number = len(self.facts)
+            self.facts.append(
+                summarize_epoch(
+                    number + 1,
+                    [epochs[i] for epochs in of_ranks],
+                    {
+                        name: finite(values[number])
+                        for name, values in self._history.history.items()
+                    },
+                    [seconds[i] for seconds in validation_s],
+                    part=self._part if self._part > 1 else None,
+                )
+            )
+
+    def to_facts(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps, as JSON; collective, and complete on rank 0 only."""
+        self.gather()
+        return {
+            "epochs": [
+                epoch.model_copy(update={"part": epoch.part or self._part}).model_dump(mode="json")
+                for epoch in self.facts
+            ],
+            "num_samples": self.num_samples,
+        }
+
+    @property
+    def num_samples(self) -> int:
+        """The samples that all ranks have trained in the complete epochs of all parts."""
+        return self._earlier_samples + self._num_gathered * self._num_samples
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The throughput of all ranks together; None if there is no epoch; for rank 0."""
+        slowest_s = sum(epoch.train.max_s for epoch in self.facts)
+        return self.num_samples / slowest_s if slowest_s else None

@@ -1,0 +1,173 @@
+"""Saving a run's state while it trains: when, and what of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from candle_p1.checkpoints.manifest import Position
+from candle_p1.errors import CandleError
+from candle_p1.instrument.epochs import Epoch
+from candle_p1.instrument.phases import part
+from candle_p1.training.callback_state import encode
+from candle_p1.training.continued import TrainingInterrupted
+from candle_p1.training.state import own_arrays, replicated_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from candle_p1.checkpoints.policy import SavePolicy
+    from candle_p1.checkpoints.writer import CheckpointWriter
+    from candle_p1.scaling import ScalingPlan
+    from candle_p1.training.callback_state import CallbackStates
+    from candle_p1.training.callbacks import EpochTimer
+    from candle_p1.training.epoch_facts import GatheredEpochs
+    from candle_p1.training.pulse import Pulse
+
+STEPS_S, EPOCH_S = "epoch/steps_s", "epoch/seconds"
+"""The names of the arrays that hold the times of an epoch that is not complete."""
+
+
+class Saver(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves checkpoints. Must be the last callback; collective.
+
+    Args:
+        writer: Writes them.
+        policy: Which ends of epochs are saved.
+        pulse: Agrees on the time and on signals.
+        plan: The plan.
+        states: The states of all callbacks.
+        timer: Times the epochs.
+        epochs: Gathers what the record says about them.
+        describe: Returns what else a checkpoint says about the run; called on every rank.
+        every_steps: The steps between checkpoints, counted over epochs; 0: none by steps.
+        passes: The steps between two updates of the weights; only then is anything saved.
+        weights_only: Whether the optimizer's state is left out.
+
+    Attributes:
+        position: Where training is.
+    """
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        policy: SavePolicy,
+        pulse: Pulse,
+        plan: ScalingPlan,
+        states: CallbackStates,
+        timer: EpochTimer,
+        epochs: GatheredEpochs,
+        describe: Callable[[], Mapping[str, Any]],
+        *,
+        every_steps: int = 0,
+        passes: int = 1,
+        weights_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self._writer, self._policy, self._pulse, self._plan = writer, policy, pulse, plan
+        self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
+        self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
+        self._is_due = self._is_signalled = False
+        self.position = Position(0, 0)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Remembers the epoch."""
+        self.position = Position(epoch, 0)
+
+    def before_step(self, step: int) -> None:
+        """Saves before a step if that is due; collective.
+
+        Raises:
+            TrainingInterrupted: A signal has asked for it; the checkpoint is safe.
+        """
+        self.position = Position(self.position.epoch, step)
+        if not step:  # it is due, if at all, since the end of the epoch before
+            return
+        agreed = self._pulse.step()
+        self._is_signalled |= agreed.is_signalled
+        if self._policy.allows(self.position.epoch):
+            by_steps = self._every_steps and self._total_steps % self._every_steps == 0
+            self._is_due |= agreed.is_due or bool(by_steps)
+        self._save_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Saves after an epoch if that is due; collective.
+
+        Raises:
+            TrainingInterrupted: A signal has asked for it; the checkpoint is safe.
+        """
+        self.position = Position(epoch + 1, 0)
+        try:
+            end = self._policy.after_epoch(epoch + 1, logs or {})
+        except CandleError as error:
+            raise error.on_all_ranks() from error
+        agreed = self._pulse.agree()
+        self._is_signalled |= agreed.is_signalled
+        if self._policy.allows(self.position.epoch):
+            by_steps = self._every_steps and self._total_steps % self._every_steps == 0
+            stops = self.model.stop_training
+            self._is_due |= end.save or agreed.is_due or bool(by_steps) or stops
+        self._save_if_due(best=end.best)
+
+    @property
+    def _total_steps(self) -> int:
+        return self.position.epoch * self._plan.steps_per_epoch + self.position.step
+
+    def _save_if_due(self, *, best: bool = False) -> None:
+        """Saves, unless gradients are being accumulated; what is due then stays so."""
+        if self._total_steps % self._passes or not (self._is_due or self._is_signalled):
+            return
+        with part("checkpoint"):
+            model = self.model  # with JAX, this also puts the state of the steps into the model
+            within_epoch = self.position.step > 0
+            own = own_arrays(model, within_epoch=within_epoch)
+            if within_epoch:
+                own |= epoch_arrays(self._timer.so_far())
+            self._writer.save(
+                self.position,
+                replicated_arrays(model, with_optimizer=not self._weights_only),
+                own,
+                self._facts(),
+                best=best,
+                wait=self._is_signalled,
+            )
+        self._is_due = False
+        self._pulse.saved()
+        if self._is_signalled:
+            raise TrainingInterrupted
+
+    def _facts(self) -> dict[str, Any]:
+        """Returns what is not an array; collective, and complete on rank 0 only."""
+        optimizer = self.model.optimizer
+        return {
+            **self._describe(),
+            "plan": self._plan.to_dict(),
+            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+            "stopped": bool(self.model.stop_training),
+            "policy": encode(self._policy.checkpoint_state()),
+            "callbacks": self._states.capture(),
+            **self._epochs.to_facts(),
+        }
+
+
+def epoch_arrays(epoch: Epoch) -> dict[str, NDArray[Any]]:
+    """Returns the times of an epoch that is not complete, as arrays by name."""
+    times = (epoch.begin_s, epoch.seconds, epoch.exposed_s, epoch.allreduce_s)
+    return {
+        STEPS_S: np.array(epoch.steps_s, np.float64),
+        EPOCH_S: np.array([np.nan if seconds is None else seconds for seconds in times]),
+    }
+
+
+def epoch_from(arrays: Mapping[str, NDArray[Any]]) -> Epoch:
+    """Returns the epoch that `epoch_arrays` was given, which compiled nothing here."""
+    begin_s, seconds, exposed_s, allreduce_s = (
+        None if np.isnan(each) else float(each) for each in arrays[EPOCH_S]
+    )
+    assert begin_s is not None
+    assert seconds is not None
+    return Epoch(begin_s, seconds, arrays[STEPS_S].tolist(), exposed_s, allreduce_s)
