@@ -64,6 +64,11 @@ class CompletingJob(PartJob):
         self._record, self._begun = record, begun
         self._say, self._end = say, end
 
+    @property
+    def has_work(self) -> bool:
+        """Always: a checkpoint that cannot be written has to be ended, too."""
+        return True
+
     def hand_over(self, rank_states: Sequence[RankState], problems: Mapping[int, str]) -> None:
         """Provides what is known only once all ranks have copied their shares.
 

@@ -84,7 +84,7 @@ class PartTask:
 
 
 class PartJob:
-    """The thread that writes this rank's part, if it has one.
+    """The thread that writes this rank's part; there is none on a rank without a part.
 
     Args:
         task: The part.
@@ -99,22 +99,30 @@ class PartJob:
         self.task, self.error = task, error
         self.stop = threading.Event()
         self._bug: Exception | None = None
-        # A daemon: a process that ends early must not wait for the disk.
-        self._thread = threading.Thread(target=self._run, name="write checkpoint", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to do on a thread."""
+        return self.task is not None
 
     def start(self) -> None:
         """Begins."""
-        self._thread.start()
+        if self.has_work:
+            # A daemon: a process that ends early must not wait for the disk.
+            self._thread = threading.Thread(target=self._run, name="write checkpoint", daemon=True)
+            self._thread.start()
 
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def give_up(self, limit_s: float) -> None:
         """Has it stop, and waits for that no longer than this."""
         self.stop.set()
-        self._thread.join(limit_s)
+        if self._thread is not None:
+            self._thread.join(limit_s)
 
     def join(self) -> None:
         """Waits until it has ended.
@@ -122,7 +130,8 @@ class PartJob:
         Raises:
             Exception: What it met that is no error of the file system.
         """
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         bug, self._bug = self._bug, None
         if bug is not None:
             raise bug
