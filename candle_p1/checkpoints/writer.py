@@ -151,9 +151,11 @@ class CheckpointWriter:
         mode = self._agree(wait)
         if mode is None:
             self._statistics.num_not_taken += 1
-            self._say_on_first(
-                f"no checkpoint was made of {position}: the one before is still being written"
-            )
+            if self._statistics.num_not_taken == 1:
+                self._say_on_first(
+                    f"no checkpoint was made of {position}, because the one before is still being"
+                    " written; from now on, such checkpoints are only counted"
+                )
             return False
         plan = self._planned(specs, mode)
         self._serial += 1
