@@ -86,10 +86,10 @@ def received_by_a_rank(num_ranks, root):
 
 def test_what_a_rank_receives_hardly_grows_with_the_number_of_ranks(tmp_path):
     few = received_by_a_rank(16, tmp_path / "few")
-    many = received_by_a_rank(256, tmp_path / "many")
-    assert many[0] <= few[0] * 2  # as the logarithm of the number of ranks
-    assert many[1] <= few[1] * 2 + 512
+    many = received_by_a_rank(128, tmp_path / "many")
+    assert many[0] <= few[0] * 7 / 4  # as the logarithm of the number of ranks
+    assert many[1] <= few[1] * 7 / 4 + 512
     checkpoint = CheckpointRoot(tmp_path / "many").newest_good(pytest.fail)
-    assert len(list(checkpoint.directory.glob("arrays-*"))) == 256
+    assert len(list(checkpoint.directory.glob("arrays-*"))) == 128
     np.testing.assert_array_equal(checkpoint.read("weights"), STATE + 2)
-    np.testing.assert_array_equal(checkpoint.rank_state(255)["seed"], [255])
+    np.testing.assert_array_equal(checkpoint.rank_state(127)["seed"], [127])
