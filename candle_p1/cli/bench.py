@@ -170,6 +170,69 @@ def load_command(
 
 
 @command.command(
+    "read",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
+        "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
+    ],
+)
+@_options(
+    click.option(
+        "--np",
+        "ranks",
+        metavar="NUM,NUM,...",
+        default="1,4",
+        show_default=True,
+        help="The numbers of ranks to compare; the times are divided by that of the first.",
+    ),
+    click.option(
+        "--delay",
+        "delay_s",
+        type=click.FloatRange(0, 60),
+        default=0.2,
+        show_default=True,
+        help="The time, in s, that the reading of every block takes more.",
+    ),
+    _count("--blocks", "num_blocks", 16, "The blocks into which the largest file is divided."),
+    _count("--threads", "threads", 1, "Threads of each rank, which read a block together."),
+    _count(
+        "--repeats",
+        "num_repeats",
+        3,
+        "Loads with each number of ranks; a 95 % interval of the median needs at least 6.",
+    ),
+    click.option("--cold", is_flag=True, help="Drop the files from the file cache before a load."),
+)
+def read_command(
+    benchmark: str,
+    ranks: str,
+    delay_s: float,
+    num_blocks: int,
+    threads: int,
+    num_repeats: int,
+    cold: bool,
+    json_file: Path | None,
+    flags: list[str],
+) -> None:
+    """Measure how the reading of BENCHMARK's files scales with ranks.
+
+    Every load is a job of its own; --delay imitates storage that answers slowly. All jobs divide
+    the files into the same blocks, and must read the same values.
+
+    All other flags go to the benchmark.
+    """
+    from candle_p1.bench import show_read
+    from candle_p1.bench.read import ReadComparison, ReadJob, choose_ranks
+
+    numbers = choose_ranks(ranks)
+    job = ReadJob(benchmark, flags, delay_s, num_blocks, threads)
+    file_cache = "cold" if cold else "warm"
+    report = _measure(ReadComparison(job, max(numbers), numbers, num_repeats, file_cache))
+    _show(show_read.parts(report), report, json_file)
+
+
+@command.command(
     "step", cls=BenchmarkCommand, examples=["candle-p1 bench step nt3 --np 2 --batch_size 40"]
 )
 @_options(

@@ -80,12 +80,15 @@ def read_together(
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
         threads = _Threads(pool, num_threads)
+        starts = range(head.first_byte, source.num_bytes, block_bytes)
+        blocks = [(start, min(start + block_bytes, source.num_bytes)) for start in starts]
         ring = _Ring(comm)
         agree_on_zero(comm)
 
         def load(directory: Path) -> Table:
-            table = TableBuilder(source, layout, head, comm, directory)
-            return _Load(source, layout, head, table, ring, threads, block_bytes).run()
+            with ReadAhead(source, blocks[ring.position :: comm.size], num_threads) as ahead:
+                table = TableBuilder(source, layout, head, comm, directory)
+                return _Load(source, layout, head, table, ring, threads, ahead).run(blocks)
 
         read: Table = try_directories(load, comm, notify)
         return read
@@ -168,26 +171,25 @@ class _Load:
         table: TableBuilder,
         ring: _Ring,
         threads: _Threads,
-        block_bytes: int,
+        ahead: ReadAhead,
     ) -> None:
         self._source, self._layout, self._head, self._table = source, layout, head, table
-        self._ring, self._threads, self._block_bytes = ring, threads, block_bytes
+        self._ring, self._threads, self._ahead = ring, threads, ahead
         self._kernel = kernel.Layout(table.is_text, layout.separator, list(layout.missing))
         self._counts: list[int] = []  # rows of each of this rank's blocks
         self._failed = False  # on this rank, or before a block of it
         self._error: DataError | None = None
         self._problem: _Problem | None = None
 
-    def run(self) -> Table:
-        """Returns the table; collective."""
+    def run(self, blocks: Sequence[tuple[int, int]]) -> Table:
+        """Returns the table; collective.
+
+        Args:
+            blocks: The first byte of each block of the file, and the one after its last.
+        """
         comm, ring = self._ring.comm, self._ring
-        starts = range(self._head.first_byte, self._source.num_bytes, self._block_bytes)
-        numbers = range(ring.position, len(starts), comm.size)
-        stops = [*starts[1:], self._source.num_bytes]
-        bounds = [(starts[number], stops[number]) for number in numbers]
-        with ReadAhead(self._source, bounds, self._threads.num) as ahead:
-            for number, (_, stop) in zip(numbers, bounds, strict=True):
-                self._take_block(ahead, stop, is_first=number == 0)
+        for number in range(ring.position, len(blocks), comm.size):
+            self._take_block(blocks[number][1], is_first=number == 0)
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
@@ -196,14 +198,14 @@ class _Load:
                 raise on_first_rank(lambda: self._describe(min(problems)), comm)
             self._table.sort_names()
             if comm.num_nodes > 1:
-                for bounds_of_nodes in self._bounds_of_rounds(len(starts)):
+                for bounds_of_nodes in self._bounds_of_rounds(len(blocks)):
                     self._table.share(bounds_of_nodes)
             num_rows = int(comm.allreduce_sum(np.array([sum(self._counts)], np.int64))[0])
             if num_rows == 0:
                 raise DataError("the file has no rows", self._source.path)
             return self._table.finish(num_rows)
 
-    def _take_block(self, ahead: ReadAhead, stop: int, *, is_first: bool) -> None:
+    def _take_block(self, stop: int, *, is_first: bool) -> None:
         """Reads and parses the next block, which ends before `stop`.
 
         After an error on this rank or before its block, this rank only passes that on, because the
@@ -212,7 +214,7 @@ class _Load:
         block, lines = None, None
         if not self._failed:
             with part("read"):
-                block = ahead.take()
+                block = self._ahead.take()
             if block.error is None:
                 lines = self._count(block)
             else:
@@ -223,7 +225,7 @@ class _Load:
                 before = self._ring.comm.receive(self._ring.before)
         if self._failed or before.failed or block is None or lines is None:
             self._failed = True
-            ahead.stop()
+            self._ahead.stop()
             self._receive_fragment(before)
             self._tell(_Before(failed=True), b"", stop)
         else:

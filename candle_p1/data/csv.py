@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from candle_p1.data.cache import CacheSettings, read_cached
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.frames import FRAME_READERS, read_by_frame
+from candle_p1.data.source import open_together
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError, did_you_mean
@@ -24,6 +25,8 @@ from candle_p1.errors import ParameterError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from candle_p1.data.source import OpenSource
 
 READERS = ("parallel", "cached", *FRAME_READERS)
 LIBRARIES = {"dask": "dask", "arrow": "pyarrow", "polars": "polars"}
@@ -40,6 +43,8 @@ class Loading:
         num_threads: The number of threads of each rank.
         cache: Where `cached` keeps its files.
         notify: Called with messages for the user.
+        block_bytes: How much a rank reads at a time, with `parallel`; None: it depends on the file.
+        open_source: What opens a file for `parallel`; another one is used for measurements.
     """
 
     method: str = "parallel"
@@ -47,6 +52,8 @@ class Loading:
     num_threads: int = 1
     cache: CacheSettings = field(default_factory=CacheSettings)
     notify: Callable[[str], None] | None = None
+    block_bytes: int | None = None
+    open_source: OpenSource = open_together
 
 
 def installed_readers() -> list[str]:
@@ -81,4 +88,12 @@ def read_table(path: Path, loading: Loading, layout: CsvLayout | None = None) ->
         return read_cached(
             path, layout, comm, loading.cache, num_threads=num_threads, notify=notify
         )
-    return read_together(path, layout, comm, num_threads=num_threads, notify=notify)
+    return read_together(
+        path,
+        layout,
+        comm,
+        num_threads=num_threads,
+        block_bytes=loading.block_bytes,
+        notify=notify,
+        open_source=loading.open_source,
+    )

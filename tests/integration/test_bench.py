@@ -69,6 +69,24 @@ def test_several_ranks_load_at_the_same_time(mpirun, bench_load):
         assert result["peak_rank_bytes"] <= result["peak_bytes"] <= 2 * result["peak_rank_bytes"]
 
 
+@pytest.mark.parallel
+def test_ranks_read_at_the_same_time_from_a_slow_source(mpirun, execute, tmp_path):
+    """What depends on time here is the delay, and not how fast the machine is."""
+    argv = ["nt3", "--size", "small", "--np", "1,2", "--delay", "0.2", "--repeats", "1"]
+    argv += ["--blocks", "8", "--json", "read.json"]
+    code, output = execute([*LOAD[:-1], "read", *argv])
+    assert code == 0, output
+    report = json.loads((tmp_path / "read.json").read_text())
+    one, two = report["results"]
+    assert (one["num_ranks"], two["num_ranks"]) == (1, 2)
+    for result in (one, two):
+        for role, num_bytes in report["files"].items():
+            assert sum(result["per_rank"][role]["num_bytes"]) == num_bytes
+        assert result["median_s"] >= 0.2 * 8 / result["num_ranks"]
+    assert one["mean_ranks"] == pytest.approx(1)
+    assert two["mean_ranks"] > 1
+
+
 def test_a_file_that_cannot_be_loaded_ends_the_comparison(execute, tmp_path):
     (tmp_path / "nt_train2.csv").write_text("0,1.5,2\n1,x,2\n")
     (tmp_path / "nt_test2.csv").write_text("0,1.5,2\n")

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from candle_p1 import cli
-from candle_p1.bench import load, step
+from candle_p1.bench import load, read, step
 from candle_p1.bench.load import LoadComparison
+from candle_p1.bench.read import ReadComparison
 from candle_p1.bench.record import RecordMeasurement
 from candle_p1.bench.step import StepComparison
 from candle_p1.cluster.doctor import Finding
@@ -22,6 +23,7 @@ from candle_p1.training.screen import Screen
 from tests.conftest import ROOT
 from tests.planted_records import plant
 from tests.unit.bench.test_bench_load import outcome
+from tests.unit.bench.test_bench_read import outcome as reading
 from tests.unit.bench.test_bench_step import slower
 
 LONG = "a-directory-whose-name-is-longer-than-half-a-line-of-sixty-columns"
@@ -55,6 +57,7 @@ COMMANDS = [
     f"timeline summary {ROOT}/tests/files/horovod_timeline.json",
     f"timeline slice {ROOT}/tests/files/horovod_timeline.json -o slice.json",
     "bench load nt3 --size small --repeats 2",
+    "bench read nt3 --size small --np 1,2",
     "bench step nt3 --size small --np 2",
     "bench record --ranks 6 --epochs 1 --records 1",
     "no-such-command",
@@ -91,11 +94,13 @@ def output_of(place, monkeypatch, capsys):
     monkeypatch.setattr("candle_p1.cli.doctor.examine", lambda: [FINDING, Finding("cores", "2")])
     monkeypatch.setattr(load, "run", lambda job, num_ranks: [outcome()] * num_ranks)
     monkeypatch.setattr(step, "run", slower)
+    of_rank = reading(1.0, [(0, 1, 8)])
+    monkeypatch.setattr(read, "run", lambda job, num_ranks: [of_rank] * num_ranks)
     report = SimpleNamespace(sections=())
     monkeypatch.setattr("candle_p1.reports.report.make_report", lambda runs, say: report)
     monkeypatch.setattr("candle_p1.reports.writing.write_report", lambda report, out: out / LONG)
     monkeypatch.setattr(RecordMeasurement, "measure", lambda self: OF_RECORDS)
-    for kind in (LoadComparison, StepComparison):
+    for kind in (LoadComparison, ReadComparison, StepComparison):
         monkeypatch.setattr(kind, "locate_files", lambda *_: FileSet.of({"train": file}))
 
     def output_of(command, width):

@@ -1,0 +1,197 @@
+"""Measures how reading scales with ranks: the same load on several numbers of ranks, side by side.
+
+A file system that answers slowly is imitated by a source that takes a given time for every block
+more. Then the time of a load is mainly that of its reads, and tells whether ranks read at the same
+time, on a machine with any number of cores. Without a delay and with a cold file cache, the storage
+itself is measured.
+
+Every load is a job of its own. All jobs divide the files into the same blocks, and read the same
+values; otherwise no result is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from candle_p1.bench.file_cache import PREPARATIONS
+from candle_p1.bench.job import Job, Measurement, OnStart, run
+from candle_p1.errors import DataError, ParameterError
+from candle_p1.files import files_at
+from candle_p1.instrument.reading import summarize_reading
+from candle_p1.reports.statistics import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from candle_p1.data.reader import FileSet
+    from candle_p1.records.types import ReadingFacts
+
+LOADER = "parallel"
+MAX_RANKS = 1024
+
+
+def choose_ranks(text: str) -> list[int]:
+    """Returns the numbers of ranks in a comma-separated list, each once, in its order.
+
+    Raises:
+        ParameterError: One of them is not a number of ranks.
+    """
+    numbers = []
+    for word in text.split(","):
+        if not word.strip().isascii() or not word.strip().isdigit():
+            raise ParameterError(f"--np: {word.strip()!r} is not a number of ranks, as in --np 1,4")
+        numbers.append(int(word))
+        if not 1 <= numbers[-1] <= MAX_RANKS:
+            raise ParameterError(f"--np: {word.strip()} is not between 1 and {MAX_RANKS}")
+    return list(dict.fromkeys(numbers))
+
+
+@dataclass(frozen=True)
+class ReadJob(Job):
+    """A job that loads the files of a benchmark once.
+
+    Attributes:
+        delay_s: The time that the reading of every block takes more.
+        num_blocks: Into how many blocks the largest file is divided.
+        threads: Threads of each rank.
+    """
+
+    worker: ClassVar[str] = "candle_p1.bench.read_worker"
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "loader": f"it is {LOADER}; candle-p1 bench load compares loaders",
+        "load_threads": "use --threads",
+    }
+
+    delay_s: float = 0.0
+    num_blocks: int = 1
+    threads: int = 1
+
+    @property
+    def name(self) -> str:
+        """What is measured."""
+        return "reading"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The loader and its threads."""
+        return {"loader": LOADER, "load_threads": self.threads}
+
+
+@dataclass(frozen=True)
+class ReadOutcome:
+    """What a rank has measured.
+
+    Attributes:
+        elapsed_s: The time from the barrier to the end of loading.
+        reads: Its reads, by role; see `candle_p1.instrument.reading.ReadLog.since_zero`.
+        digests: Digests of the tables as they were read, by role.
+    """
+
+    elapsed_s: float
+    reads: dict[str, NDArray[np.float64]]
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ReadComparison(Measurement):
+    """What is compared, and under which conditions.
+
+    Attributes:
+        ranks: The numbers of ranks, of which `num_ranks` is the largest; times are divided by that
+            of the first.
+        num_repeats: Jobs of each number of ranks.
+        file_cache: The state of the file cache before every job, "warm" or "cold".
+    """
+
+    job: ReadJob
+    ranks: Sequence[int] = (1,)
+    num_repeats: int = 3
+    file_cache: str = "warm"
+
+    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
+        """Runs all jobs, in rounds of all numbers of ranks; see Measurement."""
+        paths = [file for path in files.paths.values() for file in files_at(path)]
+        jobs = [number for _ in range(self.num_repeats) for number in self.ranks]
+        measured: list[tuple[int, list[ReadOutcome]]] = []
+        for done, num_ranks in enumerate(jobs):
+            on_start(done, len(jobs), f"{num_ranks} ranks")
+            try:
+                PREPARATIONS[self.file_cache](paths)
+            except OSError as error:
+                raise DataError(
+                    f"cannot read the file: {error.strerror}", error.filename
+                ) from error
+            measured.append((num_ranks, run(self.job, num_ranks)))
+            _check_same_values(measured[0][1][0], measured[-1][1], files)
+        results = [
+            _result(num_ranks, [outcomes for number, outcomes in measured if number == num_ranks])
+            for num_ranks in self.ranks
+        ]
+        for result in results:
+            result["ratio"] = result["median_s"] / results[0]["median_s"]
+        return {
+            "files": {
+                role: sum(file.stat().st_size for file in files_at(path))
+                for role, path in files.paths.items()
+            },
+            "delay_s": self.job.delay_s,
+            "num_blocks": self.job.num_blocks,
+            "threads": self.job.threads,
+            "file_cache": self.file_cache,
+            "results": results,
+        }
+
+
+def _check_same_values(first: ReadOutcome, others: Sequence[ReadOutcome], files: FileSet) -> None:
+    for rank, outcome in enumerate(others):
+        for role, path in files.paths.items():
+            if outcome.digests.get(role) != first.digests.get(role):
+                raise DataError(
+                    f"rank {rank} of {len(others)} read other values than the first job, so the"
+                    " times are not compared",
+                    path,
+                )
+
+
+def _result(num_ranks: int, jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, Any]:
+    """Returns the result of all jobs with a number of ranks."""
+    readings = [_readings(job) for job in jobs]
+    together = [each for reading in readings for each in reading.values()]
+    union_s = sum(each.union_s for each in together)
+    busy_s = sum(each.busy.mean_s * num_ranks for each in together)
+    return {
+        "num_ranks": num_ranks,
+        **summarize([max(outcome.elapsed_s for outcome in job) for job in jobs]),
+        "mean_ranks": busy_s / union_s if union_s else None,
+        "reading": {role: facts.model_dump(mode="json") for role, facts in readings[-1].items()},
+        "per_rank": {role: _per_rank(facts) for role, facts in readings[-1].items()},
+    }
+
+
+def _readings(job: Sequence[ReadOutcome]) -> dict[str, ReadingFacts]:
+    """Returns, as the record of a run does, when the ranks read each table, from its beginning."""
+    found = {
+        role: summarize_reading([outcome.reads[role] for outcome in job], 0.0)
+        for role in job[0].reads
+    }
+    return {role: facts for role, facts in found.items() if facts is not None}
+
+
+def _per_rank(facts: ReadingFacts) -> dict[str, list[float | None]]:
+    """Returns the raw values of each rank; None for a rank that has not read."""
+    spreads = {
+        "begin_s": facts.begin,
+        "end_s": facts.end,
+        "busy_s": facts.busy,
+        "num_bytes": facts.read,
+    }
+    values = {name: spread.values for name, spread in spreads.items()}
+    return {
+        name: [None if each != each else each for each in found.tolist()]
+        for name, found in values.items()
+        if found is not None
+    }
