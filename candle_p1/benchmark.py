@@ -37,6 +37,7 @@ from candle_p1.models import fast
 from candle_p1.models.convolutions import CONV_FIELDS
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
+from candle_p1.models.saving import ModelFile
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.parameters.catalog import PARAMETERS
 from candle_p1.parameters.declaration import Declaration
@@ -65,6 +66,7 @@ __all__ = [
     "DataError",
     "DataSet",
     "JobSize",
+    "ModelFile",
     "PaperRuns",
     "Parameter",
     "ParameterError",
@@ -213,6 +215,10 @@ class Benchmark(ABC):
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
         """Returns additional Keras callbacks; on every rank, they see metrics over all ranks."""
+        return []
+
+    def model_files(self, params: ParameterSet) -> Sequence[ModelFile]:
+        """Returns the files to which rank 0 saves the model, besides that of ``--save_model``."""
         return []
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:

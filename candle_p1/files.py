@@ -9,9 +9,12 @@ import json
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk, a used-up quota and a limit on the size of files."""
@@ -60,6 +63,33 @@ def create_atomically(path: Path, content: str | bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
+    """Yields where to write what then becomes `path`, synced, as `write_atomically` does.
+
+    The name is the same, because libraries choose the format by it, but in a directory of its own
+    beside `path`, which is removed.
+
+    Args:
+        path: The file.
+        num_bytes: Its size, for which there has to be space before anything is written: a library
+            may not end well on a full disk.
+
+    Raises:
+        OSError: The directory is missing, full or read-only; `path` is unchanged.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
+        temporary = Path(directory) / path.name
+        if num_bytes:
+            with temporary.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            temporary.unlink()
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
 
 def reserve(path: Path, num_bytes: int) -> None:

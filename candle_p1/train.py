@@ -28,6 +28,7 @@ from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.text import count, print_error
+from candle_p1.training.best_metric import check_best_metric
 from candle_p1.training.identity import describe_data, describe_identity
 from candle_p1.training.lifecycle import Run, recorded_run
 from candle_p1.training.measured import describe_rank
@@ -107,6 +108,9 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             device, engine = _start(params, timeline, this)
             files = _locate_files(benchmark, params, this)
             from candle_p1.training.fit import train_model  # with Keras
+            from candle_p1.training.model_files import ModelFiles
+
+            models = ModelFiles(benchmark, params, results, this)
         log.begin()
         allreduces = make_allreduce_log(this.communication, params, device, comm)
         threads = params["load_threads"] or device.threads
@@ -125,6 +129,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
                 check_passes(plan, params, restart)
                 model = build_model(benchmark, params, data, plan, device, comm, allreduces)
+                check_best_metric(benchmark, params, model)
+                models.check(model)
             if restart is not None:
                 with phases("restore"):
                     restart.check_plan(plan)
@@ -148,7 +154,17 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("train"):
             of_data = {"identity": identity, "data": describe_data(reader)}
             trained = train_model(
-                benchmark, model, data, plan, params, allreduces, this, log, of_data, restart
+                benchmark,
+                model,
+                data,
+                plan,
+                params,
+                allreduces,
+                this,
+                log,
+                models.callbacks(),
+                of_data,
+                restart,
             )
         history = trained.history
 
@@ -158,6 +174,9 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("evaluate"):
             evaluated = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(evaluated) if evaluates else {}
+        if models.are_final and not trained.is_interrupted:
+            with phases("save"):
+                models.save_final(model)
         lost = comm.broadcast(find_nan(history.history, quality))
         for problem in lost:
             this.screen.warn(problem.reason)
@@ -211,6 +230,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 *device.warnings,
                 *plan.warnings,
                 *(problem.reason for problem in lost),
+                *models.warnings,
             ],
         )
         if comm.rank == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from candle_p1.benchmark import (
     Benchmark,
     DataSet,
     JobSize,
+    ModelFile,
     PaperRuns,
     Parameter,
     Quality,
@@ -31,7 +33,7 @@ from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
 from candle_p1.models.scores import RegressionScore
 from p1b1_latent import save_latent_space
-from p1b1_model import build_autoencoder, latent_layer
+from p1b1_model import build_autoencoder, decoder_of, encoder_of
 from p1b1_synthetic import SIZES, P1b1Recipe
 
 if TYPE_CHECKING:
@@ -148,6 +150,13 @@ class P1b1(Benchmark):
             role=Role.PLACE,
             optional=True,
         ),
+        Parameter(
+            "cp",
+            bool,
+            False,
+            "save the weights of the best epoch, the network, and encoder and decoder",
+            role=Role.SPEED,
+        ),
         Parameter("tsne", bool, False, "plot the latent space by t-SNE instead of PCA"),
     )
 
@@ -242,6 +251,17 @@ class P1b1(Benchmark):
         )
         return [reduce] if params["reduce_lr"] else []
 
+    def model_files(self, params: ParameterSet) -> list[ModelFile]:
+        """Returns CANDLE's files if cp requests them, under names of their own."""
+        if not params["cp"]:
+            return []
+        return [
+            ModelFile("model.json", "begin"),
+            ModelFile("best.weights.h5", "best"),
+            ModelFile("encoder.keras", "end", partial(encoder_of, params)),
+            ModelFile("decoder.keras", "end", partial(decoder_of, params)),
+        ]
+
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:
         """Returns the encoder and the decoder as one model."""
         assert isinstance(data, P1b1Data)
@@ -253,8 +273,6 @@ class P1b1(Benchmark):
 
         The naive predictor returns the mean training profile for every case.
         """
-        import keras
-
         data, params = trained.data, trained.params
         assert isinstance(data, P1b1Data)
         test, num_steps = data.test, params["test_steps"]
@@ -264,9 +282,7 @@ class P1b1(Benchmark):
         score = trained.score(test, RegressionScore(num_features), num_steps)
         mean = trained.mean_target(data.train)
         naive = {"xent": _cross_entropy(score, mean)} | score.of_constant(mean).result()
-        model = trained.model
-        encoder = keras.Model(model.inputs, model.get_layer(latent_layer(params)).output)
-        latent = trained.apply(encoder, test, num_steps)
+        latent = trained.apply(encoder_of(params, trained.model), test, num_steps)
         if latent is not None:
             save_latent_space(
                 trained.directory,

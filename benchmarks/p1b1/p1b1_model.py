@@ -17,9 +17,27 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 
-def latent_layer(params: ParameterSet) -> str:
-    """Returns the name of the layer whose output is the compressed profile."""
-    return "latent" if params["model"] == "ae" else "z_mean"
+def encoder_of(params: ParameterSet, model: Any) -> Any:
+    """Returns the part of the model that compresses a profile, to the mean in vae and cvae."""
+    import keras
+
+    compressed = "latent" if params["model"] == "ae" else "z_mean"
+    return keras.Model(model.input, model.get_layer(compressed).output, name="encoder")
+
+
+def decoder_of(params: ParameterSet, model: Any) -> Any:
+    """Returns a copy of the part that takes a compressed profile and, in cvae, the one-hot type."""
+    import keras
+    from keras import layers
+
+    latent = layers.Input((params["latent_dim"],), name="compressed")
+    types = [layers.Input(each.shape[1:], name="cancer_type") for each in model.inputs[1:]]
+    decoded = _decoded(latent, types, params, model.output.shape[-1])
+    decoder = keras.Model([latent, *types] if types else latent, decoded, name="decoder")
+    of_both = [[layer for layer in each.layers if layer.weights] for each in (decoder, model)]
+    for copy, original in zip(*(reversed(each) for each in of_both), strict=False):
+        copy.set_weights(original.get_weights())
+    return decoder
 
 
 def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -> Any:
@@ -27,28 +45,35 @@ def build_autoencoder(params: ParameterSet, num_features: int, num_types: int) -
     import keras
     from keras import layers
 
+    profile = layers.Input((num_features,), name="profile")
+    types = []
+    if params["model"] == "cvae":
+        types = [layers.Input((num_types,), name="cancer_type")]
+    encoded = _dense_layers(_join(profile, types), params["dense"] or [], params)
+    latent = _latent(encoded, params, num_features)
+    decoded = _decoded(latent, types, params, num_features)
+    return keras.Model([profile, *types] if types else profile, decoded, name="p1b1")
+
+
+def _decoded(latent: Any, types: Sequence[Any], params: ParameterSet, num_features: int) -> Any:
+    import keras
+
     from candle_p1.models.fast.layers import Dense
 
-    profile = layers.Input((num_features,), name="profile")
-    inputs, condition = [profile], []
-    if params["model"] == "cvae":
-        condition = [layers.Input((num_types,), name="cancer_type")]
-        inputs += condition
-
-    def join(tensor: Any) -> Any:
-        return layers.Concatenate()([tensor, *condition]) if condition else tensor
-
-    units = params["dense"] or []
-    encoded = _dense_layers(join(profile), units, params)
-    latent = _latent(encoded, params, num_features)
-    decoded = _dense_layers(join(latent), list(reversed(units)), params)
+    units = list(reversed(params["dense"] or []))
     output = Dense(
         num_features,
         activation=params["out_activation"],
         kernel_initializer=initial_weights(params),
         dtype=keras.config.floatx(),  # the loss stays in float32 under mixed precision
     )
-    return keras.Model(inputs if condition else profile, output(decoded), name="p1b1")
+    return output(_dense_layers(_join(latent, types), units, params))
+
+
+def _join(tensor: Any, types: Sequence[Any]) -> Any:
+    from keras import layers
+
+    return layers.Concatenate()([tensor, *types]) if types else tensor
 
 
 def _latent(encoded: Any, params: ParameterSet, num_features: int) -> Any:

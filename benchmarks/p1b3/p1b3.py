@@ -16,6 +16,7 @@ from candle_p1.benchmark import (
     Benchmark,
     DataSet,
     JobSize,
+    ModelFile,
     PaperRuns,
     Parameter,
     Quality,
@@ -190,6 +191,13 @@ class P1b3(Benchmark):
             "standard deviation of noise on cell line features in training",
             minimum=0,
         ),
+        Parameter(
+            "save_best_model",
+            bool,
+            True,
+            "save the model of the epoch with the lowest validation loss into best.keras",
+            role=Role.SPEED,
+        ),
     )
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
@@ -294,6 +302,10 @@ class P1b3(Benchmark):
         # The loss stays in float32 under mixed precision. CANDLE initializes only the dense layers.
         model.add(Dense(1, kernel_initializer="glorot_uniform", dtype=keras.config.floatx()))
         return model
+
+    def model_files(self, params: ParameterSet) -> list[ModelFile]:
+        """Returns the file of the best model, which CANDLE saves too."""
+        return [ModelFile("best.keras", "best")] if params["save_best_model"] else []
 
     def evaluate(self, trained: Trained) -> Quality:
         """Returns test loss, accuracy at the cutoffs, r2 and correlation; plots the predictions.

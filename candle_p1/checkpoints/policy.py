@@ -8,13 +8,15 @@ the one in steps are additions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.checkpoints.best import Best
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from candle_p1.checkpoints.root import StoredCheckpoint
     from candle_p1.parameters.parameter_set import ParameterSet
 
 INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
@@ -26,21 +28,6 @@ OF_SAVING = (
 """Parameters that mean nothing unless checkpoints are saved.
 
 CANDLE's files set ckpt_checksum without an interval; it asks for nothing then."""
-
-
-class Kept(Protocol):
-    """What is known of a stored checkpoint."""
-
-    @property
-    def number(self) -> int:
-        """The number of the checkpoint within its run, from 1, in the order of saving."""
-
-    @property
-    def best(self) -> bool:
-        """Whether it is of the best epoch so far."""
-
-
-AnyKept = TypeVar("AnyKept", bound=Kept)
 
 
 class EpochEnd(NamedTuple):
@@ -71,13 +58,19 @@ def check_flags(params: ParameterSet) -> list[str]:
             " set one of them"
         ]
     SavePolicy.of(params, last_epoch=1)
+    warnings = []
+    if params["ckpt_skip_epochs"] > params["epochs"]:
+        warnings.append(
+            f"ckpt_skip_epochs ({params.origin('ckpt_skip_epochs')}): the run has"
+            f" {params['epochs']} epochs, so no checkpoint is saved"
+        )
     if params["ckpt_save_weights_only"]:
-        return [
+        warnings.append(
             f"ckpt_save_weights_only ({params.origin('ckpt_save_weights_only')}): a run that"
             " restarts from these checkpoints begins with a new optimizer, and does not end as it"
             " would have without the interruption"
-        ]
-    return []
+        )
+    return warnings
 
 
 @dataclass
@@ -94,7 +87,7 @@ class SavePolicy:
     interval: int
     skip_epochs: int
     last_epoch: int
-    best: Best | None = field(default=None)
+    best: Best | None = None
 
     @classmethod
     def of(cls, params: ParameterSet, last_epoch: int) -> SavePolicy:
@@ -144,7 +137,9 @@ class SavePolicy:
             self.best.restore_state(state["best"])
 
 
-def keep_policy(mode: str, limit: int) -> Callable[[Collection[AnyKept]], set[AnyKept]]:
+def keep_policy(
+    mode: str, limit: int
+) -> Callable[[Collection[StoredCheckpoint]], set[StoredCheckpoint]]:
     """Returns which of a run's checkpoints to keep, as a function of all of them.
 
     The newest and the best ones are always kept. Of the others, "linear" keeps the newest ones.
@@ -160,7 +155,7 @@ def keep_policy(mode: str, limit: int) -> Callable[[Collection[AnyKept]], set[An
         limit: The maximum number of checkpoints, besides the best one; the newest ones count.
     """
 
-    def keep(stored: Collection[AnyKept]) -> set[AnyKept]:
+    def keep(stored: Collection[StoredCheckpoint]) -> set[StoredCheckpoint]:
         newest_first = sorted(stored, key=lambda each: each.number, reverse=True)
         chosen = newest_first
         if mode == "exponential" and newest_first:

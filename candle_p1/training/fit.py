@@ -35,7 +35,7 @@ from candle_p1.training.setup import explained_memory_errors
 from candle_p1.training.state import build_metrics, replicated_arrays, restore_own
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet
@@ -76,6 +76,7 @@ def train_model(
     allreduces: AllreduceLog | None,
     this: Run,
     log: RunLog,
+    saving: Sequence[Any],
     identity: Mapping[str, Any],
     restart: Restart | None = None,
 ) -> TrainingOutcome:
@@ -90,6 +91,7 @@ def train_model(
         allreduces: The log of the gradients' allreduces; None: they are not logged.
         this: The run.
         log: The log in MLPerf's format.
+        saving: The callbacks that save the model; there may be some on rank 0 only.
         identity: What a checkpoint must have in common with a run that goes on from it.
         restart: The restart from a checkpoint; None: training begins.
     """
@@ -108,6 +110,7 @@ def train_model(
         build_metrics(model, batches[0])
     if comm.rank == 0:
         listed.callbacks += _rank_0_callbacks(plan, params, this, start)
+    listed.callbacks += saving
     states = CallbackStates(listed.callbacks)
     num_samples = comm.size * plan.samples_per_epoch
     saved = restart.facts if restart else None

@@ -221,7 +221,7 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
         ("nt3", "batch_normalization", True),
         ("nt3", "warmup_lr", True),
         ("nt3", "clr_mode", "trng1"),
-        ("p1b1", "cp", True),
+        ("p1b2", "cp", True),
         ("p1b1", "noise_factor", 0.1),
         ("p1b2", "locally_connected", True),
         ("p1b2", "val_data", "validation.csv"),

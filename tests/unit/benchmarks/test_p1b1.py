@@ -104,3 +104,33 @@ def test_the_picture_warns_of_a_collapsed_latent_space(
     assert all(str(number) in drawn["warning"] for number in collapsed) or (
         len(collapsed) == len(columns)
     )
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("model", ["ae", "vae", "cvae"])
+@pytest.mark.parametrize(
+    "flags", ["--dense 8", "--dense 6 4 --residual True --batch_normalization True --dropout 0.1"]
+)
+def test_the_encoder_and_the_decoder_together_are_the_autoencoder(model, flags):
+    keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+    p1b1 = find_benchmark("p1b1")
+    import p1b1_model
+
+    flags += f" --model {model} --latent_dim 4 --out_activation linear"
+    params = p1b1.read_parameters(flags.split())
+    whole = p1b1_model.build_autoencoder(params, 12, 3)
+    random = np.random.default_rng(5)
+    whole.set_weights([random.uniform(0.1, 1, each.shape) for each in whole.weights])
+    profile = random.normal(size=(7, 12)).astype("float32")
+    types = [np.eye(3, dtype="float32")[[0, 1, 2, 0, 1, 2, 0]]] if model == "cvae" else []
+    for _ in range(2):  # making them leaves the model as it was
+        encoder, decoder = (
+            p1b1_model.encoder_of(params, whole),
+            p1b1_model.decoder_of(params, whole),
+        )
+        compressed = encoder.predict_on_batch([profile, *types] if types else profile)
+        found = decoder.predict_on_batch([compressed, *types] if types else compressed)
+    expected = whole.predict_on_batch([profile, *types] if types else profile)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert len(np.unique(found.round(2), axis=0)) > 2
+    keras.backend.clear_session()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.best import Best, check_metric, is_rising
 from candle_p1.checkpoints.policy import SavePolicy, are_saved, keep_policy
+from candle_p1.checkpoints.root import StoredCheckpoint
 from candle_p1.errors import ParameterError
 
 NT3 = find_benchmark("nt3")
-
-
-class Stored(NamedTuple):
-    number: int
-    best: bool = False
 
 
 def policy_of(*flags, last_epoch=12):
@@ -180,6 +176,13 @@ def test_what_means_nothing_without_checkpoints_causes_one_warning():
         assert params.warnings == ()
 
 
+def test_skipping_all_epochs_causes_a_warning():
+    flags = ["--epochs", "4", "--ckpt_save_interval", "1", "--ckpt_skip_epochs"]
+    assert NT3.read_parameters([*flags, "4"]).warnings == ()
+    (warning,) = NT3.read_parameters([*flags, "5"]).warnings
+    assert "ckpt_skip_epochs (flag)" in warning
+
+
 def test_leaving_out_the_optimizer_causes_a_warning():
     params = NT3.read_parameters(["--ckpt_every_s", "60", "--ckpt_save_weights_only", "True"])
     (warning,) = params.warnings
@@ -189,14 +192,18 @@ def test_leaving_out_the_optimizer_causes_a_warning():
 # --- keeping ----------------------------------------------------------------------------------
 
 
+def stored(number, *, best=False):
+    return StoredCheckpoint(f"epoch-{number:04d}-step-000000", number, best=best)
+
+
 def history(mode, limit, best_numbers=()):
     """Yields what is left after each save: numbers, oldest first."""
     keep, left = keep_policy(mode, limit), set()
     for number in count(1):
         is_best = number in best_numbers
         if is_best:
-            left = {each._replace(best=False) for each in left}
-        left = keep(left | {Stored(number, is_best)})
+            left = {replace(each, best=False) for each in left}
+        left = keep(left | {stored(number, best=is_best)})
         yield sorted(each.number for each in left)
 
 
@@ -243,6 +250,6 @@ def test_the_newest_and_the_best_are_kept_and_the_limit_holds(mode, limit, best_
         kept = next(left)
         assert {number, *([best] if best else [])} <= set(kept)
         assert len(set(kept) - {best}) <= limit
-    stored = [Stored(number) for number in kept]
-    random.shuffle(stored)
-    assert keep_policy(mode, limit)(stored) <= set(stored)
+    shuffled = [stored(number) for number in kept]
+    random.shuffle(shuffled)
+    assert keep_policy(mode, limit)(shuffled) <= set(shuffled)

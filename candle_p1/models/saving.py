@@ -1,0 +1,181 @@
+"""Models as files of Keras, which load without this package.
+
+The fast kernels are classes of their own, so Keras would name them in the files and then look for
+this package. A file gets a copy of the model instead, made of Keras's own classes with the same
+weights. It is not compiled: the optimizer's state is what checkpoints are for.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from candle_p1.errors import CandleError
+from candle_p1.files import new_file, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FINAL_NAME = "model.keras"
+SUFFIXES = (".keras", ".weights.h5", ".json")
+OVERHEAD_BYTES = 1 << 14
+"""More than HDF5 needs for a file, and for each of its arrays."""
+PACKAGE = "candle_p1"
+"""The name under which this package registers its classes with Keras."""
+
+_KERAS_FORMS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "Conv1D": ("keras.layers", "Conv1D", {}),
+    "Dense": ("keras.layers", "Dense", {}),
+    "MaxPooling1D": ("keras.layers", "MaxPooling1D", {}),
+    "L2": ("keras.regularizers", "L2", {}),
+    # It adds the same where the layer divides by the batch size, as in the tested release.
+    "ActivityL2": ("keras.layers", "ActivityRegularization", {"weight": "l2"}),
+}
+"""What stands in a file for a class of this package, by its name: the module and the name of
+Keras's class, and its names of arguments that have others here."""
+
+
+class SavingError(CandleError):
+    """A model that Keras cannot describe in a file."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file to which a run saves its model or a part of it.
+
+    Attributes:
+        name: Its name. The suffix says what it holds: the model (``.keras``), its weights
+            (``.weights.h5``) or its layers without weights (``.json``).
+        when: Before training, after every epoch whose validation loss is the lowest so far, or
+            after training.
+        part: Returns what to save of the model; None: all of it.
+    """
+
+    name: str
+    when: Literal["begin", "best", "end"] = "end"
+    part: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.endswith(SUFFIXES):
+            raise ValueError(f"{self.name!r} does not end in one of {', '.join(SUFFIXES)}")
+
+    def of(self, model: Any) -> Any:
+        """Returns the part of the model that the file holds."""
+        with _undisturbed():
+            return self.part(model) if self.part else model
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Returns what ``keras.saving.deserialize_keras_object`` takes, with Keras's own classes.
+
+    Raises:
+        SavingError: The model, a layer or a function in it has no description.
+    """
+    import keras
+
+    try:
+        config = _translated(keras.saving.serialize_keras_object(model))
+        json.dumps(config)
+        return config  # type: ignore[no-any-return]
+    except (NotImplementedError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SavingError(f"Keras cannot describe this model in a file: {reason}") from error
+
+
+def foreign_classes(config: Any) -> list[str]:
+    """Returns the classes of a description that Keras does not have, as "module.Class"."""
+    found = {
+        f"{each['module']}.{each['class_name']}"
+        for each in _objects(config)
+        if each.get("registered_name") is not None and not _is_kerass(each["module"])
+    }
+    return sorted(found)
+
+
+def plain_copy(model: Any) -> Any:
+    """Returns an uncompiled copy, in the processor's memory, made of Keras's own classes.
+
+    Layers that only this package or the benchmark has remain what they are.
+
+    Raises:
+        SavingError: See `describe`.
+    """
+    import keras
+
+    config = describe(model)
+    with _undisturbed(), keras.device("cpu:0"):
+        copy = keras.saving.deserialize_keras_object(config)
+    for new, old in zip(copy.weights, model.weights, strict=True):
+        new.assign(keras.ops.convert_to_numpy(old))
+    return copy
+
+
+def save(model: Any, path: Path) -> None:
+    """Writes a model, its weights or its layers, by the suffix of the path; see `ModelFile`.
+
+    At any time, `path` holds either the old or the new content, complete.
+
+    Raises:
+        SavingError: See `describe`.
+        OSError: The directory is missing, full or read-only; `path` is unchanged.
+    """
+    if path.name.endswith(".json"):
+        write_atomically(path, json.dumps(describe(model), indent=2) + "\n")
+        return
+    copy = plain_copy(model)
+    weights_only = path.name.endswith(".weights.h5")
+    sizes = [math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in copy.weights]
+    with new_file(path, sum(sizes) + OVERHEAD_BYTES * (1 + len(sizes))) as temporary:
+        try:
+            copy.save_weights(temporary) if weights_only else copy.save(temporary)
+        except RuntimeError as error:  # h5py's, if it cannot close a file after all
+            raise OSError(errno.EIO, str(error).splitlines()[0], str(path)) from error
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Draws what Keras takes seeds from as if no layers were made here: training goes on."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _is_kerass(module: str | None) -> bool:
+    return str(module).partition(".")[0] in ("keras", "builtins")
+
+
+def _translated(config: Any) -> Any:
+    """Returns a description with Keras's own classes, and without how the model was compiled."""
+    if isinstance(config, list | tuple):
+        return type(config)(map(_translated, config))
+    if not isinstance(config, dict):
+        return config
+    result = {key: _translated(each) for key, each in config.items() if key != "compile_config"}
+    package, _, name = str(config.get("registered_name") or "").partition(">")
+    if package == PACKAGE and name in _KERAS_FORMS:
+        module, class_name, arguments = _KERAS_FORMS[name]
+        settings = {arguments.get(key, key): each for key, each in result["config"].items()}
+        result |= {"module": module, "class_name": class_name, "registered_name": None}
+        result["config"] = settings
+    return result
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields the description of every object in a description, itself included."""
+    if isinstance(config, dict):
+        if "class_name" in config and "module" in config:
+            yield config
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for each in config:
+            yield from _objects(each)

@@ -1,0 +1,115 @@
+"""Models that runs have saved: Keras loads them without this package, and they predict the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import FileSet, Reader
+from tests.records import read_record
+
+pytestmark = pytest.mark.extended
+
+STEPS = "--epochs 2 --train_steps 10 --save_model True"
+RUNS = {
+    "nt3": f"nt3 {STEPS}",
+    "p1b1": f"p1b1 {STEPS} --cp True",
+    "p1b2": f"p1b2 {STEPS}",
+    "p1b3": f"p1b3 {STEPS}",
+    "p1b3-conv": f"p1b3 {STEPS} --conv 4 10 2 --pool 4 --dense 8 --batch_normalization True",
+}
+LOAD_WITHOUT_PACKAGE = """
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "candle_p1":
+            raise ImportError(name + " is forbidden here")
+
+sys.meta_path.insert(0, Forbidden())
+import keras
+import numpy as np
+
+load = keras.saving.load_model
+runs, samples, *names = sys.argv[1:]
+found = {}
+for name in names:
+    x = np.load(f"{samples}/{name}.npy")
+    found[name] = load(f"{runs}/{name}/model.keras").predict(x, verbose=0)
+    if name == "p1b1":
+        parts = [load(f"{runs}/{name}/{part}.keras") for part in ("encoder", "decoder")]
+        latent = parts[0].predict(x, verbose=0)
+        found |= {"latent": latent, "decoded": parts[1].predict(latent, verbose=0)}
+        best = keras.models.model_from_json(open(f"{runs}/{name}/model.json").read())
+        best.load_weights(f"{runs}/{name}/best.weights.h5")
+    if name.startswith("p1b3"):
+        found[name + "-best"] = load(f"{runs}/{name}/best.keras").predict(x, verbose=0)
+np.savez(f"{samples}/found.npz", **found)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(train_all):
+    return train_all(1, RUNS)
+
+
+@pytest.fixture(scope="module")
+def targets(small_data, tmp_path_factory):
+    """Writes the inputs of the test samples as files; returns their directory and the targets."""
+    directory, targets = tmp_path_factory.mktemp("samples"), {}
+    for name, line in RUNS.items():
+        benchmark = find_benchmark(line.split()[0])
+        files = small_data(benchmark.name)
+        params = benchmark.read_parameters(line.split()[1:])
+        paths = {role: files / file for role, file in benchmark.recipe.roles.items()}
+        reader = Reader(FileSet.of({r: paths[r] for r in benchmark.needed_files(params)}))
+        test = benchmark.preprocess(benchmark.load_data(reader, params), params).test
+        rows = np.arange(len(test))
+        np.save(directory / f"{name}.npy", test.x[rows])
+        targets[name] = test.y[rows]
+    return directory, targets
+
+
+@pytest.fixture(scope="module")
+def found(runs, targets, tmp_path_factory):
+    """What the loaded models predict."""
+    samples, _ = targets
+    script = tmp_path_factory.mktemp("script") / "load.py"
+    script.write_text(LOAD_WITHOUT_PACKAGE)
+    command = [sys.executable, "-I", script, runs, samples, *RUNS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return np.load(samples / "found.npz")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_loaded_model_has_the_quality_that_the_record_states(name, runs, targets, found):
+    record = read_record(runs / name / "run.json")
+    y, predicted = targets[1][name], found[name]
+    values = {key: each["value"] for key, each in record["quality"].items()}
+    if name in ("nt3", "p1b2"):
+        accuracy = (y.argmax(axis=1) == predicted.argmax(axis=1)).mean()
+        assert values["accuracy"] == pytest.approx(accuracy)
+    else:
+        mse = np.square(y - predicted, dtype=np.float64).mean()
+        assert values["mse" if name == "p1b1" else "loss"] == pytest.approx(mse, rel=1e-4)
+    assert record["warnings"] == []
+    assert record["phases"]["save"]["mean_s"] > 0
+
+
+def test_the_encoder_and_the_decoder_are_the_autoencoder(runs, found):
+    latent = np.load(runs / "p1b1" / "latent.npz")["latent"]
+    np.testing.assert_allclose(found["latent"], latent, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["decoded"], found["p1b1"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["p1b3", "p1b3-conv"])
+def test_the_best_model_is_that_of_the_lowest_validation_loss(name, runs, found):
+    record = read_record(runs / name / "run.json")
+    losses = [epoch["metrics"]["val_loss"] for epoch in record["training"]["epochs"]]
+    is_last = losses[-1] == min(losses)
+    assert np.array_equal(found[name], found[f"{name}-best"]) is is_last

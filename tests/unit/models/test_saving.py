@@ -1,0 +1,217 @@
+"""Saved models: what they hold, and that Keras loads them where this package cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from candle_p1.benchmark import ModelFile
+from candle_p1.models import fast
+from candle_p1.models.saving import foreign_classes, plain_copy, save
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+LOAD_WITHOUT_PACKAGE = """
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "candle_p1":
+            raise ImportError(name + " is forbidden here")
+
+sys.meta_path.insert(0, Forbidden())
+import keras
+import numpy as np
+
+inputs = dict(np.load("inputs.npz"))
+outputs = {}
+for name in sys.argv[1:]:
+    model = keras.saving.load_model(name + ".keras")
+    for layer in model.layers:
+        assert type(layer).__module__.startswith("keras."), layer
+    outputs[name] = model.predict_on_batch(inputs[name])
+assert not any(name.startswith("candle_p1") for name in sys.modules)
+np.savez("outputs.npz", **outputs)
+"""
+
+
+@pytest.fixture(autouse=True)
+def fast_kernels():
+    keras.utils.set_random_seed(7)
+    fast.choose("fast", on_cpu=True)
+    yield
+    fast.choose("plain", on_cpu=True)
+    keras.backend.clear_session()
+
+
+def convolutional():
+    from candle_p1.models.fast.layers import Conv1D, Dense, MaxPooling1D
+
+    layers = [
+        keras.layers.Input((90, 1)),
+        Conv1D(8, 20, activation="relu"),
+        MaxPooling1D(1),
+        Conv1D(4, 3, 2),
+        keras.layers.BatchNormalization(),
+        MaxPooling1D(3),
+        keras.layers.Flatten(),
+        Dense(6),
+        keras.layers.Dropout(0.5),
+        Dense(2, activation="softmax"),
+    ]
+    return keras.Sequential(layers), (90, 1), 2
+
+
+def penalized():
+    from candle_p1.models.fast.layers import Dense
+    from candle_p1.models.fast.regularizers import L2
+    from candle_p1.models.layers import ActivityL2
+
+    layers = [
+        keras.layers.Input((40,)),
+        Dense(8, activation="sigmoid", kernel_regularizer=L2(0.01)),
+        ActivityL2(0.02),
+        Dense(3, activation="sigmoid"),
+    ]
+    return keras.Sequential(layers), (40,), 3
+
+
+def residual():
+    from candle_p1.models.fast.layers import Dense
+
+    inputs = keras.Input((12,))
+    hidden = Dense(12, activation="relu")(inputs)
+    outputs = Dense(12, dtype=keras.config.floatx())(keras.layers.Add()([hidden, inputs]))
+    return keras.Model(inputs, outputs), (12,), 12
+
+
+def train(model, shape, num_outputs):
+    """Compiles and trains as runs do; returns inputs."""
+    from candle_p1.models.fast.keras2 import Keras2RMSprop
+
+    random_values = np.random.default_rng(1)
+    x = random_values.normal(size=(10, *shape)).astype("float32")
+    y = random_values.random(size=(10, num_outputs)).astype("float32")
+    model.compile(Keras2RMSprop(0.01), loss="mse", metrics=["mae"])
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    return x
+
+
+@pytest.mark.extended
+def test_models_load_where_this_package_cannot_be_imported(tmp_path):
+    inputs, expected = {}, {}
+    for build in (convolutional, penalized, residual):
+        model, *shapes = build()
+        name = build.__name__
+        inputs[name] = train(model, *shapes)
+        expected[name] = model.predict_on_batch(inputs[name])
+        save(model, tmp_path / f"{name}.keras")
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    (tmp_path / "load.py").write_text(LOAD_WITHOUT_PACKAGE)
+    command = [sys.executable, "-I", "load.py", *inputs]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "outputs.npz")
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-6)
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+@pytest.mark.extended
+def test_the_copy_learns_as_the_original():
+    model, *shapes = penalized()
+    x = train(model, *shapes)
+    y = np.zeros((10, 3), "float32")
+    copy = plain_copy(model)
+    losses = []
+    for each in (model, copy):
+        each.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+        losses.append([each.train_on_batch(x, y)[0] for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_copying_draws_no_random_numbers_of_training():
+    model, *_ = convolutional()
+    before = random.getstate()
+    plain_copy(model)
+    assert random.getstate() == before
+
+
+def test_layers_that_keras_does_not_have_are_named_and_kept(tmp_path):
+    from candle_p1.models.layers import LocallyConnected1D, NoiseOnColumns, SampleNormal
+
+    inputs = keras.Input((30,))
+    noisy = NoiseOnColumns(0.1, 1, 5)(inputs)
+    local = LocallyConnected1D(2, 3, 2)(keras.layers.Reshape((30, 1))(noisy))
+    flat = keras.layers.Flatten()(local)
+    mean, log_variance = keras.layers.Dense(4)(flat), keras.layers.Dense(4)(flat)
+    model = keras.Model(inputs, SampleNormal(0.5, 0.1)([mean, log_variance]))
+    save(model, tmp_path / "model.keras")
+    save(model, tmp_path / "model.json")
+    config = json.loads((tmp_path / "model.json").read_text())
+    assert foreign_classes(config) == [
+        f"candle_p1.models.layers.{name}"
+        for name in ("LocallyConnected1D", "NoiseOnColumns", "SampleNormal")
+    ]
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = np.random.default_rng(1).normal(size=(5, 30)).astype("float32")
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
+    assert (loaded.layers[-1].stddev, loaded.layers[-1].kl_weight) == (0.5, 0.1)
+
+
+def test_weights_and_layers_make_the_model_again(tmp_path):
+    model, *shapes = convolutional()
+    x = train(model, *shapes)
+    save(model, tmp_path / "layers.json")
+    save(model, tmp_path / "best.weights.h5")
+    rebuilt = keras.models.model_from_json((tmp_path / "layers.json").read_text())
+    rebuilt.load_weights(tmp_path / "best.weights.h5")
+    expected = plain_copy(model).predict_on_batch(x)
+    np.testing.assert_array_equal(rebuilt.predict_on_batch(x), expected)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("data_type", ["mixed_float16", "float64"])
+def test_other_precisions_are_kept(tmp_path, data_type):
+    floatx = "float64" if data_type == "float64" else "float32"
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(data_type)
+    try:
+        model, *shapes = residual()
+        x = train(model, *shapes)
+        expected = model.predict_on_batch(x)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+    save(model, tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert [each.dtype for each in loaded.weights] == [floatx] * len(model.weights)
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.json"])
+def test_without_space_the_old_file_stays(tmp_path, name):
+    model, *_ = convolutional()
+    path = tmp_path / name
+    path.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save(model, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_suffix_says_what_a_file_holds():
+    with pytest.raises(ValueError, match=r"model\.h5"):
+        ModelFile("model.h5")

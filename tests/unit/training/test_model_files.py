@@ -1,0 +1,185 @@
+"""When a run saves its model, what remains of the best epoch, and what is told of failures."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from candle_p1.benchmark import ModelFile, find_benchmark
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import ParameterError
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+NT3, P1B1, P1B3 = map(find_benchmark, ("nt3", "p1b1", "p1b3"))
+
+
+class Screen:
+    def __init__(self):
+        self.said, self.warned = [], []
+        self.say, self.warn = self.said.append, self.warned.append
+
+
+class ManyFiles:
+    """Stands for a benchmark."""
+
+    def model_files(self, params):
+        return [
+            ModelFile("model.json", "begin"),
+            ModelFile("best.weights.h5", "best"),
+            ModelFile(
+                "half.keras", "end", lambda model: keras.Model(model.inputs, model.layers[0].output)
+            ),
+        ]
+
+
+@pytest.fixture
+def model():
+    yield keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    keras.backend.clear_session()
+
+
+@pytest.fixture
+def make_files(tmp_path):
+    from candle_p1.training.model_files import ModelFiles
+
+    def make_files(*flags, benchmark=None, directory=tmp_path, rank=0):
+        comm = SerialCommunicator()
+        comm.rank = rank
+        this = SimpleNamespace(comm=comm, screen=Screen())
+        params = NT3.read_parameters(flags)
+        return ModelFiles(benchmark or ManyFiles(), params, directory, this), this.screen
+
+    return make_files
+
+
+def train(model, callback, losses, first=0):
+    """Goes through epochs in each of which the weights are its number."""
+    callback.set_model(model)
+    callback.on_train_begin()
+    for i, loss in enumerate(losses, start=first + 1):
+        model.set_weights([np.full((2, 1), i, np.float32)])
+        callback.on_epoch_end(i - 1, {"val_loss": loss})
+
+
+def best_epoch(model, path):
+    model.load_weights(path)
+    return int(model.get_weights()[0][0, 0])
+
+
+def test_files_are_saved_before_after_and_between(make_files, model, tmp_path):
+    files, screen = make_files("--save_model", "True")
+    (callback,) = files.callbacks()
+    train(model, callback, [0.5, 0.3, float("nan"), 0.4])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.weights.h5", "model.json"]
+    assert files.are_final
+    files.save_final(model)
+    assert {"half.keras", "model.keras"} < {path.name for path in tmp_path.iterdir()}
+    rebuilt = keras.models.model_from_json((tmp_path / "model.json").read_text())
+    assert best_epoch(rebuilt, tmp_path / "best.weights.h5") == 2
+    assert len(screen.said) == 2
+    assert (screen.warned, files.warnings) == ([], [])
+
+
+def test_a_continued_run_remembers_the_best_epoch(make_files, model, tmp_path):
+    (callback,) = make_files()[0].callbacks()
+    train(model, callback, [0.5, 0.3])
+    state = json.loads(json.dumps(callback.checkpoint_state()))
+    (continued,) = make_files()[0].callbacks()
+    continued.restore_state(state)
+    train(model, continued, [0.4, 0.2, 0.25], first=2)
+    assert best_epoch(model, tmp_path / "best.weights.h5") == 4
+
+
+def test_where_the_best_epochs_file_is_missing_the_next_one_is_the_best(
+    make_files, model, tmp_path
+):
+    (elsewhere,) = make_files(directory=tmp_path)[0].callbacks()
+    elsewhere.restore_state({"metric": "val_loss", "value": 0.1})
+    train(model, elsewhere, [0.4, 0.5])
+    assert best_epoch(model, tmp_path / "best.weights.h5") == 1
+
+
+def test_only_rank_0_saves(make_files, model, tmp_path):
+    files, _ = make_files("--save_model", "True", rank=1)
+    assert files.callbacks() == []
+    files.save_final(model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_saved_unless_it_is_asked_for(make_files, model, tmp_path):
+    files, _ = make_files(benchmark=NT3)
+    assert files.callbacks() == []
+    assert not files.are_final
+
+
+def test_what_cannot_be_written_causes_one_warning_for_each_file(make_files, model, tmp_path):
+    files, screen = make_files("--save_model", "True", directory=tmp_path / "missing")
+    (callback,) = files.callbacks()
+    train(model, callback, [0.5, 0.4, 0.3])
+    files.save_final(model)
+    assert screen.said == []
+    names = ["model.json", "best.weights.h5", "half.keras", "model.keras"]
+    for name, warning in zip(names, files.warnings, strict=True):
+        assert str(tmp_path / "missing" / name) in warning
+        assert "No such file or directory" in warning
+    assert screen.warned == files.warnings
+
+
+def test_a_model_that_has_no_description_is_refused_before_training(make_files):
+    class Undescribed(keras.layers.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, inputs):
+            return self.function(inputs)
+
+    strange = keras.Sequential([keras.layers.Input((2,)), Undescribed(lambda x: 2 * x)])
+    files, _ = make_files("--save_model", "True", benchmark=NT3)
+    with pytest.raises(ParameterError, match=r"model\.keras.*--save_model.*get_config"):
+        files.check(strange)
+
+
+def test_candles_files_are_those_of_the_benchmarks():
+    cp = P1B1.model_files(P1B1.read_parameters(["--cp"]))
+    assert [(file.name, file.when) for file in cp] == [
+        ("model.json", "begin"),
+        ("best.weights.h5", "best"),
+        ("encoder.keras", "end"),
+        ("decoder.keras", "end"),
+    ]
+    assert P1B1.model_files(P1B1.read_parameters([])) == []
+    assert [file.name for file in P1B3.model_files(P1B3.read_parameters([]))] == ["best.keras"]
+    assert P1B3.model_files(P1B3.read_parameters(["--save_best_model", "False"])) == []
+
+
+# --- the metric of the best checkpoint --------------------------------------------------------
+
+
+def check(benchmark, model, *flags):
+    from candle_p1.training.best_metric import check_best_metric
+
+    params = benchmark.read_parameters(["--ckpt_save_interval", "1", *flags])
+    check_best_metric(benchmark, params, model)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "metric"),
+    [
+        *((NT3, each) for each in ("val_loss", "val_acc", "accuracy", "lr")),
+        *((P1B1, each) for each in ("val_corr", "xent")),
+        (P1B3, "val_accuracy"),
+    ],
+)
+def test_the_metrics_of_a_run_are_known_before_training(benchmark, metric, model):
+    check(benchmark, model, "--ckpt_save_best_metric", metric)
+
+
+def test_another_metric_is_refused_before_training(model):
+    with pytest.raises(ParameterError, match=r"flag.*accuracy, learning_rate, loss, val_accuracy"):
+        check(NT3, model, "--ckpt_save_best_metric", "val_auc")
+    check(NT3, model, "--ckpt_save_best_metric", "val_auc", "--ckpt_save_best", "False")
