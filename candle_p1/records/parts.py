@@ -188,9 +188,10 @@ def _sum(parts: Sequence[PartFacts]) -> EnergyTotal:
     absent = [number for number, each in enumerate(energies, 1) if each.kind == "absent"]
     known_j = sum(each.energy_j or 0.0 for each in energies)
     if absent:
-        known = f"; the others took {known_j:,.1f} J" if len(absent) < len(energies) else ""
-        numbers = ", ".join(map(str, absent))
-        reason = f"not measured of part {numbers}: {energies[absent[0] - 1].reason}{known}"
+        reason = energies[absent[0] - 1].reason
+        if len(absent) < len(energies):
+            numbers = ", ".join(map(str, absent))
+            reason = f"part {numbers}: {reason}; the others took {known_j:,.1f} J"
         return EnergyTotal(kind="absent", reason=reason)
     total_s = sum(part.total_s or 0.0 for part in parts)
     return EnergyTotal(

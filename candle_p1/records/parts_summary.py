@@ -61,14 +61,16 @@ def whole(record: RunRecord) -> Iterator[str]:
     added = record.whole
     if added is None:
         return
-    lost = "an unknown number of" if added.lost_steps is None else f"{added.lost_steps:,}"
+    lost = "an unknown number of steps"
+    if added.lost_steps is not None:
+        lost = count(added.lost_steps, "step")
     energy = added.energy
-    used = f"energy not measured: {energy.reason}"
+    used = "energy not measured"
     if energy.energy_j is not None:
         used = f"{energy.energy_j:,.1f} J ({energy.kind})"
     yield (
         f"continued, {count(added.num_parts, 'part')}: {_seconds(added.total_s, added.time_kind)} s"
-        f" in all, {lost} steps of each rank repeated; {used}"
+        f" in all, {lost} of each rank repeated; {used}"
     )
 
 

@@ -1,0 +1,100 @@
+"""A run that is interrupted and killed goes on by the same command, in one record."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from itertools import pairwise
+
+import psutil
+import pytest
+
+from candle_p1.training.run_lock import LOCK_NAME
+from tests.conftest import await_end, wait_until
+from tests.records import read_record
+
+pytestmark = [pytest.mark.extended, pytest.mark.parallel]
+
+FLAGS = ["--epochs", "24", "--epochs_scaling", "weak", "--output_dir", "out"]
+FLAGS += ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
+FLAGS += ["--ckpt_every_steps", "5", "--power", "none"]
+START_S, END_S = 180, 60
+NUM_STEPS = 24 * 14
+
+
+@pytest.fixture
+def command(mpirun, start, nt3_script, tmp_path):
+    """Returns a function that starts the same command."""
+    return lambda: start(mpirun(2, nt3_script, *FLAGS))
+
+
+def num_lines(path):
+    with suppress(FileNotFoundError):
+        return len(path.read_text().splitlines())
+    return 0
+
+
+def ranks_of(process):
+    launcher = psutil.Process(process.pid)
+    return [each for each in launcher.children() if "nt3" in " ".join(each.cmdline())]
+
+
+def holds(process, directory):
+    """Returns whether a rank of a job holds the lock of a run's directory."""
+    lock = str(directory / LOCK_NAME)
+    with suppress(psutil.Error):
+        return any(lock == file.path for rank in ranks_of(process) for file in rank.open_files())
+    return False
+
+
+def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
+    directory = tmp_path / "out/EXP000/RUN000"
+    history = directory / "history.csv"
+    process = command()
+    wait_until(lambda: num_lines(history) > 2, START_S, process)
+    process.send_signal(signal.SIGUSR1)
+    code, output = await_end(process, END_S)
+    print(output)
+    assert code == 128 + signal.SIGUSR1
+    first = read_record(directory / "run.json")
+    assert (first["status"], first["failure"]["rank"]) == ("interrupted", 0)
+    saved = directory / "ckpts" / first["checkpoints"]["newest"]
+    assert saved.is_dir()
+    assert str(saved) in output
+    assert first["total_s"] > first["phases"]["train"]["min_s"] > 0
+
+    # Of two that start at the same time, one goes on, and the other begins a run of its own.
+    both = [command(), command()]
+    beside = directory.with_name("RUN001")
+    wait_until(lambda: any(holds(each, beside) for each in both), START_S, both[0])
+    wait_until(lambda: any(holds(each, directory) for each in both), START_S, both[1])
+    process, other = sorted(both, key=lambda each: holds(each, beside))
+    assert holds(process, directory)
+    other.send_signal(signal.SIGTERM)
+    await_end(other, END_S)
+    wait_until(lambda: num_lines(history) > 5, START_S, process)
+    for rank in ranks_of(process):
+        os.kill(rank.pid, signal.SIGKILL)
+    await_end(process, END_S)
+    lost = read_record(directory / "run.json")
+    assert [part["status"] for part in lost["parts"]] == ["interrupted", "failed"]
+    steps = lost["parts"][1]["steps"]
+    assert steps == lost["failure"]["steps"] > 14
+
+    code, output = await_end(command(), START_S)
+    print(output)
+    assert code == 0
+    record = read_record(directory / "run.json")
+    parts = record["parts"]
+    assert [part["status"] for part in parts] == ["interrupted", "failed", "ok"]
+    for earlier, later in pairwise(parts):
+        assert earlier["end"] == later["begin"]
+    assert parts[0]["lost_steps"] == 0
+    assert 0 <= parts[1]["lost_steps"] <= 5  # the interval, within which no save was left out
+    kept = sum(part["steps"] - part.get("lost_steps", 0) for part in parts)
+    assert kept == NUM_STEPS
+    assert record["whole"]["total_s"] == pytest.approx(sum(part["total_s"] for part in parts))
+    assert [epoch["epoch"] for epoch in record["training"]["epochs"]] == list(range(1, 25))
+    assert {epoch["part"] for epoch in record["training"]["epochs"]} == {1, 2, 3}
+    assert num_lines(directory / "history.csv") == 25
