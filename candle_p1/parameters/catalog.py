@@ -523,11 +523,13 @@ PARAMETERS: tuple[Parameter, ...] = (
 )
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
 _ROLES = {parameter.name: parameter.role for parameter in PARAMETERS}
+_ROLES |= {"cp": Role.SPEED, "save_best_model": Role.SPEED}  # of P1B1 and P1B3
 
 
 def role_of(name: str) -> Role:
     """Returns the role of a parameter of a record or a study file, known by its name alone.
 
-    A benchmark's own parameters named ``*_data`` are its files; its others count as LEARNING.
+    A benchmark's own parameters named ``*_data`` are its files; its others count as LEARNING,
+    unless this package's benchmarks are known to have them for something else.
     """
     return _ROLES.get(name, Role.PLACE if name.endswith("_data") else Role.LEARNING)

@@ -682,6 +682,12 @@ def test_the_role_of_a_parameter_is_known_by_its_name():
     assert {parameter.role for parameter in PARAMETERS} == set(roles.values()) == set(Role)
     assert role_of("expression_data") is Role.PLACE  # a benchmark's own
     assert role_of("classes") is Role.LEARNING
+    of_checkpoints = {
+        name for name in NT3.parameters if name.startswith("ckpt_") or name == "save_model"
+    }
+    assert len(of_checkpoints) == 15
+    for name in (*of_checkpoints, "cp", "save_best_model"):
+        assert role_of(name) not in (Role.LEARNING, Role.SEED), name
 
 
 def test_importing_is_light():
