@@ -41,12 +41,14 @@ class KeptWork:
         steps: The steps that each rank had begun in that part.
         position: The position of the checkpoint.
         checkpoint: Its directory; None if nothing is kept.
+        energy: The energy of that part until then; None if it is not known.
     """
 
     part: int = 0
     steps: int = 0
     position: PositionFacts = BEGINNING
     checkpoint: str | None = None
+    energy: EnergyFacts | None = None
 
 
 def is_continued(record: RunRecord) -> bool:
@@ -77,7 +79,10 @@ def earlier_parts(old: RunRecord, kept: KeptWork, last_sign: str) -> list[PartFa
         if steps is not None:
             steps = max(steps, kept_steps)
         lost_steps = None if steps is None else steps - kept_steps
-        parts[number - 1] = _changed(part, steps=steps, lost_steps=lost_steps)
+        energy = part.energy
+        if number == kept.part and kept.energy and energy and energy.kind == "absent":
+            energy = _continued_to_its_end(kept.energy, part.total_s or 0.0)
+        parts[number - 1] = _changed(part, steps=steps, lost_steps=lost_steps, energy=energy)
     parts[-1] = _changed(parts[-1], end=kept.position)
     return parts
 
@@ -167,6 +172,22 @@ def _energy(energy: EnergyFacts | None) -> EnergyTotal:
         energy_j=energy.total_j,
         mean_w=energy.mean_w,
         few_samples=energy.few_samples,
+    )
+
+
+def _continued_to_its_end(known: EnergyFacts, total_s: float) -> EnergyTotal:
+    """Returns the energy of a part that was killed after its last checkpoint.
+
+    Args:
+        known: Its energy until then; the mean power is taken to have gone on.
+        total_s: How long it ran.
+    """
+    energy_j, mean_w = known.total_j or 0.0, known.mean_w or 0.0
+    energy_j += mean_w * max(0.0, total_s - (known.total_s or 0.0))
+    return EnergyTotal(
+        kind=max((known.kind, "estimated"), key=KINDS.index),
+        energy_j=energy_j,
+        mean_w=energy_j / total_s if total_s else mean_w,
     )
 
 

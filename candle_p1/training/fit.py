@@ -133,7 +133,7 @@ def train_model(
             states,
             listed.timer,
             epochs,
-            lambda: {**identity, "weights_only": weights_only, "run": this.run_facts},
+            lambda: {**identity, "weights_only": weights_only, "run": this.run_facts()},
             every_steps=params["ckpt_every_steps"],
             passes=params["backward_passes_per_step"],
             weights_only=weights_only,

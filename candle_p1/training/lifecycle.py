@@ -104,14 +104,22 @@ class Run:
         """The path of the record."""
         return self.directory / RECORD_NAME
 
-    @property
     def run_facts(self) -> dict[str, Any]:
-        """What a checkpoint says about the run that saves it, at this moment, in JSON."""
-        return {
+        """Returns what a checkpoint says about the run that saves it, in JSON; collective.
+
+        Only rank 0's is complete.
+        """
+        facts: dict[str, Any] = {
             "directory": str(self.directory),
             "part": self.part,
             "steps": self.watchdog.steps,
         }
+        energy = self.power.so_far(self.start)
+        if energy is not None:
+            facts["energy"] = {
+                name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")
+            }
+        return facts
 
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.

@@ -20,7 +20,7 @@ from candle_p1.errors import CheckpointError, ParameterError, RecordError
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.parts import KeptWork, earlier_parts
 from candle_p1.records.record import RECORD_NAME, read_record
-from candle_p1.records.types import ParameterValue, PositionFacts
+from candle_p1.records.types import EnergyFacts, ParameterValue, PositionFacts
 from candle_p1.training.run_directory import CHECKPOINTS, checkpoint_root, run_directories
 from candle_p1.training.run_lock import LOCK_NAME, RunLock, take_lock
 
@@ -313,6 +313,7 @@ def _kept(checkpoint: Checkpoint) -> KeptWork:
         steps=int(facts.get("steps", 0)),
         position=PositionFacts(epoch=position.epoch, step=position.step),
         checkpoint=str(checkpoint.directory),
+        energy=EnergyFacts.model_validate(facts["energy"]) if "energy" in facts else None,
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from candle_p1.distributed.comm import Attempt
-from candle_p1.instrument.power.account import combine, measure_node
+from candle_p1.instrument.power.account import combine, measure_node, measure_so_far
 from candle_p1.instrument.power.choose import open_sources
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.sampler import Sampler
@@ -46,6 +46,7 @@ class PowerMeter:
         opened = opening.agree(comm)
         self._absent = opened.absent if opened else {}
         self._sampler = Sampler(opened.sources, hz) if opened else None
+        self._measures = comm.any(bool(opened and opened.sources))
 
     def __enter__(self) -> Self:
         if self._sampler:
@@ -73,6 +74,27 @@ class PowerMeter:
         if nodes is None:
             return None
         return combine(sorted((node for node in nodes if node), key=lambda node: node.node))
+
+    def so_far(self, start_s: float) -> EnergyFacts | None:
+        """Returns the energy of all nodes until now on rank 0; collective.
+
+        Args:
+            start_s: When the run began, by time.perf_counter.
+
+        Returns:
+            None if it is not known, and on all ranks but rank 0.
+        """
+        if not self._measures:
+            return None
+        mine = None
+        if self._sampler:
+            mine = measure_so_far(self._sampler, start_s, self._comm.node)
+        gathered = self._comm.gather(mine)
+        nodes = sorted((node for node in gathered or [] if node), key=lambda node: node.node)
+        if len(nodes) < self._comm.num_nodes:  # not rank 0, or a node does not answer
+            return None
+        energy = combine(nodes)
+        return None if energy.kind == "absent" else energy
 
     def _measure_node(
         self, intervals: Sequence[Interval], directory: Path, start_s: float

@@ -7,9 +7,12 @@ import signal
 from contextlib import suppress
 from itertools import pairwise
 
+import numpy as np
 import psutil
 import pytest
 
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.training.run_lock import LOCK_NAME
 from tests.conftest import await_end, wait_until
 from tests.records import read_record
@@ -18,14 +21,18 @@ pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 FLAGS = ["--epochs", "24", "--epochs_scaling", "weak", "--output_dir", "out"]
 FLAGS += ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
-FLAGS += ["--ckpt_every_steps", "5", "--power", "none"]
+FLAGS += ["--ckpt_every_steps", "5", "--power", "replay:power.csv"]
 START_S, END_S = 180, 60
 NUM_STEPS = 24 * 14
 
 
 @pytest.fixture
 def command(mpirun, start, nt3_script, tmp_path):
-    """Returns a function that starts the same command."""
+    """Returns a function that starts the same command, on a machine that always uses 100 W."""
+    node = Channel("node", "node", "node", "cray", "power")
+    times_s = np.arange(0.0, 2000.0)
+    trace = Trace(node, times_s, np.full(len(times_s), 100.0), 1.0)
+    write_traces(tmp_path / "power.csv", [trace], node=0, start_s=0.0)
     return lambda: start(mpirun(2, nt3_script, *FLAGS))
 
 
@@ -95,6 +102,12 @@ def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
     kept = sum(part["steps"] - part.get("lost_steps", 0) for part in parts)
     assert kept == NUM_STEPS
     assert record["whole"]["total_s"] == pytest.approx(sum(part["total_s"] for part in parts))
+    energies = [part["energy"] for part in parts]
+    assert {energy["kind"] for energy in energies} == {"simulated"}
+    for part, energy in zip(parts, energies, strict=True):
+        assert energy["energy_j"] == pytest.approx(100.0 * part["total_s"], rel=0.2)
+    whole_j = record["whole"]["energy"]["energy_j"]
+    assert whole_j == pytest.approx(sum(energy["energy_j"] for energy in energies))
     assert [epoch["epoch"] for epoch in record["training"]["epochs"]] == list(range(1, 25))
     assert {epoch["part"] for epoch in record["training"]["epochs"]} == {1, 2, 3}
     assert num_lines(directory / "history.csv") == 25

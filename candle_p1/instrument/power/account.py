@@ -104,6 +104,23 @@ def measure_node(
     )
 
 
+def measure_so_far(sampler: Sampler, begin_s: float, node: int) -> NodeEnergy | None:
+    """Returns the energy that a node has used until now; None if a sensor does not answer.
+
+    Args:
+        sampler: The node's sampler, which goes on.
+        begin_s: When the run began, by the sampler's clock.
+        node: The node's number.
+    """
+    traces = sampler.traces_so_far()
+    if traces is None:
+        return None
+    begin_s = max(begin_s, sampler.start_s)
+    end_s = min((float(each.times_s[-1]) for each in traces if len(each.times_s)), default=begin_s)
+    devices = [DeviceEnergy(each.channel, each.energy(begin_s, end_s), {}) for each in traces]
+    return NodeEnergy(node, platform.node(), boot_id(), devices, sampler.hz)
+
+
 def boot_id() -> str:
     """Returns an identifier of this machine, valid since it was booted."""
     try:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 3
 """After this many failed readings in a row, a sensor is no longer read."""
+SNAPSHOT_S = 1.0
+"""How long a sensor may take to answer while the readings so far are asked for."""
 END_S = 5.0
 """How long a sensor may take to answer at the end of a run."""
 
@@ -133,7 +135,7 @@ class Sampler:
     def traces(self) -> list[Trace]:
         """Returns the traces of all channels, empty ones for those that could not be opened.
 
-        To be called after `stop`.
+        To be called after `stop`, or by `traces_so_far`.
         """
         interval_s = 1 / self.hz
         nothing = np.empty(0)
@@ -148,6 +150,15 @@ class Sampler:
                 ),
             )
         ]
+
+    def traces_so_far(self) -> list[Trace] | None:
+        """Returns what `traces` does while the thread samples; None if a sensor does not answer."""
+        if not self._lock.acquire(timeout=SNAPSHOT_S):
+            return None
+        try:
+            return self.traces()
+        finally:
+            self._lock.release()
 
     def _run(self) -> None:
         interval_s = 1 / self.hz

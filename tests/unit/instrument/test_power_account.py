@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from candle_p1.instrument.power.account import DeviceEnergy, NodeEnergy, combine, measure_node
+from candle_p1.instrument.power.account import (
+    DeviceEnergy,
+    NodeEnergy,
+    combine,
+    measure_node,
+    measure_so_far,
+)
 from candle_p1.instrument.power.choose import open_sources
 from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.sampler import Sampler
@@ -170,6 +176,21 @@ def test_energies_of_a_replay_add_up_over_phases(recording):
     assert 0 < section.sampler_overhead < 1
     written = section.model_dump_json()
     assert EnergyFacts.model_validate_json(written).model_dump_json() == written
+
+
+def test_the_energy_so_far_is_known_while_sampling_goes_on(recording):
+    opened = open_sources(f"replay:{recording}", JobGpus())
+    with Sampler(opened.sources, 50) as sampler:
+        sampler._ending.wait(0.5)
+        early = combine([measure_so_far(sampler, sampler.start_s, 0)])
+        sampler._ending.wait(0.3)
+        late = combine([measure_so_far(sampler, sampler.start_s, 0)])
+        with sampler._lock:  # as while a sensor does not answer
+            assert sampler.traces_so_far() is None
+    for each in (early, late):
+        assert each.kind == "simulated"
+        assert each.mean_w == pytest.approx(100 + 200 + 5 * each.total_s, rel=1e-3)
+    assert early.total_s + 0.2 < late.total_s < 0.9
 
 
 def test_the_total_leaves_out_what_came_before_the_first_sample(recording):

@@ -109,6 +109,17 @@ def test_the_energy_of_the_whole_is_absent_if_a_part_was_killed_and_says_what_is
     assert (whole.total_s, whole.time_kind, whole.lost_steps) == (72.5, "estimated", 7)
 
 
+def test_a_killed_part_has_the_energy_of_its_checkpoint_and_then_the_mean_power():
+    energy = EnergyFacts(kind="measured", total_j=200.0, mean_w=5.0, total_s=40.0)
+    kept = KeptWork(part=1, steps=20, position=position(2, 4), checkpoint="c", energy=energy)
+    record = continued(killed(27), kept)
+    known = record.parts[0].energy
+    assert (known.kind, known.energy_j) == ("estimated", 200.0 + 5.0 * 20.5)
+    measured = EnergyFacts(kind="measured", total_j=100.0, mean_w=5.0, total_s=20.0)
+    whole = finished(record, 12.0, measured).whole
+    assert (whole.energy.kind, whole.energy.energy_j) == ("estimated", 402.5)
+
+
 def test_a_part_without_a_checkpoint_of_its_own_is_lost_as_a_whole():
     first = KeptWork(part=1, steps=20, position=position(2, 4), checkpoint="ckpts/a")
     known = continued(killed(27), first)
