@@ -18,6 +18,7 @@
 #                        candle_p1.cluster.preflight --help), such as "--memory-gib 2 --shm-gib 0"
 #   CANDLE_P1_MINUTES    the time limit, if it was changed at submission and the script enforces it
 #   CANDLE_P1_WARNING_S  how many seconds before that the ranks are told to save and end
+#   CANDLE_P1_SAVE_S     how many of these seconds saving may take; default: half of them
 # Variables that job_default sets can be set in advance, too.
 
 job_note() { echo "job: $*" >&2; }

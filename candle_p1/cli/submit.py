@@ -31,6 +31,7 @@ from candle_p1.cluster.ready_scripts import job_flags
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.cluster.submission import (
     checkout,
+    release,
     script_path,
     submit,
     virtual_environment,
@@ -191,8 +192,9 @@ def command(
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
 
-    With --chain, a run may take longer than the time limit of a job. Checkpoints are written every
-    ten minutes (--ckpt_every_s 600), unless flags set an interval, and before the time limit.
+    With --chain, a run may take longer than the time limit of a job. Checkpoints are written before
+    the time limit and, unless flags set an interval, every ten minutes, of which the newest two are
+    kept (--ckpt_every_s 600 --ckpt_save_best False --ckpt_keep_limit 2).
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
@@ -273,6 +275,7 @@ def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: boo
             click.echo(_chain_note(scheduler, num_jobs), err=True)
         click.echo(text, nl=False)
         return
+    release(directory)  # of a chain that ended before its run began
     write_script(script, text, num_jobs)
     screen = Screen()
     screen.say_command(argv)
@@ -356,6 +359,6 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
     if (directory / RECORD_NAME).exists() or was_submitted(directory):
         raise ParameterError(
             f"{directory} already belongs to a run: choose another --run_id, --experiment_id or"
-            " --output_dir"
+            " --output_dir, or submit the script in it again to continue a run that has ended early"
         )
     return directory, flags

@@ -10,8 +10,12 @@ from candle_p1.errors import ParameterError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CHAIN_FLAGS = {"ckpt_every_s": "600"}
-"""The flags of a chain whose user sets no interval between checkpoints."""
+CHAIN_FLAGS = {"ckpt_every_s": "600", "ckpt_save_best": "False", "ckpt_keep_limit": "2"}
+"""The flags of a chain whose user sets no interval between checkpoints.
+
+A chain needs the newest checkpoint, and the one before it in case of damage. By default every epoch
+that is the best so far would be saved as well, and everything kept.
+"""
 
 
 def continues(params: Mapping[str, Any]) -> bool:

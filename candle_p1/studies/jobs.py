@@ -46,8 +46,10 @@ def with_checkpoints(plan: Plan, output: Path) -> Plan:
     Raises:
         ParameterError: The study turns checkpoints off in one of its runs.
     """
-    if not any(name in run.flags for run in plan.runs for name in INTERVALS):
-        choice = replace(plan.choice, flags=[*plan.choice.flags, *to_argv(CHAIN_FLAGS)])
+    given = {name for run in plan.runs for name in run.flags}
+    if given.isdisjoint(INTERVALS):
+        added = {name: value for name, value in CHAIN_FLAGS.items() if name not in given}
+        choice = replace(plan.choice, flags=[*plan.choice.flags, *to_argv(added)])
         plan = make_plan(plan.study, choice, output)
     for run in plan.runs:
         check_continues(run.settings)

@@ -26,6 +26,10 @@ SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
+EPOCH_S = 1.2
+SLOW = Path(__file__).parent / "slow_nt3.py"
+MINUTES = os.environ.get("CANDLE_P1_CHAIN_MINUTES")
+"""The time limit of the jobs of a chain whose run takes twice as long; None skips that test."""
 STUDY = """\
 title = "Two seeds"
 benchmark = "nt3"
@@ -86,13 +90,49 @@ def submit(slurm, tmp_path_factory):
     """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
 
     def submit(*arguments, before=(), **variables):
-        command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
-        place = tmp_path_factory.mktemp("job")
-        output = run([*before, *command, *arguments], place, slurm, variables)
-        job, script = re.search(r"submitted job (\d+): ?(\S+)", output.replace("\n", "")).groups()
-        return job, Path(script).parent
+        (job,), directory = submit_jobs(slurm, tmp_path_factory, arguments, before, variables)
+        return job, directory
 
     return submit
+
+
+@pytest.fixture(scope="module")
+def submit_chain(slurm, tmp_path_factory):
+    """As `submit`, for a chain; returns the ids of its jobs in a list."""
+
+    def submit_chain(*arguments, **variables):
+        return submit_jobs(slurm, tmp_path_factory, arguments, (), variables)
+
+    return submit_chain
+
+
+def submit_jobs(slurm, tmp_path_factory, arguments, before, variables):
+    command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
+    place = tmp_path_factory.mktemp("job")
+    output = run([*before, *command, *arguments], place, slurm, variables)
+    found = re.search(r"submitted jobs? ([\d, ]+): ?(\S+)", output.replace("\n", ""))
+    return found[1].split(", "), Path(found[2]).parent
+
+
+@pytest.fixture
+def paced(tmp_path):
+    """Variables of a job in which an epoch of NT3 takes EPOCH_S, on any machine that is not slower.
+
+    Its Python runs slow_nt3.py in place of NT3's script.
+    """
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[[ $1 != */nt3_baseline_keras2.py ]] || set -- "{SLOW}" "${{@:2}}"\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    return {
+        "CANDLE_P1_PYTHON": str(python),
+        "NT3_FOLDER": str(ROOT / "benchmarks/nt3"),
+        "SLOW_RANKS": "0,1",
+        "SLOW_S": str(EPOCH_S / 24),  # before each of 14 steps, and ten times before an epoch
+    }
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +179,12 @@ def printed_by(directory):
     return "\n".join(path.read_text() for path in directory.glob("*.out"))
 
 
+def printed_by_job(directory, job):
+    """Returns what a job has printed so far."""
+    path = directory / f"job.{job}.out"
+    return path.read_text() if path.exists() else ""
+
+
 def test_from_submission_to_record(limited_job, submit, ended):
     flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
     job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
@@ -166,11 +212,49 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
     assert slurm.state(job).strip() == "FAILED"
 
 
+def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit_chain, paced, ended):
+    """Two jobs are warned as Slurm warns them of their limit, the third completes the run."""
+    flags = f"{SMALL} --epochs 20 --epochs_scaling weak"
+    jobs, directory = submit_chain("--chain", "4", "--", *flags.split(), **paced)
+    for job in jobs[:2]:
+        wait_until(lambda job=job: "/20 " in printed_by_job(directory, job), LIMIT_S)
+        slurm.say("scancel", "--batch", "--signal=USR1", job)
+        wait_until(lambda job=job: slurm.has_ended(job), LIMIT_S)
+        assert slurm.state(job).strip() == "FAILED", printed_by(directory)
+    wait_until(lambda: slurm.has_ended(jobs[3]), LIMIT_S)
+    assert [slurm.state(job).strip() for job in jobs[2:]] == ["COMPLETED"] * 2
+    assert "srun" not in printed_by_job(directory, jobs[3])
+    record, printed = ended(jobs[3], directory)
+    assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
+    assert record["whole"]["lost_steps"] == 0
+    assert len(record["training"]["epochs"]) == 20
+
+
+def assert_parts(record, statuses, printed):
+    assert record["status"] == "ok", printed
+    assert [part["status"] for part in record["parts"]] == statuses, printed
+    assert record["whole"]["num_parts"] == len(statuses)
+
+
 def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
     """Slurm counts in minutes, and sends its warning up to one minute early."""
     record, printed = ended(*limited_job)
     assert record["status"] == "interrupted", printed
-    assert "SIGTERM" in record["failure"]["reason"]
+    assert "SIGUSR1" in record["failure"]["reason"]
+    assert "SIGTERM" not in printed_by(limited_job[1])
+
+
+@pytest.mark.skipif(MINUTES is None, reason="CANDLE_P1_CHAIN_MINUTES is not set")
+def test_a_run_that_takes_twice_the_time_limit(slurm, submit_chain, paced, ended):
+    """Slurm itself warns the jobs. With CANDLE_P1_CHAIN_MINUTES=2 this takes five minutes."""
+    limit_s = 60 * int(MINUTES)
+    epochs = round(1.75 * limit_s / EPOCH_S)  # to start and to validate takes time, too
+    flags = f"{SMALL} --epochs {epochs} --epochs_scaling weak"
+    jobs, directory = submit_chain("--time", MINUTES, "--chain", "3", "--", *flags.split(), **paced)
+    wait_until(lambda: slurm.has_ended(jobs[2]), 4 * limit_s)
+    record, printed = ended(jobs[2], directory)
+    assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
+    assert record["whole"]["total_s"] > 1.75 * limit_s
 
 
 def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):

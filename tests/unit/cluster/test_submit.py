@@ -14,6 +14,8 @@ from candle_p1.cli.submit import command
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from tests.conftest import ROOT
 
+CHAIN_FLAGS = "--ckpt_every_s 600 --ckpt_save_best False --ckpt_keep_limit 2"
+
 
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(monkeypatch, tmp_path):
@@ -124,7 +126,7 @@ def test_a_chain_of_jobs(machine, command, options, counting_scheduler, tmp_path
     assert (place / "job.chain").read_text() == "jobs 3\n"
     text = Path(script).read_text()
     assert f"job_chain {place}{' 0 #' if machine == 'theta' else chr(10)}" in text
-    assert "--ckpt_every_s 600" in " ".join(run_argv(text))
+    assert CHAIN_FLAGS in " ".join(run_argv(text))
 
 
 def test_a_chain_of_lsf(scheduler, tmp_path):
@@ -176,6 +178,20 @@ def test_a_chain_whose_later_jobs_are_refused(counting_scheduler, tmp_path):
     with pytest.raises(SetupError, match="code 1: too many"):
         submit("nt3", "--machine", "slurm", "--chain", 4)
     assert list((tmp_path / "output/nt3/EXP000/JOB001").iterdir()) == []
+
+
+def test_a_chain_that_ended_before_its_run_began_can_be_submitted_again(
+    counting_scheduler, tmp_path
+):
+    counting_scheduler("sbatch")
+    line = ["nt3", "--machine", "slurm", "--chain", 2, "--", "--run_id", "R7"]
+    submit(*line)
+    with pytest.raises(ParameterError, match="EXP000/R7"):
+        submit(*line)
+    chain = tmp_path / "output/nt3/EXP000/R7/job.chain"
+    chain.write_text("jobs 2\nbegun\nended 2\n")
+    submit(*line)
+    assert chain.read_text() == "jobs 2\n"
 
 
 def test_the_working_directory_as_output_directory(scheduler, tmp_path):
@@ -383,7 +399,7 @@ def test_a_study_of_chains(counting_scheduler, study, tmp_path):
     place = tmp_path / "output/two-paper/batch_size-5-np4-r0"
     text = (place / "job.sh").read_text()
     assert f"job_chain {place}\n" in text
-    assert "--ckpt_every_s 600" in " ".join(run_argv(text))
+    assert {"--ckpt_every_s", "--ckpt_save_best", "--ckpt_keep_limit"} <= set(run_argv(text))
     assert "0 chains" in submit(*line).output
     with (place / "job.chain").open("a") as file:
         file.write("begun\nended 2\n")  # as a job that fails before its ranks start
