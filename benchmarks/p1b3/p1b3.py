@@ -194,7 +194,7 @@ class P1b3(Benchmark):
         Parameter(
             "save_best_model",
             bool,
-            True,
+            False,
             "save the model of the epoch with the lowest validation loss into best.keras",
             role=Role.SPEED,
         ),

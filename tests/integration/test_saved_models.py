@@ -19,8 +19,9 @@ RUNS = {
     "nt3": f"nt3 {STEPS}",
     "p1b1": f"p1b1 {STEPS} --cp True",
     "p1b2": f"p1b2 {STEPS}",
-    "p1b3": f"p1b3 {STEPS}",
-    "p1b3-conv": f"p1b3 {STEPS} --conv 4 10 2 --pool 4 --dense 8 --batch_normalization True",
+    "p1b3": f"p1b3 {STEPS} --save_best_model True",
+    "p1b3-conv": f"p1b3 {STEPS} --save_best_model True --conv 4 10 2 --pool 4 --dense 8"
+    " --batch_normalization True",
 }
 LOAD_WITHOUT_PACKAGE = """
 import sys

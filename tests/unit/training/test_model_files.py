@@ -153,8 +153,9 @@ def test_candles_files_are_those_of_the_benchmarks():
         ("decoder.keras", "end"),
     ]
     assert P1B1.model_files(P1B1.read_parameters([])) == []
-    assert [file.name for file in P1B3.model_files(P1B3.read_parameters([]))] == ["best.keras"]
-    assert P1B3.model_files(P1B3.read_parameters(["--save_best_model", "False"])) == []
+    best = P1B3.model_files(P1B3.read_parameters(["--save_best_model", "True"]))
+    assert [(file.name, file.when) for file in best] == [("best.keras", "best")]
+    assert P1B3.model_files(P1B3.read_parameters([])) == []
 
 
 # --- the metric of the best checkpoint --------------------------------------------------------
