@@ -1,0 +1,148 @@
+"""Runs that stop at a step and go on from the checkpoint before it, on as many ranks or on others.
+
+Each case trains a benchmark with a small network once without interruption, and again with an error
+at a step, after which the same call goes on. For other numbers of ranks, a first process does the
+first part, named "begin", and another one the second, "continue": python check_restart.py DIRECTORY
+begin|continue.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from candle_p1 import train
+from candle_p1.benchmark import find_benchmark
+from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.distributed.comm import connect
+from candle_p1.errors import CandleError
+from tests.records import read_record
+
+SMALL = "--epochs 3 --epochs_scaling weak --train_steps 6 --ckpt_save_interval 1"
+NT3 = f"{SMALL} --conv 8 20 1 8 10 1 --dense 20 --dropout 0.3"
+CASES = {
+    "nt3": [
+        (f"{NT3} --momentum 0.9 --warmup_epochs 1 --ckpt_every_steps 4", [(0, 5), (1, 0), (2, 3)]),
+        (f"{NT3} --optimizer adam --backward_passes_per_step 2 --ckpt_every_steps 2", [(1, 3)]),
+        (f"{NT3} --data_type f16 --optimizer adam --ckpt_every_steps 4", [(1, 4)]),
+    ],
+    "p1b1": [
+        (
+            f"{SMALL} --dense 40 --model vae --optimizer adam --reduce_lr True --early_stop True"
+            " --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
+            [(1, 3)],
+        ),
+    ],
+    "p1b2": [
+        (f"{SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3", [(1, 5)])
+    ],
+}
+OTHER_RANKS = "--epochs 8 --batch_size 10 --learning_rate 0.01 --ckpt_save_interval 1"
+
+
+class Stopped(CandleError):
+    """What ends a run in a test."""
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a run, on all ranks, before a step: as an error of the user would."""
+
+    def __init__(self, epoch, step):
+        super().__init__()
+        self.at = epoch, step
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise Stopped("stopped by the test").on_all_ranks()
+
+
+def run(name, flags, *, stop_at=None):
+    """Runs a benchmark; returns whether it has come to its end."""
+    benchmark = find_benchmark(name)
+
+    class Stopping(type(benchmark)):
+        folder = benchmark.folder
+
+        def callbacks(self, params):
+            return [*super().callbacks(params), *([Stop(*stop_at)] if stop_at else [])]
+
+    stopping = Stopping()
+    params = stopping.initialize_parameters(argv=flags.split())
+    try:
+        train.run(stopping, params)
+    except Stopped:
+        return False
+    return True
+
+
+def results(directory):
+    """Returns all that a run ends with: arrays, tables, and what the record says about them."""
+    checkpoint = CheckpointRoot(directory / "ckpts").latest()
+    arrays = {each: checkpoint.read(each) for each in checkpoint.arrays}
+    for rank in range(checkpoint.num_ranks):
+        own = checkpoint.rank_state(rank).items()
+        arrays |= {f"{rank} {each}": values for each, values in own}
+    record = read_record(directory / "run.json")
+    tables = [(directory / table).read_bytes() for table in ("history.csv", "training.log")]
+    epochs = [(each["epoch"], each["metrics"]) for each in record["training"]["epochs"]]
+    return arrays, [*tables, epochs, record["quality"], record["training"].get("stopped")], record
+
+
+def goes_on_bit_for_bit(name, number, comm):
+    flags, stops = CASES[name][number]
+    flags += f" --output_dir out --experiment_id {name}-{number}"
+    assert run(name, f"{flags} --run_id whole")
+    for epoch, step in stops:
+        run_id = f"{epoch}-{step}"
+        assert not run(name, f"{flags} --run_id {run_id}", stop_at=(epoch, step))
+        assert run(name, f"{flags} --run_id {run_id}")
+        if comm.rank:
+            continue
+        out = Path(f"out/{name}-{number}")
+        (whole, facts, _), (arrays, others, record) = results(out / "whole"), results(out / run_id)
+        assert others == facts
+        assert arrays.keys() == whole.keys()
+        for each, values in whole.items():
+            np.testing.assert_array_equal(arrays[each], values, err_msg=each)
+        assert record["status"] == "ok"
+        before, after = record["parts"]
+        assert [before["status"], after["status"]] == ["failed", "ok"]
+        assert before["end"] == after["begin"]
+        done = after["begin"]["epoch"] * 6 + after["begin"]["step"]
+        assert done <= epoch * 6 + step
+        assert before["lost_steps"] == before["steps"] - done
+        assert [each.get("part") for each in record["training"]["epochs"]] == [
+            1 + (i >= after["begin"]["epoch"]) for i in range(len(facts[2]))
+        ]
+
+
+CHECKS = [
+    partial(goes_on_bit_for_bit, name, number)
+    for name in CASES
+    for number in range(len(CASES[name]))
+]
+for check in CHECKS:
+    check.__name__ = f"{check.args[0]} goes on bit for bit, case {check.args[1]}"
+
+
+def other_ranks(directory, part):
+    """Trains NT3 up to a step of its second epoch, or goes on from there."""
+    os.chdir(directory)
+    comm = connect()
+    flags = f"{OTHER_RANKS} --output_dir out --run_id run --ckpt_every_steps 10"
+    is_complete = run("nt3", flags, stop_at=(2, 11) if part == "begin" else None)
+    assert is_complete == (part == "continue")
+    if comm.rank == 0:
+        print("ok", part, "on", comm.size)
+
+
+if __name__ == "__main__":
+    other_ranks(*sys.argv[1:])
