@@ -107,18 +107,21 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
             raise error.on_all_ranks() from error
         agreed = self._pulse.agree()
         self._is_signalled |= agreed.is_signalled
+        is_last = self.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
         if self._policy.allows(self.position.epoch):
             by_steps = self._every_steps and self._total_steps % self._every_steps == 0
-            stops = self.model.stop_training
-            self._is_due |= end.save or agreed.is_due or bool(by_steps) or stops
-        self._save_if_due(best=end.best)
+            self._is_due |= end.save or agreed.is_due or bool(by_steps) or is_last
+        self._save_if_due(best=end.best, wait=is_last)
 
     @property
     def _total_steps(self) -> int:
         return self.position.epoch * self._plan.steps_per_epoch + self.position.step
 
-    def _save_if_due(self, *, best: bool = False) -> None:
-        """Saves, unless gradients are being accumulated; what is due then stays so."""
+    def _save_if_due(self, *, best: bool = False, wait: bool = False) -> None:
+        """Saves, unless gradients are being accumulated; what is due then stays so.
+
+        With `wait`, a checkpoint that is still being written does not prevent this one.
+        """
         if self._total_steps % self._passes or not (self._is_due or self._is_signalled):
             return
         with part("checkpoint"):
@@ -133,7 +136,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
                 own,
                 self._facts(),
                 best=best,
-                wait=self._is_signalled,
+                wait=wait or self._is_signalled,
             )
         self._is_due = False
         self._pulse.saved()
