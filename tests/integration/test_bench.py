@@ -193,3 +193,36 @@ def test_the_overhead_of_measuring_has_an_interval(execute, tmp_path):
     assert report["ci95_ratio"][0] <= report["median_ratio"] <= report["ci95_ratio"][1]
     assert math.isfinite(report["direct_s"])  # near 0, so noise may make it negative
     assert "95 % interval" in output
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_checkpoints_are_compared_with_keras(mpirun, execute, tmp_path, num_ranks):
+    argv = ["nt3", "--np", num_ranks, "--rounds", "1", "--directory", ".", "--json", "found.json"]
+    code, output = execute([*LOAD[:-1], "checkpoint", *argv, "--", *SMALL_MODEL])
+    print(output)
+    assert code == 0, output
+    report = json.loads((tmp_path / "found.json").read_text())
+    ours, waiting, backup, model = report["results"]
+    names = ["this package", "this package, waiting", "BackupAndRestore", "model.save"]
+    assert [result["variant"] for result in report["results"]] == names
+    for result in report["results"]:
+        assert result["repeats"] == len(result["safe"]["repeats_s"]) == 2
+        assert result["peak_bytes"] > 0
+        assert result["file_bytes"] > report["state_bytes"]
+        assert len(result["plain_write_s"]) == 2
+        assert min(result["plain_write_s"]) > 0
+    assert ours["num_steps_beside"] > 0
+    assert waiting["num_steps_beside"] == backup["num_steps_beside"] == 0
+    assert model["median_s"] > 0
+    assert report["restart"]["restore_s"] > 0
+    assert [each["formula"] for each in report["advice"]["intervals"]] == ["Young", "Daly"]
+    assert "--ckpt_every_s" in output
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".candle")] == []
+
+
+def test_a_full_disk_is_found_before_anything_is_saved(execute, tmp_path):
+    argv = ["nt3", "--rounds", "1", "--directory", "/proc/self"]
+    code, output = execute([*LOAD[:-1], "checkpoint", *argv, "--", *SMALL_MODEL])
+    assert code == 2
+    assert "--directory" in output
