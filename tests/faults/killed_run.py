@@ -9,8 +9,8 @@ from tests.faults.processes import STARTERS
 
 KILLS_PER_RUN = 5
 MODELS = {
-    "nt3": "--conv 4 20 1 --pool 10 --dense 4000 600 --epochs 400 --epochs_scaling weak",
-    "p1b1": "--dense 1000 400 2 400 1000 --epochs 100 --epochs_scaling weak",
+    "nt3": "--conv 4 20 1 --pool 10 --dense 4000 600 --epochs 120 --epochs_scaling weak",
+    "p1b1": "--dense 1000 400 2 400 1000 --epochs 150 --epochs_scaling weak",
 }
 EVERY_STEPS, EVERY_S = 40, 2.0
 INTERVALS = {"steps": f"--ckpt_every_steps {EVERY_STEPS}", "seconds": f"--ckpt_every_s {EVERY_S}"}

@@ -14,7 +14,7 @@ from tests.faults.processes import StartedRun
 
 PULSE_S = 1.5
 """How long after its time the ranks agree on a checkpoint at the latest, in s."""
-TRAINING_S = 240.0
+TRAINING_S = 900.0
 """How long a run may take until its first checkpoint, or until its end, on a busy machine."""
 
 
