@@ -68,6 +68,9 @@ class Killer:
         self.run, self._directory = run, directory
         self._root = directory / "run/ckpts"
         self._reference = references.of(run.command)
+        self._left: set[str] = set()  # unfinished checkpoints that were there before this start
+        self._ranks: list[psutil.Process] = []
+        self._shared: set[Path] = set()  # what this start has in /dev/shm
 
     def execute(self) -> KilledRun:
         """Kills and restarts until the run is "ok"; it may be over before all its kills."""
@@ -80,8 +83,8 @@ class Killer:
 
     def _start(self, kill: Kill | None) -> bool:
         """Starts the command and kills it, or lets it end; returns whether it has to go on."""
-        run, before = self.run, set(SHM.iterdir())
-        self._left = unfinished(self._root)
+        run = self.run
+        self._left, self._shared, self._ranks = unfinished(self._root), set(), []
         run.num_starts += 1
         command = run.command
         started = StartedRun(
@@ -103,7 +106,7 @@ class Killer:
         finally:
             started.clear()
         run.output = started.output()
-        left = left_in_shm(before)
+        left = sorted(path.name for path in self._shared if path.exists())
         if left:
             problems.append(f"left in {SHM}: {', '.join(left)}")
         record = self._read_record(started, problems)
@@ -139,9 +142,11 @@ class Killer:
             seen |= {self._being_written()} - {""}
             if not self._sleep(0.001, started):
                 return False
+            if seen and not self._ranks:  # later, this would take time between looking and killing
+                self._know(started)
             if time.monotonic() - begin > TRAINING_S:
                 kill.problems.append("the run has written no checkpoint")
-                return True
+                return self._await_ranks(started)
         if kill.aim == "training":
             return self._sleep(kill.moment * 2 * EVERY_S, started)
         # Anywhere in the time of writing; if this one was faster, at the begin of the next one.
@@ -151,10 +156,16 @@ class Killer:
         return is_running
 
     def _await_ranks(self, started: StartedRun) -> bool:
-        while len(started.ranks()) < self.run.command.num_ranks:
+        while len(self._ranks) < self.run.command.num_ranks:
             if not self._sleep(0.01, started):
                 return False
+            self._know(started)
         return True
+
+    def _know(self, started: StartedRun) -> None:
+        """Notes the ranks of this start, and what it has in /dev/shm."""
+        self._ranks = [process for _, process in sorted(started.ranks().items())]
+        self._shared = shared_files(self._ranks)
 
     def _sleep(self, seconds: float, started: StartedRun) -> bool:
         """Sleeps; returns whether the run is still going on."""
@@ -167,12 +178,13 @@ class Killer:
         return False
 
     def _strike(self, kill: Kill, started: StartedRun) -> None:
-        ranks = [process for _, process in sorted(started.ranks().items())]
-        if kill.victim == "a rank" and ranks:
-            ranks = [ranks[int(chance_of(kill) * len(ranks))]]
-        launcher = psutil.Process(started.launcher.pid)
+        victims = self._ranks
+        if kill.victim == "a rank":
+            victims = [victims[int(chance_of(kill) * len(victims))]]
+        elif kill.victim == "the launcher":
+            victims = [psutil.Process(started.launcher.pid)]
         kill.writing = self._being_written()
-        for victim in [launcher] if kill.victim == "the launcher" else ranks:
+        for victim in victims:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
 
@@ -240,18 +252,13 @@ def number_of_parts(record: dict[str, Any] | None) -> int:
     return 0 if record is None else len(record.get("parts") or [record])
 
 
-def left_in_shm(before: set[Path]) -> list[str]:
-    """Returns what is in /dev/shm, was not there before, and is used by no process."""
-    new = {path for path in SHM.iterdir() if path not in before}
-    if not new:
-        return []
-    used: set[str] = set()
-    for pid in psutil.pids():
+def shared_files(processes: list[psutil.Process]) -> set[Path]:
+    """Returns the files in /dev/shm that processes have mapped and that have a name."""
+    found = set()
+    for process in processes:
         with suppress(psutil.Error, OSError):
-            process = psutil.Process(pid)
-            used |= {each.path for each in process.memory_maps(grouped=True)}
-            used |= {each.path for each in process.open_files()}
-    return sorted(path.name for path in new if str(path) not in used and path.exists())
+            found |= {Path(each.path) for each in process.memory_maps()}
+    return {path for path in found if path.parent == SHM and path.exists()}
 
 
 def main() -> None:
