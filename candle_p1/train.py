@@ -368,7 +368,8 @@ def _open_log(params: ParameterSet, this: Run) -> RunLog:
     """Returns the log in MLPerf's format; it writes only on rank 0, and only if requested."""
     writes = params["mllog"] and this.comm.rank == 0
     path = this.directory / mllog.FILE_NAME if writes else None
-    return RunLog(path, this.record.benchmark, this.phases, this.start)
+    first_epoch = this.restart.position.epoch if this.restart else 0
+    return RunLog(path, this.record.benchmark, this.phases, this.start, first_epoch)
 
 
 def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:

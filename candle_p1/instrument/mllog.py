@@ -42,22 +42,28 @@ class RunLog:
     """Writes the log of a run, in order of time; the times are those of the run's phases.
 
     Leaving the context without `finish` logs the run as aborted. If a log has no ``run_stop``, its
-    run was killed.
+    run was killed. A run that goes on from a checkpoint appends its log to that of the part before.
 
     Args:
         path: The file; None: nothing is written.
         benchmark: The benchmark's name.
         phases: This rank's phases.
         start_s: When the run began, by time.perf_counter.
+        first_epoch: The epochs that earlier parts of the run have completed.
     """
 
     def __init__(
-        self, path: Path | None, benchmark: str, phases: PhaseTimer, start_s: float
+        self,
+        path: Path | None,
+        benchmark: str,
+        phases: PhaseTimer,
+        start_s: float,
+        first_epoch: int = 0,
     ) -> None:
-        self._file = path.open("w", encoding="utf-8", buffering=1) if path else None
+        self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
         self._benchmark, self._phases, self._start_s = benchmark, phases, start_s
         self._anchor = read_anchor()
-        self._epoch_num = 0
+        self._epoch_num = first_epoch
         self._is_running = False
 
     def __enter__(self) -> RunLog:

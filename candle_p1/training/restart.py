@@ -97,10 +97,8 @@ class Restart:
     def explain(self) -> str:
         """Returns a sentence on what another number of ranks has to train."""
         left = count(self.epochs_per_rank - self._epoch, "epoch")
-        return (
-            f"{count(self.saved_plan.num_ranks, 'rank')} saved the checkpoint;"
-            f" {left} are left for each of {count(self._comm.size, 'rank')}"
-        )
+        before, ranks = count(self.saved_plan.num_ranks, "rank"), count(self._comm.size, "rank")
+        return f"the checkpoint is one of {before}, and leaves {left} to each of {ranks}"
 
     def check_run(self, here: Mapping[str, Any]) -> None:
         """Checks the benchmark and its parameters; see `identity.describe_identity`.

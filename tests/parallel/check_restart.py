@@ -42,7 +42,10 @@ CASES = {
         (f"{SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3", [(1, 4)])
     ],
 }
-OTHER_RANKS = "--epochs 8 --batch_size 10 --learning_rate 0.01 --ckpt_save_interval 1"
+OTHER_RANKS = (
+    "--epochs 8 --batch_size 10 --learning_rate 0.01 --ckpt_save_interval 1 --ckpt_every_steps 10"
+    " --conv 8 20 1 8 10 1 --dense 20 --dropout 0.1"
+)
 
 
 class StoppedError(CandleError):
@@ -138,7 +141,7 @@ def other_ranks(directory, part):
     """Trains NT3 up to a step of its second epoch, or goes on from there."""
     os.chdir(directory)
     comm = connect()
-    flags = f"{OTHER_RANKS} --output_dir out --run_id run --ckpt_every_steps 10"
+    flags = f"{OTHER_RANKS} --output_dir out --run_id run"
     is_complete = run("nt3", flags, stop_at=(2, 11) if part == "begin" else None)
     assert is_complete == (part == "continue")
     if comm.rank == 0:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import await_end, shell_environment, start_group
+from tests.records import read_record
 
 HERE = Path(__file__).parent
 
@@ -30,6 +34,51 @@ def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_check
     print(output)
     assert code == 0, output
     assert output.count("ok ") == num_checks
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks):
+    command = mpirun(num_ranks, HERE / "harness.py", "check_restart")
+    code, output = execute(command, limit_s=3600)
+    print(output)
+    assert code == 0, output
+    assert output.count("\nok ") == 5
+
+
+@pytest.fixture(scope="module")
+def begun(mpirun, data_directory, tmp_path_factory):
+    """The directory of a run that two ranks have begun."""
+    directory = tmp_path_factory.mktemp("begun")
+    command = mpirun(2, HERE / "check_restart.py", directory, "begin")
+    environment = shell_environment(data_directory)
+    code, output = await_end(start_group(command, directory, env=environment), 900)
+    assert code == 0, output
+    return directory
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+@pytest.mark.parametrize(("num_ranks", "epochs_left"), [(1, 4), (4, 1)])
+def test_a_run_goes_on_on_other_ranks(mpirun, execute, begun, tmp_path, num_ranks, epochs_left):
+    """Two of four epochs of two ranks, and four steps of the third one, are kept."""
+    shutil.copytree(begun / "out", tmp_path / "out")
+    command = mpirun(num_ranks, HERE / "check_restart.py", tmp_path, "continue")
+    code, output = execute(command, limit_s=900)
+    print(output)
+    assert code == 0, output
+    record = read_record(tmp_path / "out/EXP000/run/run.json")
+    assert record["status"] == "ok"
+    assert [part["num_ranks"] for part in record["parts"]] == [2, num_ranks]
+    assert record["parts"][1]["begin"] == {"epoch": 2, "step": 0}
+    assert record["plan"]["epochs_per_rank"] == 2 + epochs_left
+    assert record["plan"]["learning_rate"] == pytest.approx(0.01 * num_ranks)
+    losses = [epoch["metrics"]["loss"] for epoch in record["training"]["epochs"]]
+    assert len(losses) == 2 + epochs_left
+    at_most = losses[1] + abs(losses[1] - losses[0]) / 10
+    assert losses[2] <= at_most
+    assert losses[0] > at_most, "an epoch with the first weights would not be noticed"
 
 
 @pytest.mark.parallel

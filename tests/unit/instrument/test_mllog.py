@@ -36,11 +36,11 @@ SETTINGS = {
 def run(tmp_path):
     """Returns a function that logs a run of some epochs, of 10 ms each; it returns the lines."""
 
-    def run(path, num_epochs=2, metrics=None, error=None):
+    def run(path, num_epochs=2, metrics=None, error=None, first_epoch=0):
         metrics = metrics or {"loss": 0.5, "val_loss": 0.6, "val_accuracy": 0.9}
         start_s = time.perf_counter()
         phases = PhaseTimer(begin=start_s)
-        with RunLog(path, "nt3", phases, start_s) as log:
+        with RunLog(path, "nt3", phases, start_s, first_epoch) as log:
             with phases("startup"):
                 time.sleep(0.01)
             log.begin()
@@ -172,3 +172,17 @@ def test_mlperfs_own_checker_accepts_a_log(run, tmp_path, rules):
     text = path.read_text().splitlines(keepends=True)
     broken.write_text("".join(line for line in text if '"run_stop"' not in line))
     assert not accepts(broken)
+
+
+def test_a_continued_run_appends_to_its_log(run, tmp_path):
+    path = tmp_path / "mllog.txt"
+    with pytest.raises(ValueError, match="killed"):
+        run(path, error=ValueError("killed"))
+    before = path.read_text()
+    run(path, first_epoch=2)
+    text = path.read_text()
+    assert text.startswith(before)
+    numbers = [
+        line["metadata"]["epoch_num"] for line in lines_of(path) if line["key"] == "epoch_start"
+    ]
+    assert numbers == [1, 2, 3, 4]
