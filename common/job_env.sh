@@ -43,23 +43,51 @@ job_default() {
   fi
 }
 
-# job_modules NAME...: loads modules.
-job_modules() {
-  local names=("$@") status=0
-  if [[ -n ${CANDLE_P1_MODULES+set} ]]; then
-    read -ra names <<<"$CANDLE_P1_MODULES"
-  fi
-  ((${#names[@]})) || return 0
+# job_module ARGUMENT...: the command module, if there is one.
+job_module() {
+  local status=0
   if ! type module >/dev/null 2>&1; then
-    job_note "not loaded, as there is no command module: ${names[*]}"
+    job_note "there is no command module: not done: module $*"
     return 0
   fi
   set +eu # the command module does not work under these
-  module load "${names[@]}"
+  module "$@"
   status=$?
   set -eu
   ((status == 0)) ||
-    job_fail "module load ${names[*]} failed: name modules of this site in CANDLE_P1_MODULES"
+    job_fail "module $* failed: name modules of this site in CANDLE_P1_MODULES, or in a machine file"
+}
+
+# job_modules NAME...: loads modules.
+job_modules() {
+  local names=("$@")
+  if [[ -n ${CANDLE_P1_MODULES+set} ]]; then
+    read -ra names <<<"$CANDLE_P1_MODULES"
+  fi
+  ((${#names[@]} == 0)) || job_module load "${names[@]}"
+}
+
+# job_exclude NUMBER NAME...: keeps this many nodes of the job, without those with these names. The
+# job has spare ones, because its scheduler cannot exclude nodes.
+job_exclude() {
+  local number=$1
+  shift
+  JOB_HOSTFILE=$(mktemp "${TMPDIR:-/tmp}/candle_p1-nodes-XXXXXX")
+  awk -v number="$number" -v names="$*" '
+    BEGIN { split(names, list, " "); for (i in list) excluded[list[i]] }
+    { split($1, part, "."); if ($1 in excluded || part[1] in excluded) next }
+    !($1 in kept) && num < number { kept[$1]; num++ }
+    $1 in kept
+    END { exit num < number }' "$PBS_NODEFILE" >"$JOB_HOSTFILE" ||
+    job_fail "fewer than $number nodes are left without $*: these names may stand for several nodes"
+  export PBS_NODEFILE=$JOB_HOSTFILE
+}
+
+# job_container ARGUMENT...: stores the command line that runs a command in a container, whose Python
+# is started then.
+job_container() {
+  JOB_CONTAINER=("$@")
+  unset PYTHONPATH PYTHONHOME # they are for the Python outside
 }
 
 # job_network_plugin DIRECTORY:...: lets NCCL or RCCL find its plug-in for the network, in these
@@ -113,7 +141,7 @@ job_leave() {
 # Ends this job if its run needs no more jobs, or if another one would fail like the one before.
 job_look_back() {
   local status=0
-  "$PYTHON" -m candle_p1.cluster.chain "$JOB_CHAIN" || status=$?
+  "${PYTHON[@]}" -m candle_p1.cluster.chain "$JOB_CHAIN" || status=$?
   case $status in
     0) ;;
     3) exit 0 ;; # the run is complete
@@ -137,20 +165,25 @@ job_count_nodes() {
   fi
 }
 
-# job_prepare: sets PYTHON, NODES and RANKS, and the settings that all machines share.
+# job_prepare: sets PYTHON and RANK_PYTHON (command lines), NODES and RANKS, and the settings that all machines share.
 job_prepare() {
   if [[ -n ${CANDLE_P1_SETUP:-} ]]; then
     # shellcheck source=/dev/null
     source "$CANDLE_P1_SETUP"
   fi
   local venv=${CANDLE_P1_VENV:-$CANDLE_P1_ROOT/.venv}
-  if [[ -x $venv/bin/python ]]; then
-    export PATH="$venv/bin:$PATH"
-  elif [[ -n ${CANDLE_P1_VENV:-} ]]; then
-    job_fail "CANDLE_P1_VENV=$venv has no bin/python"
+  if [[ -n ${JOB_CONTAINER+set} ]]; then
+    PYTHON=("${JOB_CONTAINER[@]}" python)
+  else
+    if [[ -x $venv/bin/python ]]; then
+      export PATH="$venv/bin:$PATH"
+    elif [[ -n ${CANDLE_P1_VENV:-} ]]; then
+      job_fail "CANDLE_P1_VENV=$venv has no bin/python"
+    fi
+    PYTHON=("${CANDLE_P1_PYTHON:-$(command -v python || command -v python3)}") ||
+      job_fail "there is no python in \$PATH: set CANDLE_P1_VENV, or load one in CANDLE_P1_SETUP"
   fi
-  PYTHON=${CANDLE_P1_PYTHON:-$(command -v python || command -v python3)} ||
-    job_fail "there is no python in \$PATH: set CANDLE_P1_VENV, or load one in CANDLE_P1_SETUP"
+  RANK_PYTHON=("${PYTHON[@]}")
   NODES=$(job_count_nodes) || job_fail "cannot count the nodes of the job: set CANDLE_P1_NODES"
   RANKS=$((NODES * RANKS_PER_NODE))
   export NODES RANKS
@@ -165,12 +198,43 @@ job_prepare() {
 }
 
 # job_launcher ARGUMENT...: stores the command line that precedes what the ranks run.
-job_launcher() { JOB_LAUNCH=("$@"); }
+job_launcher() {
+  JOB_LAUNCH=("$@")
+  if [[ -n ${JOB_HOSTFILE:-} ]]; then
+    JOB_LAUNCH=("$1" --hostfile "$JOB_HOSTFILE" "${@:2}")
+  fi
+}
+
+# job_stage_env ARCHIVE: copies an environment to each node's own storage; the ranks start its Python.
+job_stage_env() {
+  local archive=$1 id
+  [[ -r $archive ]] || job_fail "the environment $archive is gone: submit again with --stage-env"
+  id=${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:+$LSB_JOBID-${LSB_JOBINDEX:-0}}}}
+  id=${id:-${COBALT_JOBID:-$$}}
+  JOB_STAGED=${LOCAL_STORAGE:-${TMPDIR:-/tmp}}/candle_p1-env-$id
+  if [[ ${JOB_LAUNCH[0]} == srun ]]; then
+    sbcast --force "$archive" "$JOB_STAGED.tar" ||
+      job_fail "sbcast cannot copy $archive to $JOB_STAGED.tar on all nodes (see above)"
+    archive=$JOB_STAGED.tar
+  fi
+  "${JOB_LAUNCH[@]}" bash "$CANDLE_P1_ROOT/common/unpack_env.sh" "$archive" "$JOB_STAGED" ||
+    job_fail "the environment was not unpacked in $JOB_STAGED on all nodes (see above)"
+  RANK_PYTHON=("$JOB_STAGED/venv/bin/python")
+  export PATH="$JOB_STAGED/venv/bin:$PATH"
+  export PYTHONPATH="$JOB_STAGED/root${PYTHONPATH:+:$PYTHONPATH}"
+  export LD_LIBRARY_PATH="$JOB_STAGED/venv/lib:$JOB_STAGED/base/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
+# Removes it. Storage of a job alone is emptied after the job in any case.
+job_unstage() {
+  timeout 60 "${JOB_LAUNCH[@]}" rm -rf -- "$JOB_STAGED" "$JOB_STAGED.lock" ||
+    job_note "$JOB_STAGED is left on the nodes"
+}
 
 # job_has MODULE: whether Python finds a module. The module is not imported, because this script may
 # run where libraries of the nodes are missing.
 job_has() {
-  "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
+  "${PYTHON[@]}" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
     "$1" 2>/dev/null
 }
 
@@ -188,15 +252,17 @@ job_output() {
 job_check() {
   command -v "${JOB_LAUNCH[0]}" >/dev/null ||
     job_fail "${JOB_LAUNCH[0]}, which starts ranks on $CANDLE_P1_MACHINE, is not in \$PATH"
+  [[ -z ${JOB_CONTAINER+set} ]] || command -v "${JOB_CONTAINER[0]}" >/dev/null ||
+    job_fail "${JOB_CONTAINER[0]}, which runs containers on $CANDLE_P1_MACHINE, is not in \$PATH"
   job_has candle_p1 ||
-    job_fail "$PYTHON has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
+    job_fail "${PYTHON[*]} has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
   [[ -z ${JOB_CHAIN:-} ]] || job_look_back
   ((RANKS == 1)) || job_has mpi4py ||
-    job_fail "$PYTHON has no mpi4py, which is needed for more than one rank"
+    job_fail "${PYTHON[*]} has no mpi4py, which is needed for more than one rank"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.cluster.preflight; then
     local options=()
     [[ ${CANDLE_P1_PREFLIGHT:-} != -* ]] || read -ra options <<<"$CANDLE_P1_PREFLIGHT"
-    "${JOB_LAUNCH[@]}" "$PYTHON" -m candle_p1.cluster.preflight --output "$(job_output "$@")" \
+    "${JOB_LAUNCH[@]}" "${RANK_PYTHON[@]}" -m candle_p1.cluster.preflight --output "$(job_output "$@")" \
       ${options[@]+"${options[@]}"} ||
       job_fail "the nodes failed the preflight (see above); CANDLE_P1_PREFLIGHT=0 skips it"
   fi
@@ -257,6 +323,9 @@ job_run() {
   local program=$1 flags=() stage=${CANDLE_P1_STAGE:-0} status=0 timer="" helper
   shift
   [[ $program == /* ]] || program=$CANDLE_P1_ROOT/$program
+  if [[ -n ${JOB_STAGED:-} && $program == "$CANDLE_P1_ROOT"/benchmarks/* ]]; then
+    program=$JOB_STAGED/root/${program#"$CANDLE_P1_ROOT"/}
+  fi
   job_check "$@"
   if [[ $stage == 1 ]]; then
     stage=${LOCAL_STORAGE:-${TMPDIR:-/tmp}}
@@ -273,7 +342,7 @@ job_run() {
     ((JOB_END_S > SECONDS)) || job_fail "the time limit ends before the ranks can start"
   fi
   # An empty array counts as unset before bash 4.4.
-  local line=("${JOB_LAUNCH[@]}" "$PYTHON" "$program" "$@" ${flags[@]+"${flags[@]}"})
+  local line=("${JOB_LAUNCH[@]}" "${RANK_PYTHON[@]}" "$program" "$@" ${flags[@]+"${flags[@]}"})
   job_note "$NODES nodes, $RANKS ranks: ${line[*]}"
   "${line[@]}" &
   JOB_PID=$!
@@ -294,5 +363,6 @@ job_run() {
     kill "$helper" 2>/dev/null || true
     wait "$helper" 2>/dev/null || true
   done
+  [[ -z ${JOB_STAGED:-} ]] || job_unstage
   return "$status"
 }

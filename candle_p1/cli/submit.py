@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,10 @@ from candle_p1.cli.base import (
     flags_argument,
 )
 from candle_p1.cli.study import OUTPUT, read_ranks
+from candle_p1.cli.submit_study import chain_note, submit_study, submitted
 from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
+from candle_p1.cluster.containers import find_image
+from candle_p1.cluster.job_choice import JobChoice, check_exclude
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
@@ -29,6 +30,7 @@ from candle_p1.cluster.local_jobs import run_here
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.ready_scripts import job_flags
 from candle_p1.cluster.schedulers import scheduler_of
+from candle_p1.cluster.staging import StagedEnvironment
 from candle_p1.cluster.submission import (
     checkout,
     release,
@@ -44,14 +46,13 @@ from candle_p1.scaling import share_epochs
 from candle_p1.studies.jobs import StudyJobs, with_checkpoints
 from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
-from candle_p1.text import columns, count, printable, wrap_command
+from candle_p1.text import columns, count, wrap_command
 from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.cluster.machine import Machine
-    from candle_p1.cluster.schedulers import Scheduler
     from candle_p1.parameters.parameter_set import ParameterSet
 
 MAX_CHAIN = 100
@@ -71,6 +72,11 @@ def _read_minutes(
         return int(parts[0])
     hours, minutes, seconds = (int(part) for part in [*parts, "0"][:3])
     return hours * 60 + minutes + (seconds > 0)
+
+
+def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    """Returns the names of nodes; Slurm's, such as n[1-3,7], may have commas in brackets."""
+    return re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text) if text else []
 
 
 @click.command(
@@ -130,9 +136,7 @@ def _read_minutes(
 @click.option(
     "--at-once",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="How many jobs of a study may run at the same time.",
+    help="How many jobs of a study may run at the same time; default: 1, in a job array all.",
 )
 @click.option(
     "--study-output",
@@ -160,6 +164,31 @@ def _read_minutes(
     help="Submit N jobs, each of which continues the run from its newest checkpoint after the one"
     " before has ended, until it is complete. With --study, up to N jobs for each run.",
 )
+@click.option(
+    "--array",
+    "as_array",
+    is_flag=True,
+    help="Submit a study's runs of the same size as one job array (LSF, Slurm, PBS).",
+)
+@click.option(
+    "--exclude",
+    metavar="NODE,...",
+    callback=_read_nodes,
+    help="Nodes that jobs must not use, by their names. PBS cannot exclude nodes: jobs then request"
+    " one more for each, and leave these unused.",
+)
+@click.option(
+    "--container",
+    metavar="IMAGE",
+    help="Run the ranks in a container: a file or another name of an image, as the machine's"
+    " runtime takes it.",
+)
+@click.option(
+    "--stage-env",
+    is_flag=True,
+    help="Pack the virtual environment into one archive now, which jobs copy to the storage of each"
+    " node, and start Python there.",
+)
 @click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @flags_argument
@@ -174,11 +203,15 @@ def command(
     mode: str | None,
     study: str | None,
     study_size: str,
-    at_once: int,
+    at_once: int | None,
     study_output: Path,
     study_ranks: list[int] | None,
     study_repeats: int | None,
     num_jobs: int | None,
+    as_array: bool,
+    exclude: list[str],
+    container: str | None,
+    stage_env: bool,
     retry_failed: bool,
     dry_run: bool,
     flags: tuple[str, ...],
@@ -192,30 +225,64 @@ def command(
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
 
+    With --stage-env or --container, thousands of ranks do not read Python's many small files from
+    one file system.
+
     With --chain, a run may take longer than the time limit of a job. Checkpoints are written before
     the time limit and, unless flags set an interval, every ten minutes, of which the newest two are
     kept (--ckpt_every_s 600 --ckpt_save_best False --ckpt_keep_limit 2).
     """
     chosen = find_benchmark(benchmark)
     machine = load_machine(machine_name)
+    if as_array and (study is None or num_jobs is not None):
+        raise ParameterError("--array goes with --study, and without --chain")
+    if stage_env and container is not None:
+        raise ParameterError("--stage-env and --container exclude each other: an image is one file")
+    check_exclude(machine, exclude)
+    choice = JobChoice(
+        project=project,
+        queue=queue,
+        exclude=exclude,
+        container=None if container is None else find_image(machine, container),
+        staged=_archive(dry_run) if stage_env else None,
+    )
     if study is None:
         layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
         minutes = machine.minutes if minutes is None else minutes
         job, directory = _one_job(
             chosen, machine, layout, mode or "strong", minutes, flags, is_chain=num_jobs is not None
         )
-        _submit(replace(job, project=project, queue=queue), directory, num_jobs, dry_run)
+        _submit(choice.applied_to(job), directory, num_jobs, dry_run)
         return
     if num_nodes is not None or mode is not None:
         raise ParameterError(
             "--nodes and --mode cannot be combined with --study, which determines both"
         )
-    choice = Choice(study_size, study_ranks, study_repeats, flags=list(flags))
-    plan = make_plan(find_study(study), choice, study_output)
+    runs = Choice(study_size, study_ranks, study_repeats, flags=list(flags))
+    plan = make_plan(find_study(study), runs, study_output)
     if num_jobs is not None:
         plan = with_checkpoints(plan, study_output)
-    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, project, queue, num_jobs)
-    _submit_study(jobs, chosen.name, at_once, retry_failed, dry_run)
+    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, choice, num_jobs)
+    submit_study(
+        jobs,
+        chosen.name,
+        at_once,
+        retry_failed=retry_failed,
+        as_array=as_array,
+        dry_run=dry_run,
+    )
+
+
+def _archive(dry_run: bool) -> str:
+    """Returns the path of the archive of this environment, which only a dry run does not write."""
+    archive = StagedEnvironment.of(checkout())
+    if not dry_run:
+        screen = Screen()
+        if not archive.path.exists():
+            screen.say(f"packing {count(len(archive.members), 'file')} of {sys.prefix} ...")
+        num_bytes = archive.write()
+        screen.say(f"jobs copy {num_bytes / 2**30:.1f} GiB to each node: {archive.path}")
+    return str(archive.path)
 
 
 def _one_job(
@@ -272,7 +339,7 @@ def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: boo
     if dry_run:
         click.echo(wrap_command(argv, columns(sys.stderr), "$ "), err=True)
         if num_jobs is not None and num_jobs > 1:
-            click.echo(_chain_note(scheduler, num_jobs), err=True)
+            click.echo(chain_note(scheduler, num_jobs), err=True)
         click.echo(text, nl=False)
         return
     release(directory)  # of a chain that ended before its run began
@@ -281,52 +348,7 @@ def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: boo
     screen.say_command(argv)
     if job.machine.scheduler == "none":
         raise click.exceptions.Exit(run_here(argv, directory, num_jobs or 1))
-    screen.say(f"{_submitted(submit(job, script, num_jobs=num_jobs))}: {script}")
-
-
-def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
-    """Returns how often a script is submitted, and how its jobs wait for each other."""
-    if not scheduler.wait:
-        return f"run up to {num_jobs} times, one after the other, until the run is complete"
-    wait = shlex.join(option.format("JOB") for option in scheduler.wait)
-    return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the one before"
-
-
-def _submitted(ids: list[str]) -> str:
-    """Returns what has been submitted, as "submitted job 12" or "submitted jobs 12, 13"."""
-    return f"submitted job{'s' * (len(ids) > 1)} {', '.join(ids)}"
-
-
-def _submit_study(
-    jobs: StudyJobs, benchmark: str, at_once: int, retry_failed: bool, dry_run: bool
-) -> None:
-    """Submits the jobs of a study; a dry run prints the script of the first one."""
-    due, under_way = jobs.due(benchmark, retry_failed)
-    screen = Screen()
-    if under_way:
-        names = ", ".join(state.run.name for state in under_way)
-        screen.say(
-            f"already submitted and not finished: {names}. To submit one of them again, move its"
-            " directory away"
-        )
-    num_jobs = jobs.num_jobs or 1
-    node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) * num_jobs / 60
-    what = count(len(due), "job" if num_jobs == 1 else "chain")
-    what += f" of up to {num_jobs} jobs" * (num_jobs > 1)
-    screen.say(
-        f"{what} of {jobs.plan.study.name}, {at_once} at a time, with time limits"
-        f" that add up to {node_hours:,.1f} node hours"
-    )
-    if dry_run:
-        for place, job in due:
-            click.echo(printable(f"{job.name}: {place}"), err=True)
-        if due:
-            if num_jobs > 1:
-                click.echo(_chain_note(scheduler_of(due[0][1]), num_jobs), err=True)
-            click.echo(job_script(due[0][1]), nl=False)
-        return
-    for ids, script in jobs.submit(due, at_once, under_way):
-        screen.say(f"{_submitted(ids)}: {script}")
+    screen.say(f"{submitted(submit(job, script, num_jobs=num_jobs))}: {script}")
 
 
 def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:

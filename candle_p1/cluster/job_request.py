@@ -31,6 +31,11 @@ class JobRequest:
         queue: Its queue; None is the machine's default.
         root: The checkout; None is the directory from which the job is submitted.
         venv: The virtual environment; None is .venv of the checkout.
+        exclude: Names of nodes that it must not use.
+        num_spare: How many more nodes it requests, because its script has to leave those out.
+        container: The image of a container in which its ranks run; None is no container.
+        staged: The archive of the environment that is copied to the nodes' own storage (see
+            candle_p1.cluster.staging); None uses the virtual environment where it is.
         heading: Comment lines at the top of the script.
         environment: Environment variables of this job alone.
         study_script: The path of the script, if the job is a run of a study. Such a script takes
@@ -50,10 +55,19 @@ class JobRequest:
     queue: str | None = None
     root: str | None = None
     venv: str | None = None
+    exclude: Sequence[str] = ()
+    num_spare: int = 0
+    container: str | None = None
+    staged: str | None = None
     heading: Sequence[str] = field(default_factory=list)
     environment: Mapping[str, str] = field(default_factory=dict)
     study_script: str | None = None
     chain_directory: str | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes that it requests."""
+        return self.layout.num_nodes + self.num_spare
 
     def check(self) -> None:
         """Checks that the machine accepts the job.
@@ -62,11 +76,16 @@ class JobRequest:
             ParameterError: It does not: there is no project, too few nodes, too much time, or a
                 path or name with blanks, which the scheduler would split.
         """
-        machine, nodes = self.machine, self.layout.num_nodes
+        machine, nodes = self.machine, self.num_nodes
         if machine.project_required and self.project is None:
             raise ParameterError(
                 f"{machine.name} charges jobs to a project: name yours with --project or in"
                 " $CANDLE_P1_PROJECT"
+            )
+        if machine.num_nodes is not None and nodes > machine.num_nodes:
+            raise ParameterError(
+                f"{count(nodes, 'node')}, of which {self.num_spare} are for those to exclude: a job"
+                f" on {machine.name} can have at most {machine.num_nodes:,}"
             )
         for value in (self.name, self.output, self.project or "", self.queue or ""):
             if value.split() not in ([], [value]):
@@ -92,7 +111,7 @@ class JobRequest:
 
     def _check_queue(self, queue: str) -> None:
         """Checks the job against the limits of another queue than the default, if known."""
-        machine, nodes = self.machine, self.layout.num_nodes
+        machine, nodes = self.machine, self.num_nodes
         if queue not in machine.queues:
             return
         fewest, most, longest = machine.queues[queue]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from candle_p1.cluster.containers import container_argv
 from candle_p1.cluster.launchers import launch_argv
 from candle_p1.cluster.schedulers import scheduler_of, warning_s
 
@@ -58,7 +59,9 @@ def job_script(job: JobRequest) -> str:
     if job.chain_directory is not None:
         always = " 0 # the next job waits for success" if scheduler.waits_for_success else ""
         lines.append(f"job_chain {shlex.quote(job.chain_directory)}{always}")
-    if job.venv is not None:
+    if job.exclude and scheduler.leaves_out:
+        lines.append(f"job_exclude {job.layout.num_nodes} {shlex.join(job.exclude)}")
+    if job.venv is not None and job.container is None:
         lines.append(f"job_default CANDLE_P1_VENV {shlex.quote(job.venv)}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
     if job.layout.threads_per_rank is not None:
@@ -69,6 +72,9 @@ def job_script(job: JobRequest) -> str:
     if machine.modules:
         lines.append(f"job_modules {shlex.join(machine.modules)}")
     lines += machine.setup
+    if job.container is not None:
+        lines += machine.container.setup
+        lines += _fold(["job_container", *map(_in_quotes, container_argv(job))])
     if scheduler.sends_warning:
         lines.append(f"job_warning {warning_s(job.minutes)}")
     else:
@@ -77,8 +83,12 @@ def job_script(job: JobRequest) -> str:
     variables = [*machine.environment, *job.environment, "CANDLE_P1_SAVE_S"]
     if job.layout.threads_per_rank is not None:
         variables.append("OMP_NUM_THREADS")
+    if job.staged is not None:
+        variables.append("PYTHONPATH")
     argv = launch_argv(machine.launcher, job.layout, variables)
     lines += _fold(["job_launcher", *map(_in_quotes, [*argv, *machine.launcher_options])])
+    if job.staged is not None:
+        lines.append(f"job_stage_env {shlex.quote(job.staged)}")
     lines += _fold(["job_run", *map(shlex.quote, [job.program, *job.flags])])
     return "\n".join(lines) + "\n"
 

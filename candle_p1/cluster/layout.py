@@ -117,7 +117,7 @@ class Layout:
         return f"{count(self.ranks_per_node, 'rank')} per node{each}"
 
 
-def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> list[str]:
+def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> tuple[str, ...]:
     """Returns the cores of each rank of a node, so that no rank has cores of two sockets.
 
     Ranks fill the sockets evenly, in their order.
@@ -126,9 +126,9 @@ def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> lis
         ParameterError: A socket has too few cores for its ranks.
     """
     if num_cores is None or not machine.sockets:
-        return []
+        return ()
     per_socket = -(-num_ranks // len(machine.sockets))
-    ranges = []
+    ranges: list[str] = []
     for rank in range(num_ranks):
         first, last = (int(core) for core in machine.sockets[rank // per_socket].split("-"))
         begin = first + rank % per_socket * num_cores
@@ -140,4 +140,4 @@ def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> lis
                 " --ranks-per-node"
             )
         ranges.append(f"{begin}-{end}")
-    return ranges
+    return tuple(ranges)

@@ -38,6 +38,20 @@ QueueLimits = Annotated[list[NonNegativeInt], Field(min_length=3, max_length=3)]
 CoreRange = Annotated[str, Field(pattern=r"^\d+-\d+$")]
 
 
+class Container(TomlTable):
+    """How a machine runs containers.
+
+    Attributes:
+        runtime: What runs them: a name in candle_p1.cluster.containers.RUNTIMES.
+        options: Its options; bash expands "$" in them.
+        setup: Lines of bash that a job with a container runs before.
+    """
+
+    runtime: str = "apptainer"
+    options: list[str] = Field(default_factory=list)
+    setup: list[str] = Field(default_factory=list)
+
+
 class Machine(TomlTable):
     """A machine. None means unknown, or left to the scheduler; it is not checked.
 
@@ -75,6 +89,7 @@ class Machine(TomlTable):
         setup: Lines of bash that a job runs after loading them.
         environment: Environment variables of a job, which the user's own override; bash expands
             "$" in them.
+        container: How it runs containers.
         local_storage: Directory on a node's own storage, as bash expands it in a job.
         sources: Where each of these values comes from, by attribute.
     """
@@ -106,6 +121,7 @@ class Machine(TomlTable):
     modules: list[str] = Field(default_factory=list)
     setup: list[str] = Field(default_factory=list)
     environment: dict[str, str] = Field(default_factory=dict)
+    container: Container = Container()
     local_storage: str | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 

@@ -36,6 +36,28 @@ def warning_s(minutes: int) -> int:
 
 
 @dataclass(frozen=True)
+class ArraySyntax:
+    """How a scheduler writes job arrays.
+
+    Attributes:
+        index: The environment variable that holds the index of a job.
+        first: The first index.
+        options: The options that request an array, with "{first}" and "{last}" for its indices, and
+            "{limit}" for the number of jobs that may run at the same time, as "%4", or "".
+        name: The name of an array, with these and "{name}".
+        place: What stands for the index in the name of an output file.
+        own_id: The id of one job as others may wait for it, with the array's "{id}" and "{index}".
+    """
+
+    index: str
+    first: int
+    options: Sequence[str]
+    place: str
+    own_id: str
+    name: str = "{name}"
+
+
+@dataclass(frozen=True)
 class Scheduler:
     """A scheduler.
 
@@ -44,6 +66,10 @@ class Scheduler:
         submit: The command that submits a script, with its constant options.
         job_id: A regular expression that finds the job's id in the output of that command.
         wait: The options that make a job wait until another one has ended, with "{}" for its id.
+        array: How it writes job arrays; None if it has none.
+        exclude: Returns the options that keep a job off nodes with these names; None if it cannot.
+        leaves_out: Whether scripts leave nodes out themselves, because the scheduler cannot: the
+            job then requests one more for each.
         output: The options that give a further job of a chain an output of its own, with "{}" for
             its path without a suffix; () if the name in the directives contains the job's id.
         directives: Returns the options for the name, size, time and output of a job.
@@ -61,6 +87,9 @@ class Scheduler:
     job_id: str
     wait: Sequence[str]
     directives: Callable[[JobRequest], list[str]]
+    array: ArraySyntax | None = None
+    exclude: Callable[[Sequence[str]], list[str]] | None = None
+    leaves_out: bool = False
     output: Sequence[str] = ()
     project_option: str = "-A"
     queue_option: str = "-q"
@@ -70,8 +99,8 @@ class Scheduler:
     waits_for_success: bool = False
     preamble: Sequence[str] = ()
 
-    def lines(self, job: JobRequest) -> list[str]:
-        """Returns the directives of a job as lines of its script."""
+    def lines(self, job: JobRequest, further: Sequence[str] = ()) -> list[str]:
+        """Returns the directives of a job, and further options, as lines of its script."""
         if not self.prefix:
             return []
         options = []
@@ -81,6 +110,9 @@ class Scheduler:
         if queue is not None:
             options.append(f"{job.machine.queue_option or self.queue_option} {queue}")
         options += [*self.directives(job), *job.machine.directives]
+        if job.exclude and self.exclude is not None:
+            options += self.exclude(job.exclude)
+        options += further
         return [
             f"{self.prefix} "
             + (option.replace(" ", self.separator, 1) if option.startswith("--") else option)
@@ -166,7 +198,7 @@ def _pbs(job: JobRequest) -> list[str]:
             "ngpus": layout.gpus_per_rank * layout.ranks_per_node,
         }
     # PBS sets OMP_NUM_THREADS to ompthreads, which is by default ncpus: the CPUs of all ranks.
-    select = [f"{layout.num_nodes}", *(f"{name}={num}" for name, num in chunk.items() if num)]
+    select = [f"{job.num_nodes}", *(f"{name}={num}" for name, num in chunk.items() if num)]
     return [
         f"-N {job.name}",
         f"-l select={':'.join(select)}",
@@ -174,6 +206,11 @@ def _pbs(job: JobRequest) -> list[str]:
         "-j oe",
         f"-o {job.output}.out",
     ]
+
+
+def _not_on_hosts(names: Sequence[str]) -> list[str]:
+    condition = " && ".join(f"hname!='{name}'" for name in names)
+    return [f'-R "select[{condition}]"']
 
 
 def _clock(minutes: int) -> str:
@@ -189,6 +226,15 @@ SCHEDULERS = {
         job_id=r"Job <(\d+)>",
         wait=("-w", "ended({})"),
         directives=_lsf,
+        exclude=_not_on_hosts,
+        array=ArraySyntax(
+            index="LSB_JOBINDEX",
+            first=1,
+            options=(),
+            name='"{name}[{first}-{last}]{limit}"',
+            place="%I",
+            own_id="{id}[{index}]",
+        ),
         project_option="-P",
         suffix=".lsf",
         sends_warning=True,
@@ -210,6 +256,14 @@ SCHEDULERS = {
         job_id=r"^(\d+)(?:;.*)?$",
         wait=("--dependency=afterany:{}",),
         directives=_slurm,
+        exclude=lambda names: [f"--exclude {','.join(names)}"],
+        array=ArraySyntax(
+            index="SLURM_ARRAY_TASK_ID",
+            first=0,
+            options=("--array {first}-{last}{limit}",),
+            place="%a",
+            own_id="{id}_{index}",
+        ),
         project_option="--account",
         queue_option="--partition",
         separator="=",
@@ -223,6 +277,15 @@ SCHEDULERS = {
         job_id=r"^(\d+\S*)$",
         wait=("-W", "depend=afterany:{}"),
         directives=_pbs,
+        leaves_out=True,
+        # A limit exists since PBS 2020.1. Jobs can wait only for an array as a whole.
+        array=ArraySyntax(
+            index="PBS_ARRAY_INDEX",
+            first=0,
+            options=("-J {first}-{last}{limit}",),
+            place="^array_index^",
+            own_id="{id}",
+        ),
         output=("-o", "{}.out"),
         preamble=('cd "${PBS_O_WORKDIR:-$PWD}"',),
     ),

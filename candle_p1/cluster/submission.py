@@ -130,7 +130,7 @@ def submit(
         own_output = None if number == 1 else f"{job.output}-{number}"
         command = scheduler.submit_command(script, ids[-1] if ids else after, own_output)
         try:
-            output = _output(command, job.machine.name)
+            output = output_of(command, job.machine.name)
         except SetupError as error:
             if not ids:
                 release(script.parent)
@@ -145,8 +145,12 @@ def submit(
     return ids
 
 
-def _output(command: Sequence[str], machine: str) -> str:
-    """Returns the output of the submit command."""
+def output_of(command: Sequence[str], machine: str) -> str:
+    """Returns the output of a submit command.
+
+    Raises:
+        SetupError: There is no scheduler here, or it refuses the job.
+    """
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -25,6 +26,8 @@ PACKAGES = (
     "pandas",
     "nvidia-ml-py",
 )
+SOURCE_NAME = "source.json"
+"""In a copy of the checkout: the file that holds what `source_commit` returned for the original."""
 SETTINGS = ("CANDLE_", "CUDA_VISIBLE", "HOROVOD_", "KERAS_", "KMP_", "NCCL_", "OMP_", "TF_", "XLA_")
 
 
@@ -97,10 +100,13 @@ def capture() -> dict[str, Any]:
 
 
 def source_commit() -> dict[str, Any] | None:
-    """Returns the commit of the checkout this package runs from; None if there is no checkout."""
+    """Returns the commit of the checkout this package runs from; None if there is no checkout.
+
+    That of a copy on a node is the commit of the checkout when the copy was made.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None
+        return _commit_of_copy(root / SOURCE_NAME)
     try:
         git = ["git", "-C", str(root)]
         commit = _output([*git, "rev-parse", "HEAD"])
@@ -108,6 +114,14 @@ def source_commit() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "modified": bool(modified)}
+
+
+def _commit_of_copy(path: Path) -> dict[str, Any] | None:
+    try:
+        commit: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return commit
 
 
 def _output(command: list[str]) -> str:

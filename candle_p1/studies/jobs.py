@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.policy import INTERVALS
 from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
+from candle_p1.cluster.job_array import JobArray, array_syntax
+from candle_p1.cluster.job_choice import JobChoice
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from candle_p1.cluster.machine import Machine
     from candle_p1.studies.plan import Plan
     from candle_p1.studies.planned_run import PlannedRun
+
+
+ARRAYS = "arrays"
+"""The directory of a study that holds the scripts of its job arrays."""
 
 
 def with_checkpoints(plan: Plan, output: Path) -> Plan:
@@ -65,8 +71,7 @@ class StudyJobs:
         machine: Where they run.
         ranks_per_node: The largest number of ranks on a node; None takes the machine's default.
         minutes: Time limit of each job; None takes the study's.
-        project: The project to charge.
-        queue: The queue; None takes the machine's default.
+        choice: What the user chose about all jobs.
         num_jobs: How many jobs continue each run, one after the other; None is a single one, which
             is not part of a chain.
     """
@@ -75,8 +80,7 @@ class StudyJobs:
     machine: Machine
     ranks_per_node: int | None = None
     minutes: int | None = None
-    project: str | None = None
-    queue: str | None = None
+    choice: JobChoice = field(default_factory=JobChoice)
     num_jobs: int | None = None
 
     def due(
@@ -146,6 +150,52 @@ class StudyJobs:
             ids.append(of_run[-1])
             yield of_run, script
 
+    def arrays(
+        self, jobs: Sequence[tuple[Path, JobRequest]], at_once: int | None = None
+    ) -> list[JobArray]:
+        """Returns job arrays for jobs: those of the same size form one.
+
+        Args:
+            jobs: As `due` returned them.
+            at_once: How many jobs of an array may run at a time; None is all.
+
+        Raises:
+            ParameterError: The machine's scheduler has no arrays.
+        """
+        groups: dict[tuple[Layout, int], list[tuple[Path, JobRequest]]] = {}
+        for directory, job in jobs:
+            array_syntax(job)
+            groups.setdefault((job.layout, job.minutes), []).append((directory, job))
+        arrays = self.plan.directory / ARRAYS
+        taken = len(list(arrays.glob("*")))
+        return [
+            JobArray(
+                name=self.plan.study.name,
+                jobs=[job for _, job in group],
+                scripts=[script_path(job, directory) for directory, job in group],
+                at_once=at_once,
+                directory=arrays / f"{number:03d}",
+            )
+            for number, group in enumerate(groups.values(), taken)
+        ]
+
+    def submit_arrays(self, arrays: Sequence[JobArray]) -> Iterator[tuple[str, JobArray]]:
+        """Submits job arrays; yields the id of each. An array waits for the end of the one before.
+
+        Raises:
+            SetupError: The scheduler rejects an array, after those before it have been submitted;
+                or the study's directory cannot be written.
+            ParameterError: The directory of a run cannot be written.
+        """
+        write_manifest(self.plan)
+        after = None
+        for array in arrays:
+            for job, script in zip(array.jobs, array.scripts, strict=True):
+                release(script.parent)
+                write_script(script, job_script(job))
+            after = array.submit(after)
+            yield after, array
+
     def _job(self, run: PlannedRun, directory: Path) -> JobRequest:
         root = checkout()
         layout = self._layout(run)
@@ -157,8 +207,6 @@ class StudyJobs:
             flags=run.command_flags(directory),
             minutes=run.minutes if self.minutes is None else self.minutes,
             output=str(directory / "job"),
-            project=self.project,
-            queue=self.queue,
             root=str(root),
             venv=virtual_environment(root),
             heading=[
@@ -169,7 +217,7 @@ class StudyJobs:
             environment=run.variables,
         )
         return replace(
-            job,
+            self.choice.applied_to(job),
             study_script=str(script_path(job, directory)),
             chain_directory=None if self.num_jobs is None else str(directory),
         )

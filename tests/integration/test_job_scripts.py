@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, await_end, wait_until
+from tests.environments import make_venv
 from tests.integration.ranks import assert_ranks
 from tests.records import read_record
 
@@ -30,6 +31,8 @@ SMALL = {
     "p1b3": f"--size small --dense 8 {STEPS}",
 }
 SUBMIT = "from candle_p1.cli.submit import command; command()"
+STAGE = "from candle_p1.cluster import staging; staging.ARCHIVES = {!r}; "
+"""Before SUBMIT, for archives that do not stay in the checkout."""
 
 
 @pytest.fixture
@@ -225,3 +228,39 @@ def test_the_stand_ins_for_schedulers_refuse_wrong_requests(submit, problem, wit
     code, printed = within(submit, ["true"])
     assert code != 0
     assert problem in printed
+
+
+def submit_here(execute, python, program, *arguments):
+    """Trains NT3 on two ranks of this machine, as a job; returns what was printed."""
+    flags = ["--", *SMALL["nt3"].split(), "--epochs", "1", "--epochs_scaling", "weak"]
+    code, output = execute([python, "-c", program, "nt3", "--machine", *arguments, *flags])
+    assert code == 0, output
+    return output
+
+
+def test_ranks_train_in_a_container(set_all, execute, tmp_path):
+    """What stands in for Apptainer runs their commands on this machine."""
+    (tmp_path / "image.sif").write_text("")
+    set_all()
+    output = submit_here(execute, sys.executable, SUBMIT, "local", "--container", "image.sif")
+    record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
+    assert (record["status"], record["num_ranks"]) == ("ok", 2), output
+    settings = record["environment"]["settings"]
+    assert settings["CANDLE_P1_CONTAINER"] == f"{tmp_path}/image.sif"
+
+
+def test_ranks_train_with_an_environment_on_their_nodes_storage(set_all, execute, tmp_path):
+    node = tmp_path / "node"
+    node.mkdir()
+    machine = tmp_path / "ours.toml"
+    machine.write_text(f'base = "local"\ntitle = "this machine"\nlocal_storage = "{node}"\n')
+    python = make_venv(tmp_path / ".venv")
+    set_all(CANDLE_P1_VENV=str(tmp_path / ".venv"), PYTHONPATH=str(ROOT))
+    program = STAGE.format(str(tmp_path / "archives")) + SUBMIT
+    output = submit_here(execute, python, program, machine, "--stage-env")
+    record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
+    assert (record["status"], record["num_ranks"]) == ("ok", 2), output
+    assert any(word.startswith(f"{node}/candle_p1-env-") for word in record["command"])
+    assert f"{node}/candle_p1-env-" in output
+    assert record["environment"]["source"]
+    assert list(node.iterdir()) == []  # removed at the end

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, wait_until
+from tests.environments import make_venv
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks
 from tests.records import read_record
@@ -271,3 +272,29 @@ def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):
         assert record["launcher"] == "srun"
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
     assert "0 jobs" in output
+
+
+def test_runs_of_a_study_as_an_array_with_a_staged_environment(slurm, ended, tmp_path):
+    """Each on a whole node, to which sbcast copies the environment."""
+    (tmp_path / "two.toml").write_text(STUDY)
+    (tmp_path / "node").mkdir()
+    machine = tmp_path / "ours.toml"
+    machine.write_text(f'base = "slurm"\ntitle = "a cluster"\nlocal_storage = "{tmp_path}/node"\n')
+    python = make_venv(tmp_path / ".venv")
+    program = f"from candle_p1.cluster import staging; staging.ARCHIVES = {str(tmp_path)!r}; "
+    line = ["nt3", "--machine", machine, "--study", "two.toml", "--study-size", "small"]
+    options = ["--study-output", tmp_path / "results", "--array", "--stage-env"]
+    variables = {"PYTHONPATH": str(ROOT), "CANDLE_P1_VENV": str(tmp_path / ".venv")}
+    command = [python, "-c", program + SUBMIT, *line, *options]
+    output = " ".join(run(command, tmp_path, slurm, variables).split())
+    array_id = re.search(r"submitted array (\d+) of 2 jobs", output)[1]
+    runs = sorted(path.parent for path in tmp_path.glob("results/*/*-r?/job.sh"))
+    assert [(path / "job.id").read_text() for path in runs] != []
+    for directory in runs:
+        job = (directory / "job.id").read_text().strip()
+        assert job.startswith(f"{array_id}_")
+        record, printed = ended(job, directory)
+        assert record["status"] == "ok", printed
+        place = f"{tmp_path}/node/candle_p1-env-"
+        assert any(word.startswith(place) for word in record["command"]), printed
+    assert list((tmp_path / "node").iterdir()) == []

@@ -145,6 +145,97 @@ def test_modules(job, module, variables, code, output):
     assert ("gcc cuda" in found[2]) == (module in ("return 1", None))
 
 
+def test_nodes_are_left_out(job, tmp_path):
+    nodes = ["n1.site", "n1.site", "n2.site", "n2.site", "n3.site", "n3.site", "n4.site", "n4.site"]
+    (tmp_path / "nodes").write_text("\n".join(nodes) + "\n")
+    lines = ["job_exclude 2 n2 n9", "job_prepare", 'job_launcher mpiexec -n "$RANKS"']
+    _, output, _ = job.run(
+        *lines,
+        'echo "$RANKS" "${JOB_LAUNCH[@]}"; cat "$PBS_NODEFILE"',
+        PBS_NODEFILE=str(tmp_path / "nodes"),
+        TMPDIR=str(tmp_path),
+    )
+    assert output[0].startswith(f"4 mpiexec --hostfile {tmp_path}/candle_p1-nodes-")
+    assert output[1:] == ["n1.site", "n1.site", "n3.site", "n3.site"]
+    code, _, errors = job.run("job_exclude 3 n2.site n3", PBS_NODEFILE=str(tmp_path / "nodes"))
+    assert code == 2
+    assert "fewer than 3 nodes are left without n2.site n3" in errors
+
+
+def test_the_ranks_python_runs_in_a_container(job, tmp_path):
+    """Without the virtual environment and the Python of the node."""
+    job.command("runs", f'echo "in $2" >>"{tmp_path}/log"; shift 2; exec "$@"')
+    lines = ["job_container runs in image", *RUN]
+    code, argv, errors = job.run(
+        *lines, CANDLE_P1_VENV="/absent", CANDLE_P1_PYTHON="/absent", PYTHONPATH=str(ROOT)
+    )
+    assert (code, errors.count("absent")) == (0, 0), errors
+    assert argv == ["-n", "2", "runs", "in", "image", "python", f"{ROOT}/nt3.py", "--epochs", "8"]
+    assert "in image" in (tmp_path / "log").read_text()  # the check for candle_p1
+    code, _, errors = job.run("job_container absent-runtime", *RUN)
+    assert code == 2
+    assert "absent-runtime, which runs containers on ours" in errors
+
+
+class TestStagedEnvironment:
+    """With an archive whose Python only prints its arguments, and launchers that start one rank."""
+
+    RUN = ("job_prepare", 'job_launcher {} -n "$RANKS"', "job_stage_env {}", RUN[2])
+
+    @pytest.fixture
+    def lines(self, job, tmp_path):
+        tree = tmp_path / "tree"
+        (tree / "venv/bin").mkdir(parents=True)
+        (tree / "root/benchmarks").mkdir(parents=True)
+        python = tree / "venv/bin/python"
+        python.write_text('#!/bin/bash\n[[ $1 == -c ]] || echo "staged $*" "$PYTHONPATH"\n')
+        python.chmod(0o755)
+        archive = tmp_path / "env.tar"
+        subprocess.run(["tar", "-cf", archive, "-C", tree, "venv", "root"], check=True)
+        (tmp_path / "node").mkdir()
+        job.command("python", f'exec {sys.executable} "$@"')
+        job.environment["CANDLE_P1_VENV"] = str(tmp_path)  # whose bin has the launchers below
+        for name in ("mpiexec", "srun"):
+            job.command(name, 'shift 2; exec "$@"')
+        job.command("sbcast", f'echo "$@" >"{tmp_path}/sbcast"; cp "$2" "$3"')
+
+        def lines(launcher, program="benchmarks/nt3.py"):
+            run = [line.format(launcher) for line in self.RUN[:2]]
+            return [*run, f"job_stage_env {archive}", f"job_run {program} --epochs 8"]
+
+        return lines
+
+    @pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+    def test_ranks_start_the_python_of_their_node(self, job, lines, launcher, tmp_path):
+        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "SLURM_JOB_ID": "7"}
+        code, output, errors = job.run(*lines(launcher), PYTHONPATH="/mine", **variables)
+        assert code == 0, errors
+        place = f"{tmp_path}/node/candle_p1-env-7"
+        paths = f"{place}/root:/mine"
+        assert output == [f"staged {place}/root/benchmarks/nt3.py --epochs 8 {paths}"]
+        assert (tmp_path / "sbcast").exists() == (launcher == "srun")
+        if launcher == "srun":
+            copied = (tmp_path / "sbcast").read_text().split()
+            assert copied == ["--force", f"{tmp_path}/env.tar", f"{place}.tar"]
+        assert list((tmp_path / "node").iterdir()) == []  # removed at the end
+        assert (tmp_path / "env.tar").exists()
+
+    def test_a_program_elsewhere_is_not_in_the_archive(self, job, lines, tmp_path):
+        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "PBS_JOBID": "12[3].server"}
+        _, output, _ = job.run(*lines("mpiexec", "/elsewhere/nt3.py"), **variables)
+        assert output[0].startswith("staged /elsewhere/nt3.py --epochs 8 ")
+        assert "candle_p1-env-12[3].server/root" in output[0]
+
+    def test_what_cannot_be_staged_ends_the_job(self, job, lines, tmp_path):
+        code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "absent"))
+        assert code == 2
+        assert "was not unpacked in" in errors
+        (tmp_path / "env.tar").unlink()
+        code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "node"))
+        assert code == 2
+        assert "env.tar is gone: submit again with --stage-env" in errors
+
+
 def test_srun_gets_the_cpus_of_a_task_that_the_job_requested(job):
     _, variables, _ = job.run("job_prepare", "env", SLURM_CPUS_PER_TASK="7")
     assert "SRUN_CPUS_PER_TASK=7" in variables

@@ -14,6 +14,7 @@ import pytest
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark, list_benchmarks
 from candle_p1.cluster import launchers
+from candle_p1.cluster.job_array import JobArray
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.ready_scripts import paper_job, ready_scripts, write_all
@@ -111,10 +112,28 @@ def test_epochs_that_do_not_divide_are_refused():
         paper_job(find_benchmark("nt3"), load_machine("summit"), "strong", 5, 60)
 
 
+def others(directory):
+    """Writes scripts with what the golden ones do not have, for each scheduler and runtime."""
+    written = []
+    for machine_name in ("frontier", "perlmutter", "polaris", "summit"):
+        machine = load_machine(machine_name)
+        job = paper_job(find_benchmark("nt3"), machine, "weak", SIZES.get(machine_name, 8), 60)
+        texts = {
+            "staged": job_script(replace(job, staged="/a/env.tar", exclude=["n1", "n2"])),
+            "container": job_script(replace(job, container="/a/candle.sif")),
+        }
+        scripts = [directory / "a/job.sh", directory / "b/job.sh"]
+        texts["array"] = JobArray("two", [job, job], scripts, 1, directory).text()
+        for kind, text in texts.items():
+            written.append(directory / f"{machine_name}_{kind}.sh")
+            written[-1].write_text(text)
+    return written
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_has_nothing_to_say():
-    files = [ROOT / "common/job_env.sh", *GOLDEN.glob("*_strong.*")]
+def test_shellcheck_has_nothing_to_say(tmp_path):
+    files = [*ROOT.glob("common/*.sh"), *GOLDEN.glob("*_strong.*"), *others(tmp_path)]
     done = subprocess.run(
         ["shellcheck", "-x", *files], cwd=ROOT, capture_output=True, text=True, check=False
     )

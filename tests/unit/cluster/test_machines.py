@@ -66,16 +66,16 @@ def test_ranks_get_lists_of_cores_where_some_are_reserved():
     aurora = load_machine("aurora")
     lists = ":".join(Layout.on(aurora, 1, 12).core_ranges)
     assert lists == "1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
-    assert Layout.on(aurora, 1, 2).core_ranges == ["1-8", "53-60"]
-    assert Layout.on(aurora, 1, 3).core_ranges == ["1-8", "9-16", "53-60"]
-    assert Layout.on(aurora, 1, 1).core_ranges == ["1-8"]
-    assert Layout.on(load_machine("polaris"), 1).core_ranges == []
+    assert Layout.on(aurora, 1, 2).core_ranges == ("1-8", "53-60")
+    assert Layout.on(aurora, 1, 3).core_ranges == ("1-8", "9-16", "53-60")
+    assert Layout.on(aurora, 1, 1).core_ranges == ("1-8",)
+    assert Layout.on(load_machine("polaris"), 1).core_ranges == ()
 
 
 def test_a_socket_without_enough_cores(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('base = "pbs"\nsockets = ["1-7", "9-15"]\ncores_per_rank = 4\n')
-    assert Layout.on(load_machine(str(path)), 1).core_ranges == ["1-4", "9-12"]
+    assert Layout.on(load_machine(str(path)), 1).core_ranges == ("1-4", "9-12")
     with pytest.raises(ParameterError, match=r"4 ranks .* 4 cores: a socket has 7"):
         Layout.on(load_machine(str(path)), 1, 4)
 

@@ -415,6 +415,83 @@ def test_a_study_of_chains_that_turns_checkpoints_off(study):
         submit("nt3", "--machine", "slurm", "--study", study, "--chain", 2)
 
 
+def test_a_study_as_job_arrays(counting_scheduler, study, tmp_path):
+    """One array for each size: a node with one rank, and two nodes with two ranks each."""
+    argv = counting_scheduler("sbatch")
+    line = ["nt3", "--machine", "slurm", "--study", study, "--array"]
+    output = " ".join(submit(*line).output.split())
+    assert "4 jobs of two, in 2 job arrays, with time limits" in output
+    assert "submitted array 11 of 2 jobs" in output
+    place = tmp_path / "output/two-paper"
+    submitted = [word for word in argv() if word.endswith("job.sh")]
+    assert submitted == [f"{place}/arrays/00{number}/job.sh" for number in range(2)]
+    assert argv().count("--dependency=afterany:11") == 1
+    texts = [Path(script).read_text() for script in submitted]
+    assert sorted("#SBATCH --nodes=2\n" in text for text in texts) == [False, True]
+    runs = [path for path in place.glob("*-r0") if (path / "job.sh").exists()]
+    ids = sorted((path / "job.id").read_text().strip() for path in runs)
+    assert ids == ["11_0", "11_1", "12_0", "12_1"]
+    assert all(sum(f"{path}/job.sh" in text for text in texts) == 1 for path in runs)
+    assert "0 jobs" in submit(*line).output
+
+    dry = submit(*line[:4], study, "--array", "--at-once", 1, "--dry-run", "--study-ranks", 4)
+    assert "0 jobs of two, in 0 job arrays, 1 at a time" in " ".join(dry.output.split())
+
+
+def test_a_dry_run_of_an_array_prints_its_script(study):
+    line = ["nt3", "--machine", "summit", "--project", "P", "--study", study, "--array"]
+    output = submit(*line, "--at-once", 1, "--dry-run").output
+    assert '#BSUB -J "two[1-2]%1"\n' in output
+    assert "script=${scripts[LSB_JOBINDEX - 1]}\n" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--machine", "slurm", "--array"], "--array goes with --study"),
+        (["--machine", "theta", "--exclude", "n1"], "--exclude n1: jobs on theta"),
+        (["--machine", "slurm", "--exclude", "n1;reboot"], "--exclude n1;reboot"),
+        (["--machine", "pbs", "--exclude", "n[1-3]"], r"--exclude n\[1-3\]"),
+        (["--machine", "slurm", "--container", "absent.sif"], "--container absent.sif"),
+        (["--machine", "slurm", "--container", "a:b", "--stage-env"], "exclude each other"),
+    ],
+)
+def test_ways_to_run_that_a_machine_or_command_does_not_have(options, problem):
+    with pytest.raises(ParameterError, match=problem):
+        submit("nt3", *options, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        ("slurm", "#SBATCH --exclude=n[1-3,7],m9\n"),
+        ("summit", "#BSUB -R \"select[hname!='n1' && hname!='m9']\"\n"),
+        ("pbs", "#PBS -l select=3:mpiprocs=2"),
+        ("pbs", "job_exclude 1 n1 m9\n"),
+    ],
+)
+def test_nodes_are_excluded(machine, line):
+    names = "n[1-3,7],m9" if machine == "slurm" else "n1,m9"
+    argv = ["--machine", machine, "--project", "P", "--exclude", names, "--dry-run"]
+    assert line in submit("nt3", *argv).output
+
+
+def test_excluded_nodes_of_pbs_count_as_nodes(tmp_path):
+    (tmp_path / "ours.toml").write_text('base = "pbs"\nnum_nodes = 2\n')
+    argv = ["--machine", tmp_path / "ours.toml", "--nodes", 2, "--exclude", "n1"]
+    with pytest.raises(ParameterError, match=r"3 nodes, of which 1 .* at most 2"):
+        submit("nt3", *argv)
+
+
+def test_a_container_and_an_environment_in_a_script(tmp_path):
+    (tmp_path / "a.sif").write_text("")
+    text = submit("nt3", "--machine", "slurm", "--container", "a.sif", "--dry-run").output
+    assert "\njob_container apptainer exec --bind" in text
+    assert f"{tmp_path}/a.sif" in text
+    text = submit("nt3", "--machine", "slurm", "--stage-env", "--dry-run").output
+    assert f"\njob_stage_env {ROOT}/.staged/env-" in text
+
+
 def test_a_dry_run_of_a_study_submits_nothing(study, tmp_path):
     output = submit("nt3", "--machine", "pbs", "--study", study, "--dry-run").output
     assert "batch_size-10-np1-r0: " in output
