@@ -27,7 +27,7 @@ SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
-EPOCH_S = 1.2
+EPOCH_S = 6.0
 SLOW = Path(__file__).parent / "slow_nt3.py"
 MINUTES = os.environ.get("CANDLE_P1_CHAIN_MINUTES")
 """The time limit of the jobs of a chain whose run takes twice as long; None skips that test."""
@@ -215,10 +215,10 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
 
 def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit_chain, paced, ended):
     """Two jobs are warned as Slurm warns them of their limit, the third completes the run."""
-    flags = f"{SMALL} --epochs 20 --epochs_scaling weak"
+    flags = f"{SMALL} --epochs 6 --epochs_scaling weak"
     jobs, directory = submit_chain("--chain", "4", "--", *flags.split(), **paced)
     for job in jobs[:2]:
-        wait_until(lambda job=job: "/20 " in printed_by_job(directory, job), LIMIT_S)
+        wait_until(lambda job=job: "/6 " in printed_by_job(directory, job), LIMIT_S)
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         wait_until(lambda job=job: slurm.has_ended(job), LIMIT_S)
         assert slurm.state(job).strip() == "FAILED", printed_by(directory)
@@ -228,7 +228,7 @@ def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit_chain, pac
     record, printed = ended(jobs[3], directory)
     assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
     assert record["whole"]["lost_steps"] == 0
-    assert len(record["training"]["epochs"]) == 20
+    assert len(record["training"]["epochs"]) == 6
 
 
 def assert_parts(record, statuses, printed):
