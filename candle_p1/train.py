@@ -308,8 +308,7 @@ def main(benchmark: Benchmark) -> None:
         if error.agreed:
             if comm.rank == 0 and not error.printed:
                 print_error(error)
-            comm.barrier()  # a launcher ends the job at the first exit; let rank 0 print first
-            sys.exit(error.exit_code)
+            comm.end(error.exit_code)
         if not error.printed:
             print_error(f"rank {comm.rank}: {error}")
         comm.abort(EXIT_CODE)

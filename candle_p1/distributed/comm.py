@@ -126,6 +126,16 @@ class Communicator(ABC):
             bounds: Each node's first element and the one after its last, in ascending order.
         """
 
+    def end(self, code: int) -> NoReturn:
+        """Ends this process with an exit code that is not 0; collective.
+
+        A launcher ends the job at the first such exit, so all ranks come this far before, and
+        rank 0 has printed what it has to say.
+        """
+        self.barrier()
+        job_guard.remove_shared_memory()
+        sys.exit(code)
+
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
         """Ends all ranks at once, with an exit code; one rank calls it."""
@@ -276,6 +286,7 @@ class MpiCommunicator(Communicator):
         """Ends all ranks with MPI_Abort."""
         sys.stdout.flush()
         sys.stderr.flush()
+        job_guard.remove_shared_memory()
         self._ranks.Abort(code)
         raise AssertionError("MPI_Abort returned")
 

@@ -192,9 +192,7 @@ class JobGuard:
         directory = Path(os.environ.get("PMIX_SERVER_TMPDIR", ""))
         if directory.name == f"ompi.{self._launcher.pid}":
             shutil.rmtree(directory, ignore_errors=True)
-        for segment in _shared_segments(self._rank.pid):
-            with suppress(OSError):  # another rank was faster
-                segment.unlink()
+        remove_shared_memory()
 
     def _look(self) -> list[Trouble]:
         assert self._launcher is not None
@@ -224,6 +222,17 @@ class JobGuard:
         with suppress(psutil.Error):
             return [psutil.Process(pid) for pid in pids[:1] if pid != mine]
         return []
+
+
+def remove_shared_memory() -> None:
+    """Removes the files of the shared memory through which this rank exchanges messages.
+
+    For a job that ends: a launcher ends the other ranks as soon as one exits with a code that is
+    not 0, before MPI removes these files. What is mapped already stays usable.
+    """
+    for segment in _shared_segments(os.getpid()):
+        with suppress(OSError):  # another rank was faster
+            segment.unlink()
 
 
 def _shared_segments(pid: int) -> set[Path]:

@@ -284,6 +284,7 @@ class WatchdogClient:
             sys.stdout.flush()
             sys.stderr.flush()
         job_guard.remove_leftovers()
+        job_guard.remove_shared_memory()
         os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
 
 
