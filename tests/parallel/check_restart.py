@@ -33,8 +33,8 @@ CASES = {
     ],
     "p1b1": [
         (
-            f"{SMALL} --dense 40 --model vae --optimizer adam --reduce_lr True --early_stop True"
-            " --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
+            f"{SMALL} --batch_size 30 --dense 40 --model vae --optimizer adam --reduce_lr True"
+            " --early_stop True --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
             [(1, 3)],
         ),
     ],
