@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from candle_p1.errors import CandleError
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 state = pytest.importorskip("candle_p1.training.state")
+
+extended = functools.partial(pytest.param, marks=pytest.mark.extended)
 
 
 def made(units=3, *, scaled=False, **settings):
@@ -56,7 +60,10 @@ def saved(model, **which):
     return arrays
 
 
-@pytest.mark.parametrize("settings", [{}, {"scaled": True}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, extended({"scaled": True}), extended({"gradient_accumulation_steps": 2})],
+)
 def test_training_goes_on_bit_for_bit(settings):
     model = made(**settings)
     trained(model, 4)
@@ -74,7 +81,7 @@ def test_training_goes_on_bit_for_bit(settings):
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("left_out", ["optimizer/", "weights/", "seed/"])
+@pytest.mark.parametrize("left_out", [extended("optimizer/"), "weights/", extended("seed/")])
 def test_nothing_that_is_saved_could_be_left_out(left_out):
     model = made(scaled=True)
     trained(model, 4)
