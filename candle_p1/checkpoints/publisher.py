@@ -131,7 +131,7 @@ class Publisher:
         _write_manifest(directory, self._manifest(draft, len(rank_states), files))
         remove_markers(directory)
         for name, entry in files.items():
-            if (directory / name).stat().st_size != entry.bytes:
+            if _size(directory / name) != entry.bytes:
                 raise CheckpointError(f"{directory / name} was changed while it was written")
         sync_directory(directory)
         root = self._root.directory
@@ -235,6 +235,15 @@ class Publisher:
 
 def _links(draft: Draft) -> list[str]:
     return [BEST, LATEST] if draft.best else [LATEST]
+
+
+def _size(path: Path) -> int:
+    """Returns the size of a file that another node may have written.
+
+    Opening it has NFS ask the server; `stat` alone may tell the size at an earlier moment.
+    """
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def _write_rank_states(directory: Path, rank_states: Sequence[RankState]) -> FileEntry:

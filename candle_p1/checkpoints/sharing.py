@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,7 @@ class Sharing:
     """Divides the work among ranks. Creating one is collective.
 
     With "auto", the ranks of rank 0's node and those of all nodes each write once, and those that
-    were faster write from then on.
+    were faster write from then on. If they fail, the others write, until those fail as well.
 
     Args:
         comm: The communicator.
@@ -85,6 +86,7 @@ class Sharing:
                     " write no checkpoints"
                 )
         self._bytes_per_s: dict[str, float] = {}
+        self._failed: frozenset[str] = frozenset()  # never all modes
 
     @property
     def first(self) -> str:
@@ -93,14 +95,23 @@ class Sharing:
 
     def choose(self) -> str:
         """Returns who writes the next checkpoint, "node" or "all"; for rank 0."""
-        untried = [mode for mode in self._modes if mode not in self._bytes_per_s]
-        if untried and len(self._modes) > 1:
-            return untried[0]
-        return max(self._modes, key=lambda mode: self._bytes_per_s.get(mode, 0.0))
+        failed = self._failed
+        return max(
+            (mode for mode in self._modes if mode not in failed),
+            key=lambda mode: self._bytes_per_s.get(mode, math.inf),  # each is tried
+        )
 
     def measured(self, mode: str, bytes_per_s: float) -> None:
         """Tells how fast a checkpoint was written; for rank 0."""
         self._bytes_per_s[mode] = max(bytes_per_s, self._bytes_per_s.get(mode, 0.0))
+
+    def failed(self, mode: str) -> None:
+        """Tells that a checkpoint could not be written; for rank 0.
+
+        Once every mode has failed, the cause is something else, and none is avoided any longer.
+        """
+        failed = self._failed | {mode}
+        self._failed = frozenset() if failed.issuperset(self._modes) else failed
 
     def plan(self, specs: Mapping[str, ArraySpec], mode: str) -> WritePlan:
         """Returns who writes what; the same on all ranks."""

@@ -330,7 +330,9 @@ class CheckpointWriter:
         self._failure = record.error
         if record.written_s is not None and self._plan is not None:
             self._sharing.measured(self._plan.mode, record.num_bytes / record.written_s)
-        elif record.error is not None and not self._required:
+        elif self._plan is not None:
+            self._sharing.failed(self._plan.mode)
+        if record.error is not None and not self._required:
             newest = self._publisher.newest
             self._say(
                 f"{record.error}. Training goes on; "

@@ -38,6 +38,56 @@ def test_the_faster_of_two_ways_is_chosen(tmp_path):
         assert found.choose() == faster
 
 
+def test_a_way_that_failed_is_avoided_while_the_other_works(tmp_path):
+    (tmp_path / "sign").touch()
+
+    def work(comm):
+        return Sharing(comm, tmp_path / "sign", "auto", pytest.fail)
+
+    found = SimulatedJob(4, ranks_per_node=2).run(work)[0]
+    found.failed("node")
+    assert found.choose() == "all"
+    found.measured("all", 1e9)
+    assert found.choose() == "all"
+    found.failed("all")
+    assert found.choose() == "node", "which may work by now"
+    found.measured("node", 5e8)
+    assert found.choose() == "all", "which is faster and failed no more often"
+    found.failed("all")
+    assert found.choose() == "node"
+
+
+def test_the_only_way_is_tried_again_after_it_failed(tmp_path):
+    (tmp_path / "sign").touch()
+
+    def work(comm):
+        return Sharing(comm, tmp_path / "sign", "node", pytest.fail)
+
+    found = SimulatedJob(2).run(work)[0]
+    found.failed("node")
+    assert found.choose() == "node"
+
+
+def test_if_another_node_cannot_write_the_first_goes_on(tmp_path):
+    said = []
+
+    def refuse():
+        raise MemoryError
+
+    def work(comm):
+        writer = CheckpointWriter(comm, tmp_path, writers="auto", say=said.append)
+        if comm.rank == 3:
+            writer._allocate = refuse
+        arrays = {"weights": ArrayInMemory(STATE)}
+        safe = [writer.save(Position(n, 0), arrays, {}, {}, wait=True) for n in (1, 2, 3, 4)]
+        writer.close()
+        return safe
+
+    safe = SimulatedJob(4, ranks_per_node=2).run(work)[0]
+    assert safe == [True, False, True, True]
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("mode", "num_bytes", "ranks"),
     [

@@ -303,6 +303,22 @@ def test_a_file_system_that_has_no_direct_writing(make_writer, save, root, monke
     assert CheckpointRoot(root).newest_good(pytest.fail).position == Position(2, 0)
 
 
+def test_a_file_system_that_shows_an_earlier_size(make_writer, save, root, monkeypatch):
+    """NFS may, as long as a file that another node wrote is not opened."""
+    stat = type(root).stat
+
+    def outdated(path, **options):
+        found = stat(path, **options)
+        if path.suffix != ".safetensors":
+            return found
+        return os.stat_result((*found[:6], 0, *found[7:10]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(root), "stat", outdated)
+        assert save(make_writer())
+    assert CheckpointRoot(root).newest_good(pytest.fail).position == Position(1, 0)
+
+
 def test_no_memory_for_the_copy(make_writer, save, said, monkeypatch):
     def refuse(num_bytes):
         raise MemoryError
