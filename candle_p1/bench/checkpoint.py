@@ -86,8 +86,8 @@ class CheckpointOutcome:
     """What a rank has measured.
 
     Attributes:
-        saves: The saves in their order; the first one is not representative, because it allocates
-            memory and creates files.
+        saves: The saves in their order; the first one is not representative, because it creates
+            files.
         state_bytes: The size of the weights and of the optimizer's state.
         num_arrays: Their number.
         file_bytes: The size of the files of the last checkpoint.

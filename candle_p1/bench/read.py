@@ -55,7 +55,7 @@ class ReadJob(Job):
     """A job that loads the files of a benchmark once.
 
     Attributes:
-        delay_s: The time that the reading of every block takes more.
+        delay_s: Extra time that reading each block takes.
         num_blocks: Into how many blocks the largest file is divided.
         threads: Threads of each rank.
     """

@@ -44,7 +44,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     yield (
         f"{OURS}: training waits {digits(ratio['value'])} times as long as for {BACKUP}"
         f" ({ratio['confidence']:.0%} interval {digits(ratio['low'])} to {digits(ratio['high'])});"
-        f" the first save of a run, which allocates the memory, {digits(max(ours['first_s']))} s"
+        f" the first save of a run, which creates the files, took {digits(max(ours['first_s']))} s"
     )
     yield _beside(results)
     yield from _advice(report)

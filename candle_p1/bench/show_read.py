@@ -23,7 +23,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """
     results = report["results"]
     first = results[0]
-    delay = f", {report['delay_s']:g} s a block more" if report["delay_s"] else ""
+    delay = f", {report['delay_s']:g} s extra per block" if report["delay_s"] else ""
     yield (
         f"{report['benchmark']}: reading {digits(sum(report['files'].values()) / MB)} MB in blocks"
         f" of 1/{report['num_blocks']} of the largest file{delay}, file cache"

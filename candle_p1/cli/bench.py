@@ -108,7 +108,7 @@ def load_command(
         metavar="NUM,NUM,...",
         default="1,4",
         show_default=True,
-        help="The numbers of ranks to compare; the times are divided by that of the first.",
+        help="The numbers of ranks to compare; each time is divided by that of the first number.",
     ),
     click.option(
         "--delay",
@@ -116,7 +116,7 @@ def load_command(
         type=click.FloatRange(0, 60),
         default=0.2,
         show_default=True,
-        help="The time, in s, that the reading of every block takes more.",
+        help="Extra time that reading each block takes, in s.",
     ),
     count_option("--blocks", "num_blocks", 16, "Blocks into which the largest file is divided."),
     count_option("--threads", "threads", 1, "Threads of each rank, which read a block together."),
@@ -233,7 +233,7 @@ def step_command(
         type=click.Path(exists=True, file_okay=False, writable=True),
         default=".",
         show_default=True,
-        help="Save in this directory, in temporary ones: its disk is measured.",
+        help="Directory whose disk is measured; saves go into temporary directories in it.",
     ),
 )
 def checkpoint_command(
@@ -247,10 +247,11 @@ def checkpoint_command(
 ) -> None:
     """Measure what a checkpoint of BENCHMARK's training costs, beside Keras's ways to save it.
 
-    Compared are the checkpoints of a run, the same where training waits for the disk, and Keras's
-    BackupAndRestore and model.save: how long training waits, when the data are safe on the disk,
-    at which rate compared with a plain synced write of as many bytes, the memory, and the steps
-    meanwhile. From this follow the intervals that Young and Daly advise.
+    Compares a run's checkpoints, the same with training waiting for the disk, and Keras's
+    BackupAndRestore and model.save. Shows how long training waits, when the data are safe on the
+    disk, how fast they are written compared with a plain synced write of the same size, how much
+    memory is used, and how much steps slow down meanwhile; then the intervals that Young and Daly
+    advise.
 
     All other flags go to the benchmark.
     """

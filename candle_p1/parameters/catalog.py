@@ -271,7 +271,7 @@ _CHECKPOINTS = _group(
         "ckpt_save_best_metric",
         str,
         "val_loss",
-        "metric that tells which epoch is the best",
+        "metric by which the best epoch is chosen",
         role=Role.SPEED,
     ),
     Parameter(
