@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.data.reader import Reader
+    from candle_p1.parameters.parameter import Parameter
     from candle_p1.parameters.parameter_set import ParameterSet
 
 MAY_DIFFER = {"timeout", "eval_bool"}
@@ -24,12 +25,17 @@ ADVICE = (
 )
 
 
+def changes_learning(parameter: Parameter) -> bool:
+    """Whether what a step learns depends on a parameter."""
+    return parameter.role in (Role.LEARNING, Role.SEED) and parameter.name not in MAY_DIFFER
+
+
 def describe_identity(benchmark: str, params: ParameterSet) -> dict[str, Any]:
     """Returns what is known before anything is loaded: the benchmark, and what changes learning."""
     learned = {
         name: params[name]
         for name, parameter in params.declared.items()
-        if parameter.role in (Role.LEARNING, Role.SEED) and name not in MAY_DIFFER
+        if changes_learning(parameter)
     }
     return {"benchmark": benchmark, "parameters": _as_json(learned)}
 

@@ -47,9 +47,9 @@ class RunOpening:
 
     @property
     def kept_open(self) -> list[int]:
-        """The file descriptors that the watchdog server keeps open, too: that of the lock."""
-        lock = self._place.lock.descriptor if self._place else None
-        return [] if lock is None else [lock]
+        """The file descriptors that the watchdog server keeps open, too: those of the locks."""
+        descriptors = [lock.descriptor for lock in self._place.locks] if self._place else []
+        return [each for each in descriptors if each is not None]
 
     @property
     def restart(self) -> Checkpoint | None:
@@ -78,7 +78,7 @@ class RunOpening:
                     begin_record(place.record_path, record)  # two jobs never share one
                     break
                 except FileExistsError:  # without locks, another job may have been faster
-                    place.lock.release()
+                    place.release()
                     place = self._place = free_place(run_directories(self._name, self._params))
             watchdog.report_record(place.record_path)
             self._write_parameters(place, record)
@@ -102,6 +102,6 @@ class RunOpening:
             raise
 
     def close(self) -> None:
-        """Releases the lock."""
+        """Releases what is locked."""
         if self._place:
-            self._place.lock.release()
+            self._place.release()

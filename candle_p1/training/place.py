@@ -21,6 +21,7 @@ from candle_p1.parameters.parameter import Role
 from candle_p1.records.parts import KeptWork, earlier_parts
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import EnergyFacts, ParameterValue, PositionFacts
+from candle_p1.training.identity import changes_learning
 from candle_p1.training.run_directory import CHECKPOINTS, checkpoint_root, run_directories
 from candle_p1.training.run_lock import LOCK_NAME, RunLock, take_lock
 
@@ -35,8 +36,6 @@ FAREWELL_S = 15.0
 """How long to wait for the watchdog of a run that has ended, which may still end its ranks."""
 NOTICE_S = 5.0
 """How long to wait for the watchdog of a run whose record says "running" to notice its end."""
-DECIDING = (Role.LEARNING, Role.SEED)
-"""The roles of parameters on which results depend, besides the names of data files."""
 
 
 @dataclass
@@ -46,6 +45,7 @@ class RunPlace:
     Attributes:
         directory: Its directory, which exists.
         lock: The lock of the directory.
+        owner_lock: The lock of the directory from which the run has moved; None if it has not.
         continued: Whether the directory holds the record of the run, which goes on.
         parts: The parts of the run so far.
         kept: What is kept of these.
@@ -55,6 +55,7 @@ class RunPlace:
 
     directory: Path
     lock: RunLock
+    owner_lock: RunLock | None = None
     continued: bool = False
     parts: list[PartFacts] = field(default_factory=list)
     kept: KeptWork = field(default_factory=KeptWork)
@@ -65,6 +66,16 @@ class RunPlace:
     def record_path(self) -> Path:
         """The path of the record."""
         return self.directory / RECORD_NAME
+
+    @property
+    def locks(self) -> list[RunLock]:
+        """The locks that are held while the run lives."""
+        return [self.lock, self.owner_lock] if self.owner_lock else [self.lock]
+
+    def release(self) -> None:
+        """Releases the locks."""
+        for lock in self.locks:
+            lock.release()
 
 
 class NotContinued(Exception):  # noqa: N818
@@ -117,7 +128,7 @@ def _find(benchmark: str, params: ParameterSet, candidates: Sequence[Path]) -> R
         place = search.from_named_root() if root is not None else search.from_directories()
     if mode == "required" and (place is None or place.restart is None):
         if place:
-            place.lock.release()
+            place.release()
         reasons = "".join(f"; {note}" for note in notes)
         raise ParameterError(
             f"ckpt_restart_mode required: there is no checkpoint to continue from{reasons}. Name"
@@ -209,6 +220,11 @@ class _Search:
                     " system, which does not show locks to other nodes or has none"
                 )
             checkpoint = self._newest(root)
+            if checkpoint and not _belongs(checkpoint, root, record, directory):
+                self.notes.append(
+                    f"{checkpoint.directory} is not of the run in {directory}, and not taken"
+                )
+                checkpoint = None
             if checkpoint is None and not self._is_fixed:
                 raise NotContinued("it has no checkpoint")
             place = RunPlace(directory, lock, continued=True, restart=checkpoint)
@@ -235,19 +251,20 @@ class _Search:
         lock = take_lock(owner, FAREWELL_S) if record else None
         if record and lock is None:
             raise NotContinued("it is running")
-        place = free_place(self.candidates)
+        place: RunPlace | None = None
         try:
+            place = free_place(self.candidates)
+            place.owner_lock = lock  # so that an equal command does not continue it, too
             place.restart = self._newest(root)
             if record:
                 self._describe(place, record, owner)
             elif place.restart:
                 place.kept = _kept(place.restart)
         except BaseException:
-            place.lock.release()
+            for each in (place.lock if place else None, lock):
+                if each:
+                    each.release()
             raise
-        finally:
-            if lock:
-                lock.release()
         if place.restart:
             where = _position(place.restart)
             self.notes.append(f"continuing the run of {owner} in {place.directory}, from {where}")
@@ -296,13 +313,25 @@ def differences(record: RunRecord, benchmark: str, params: ParameterSet) -> list
 
 
 def _decides(name: str, params: ParameterSet) -> bool:
-    role = params.declared[name].role
-    return role in DECIDING or (role is Role.PLACE and name.endswith("_data"))
+    parameter = params.declared[name]
+    return changes_learning(parameter) or (parameter.role is Role.PLACE and name.endswith("_data"))
 
 
 def _as_recorded(value: Any) -> Any:
     """Returns the value of a parameter as it is read from a record."""
     return ParameterValue(value=value, origin="").model_dump(mode="json")["value"]
+
+
+def _belongs(checkpoint: Checkpoint, root: Path, record: RunRecord, directory: Path) -> bool:
+    """Whether a checkpoint is one of the run in a directory: several may share a --ckpt_directory.
+
+    It is if the root is that of this run only, or if the run saved it, or last began from it.
+    """
+    if root.resolve() == (directory / CHECKPOINTS).resolve():
+        return True
+    saved_by = Path(str(checkpoint.facts.get("run", {}).get("directory", "")))
+    begun_from = record.parts[-1].checkpoint if record.parts else None
+    return saved_by.resolve() == directory.resolve() or begun_from == str(checkpoint.directory)
 
 
 def _kept(checkpoint: Checkpoint) -> KeptWork:
@@ -328,7 +357,8 @@ def _ending(record: RunRecord) -> str:
 def _last_sign(directory: Path) -> str:
     """Returns when a file in a run's directory was last written, as ISO 8601 in UTC."""
     files = [each for each in directory.iterdir() if each.is_file() and each.name != LOCK_NAME]
-    times = [each.stat().st_mtime for each in (*files, *(directory / CHECKPOINTS).glob("*"))]
+    # Links are not followed: what "latest" or "best" names may be missing.
+    times = [each.lstat().st_mtime for each in (*files, *(directory / CHECKPOINTS).glob("*"))]
     last = datetime.fromtimestamp(max(times), timezone.utc)
     return last.isoformat(timespec="milliseconds")
 

@@ -190,7 +190,7 @@ def test_the_energy_so_far_is_known_while_sampling_goes_on(recording):
     for each in (early, late):
         assert each.kind == "simulated"
         assert each.mean_w == pytest.approx(100 + 200 + 5 * each.total_s, rel=1e-3)
-    assert early.total_s + 0.2 < late.total_s < 0.9
+    assert late.total_s > early.total_s + 0.2
 
 
 def test_the_total_leaves_out_what_came_before_the_first_sample(recording):

@@ -140,6 +140,7 @@ def test_the_newest_of_several_runs_with_equal_parameters_is_taken(tmp_path):
     ("flags", "goes_on"),
     [
         (["--ckpt_every_s", "30", "--loader", "chunked", "--verbose", "True"], True),
+        (["--timeout", "60", "--eval_bool", "False"], True),
         (["--rng_seed", "1"], False),
         (["--learning_rate", "0.5"], False),
         (["--ckpt_restart_mode", "off"], False),
@@ -197,6 +198,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(tmp_path):
     assert any(str(newest) in note for note in opening.notes)
 
 
+@pytest.mark.parametrize("link", ["latest", "best"])
+def test_a_link_to_a_checkpoint_that_is_missing_does_not_end_the_restart(tmp_path, link):
+    params = parameters(tmp_path)
+    directory = plant(params, tmp_path / "EXP000/RUN000")
+    (directory / "ckpts" / link).unlink(missing_ok=True)
+    (directory / "ckpts" / link).symlink_to("epoch-0009")
+    place = find_place("nt3", params)
+    assert (place.directory, place.restart.position) == (directory, Position(1, 0))
+
+
 def test_required_without_a_checkpoint_is_an_error_and_leaves_nothing_locked(tmp_path):
     params = parameters(tmp_path, "--ckpt_restart_mode", "required")
     with pytest.raises(ParameterError, match="no checkpoint to continue from"):
@@ -229,6 +240,12 @@ def test_a_run_of_another_directory_goes_on_in_a_new_one_with_its_parts(tmp_path
     assert (directory, part) == (tmp_path / "b/EXP000/RUN000", 2)
     assert opening.restart.position == Position(2, 0)
     assert read_record(directory / RECORD_NAME).parts[0].lost_steps == 4
+    # An equal command does not continue it once more while it lives.
+    second = find_place("nt3", here)
+    assert (second.directory.name, second.restart) == ("RUN001", None)
+    assert any("it is running" in note for note in second.notes)
+    second.release()
+    assert len(opening.kept_open) == 2
     assert (owner / RECORD_NAME).read_bytes() == before
     opening.close()
     held = take_lock(owner)
@@ -239,9 +256,29 @@ def test_a_run_of_another_directory_goes_on_in_a_new_one_with_its_parts(tmp_path
     fixed = parameters(
         tmp_path / "b", "--ckpt_directory", str(tmp_path / "c"), "--run_id", "RUN000"
     )
-    place.lock.release()
+    place.release()
     opening, found, part = open_place(fixed)
     assert (found, part, opening.restart.position) == (directory, 3, Position(2, 0))
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_checkpoint_of_another_run_is_not_taken_from_a_shared_directory(tmp_path, mode):
+    shared = ["--ckpt_directory", str(tmp_path / "c")]
+    shared += ["--run_id", "mine", "--ckpt_restart_mode", mode]
+    params = parameters(tmp_path, *shared)
+    mine = plant(params, tmp_path / "EXP000/mine", saved=())
+    save(tmp_path / "c", tmp_path / "EXP000/other", (4, 0))
+    if mode == "required":
+        with pytest.raises(ParameterError, match="is not of the run in"):
+            find_place("nt3", params)
+        return
+    opening, found, part = open_place(params)
+    assert (found, part, opening.restart) == (mine, 2, None)
+    assert any("is not of the run in" in note for note in opening.notes)
+    opening.close()
+    save(tmp_path / "c", mine, (1, 0))
+    opening, found, part = open_place(params)
+    assert (found, part, opening.restart.position) == (mine, 3, Position(1, 0))
 
 
 def refuse_locks(descriptor, operation):
@@ -276,6 +313,7 @@ import sys
 from candle_p1.training import place
 from tests.unit.training.test_place import open_place, parameters
 from pathlib import Path
+place.FAREWELL_S = place.NOTICE_S = 0.0
 params = parameters(Path(sys.argv[1]))
 sys.stdin.readline()
 opening, directory, part = open_place(params)
