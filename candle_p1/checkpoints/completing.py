@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from candle_p1.checkpoints.job import (
     DONE,
     FAILED,
+    GIVEN_UP,
     PartJob,
     PartTask,
     failure_marker,
@@ -39,7 +40,8 @@ class CompletingJob(PartJob):
         record: Where what becomes of it is noted.
         begun: When the save began, by time.perf_counter.
         say: Receives a sentence about what goes wrong.
-        end: Called when nothing is left to do but to remove checkpoints that are not kept.
+        end: Called when nothing is left to do but to remove checkpoints that are not kept; with the
+            record, and whether the checkpoint was given up because the run ends.
 
     Attributes:
         reported: Parts that have failed, and why, beside those with a marker; the thread that
@@ -54,7 +56,7 @@ class CompletingJob(PartJob):
         record: SaveRecord,
         begun: float,
         say: Callable[[str], None],
-        end: Callable[[SaveRecord], None],
+        end: Callable[[SaveRecord, bool], None],
     ) -> None:
         super().__init__(task)
         self.reported: dict[int, str] = {}
@@ -82,7 +84,7 @@ class CompletingJob(PartJob):
 
     def work(self) -> None:
         """Writes and completes; removes what is unfinished if that fails."""
-        draft, record = self._draft, self._record
+        draft, record, given_up = self._draft, self._record, False
         try:
             self._publisher.begin(draft)
             try:
@@ -97,12 +99,13 @@ class CompletingJob(PartJob):
             record.num_bytes = sum(entry.bytes for entry in files.values())
             record.written_s = time.perf_counter() - self._begun
         except BaseException as error:
+            given_up = isinstance(error, WritingStoppedError)
             record.error = f"the checkpoint of {draft.position} could not be written: {why(error)}"
             with suppress(OSError):  # removed when the writer is closed, or by the next one
                 self._publisher.discard(draft)
             raise
         finally:
-            self._end(record)
+            self._end(record, given_up)
         try:
             self._publisher.remove_others()
         except OSError as error:
@@ -113,6 +116,7 @@ class CompletingJob(PartJob):
 
         Raises:
             CheckpointError: A part has failed, and all others have ended.
+            WritingStoppedError: A rank has given up its part, or `stop` was set.
             OSError: The directory cannot be read.
         """
         directory, num_parts = self._draft.directory, len(self._draft.plan.ranks)
@@ -128,7 +132,10 @@ class CompletingJob(PartJob):
                 raise WritingStoppedError
             pause_s = min(1.2 * pause_s, MAX_PAUSE_S)
         if failed:
-            raise CheckpointError(self._why_failed(min(failed)))
+            reasons = [self._why_failed(part) for part in sorted(failed)]
+            if GIVEN_UP in reasons:
+                raise WritingStoppedError
+            raise CheckpointError(reasons[0])
         return {
             part_name(part): FileEntry(
                 bytes=int(done[part]["bytes"]), xxh3_128=done[part]["digest"]

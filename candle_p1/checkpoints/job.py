@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DONE = re.compile(r"(?P<part>\d+)\.done-(?P<bytes>\d+)-(?P<digest>[0-9a-f]{32})")
 FAILED = re.compile(r"(?P<part>\d+)\.failed")
+GIVEN_UP = "it was given up"
 
 
 def part_name(part: int) -> str:
@@ -139,9 +140,7 @@ class PartJob:
     def _run(self) -> None:
         try:
             self.work()
-        except WritingStoppedError:
-            self.error = "it was given up"
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, WritingStoppedError) as error:
             self.error = why(error)
         except Exception as error:
             self.error, self._bug = why(error), error
@@ -169,4 +168,6 @@ def why(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, CheckpointError):
         return str(error)
+    if isinstance(error, WritingStoppedError):
+        return GIVEN_UP
     return traceback.format_exception_only(type(error), error)[-1].strip()

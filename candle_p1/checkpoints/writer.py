@@ -95,6 +95,7 @@ class CheckpointWriter:
         self._job: PartJob | None = None
         self._serial = 0
         self._failure: str | None = None  # of the last save; known on rank 0
+        self._goes_on = True  # training, beside the last save
         self._closed = False
 
     @property
@@ -145,6 +146,7 @@ class CheckpointWriter:
                 all ranks. Or an array has a type that checkpoints cannot hold.
         """
         begun = time.perf_counter()
+        self._goes_on = not wait
         specs = _specs(arrays)
         own = {name: np.array(array) for name, array in mine.items()}
         snapshot = json.loads(json.dumps(dict(facts))) if self._comm.rank == 0 else {}
@@ -205,7 +207,7 @@ class CheckpointWriter:
         """
         if self._closed:
             return self._statistics
-        self._closed = True
+        self._closed, self._goes_on = True, False
         failure = None
         try:
             self._wait_until_safe()
@@ -227,7 +229,7 @@ class CheckpointWriter:
 
         Not collective: other ranks may have died.
         """
-        self._closed = True
+        self._closed, self._goes_on = True, False
         if self._job is not None:
             self._job.give_up(MOMENT_S)
         if self._comm.rank == 0:
@@ -325,17 +327,18 @@ class CheckpointWriter:
             job.stop.set()
             raise
 
-    def _note_end(self, record: SaveRecord) -> None:
+    def _note_end(self, record: SaveRecord, given_up: bool) -> None:
         """Notes what became of a save; called on rank 0's thread."""
         self._failure = record.error
         if record.written_s is not None and self._plan is not None:
             self._sharing.measured(self._plan.mode, record.num_bytes / record.written_s)
         elif self._plan is not None:
             self._sharing.failed(self._plan.mode)
-        if record.error is not None and not self._required:
+        if record.error is not None and not given_up and not self._required:
             newest = self._publisher.newest
             self._say(
-                f"{record.error}. Training goes on; "
+                record.error
+                + (". Training goes on; " if self._goes_on else "; ")
                 + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
                 + f". {ADVICE}"
             )

@@ -12,6 +12,7 @@ import pytest
 
 from candle_p1.checkpoints import job, part_file
 from candle_p1.checkpoints.manifest import FileEntry, Position
+from candle_p1.checkpoints.part_file import WritingStoppedError
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.errors import CheckpointError
@@ -339,7 +340,7 @@ def test_a_bug_in_a_thread_is_not_swallowed(make_writer, save, monkeypatch):
         save(writer)
 
 
-def test_a_bug_while_copying_is_not_swallowed(make_writer, state, root):
+def test_a_bug_while_copying_is_not_swallowed(make_writer, state, root, said):
     class Broken(ArrayInMemory):
         def copy_into(self, rows, out):
             raise ZeroDivisionError
@@ -350,6 +351,28 @@ def test_a_bug_while_copying_is_not_swallowed(make_writer, state, root):
         writer.save(Position(1, 0), arrays, {}, {})
     writer.abandon()
     assert CheckpointRoot(root).names() == []
+    assert said == []
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_training_is_said_to_go_on_only_if_it_does(make_writer, save, said, monkeypatch, wait):
+    writer = make_writer()
+    fail_at(monkeypatch, "write", errno.ENOSPC)
+    save(writer, 1, wait=wait)
+    writer._job._thread.join(60)
+    assert len(said) == 1
+    assert ("Training goes on" in said[0]) is not wait
+    assert "there is no checkpoint yet" in said[0]
+
+
+def test_what_another_rank_gives_up_is_not_reported(make_writer, save, root, said, monkeypatch):
+    def give_up(task, stop):
+        job.failure_marker(task.directory, task.part).write_text(job.why(WritingStoppedError()))
+
+    monkeypatch.setattr(job.PartTask, "run", give_up)
+    assert not save(make_writer())
+    assert said == []
+    assert left(root) == []
 
 
 def test_a_run_that_fails_does_not_wait_for_the_disk(make_writer, save, root, gate):
