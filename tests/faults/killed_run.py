@@ -23,6 +23,8 @@ AIMS = ("writing", "training", "starting")
 """When a kill comes: while a checkpoint is being written, some time after the first one of this
 start, or some time after the start."""
 STARTING_S = 15.0
+MOST_LOST = 2.0
+"""The intervals that may be lost: one since a checkpoint, and one while the next was written."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Kill:
         newest: The position of "latest", (0, 0) if there is none.
         lost_steps: The steps that had to be repeated.
         lost_intervals: The same in intervals between checkpoints.
+        most_lost: The intervals that may be lost.
         ended_s: How long it took until no process was left.
         problems: What is wrong.
     """
@@ -74,6 +77,7 @@ class Kill:
     newest: tuple[int, int] = (0, 0)
     lost_steps: int | None = None
     lost_intervals: float | None = None
+    most_lost: float = MOST_LOST
     ended_s: float | None = None
     problems: list[str] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.kill_and_restart import execute_all, is_too_easy, summary
+from tests.faults.kill_and_restart import execute_all, is_too_easy, most_lost, summary
 from tests.faults.killed_run import VICTIMS, draw
 
 NUM_KILLS = 6
@@ -26,6 +26,11 @@ def test_killed_runs_end_as_if_nobody_had_killed_them(
     assert sum(kill.num_good for kill in kills) > 0
     assert {run.command.benchmark for run in runs} == {"nt3", "p1b1"}
     assert not is_too_easy(runs)
+
+
+def test_a_skipped_checkpoint_costs_an_interval():
+    assert most_lost("epoch 1\n") == 2
+    assert most_lost("because the one before is still being\nwritten; from now on") == 3
 
 
 def test_kills_follow_from_the_seed():

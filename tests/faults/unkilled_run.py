@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +39,19 @@ class Reference:
         assert record is not None
         facts = record["checkpoints"]
         self.write_s = facts["write_s"] / facts["num_saved"]
-        epochs, num_steps = record["training"]["epochs"], record["plan"]["steps_per_epoch"]
-        self._fastest_step_s = min(epoch["train"]["min_s"] for epoch in epochs) / num_steps
+        self._step_s = fastest_step_s(record)
 
-    def intervals(self, num_steps: int) -> float:
-        """Returns how many intervals between checkpoints so many steps are at least."""
+    def intervals(self, num_steps: int, record: dict[str, Any]) -> float:
+        """Returns how many intervals between checkpoints so many steps of a run are at least.
+
+        Args:
+            num_steps: The number of steps.
+            record: The record of the run, which may have been faster than this one.
+        """
         if self._by_steps:
             return num_steps / EVERY_STEPS
-        return max(0.0, num_steps * self._fastest_step_s - PULSE_S) / EVERY_S
+        step_s = min(self._step_s, fastest_step_s(record))
+        return max(0.0, num_steps * step_s - PULSE_S) / EVERY_S
 
     def differences(self, run_directory: Path) -> list[str]:
         """Returns what is not equal, bit for bit, in another run of the same command."""
@@ -68,6 +74,13 @@ class Reference:
             if not same or not all(equal(one[name], another[name]) for name in one):
                 found.append(f"the state of rank {rank} differs")
         return found
+
+
+def fastest_step_s(record: dict[str, Any]) -> float:
+    """Returns the mean time of a step in the fastest epoch of a run, in s."""
+    epochs, num_steps = record["training"]["epochs"], record["plan"]["steps_per_epoch"]
+    fastest_s: float = min(epoch["train"]["min_s"] for epoch in epochs)
+    return fastest_s / num_steps
 
 
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
