@@ -471,7 +471,7 @@ class WatchdogServer:
             name = SIGNAL_NAMES.get(number, str(number))
             unsaved = ""
             if rank.signal is None:
-                unsaved = f"; it did not save and end within {self._save_limit_s:g} s"
+                unsaved = f"; the run did not save and end within {self._save_limit_s:g} s"
             return f"interrupted{when} by {name}, which {rank} received first{unsaved}"
         if rank.error:
             return f"{rank} failed{when}: {rank.error['message']}"
