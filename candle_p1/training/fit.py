@@ -134,9 +134,11 @@ def train_model(
             listed.timer,
             epochs,
             lambda: {**identity, "weights_only": weights_only, "run": this.run_facts()},
+            start=Position(start.epoch, start.step),
             every_steps=params["ckpt_every_steps"],
             passes=params["backward_passes_per_step"],
             weights_only=weights_only,
+            allow_nan=params["allow_nan"],
         )
         listed.callbacks.append(saver)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -44,9 +45,12 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         timer: Times the epochs.
         epochs: Gathers what the record says about them.
         describe: Returns what else a checkpoint says about the run; called on every rank.
+        start: Where this part of the run begins; what is there is saved already.
         every_steps: The steps between checkpoints, counted over epochs; 0: none by steps.
         passes: The steps between two updates of the weights; only then is anything saved.
         weights_only: Whether the optimizer's state is left out.
+        allow_nan: Whether training goes on after an epoch whose loss is not a finite number. If it
+            does not, that epoch is not saved.
 
     Attributes:
         position: Where training is.
@@ -63,16 +67,20 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         epochs: GatheredEpochs,
         describe: Callable[[], Mapping[str, Any]],
         *,
+        start: Position,
         every_steps: int = 0,
         passes: int = 1,
         weights_only: bool = False,
+        allow_nan: bool = False,
     ) -> None:
         super().__init__()
         self._writer, self._policy, self._pulse, self._plan = writer, policy, pulse, plan
         self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
         self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
+        self._allow_nan = allow_nan
         self._is_due = self._is_signalled = False
-        self.position = Position(0, 0)
+        self.position = start
+        self._steps_before = self._total_steps
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Remembers the epoch."""
@@ -90,8 +98,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         agreed = self._pulse.step()
         self._is_signalled |= agreed.is_signalled
         if self._policy.allows(self.position.epoch):
-            by_steps = self._every_steps and self._total_steps % self._every_steps == 0
-            self._is_due |= agreed.is_due or bool(by_steps)
+            self._is_due |= agreed.is_due or self._is_due_by_steps
         self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -101,6 +108,8 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
             TrainingInterrupted: A signal has asked for it; the checkpoint is safe.
         """
         self.position = Position(epoch + 1, 0)
+        if not self._allow_nan and not isfinite((logs or {}).get("loss", 0)):  # on every rank
+            return  # training ends here, and the checkpoints before may be of use
         try:
             end = self._policy.after_epoch(epoch + 1, logs or {})
         except CandleError as error:
@@ -109,20 +118,30 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         self._is_signalled |= agreed.is_signalled
         is_last = self.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
         if self._policy.allows(self.position.epoch):
-            by_steps = self._every_steps and self._total_steps % self._every_steps == 0
-            self._is_due |= end.save or agreed.is_due or bool(by_steps) or is_last
+            self._is_due |= end.save or agreed.is_due or self._is_due_by_steps or is_last
         self._save_if_due(best=end.best, wait=is_last)
 
     @property
     def _total_steps(self) -> int:
         return self.position.epoch * self._plan.steps_per_epoch + self.position.step
 
+    @property
+    def _is_due_by_steps(self) -> bool:
+        total = self._total_steps
+        return (
+            self._every_steps > 0 and total > self._steps_before and not total % self._every_steps
+        )
+
     def _save_if_due(self, *, best: bool = False, wait: bool = False) -> None:
         """Saves, unless gradients are being accumulated; what is due then stays so.
 
+        Accumulation begins with this part of the run, whose ranks may have other steps than those
+        of the part before.
+
         With `wait`, a checkpoint that is still being written does not prevent this one.
         """
-        if self._total_steps % self._passes or not (self._is_due or self._is_signalled):
+        is_between = (self._total_steps - self._steps_before) % self._passes == 0
+        if not is_between or not (self._is_due or self._is_signalled):
             return
         with part("checkpoint"):
             model = self.model  # with JAX, this also puts the state of the steps into the model

@@ -139,6 +139,7 @@ def train(directory, optimizer, *, passes=1, goes_on_from=None, signal_at=None, 
         timer,
         epochs,
         lambda: {"run": "this"},
+        start=Position(start.epoch, start.step),
         every_steps=every_steps,
         passes=passes,
     )
@@ -214,7 +215,11 @@ def test_training_goes_on_bit_for_bit(tmp_path, uninterrupted, optimizer, passes
     for step in steps:
         position = divmod(step, num_steps)
         given = (position, whole.saved[Position(*position)])
-        assert_same(train(tmp_path, optimizer, passes=passes, goes_on_from=given), whole)
+        again = train(tmp_path, optimizer, passes=passes, goes_on_from=given)
+        assert_same(again, whole)
+        assert [(each.epoch, each.step) for each in again.saved] == [
+            each for each in possible if each > position
+        ]
 
 
 @pytest.mark.extended
