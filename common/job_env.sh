@@ -128,7 +128,9 @@ job_limit() {
 # one waits for success.
 job_chain() {
   JOB_CHAIN=$1
-  echo begun >>"$JOB_CHAIN/job.chain"
+  local changed # when the record was, which candle_p1/cluster/chain.py compares
+  changed=$(stat --format=" %Y" "$JOB_CHAIN/run.json" 2>/dev/null) || changed=""
+  echo "begun$changed" >>"$JOB_CHAIN/job.chain"
   # shellcheck disable=SC2064 # the code is known now
   trap "job_leave \$? ${2:-}" EXIT
 }

@@ -1,8 +1,9 @@
 """Chains: jobs that continue one run, each after the one before, until its record is ok.
 
 The file ``job.chain`` beside the record has a line for each thing that happened: "jobs N" when N
-jobs were submitted, "begun" when one starts, and "ended CODE" when its script ends. A job that was
-killed together with its script, as with its node, does not write the last.
+jobs were submitted, "begun TIME" when one starts, and "ended CODE" when its script ends. TIME is
+when the record was changed last, in seconds since 1970; it is missing if there is no record yet. A
+job that was killed together with its script, as with its node, does not write the last line.
 
 A job asks before it starts ranks (``job_look_back`` in common/job_env.sh)::
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +40,40 @@ class Chain:
         directory: The directory of the record.
         num_jobs: How many were submitted; 0 if there is no chain.
         codes: For each job that has begun, its exit code, or None if its script has not ended.
+        times: For each of them, when the record that it found had been changed, in seconds since
+            1970; None if there was none.
     """
 
     directory: Path
     num_jobs: int
     codes: tuple[int | None, ...]
+    times: tuple[int | None, ...]
 
     @classmethod
     def read(cls, directory: Path) -> Chain:
         """Returns the chain whose file is in a directory."""
-        num_jobs, codes = 0, list[int | None]()
+        num_jobs, codes, times = 0, list[int | None](), list[int | None]()
         try:
             lines = (directory / CHAIN_NAME).read_text(encoding="utf-8").splitlines()
         except OSError:
             lines = []
         for word, _, number in (line.partition(" ") for line in lines):
-            if word == "jobs" and number.isdigit():
+            if word == "jobs" and number.isdecimal():
                 num_jobs = int(number)
             elif word == "begun":
                 codes.append(None)
-            elif word == "ended" and codes and number.isdigit():
+                times.append(int(number) if number.isdecimal() else None)
+            elif word == "ended" and codes and number.isdecimal():
                 codes[-1] = int(number)
-        return cls(directory, num_jobs, tuple(codes))
+        return cls(directory, num_jobs, tuple(codes), tuple(times))
 
     def decide(self) -> tuple[int, str]:
         """Decides what a job has to do that comes after all that have begun.
 
         A run that was interrupted by its time limit, a lost node or the death of a rank is
         continued. One that the user has to correct is not, as long as jobs come that were submitted
-        before: its exit code is 2, and it has no record, or one that names no rank.
+        before: the exit code is 2, and the job did not come as far as to be interrupted. Its record
+        then has another status than "interrupted", or is as the job found it.
 
         Returns:
             CONTINUE, STOP or COMPLETE, and a note for the user.
@@ -75,9 +81,10 @@ class Chain:
         record = self._record()
         if record.get("status") == "ok":
             return COMPLETE, f"the run in {self.directory} is complete; there is nothing left to do"
-        failure = record.get("failure") or {}
-        is_users = not record or (record.get("status") == "failed" and failure.get("rank") is None)
-        if self._last_code == USER_ERROR and is_users and len(self.codes) < self.num_jobs:
+        was_interrupted = record.get("status") == "interrupted" and self._has_changed_the_record
+        has_jobs_left = len(self.codes) < self.num_jobs
+        if self._last_code == USER_ERROR and not was_interrupted and has_jobs_left:
+            failure = (record.get("status") == "failed" and record.get("failure")) or {}
             reason = failure.get("reason") or "see its output"
             return STOP, (
                 "the job before this one failed in a way that would repeat itself, so this one does"
@@ -96,6 +103,15 @@ class Chain:
     @property
     def _last_code(self) -> int | None:
         return self.codes[-1] if self.codes else None
+
+    @property
+    def _has_changed_the_record(self) -> bool:
+        """Whether the last job that has begun has changed the record that it found."""
+        try:
+            changed = int((self.directory / RECORD_NAME).stat().st_mtime)
+        except OSError:
+            return False
+        return bool(self.times) and self.times[-1] != changed
 
     def _record(self) -> dict[str, Any]:
         """Returns the record; {} if there is none that can be read."""
@@ -119,8 +135,8 @@ def begin_chain(directory: Path, num_jobs: int) -> None:
 def main(argv: list[str]) -> int:
     """Tells a job that has begun whether it has to continue the run; returns the exit code."""
     chain = Chain.read(Path(argv[0]))
-    *codes, _ = chain.codes or (None,)  # the last is this job
-    code, note = Chain(chain.directory, chain.num_jobs, tuple(codes)).decide()
+    before = replace(chain, codes=chain.codes[:-1], times=chain.times[:-1])  # without this job
+    code, note = before.decide()
     if note:
         print(f"job: {note}", file=sys.stderr)
     return code

@@ -57,8 +57,10 @@ def test_no_text_is_an_error(tmp_path_factory, lines):
         (["begun", "ended 138"], INTERRUPTED, CONTINUE),
         (["begun"], {"status": "running"}, CONTINUE),  # its node was lost
         (["begun", "ended 1"], KILLED, CONTINUE),
-        (["begun", "ended 2"], KILLED, CONTINUE),
-        (["begun", "ended 2"], INTERRUPTED, CONTINUE),  # by its preflight, after an earlier part
+        (["begun", "ended 3"], KILLED, CONTINUE),
+        (["begun", "ended 2"], KILLED, STOP),  # one rank had the user's error
+        (["begun", "ended 2"], {"status": "running"}, STOP),
+        (["begun", "ended 2"], INTERRUPTED, CONTINUE),  # in this job, which found no record
         (["begun", "ended 1"], FAILED, CONTINUE),
         (["begun", "ended 2"], FAILED, STOP),
         (["begun", "ended 2"], None, STOP),
@@ -74,6 +76,16 @@ def test_what_the_next_job_does(write, lines, found, expected):
     assert bool(note) == (code != CONTINUE)
     if code == STOP and found == FAILED:
         assert "planted" in note
+
+
+@pytest.mark.parametrize(("earlier_s", "expected"), [(0, STOP), (60, CONTINUE)])
+def test_a_job_that_did_not_change_an_interrupted_record(write, tmp_path, earlier_s, expected):
+    """Its restart was refused, or its preflight failed; the next job would end in the same way."""
+    write(["begun", "ended 138"], INTERRUPTED)
+    found = int((tmp_path / "run.json").stat().st_mtime) - earlier_s
+    code, note = write([f"begun {found}", "ended 2"]).decide()
+    assert code == expected
+    assert "SIGUSR1" not in note  # which is why the job before was interrupted
 
 
 @pytest.mark.parametrize(

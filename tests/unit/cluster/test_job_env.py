@@ -369,7 +369,7 @@ def test_the_time_that_slurm_leaves(job, left, seconds):
 
 def test_the_ranks_get_a_signal_before_the_time_limit(job):
     job.command("launch", PRINT_SIGNAL)
-    variables = {"CANDLE_P1_MINUTES": "1", "CANDLE_P1_WARNING_S": "58"}
+    variables = {"CANDLE_P1_MINUTES": "1", "CANDLE_P1_WARNING_S": "50"}
     code, output, _ = job.run("job_limit 60 60", *RUN, **variables)
     assert (code, output) == (3, ["ready", "got USR1"])
 
@@ -412,6 +412,16 @@ def test_a_job_does_not_repeat_what_the_user_has_to_correct(job):
     assert chained(job, *RUN)[0] == 2
     code, output, _ = chained(job, *RUN)  # the user has submitted the script once more
     assert (code, len(output)) == (0, 6)
+
+
+def test_a_job_does_not_repeat_a_restart_that_was_refused(job):
+    """It leaves the record as it was."""
+    (job.directory / "run.json").write_text('{"status": "interrupted"}')
+    job.command("launch", "exit 2")
+    assert chained(job, *RUN)[0] == 2
+    assert chain_lines(job)[1].startswith("begun 1")
+    job.command("launch", PRINT_ARGV)
+    assert chained(job, *RUN)[:2] == (2, [])
 
 
 def test_a_job_of_a_chain_succeeds_where_the_next_one_waits_for_success(job):
