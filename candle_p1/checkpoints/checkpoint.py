@@ -104,6 +104,14 @@ class Checkpoint:
             if key.startswith(prefix)
         }
 
+    def release(self) -> None:
+        """Lets go of the mapped files; reading maps them again.
+
+        Until then, they hold memory, and disk space even if the checkpoint is removed. Arrays that
+        `read` has mapped stay valid and hold their own file.
+        """
+        self._files.clear()
+
     def verify(self) -> None:
         """Reads all files and makes sure that they are those that were written.
 

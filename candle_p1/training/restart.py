@@ -142,6 +142,8 @@ class Restart:
     def restore_ranks(self, model: Any, plan: ScalingPlan, seed: int) -> Mapping[str, NDArray[Any]]:
         """Puts random states back and sets the learning rate; collective, after the broadcast.
 
+        Nothing is read from the checkpoint after this, and rank 0 lets go of its files.
+
         Other ranks than those of the checkpoint draw new random states, which follow from the seed,
         the rank and the epoch, and have a learning rate of their own plan.
 
@@ -158,13 +160,19 @@ class Restart:
         rate = self.facts["learning_rate"]
         if self.same_ranks:
             own = self._hand_out()
+            self._release()
             state.restore_own(model, own, within_epoch=False)
             if self.facts["weights_only"]:
                 model.optimizer.learning_rate = rate
             return own
+        self._release()
         horovod.seed_ranks(model, seed, self._comm.rank, self._epoch, self._step)
         model.optimizer.learning_rate = continued_learning_rate(rate, self.saved_plan, plan)
         return {}
+
+    def _release(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.release()
 
     def _hand_out(self) -> dict[str, NDArray[Any]]:
         """Returns this rank's own arrays, which rank 0 sends to each in turn; collective."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +50,21 @@ def test_arrays_are_read_into_memory_of_the_caller(checkpoint, state):
 def test_arrays_in_one_piece_are_mapped(checkpoint):
     assert not checkpoint.read("weights/kernel").flags.writeable
     assert checkpoint.read("iterations").shape == ()
+
+
+def mapped(directory):
+    return str(directory) in Path("/proc/self/maps").read_text()
+
+
+def test_files_are_mapped_until_they_are_released(checkpoint, state):
+    kernel = checkpoint.read("weights/kernel")
+    checkpoint.rank_state(0)
+    assert mapped(checkpoint.directory)
+    checkpoint.release()
+    np.testing.assert_array_equal(kernel, state["weights/kernel"])
+    del kernel
+    assert not mapped(checkpoint.directory)
+    np.testing.assert_array_equal(checkpoint.read("weights/bias"), state["weights/bias"])
 
 
 def test_memory_of_another_type_or_shape_is_refused(checkpoint):

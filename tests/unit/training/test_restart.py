@@ -111,6 +111,18 @@ def test_another_number_of_ranks_has_another_plan():
     restart(num_ranks=4).check_plan(plan(4))
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_files_are_released_when_all_is_restored(num_ranks):
+    pytest.importorskip("keras")
+    found = restart(num_ranks, saved_by=1, learning_rate=0.1, weights_only=False)
+    model = SimpleNamespace(variables=[], optimizer=SimpleNamespace(learning_rate=0.0))
+    done = []
+    found._checkpoint.rank_state = lambda rank: done.append("read") or {}
+    found._checkpoint.release = lambda: done.append("released")
+    found.restore_ranks(model, plan(num_ranks), seed=1)
+    assert done[-1] == "released"
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
