@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from candle_p1.cluster.chain import CHAIN_NAME
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.schedulers import scheduler_of
 from candle_p1.text import count, printable
@@ -55,7 +56,8 @@ def submit_study(
         names = ", ".join(state.run.name for state in under_way)
         screen.say(
             f"already submitted and not finished: {names}. To submit one of them again, move its"
-            " directory away"
+            " directory away. If its jobs have been cancelled, delete its job script and, of a"
+            f" chain, {CHAIN_NAME} there instead; the run is then continued, or repeated"
         )
     num_jobs = jobs.num_jobs or 1
     node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) * num_jobs / 60
@@ -79,8 +81,9 @@ def submit_study(
         return
     if as_array:
         for array_id, array in jobs.submit_arrays(arrays):
-            what = count(len(array.jobs), "job")
-            screen.say(f"submitted array {array_id} of {what}: {array.script}")
+            what = f"array {array_id} of {count(len(array.jobs), 'job')}"
+            what = what if array.is_array else f"job {array_id}"
+            screen.say(f"submitted {what}: {array.script}")
         return
     for ids, script in jobs.submit(due, at_once or 1, under_way):
         screen.say(f"{submitted(ids)}: {script}")

@@ -1,7 +1,8 @@
 """Job arrays: one submission for many jobs of the same size, which do not wait for each other.
 
 The script of an array has the directives. The scheduler starts it once for each job, with an index,
-and it becomes the job's own script, whose directives are then only comments.
+and it becomes the job's own script, whose directives are then only comments. A single job is
+submitted as an ordinary one, because PBS refuses arrays of one.
 """
 
 from __future__ import annotations
@@ -10,8 +11,16 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.schedulers import scheduler_of
-from candle_p1.cluster.submission import ID_NAME, output_of, release, script_path, write_script
+from candle_p1.cluster.submission import (
+    ID_NAME,
+    output_of,
+    release,
+    script_path,
+    submit,
+    write_script,
+)
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.files import write_atomically
 from candle_p1.text import count
@@ -46,16 +55,25 @@ class JobArray:
     directory: Path
 
     @property
+    def is_array(self) -> bool:
+        """Whether there are several jobs."""
+        return len(self.jobs) > 1
+
+    @property
     def script(self) -> Path:
-        """The path of the array's script."""
+        """The path of the script that is submitted: the array's, or that of the only job."""
+        if not self.is_array:
+            return self.scripts[0]
         return script_path(self.jobs[0], self.directory)
 
     def text(self) -> str:
-        """Returns the text of the array's script.
+        """Returns the text of the script that is submitted.
 
         Raises:
             ParameterError: The machine's scheduler has no arrays.
         """
+        if not self.is_array:
+            return job_script(self.jobs[0])
         syntax, job = array_syntax(self.jobs[0]), self.jobs[0]
         is_limited = self.at_once is not None and self.at_once < len(self.jobs)
         numbers = {
@@ -86,7 +104,7 @@ class JobArray:
         return "\n".join(lines) + "\n"
 
     def submit(self, after: str | None = None) -> str:
-        """Submits the array, whose jobs have their scripts already; returns its id.
+        """Submits the array, or its only job; the jobs have their scripts already. Returns the id.
 
         Args:
             after: The id of an array or job that has to end before any of these jobs may start.
@@ -97,6 +115,8 @@ class JobArray:
             ParameterError: The directory cannot be written.
         """
         job = self.jobs[0]
+        if not self.is_array:
+            return submit(job, self.script, after)[0]
         scheduler = scheduler_of(job)
         write_script(self.script, self.text())
         try:

@@ -153,7 +153,7 @@ class StudyJobs:
     def arrays(
         self, jobs: Sequence[tuple[Path, JobRequest]], at_once: int | None = None
     ) -> list[JobArray]:
-        """Returns job arrays for jobs: those of the same size form one.
+        """Returns job arrays for jobs: those of the same size form one, also if it is only one.
 
         Args:
             jobs: As `due` returned them.
@@ -167,7 +167,7 @@ class StudyJobs:
             array_syntax(job)
             groups.setdefault((job.layout, job.minutes), []).append((directory, job))
         arrays = self.plan.directory / ARRAYS
-        taken = len(list(arrays.glob("*")))
+        taken = 1 + max((int(path.name) for path in arrays.glob("[0-9]*")), default=-1)
         return [
             JobArray(
                 name=self.plan.study.name,

@@ -171,7 +171,8 @@ def state_of(run: PlannedRun) -> RunState:
 def differences(run: PlannedRun, record: RunRecord) -> list[str]:
     """Describes how the run of a record differs from this one; [] if it does not.
 
-    Where results go does not matter. A parameter that the record lacks was added later, and had its
+    Where results go does not matter, and neither does how checkpoints are saved, because a chain of
+    jobs adds flags for that. A parameter that the record lacks was added later, and had its
     default value. Only the environment variables that the study sets count, and only records that
     are ok hold them.
     """
@@ -186,6 +187,8 @@ def differences(run: PlannedRun, record: RunRecord) -> list[str]:
     found |= {
         name: entry.value for name, entry in record.parameters.items() if name in run.settings
     }
+    declared = benchmark.declaration.parameters.values()
+    of_checkpoints = {each.name for each in declared if each.group == "checkpoints"}
     if record.environment:
         expected |= run.variables
         settings = record.environment.settings
@@ -193,6 +196,7 @@ def differences(run: PlannedRun, record: RunRecord) -> list[str]:
     return [
         f"{name} is {_shown(found, name)} there and {_shown(expected, name)} here"
         for name in expected
+        if name not in of_checkpoints
         if name not in found or found[name] != expected[name]
     ]
 

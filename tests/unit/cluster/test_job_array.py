@@ -115,3 +115,15 @@ def test_an_array_that_is_refused_can_be_submitted_again(scheduler, tmp_path):
     with pytest.raises(SetupError, match="no such partition"):
         wanted.submit()
     assert not any(path.exists() for path in (*wanted.scripts, wanted.script))
+
+
+def test_a_single_job_is_no_array(scheduler, tmp_path):
+    """PBS refuses "-J 0-0"."""
+    scheduler("qsub", "12.server")
+    wanted = array("pbs", tmp_path, num_jobs=1)
+    assert "#PBS -J" not in wanted.text()
+    assert "#PBS -N run\n" in wanted.text()
+    assert wanted.submit(after="11") == "12.server"
+    argv = (tmp_path / "argv").read_text()
+    assert argv == f"-W depend=afterany:11 {tmp_path}/run0/job.sh\n"
+    assert (tmp_path / "run0/job.id").read_text() == "12.server\n"

@@ -145,6 +145,12 @@ def test_an_ok_record_of_another_run_is_never_overwritten(run, write, change, pa
         state_of(run)
 
 
+def test_checkpoints_make_no_other_run(run, write):
+    """A chain of jobs adds flags for them."""
+    write(changes={"ckpt_every_s": 600.0, "ckpt_save_best": False, "ckpt_keep_limit": 2})
+    assert state_of(run).status == "ok"
+
+
 def test_a_parameter_that_a_record_lacks_had_its_default(run, write):
     write()
     path = run.directory() / "run.json"
@@ -386,6 +392,10 @@ def test_a_run_is_left_to_the_jobs_of_its_chain(run, write):
     state = state_of(on)
     assert (state.status, state.directory) == ("submitted", run.directory())
     assert not state.is_due(retry_failed=True)
+    chain.rename(run.directory() / "kept")  # as told once the jobs have been cancelled
+    (run.directory() / "job.sh").unlink()
+    assert state_of(on).is_continued
+    (run.directory() / "kept").rename(chain)
     chain.write_text("jobs 2\nbegun\nended 138\nbegun\nended 138\n")
     state = state_of(on)
     assert (state.status, state.next_directory) == ("interrupted", run.directory())
