@@ -87,6 +87,7 @@ class Best:
             )
         self.metric, self._rises = long_name(metric), rises
         self.value: float | None = None
+        self._value_before: float | None = None
         self._parameter = parameter
 
     def improves(self, logs: Mapping[str, float]) -> bool:
@@ -109,8 +110,12 @@ class Best:
             return False
         if self.value is not None and (value <= self.value if self._rises else value >= self.value):
             return False
-        self.value = value
+        self._value_before, self.value = self.value, value
         return True
+
+    def withdraw(self) -> None:
+        """Takes back the best epoch, which could not be saved: the one before is the best again."""
+        self.value = self._value_before
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of it, for JSON."""

@@ -42,7 +42,8 @@ ADVICE = "Make room or give permission, or name another directory with --ckpt_di
 class CheckpointWriter:
     """Writes checkpoints of the state that the ranks train together.
 
-    Every rank makes one. Making it, `save` and `close` are collective; the rest is not.
+    Every rank makes one. Making it, `save`, `best_is_lost` and `close` are collective; the rest
+    is not.
 
     Args:
         comm: The communicator. It is used on the thread that calls, never on others.
@@ -94,6 +95,7 @@ class CheckpointWriter:
         self._memory: CopyMemory | None = None
         self._job: PartJob | None = None
         self._serial = 0
+        self._best: SaveRecord | None = None  # of the last best epoch, until its end is known
         self._failure: str | None = None  # of the last save; known on rank 0
         self._goes_on = True  # training, beside the last save
         self._closed = False
@@ -134,7 +136,8 @@ class CheckpointWriter:
             arrays: The state that is the same on all ranks, by name; in the same order on all.
             mine: The small arrays of this rank's own.
             facts: The rest of the state, as JSON; rank 0's is saved.
-            best: Whether this is the best so far, to which the link "best" is moved.
+            best: Whether this is the best so far, to which the link "best" is moved. It is always
+                taken: the one before is waited for.
             wait: Return when the checkpoint is safe; also waits for the one before.
 
         Returns:
@@ -150,7 +153,7 @@ class CheckpointWriter:
         specs = _specs(arrays)
         own = {name: np.array(array) for name, array in mine.items()}
         snapshot = json.loads(json.dumps(dict(facts))) if self._comm.rank == 0 else {}
-        mode = self._agree(wait)
+        mode = self._agree(wait or best)
         if mode is None:
             self._statistics.num_not_taken += 1
             if self._statistics.num_not_taken == 1:
@@ -164,6 +167,8 @@ class CheckpointWriter:
         directory = self._root / temporary_name(position.name, self._token, self._serial)
         record = SaveRecord(position, plan.num_bytes, len(plan.ranks))
         self._statistics.saves.append(record)
+        if best:
+            self._best = record
         task, problem = self._task(plan, directory)
         if self._comm.rank == 0:
             created = timestamp(datetime.now(timezone.utc))
@@ -191,6 +196,18 @@ class CheckpointWriter:
             return self._wait_until_safe()
         finally:
             record.wait_s = time.perf_counter() - begun
+
+    def best_is_lost(self) -> bool:
+        """Returns whether the last save of a best epoch has failed, once if so; collective."""
+        if self._best is None:  # on all ranks
+            return False
+        saved = self._best  # only rank 0 knows what becomes of it
+        is_lost, is_safe = self._comm.broadcast(
+            (saved.error is not None, saved.written_s is not None)
+        )
+        if is_lost or is_safe:
+            self._best = None
+        return is_lost
 
     def close(self) -> CheckpointStatistics:
         """Waits for the checkpoint that is being written, and ends the writer; collective.

@@ -78,7 +78,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
         self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
         self._allow_nan = allow_nan
-        self._is_due = self._is_signalled = False
+        self._is_due = self._is_best = self._is_signalled = False
         self.position = start
         self._steps_before = self._total_steps
 
@@ -110,6 +110,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         self.position = Position(epoch + 1, 0)
         if not self._allow_nan and not isfinite((logs or {}).get("loss", 0)):  # on every rank
             return  # training ends here, and the checkpoints before may be of use
+        self._withdraw_lost_best()
         try:
             end = self._policy.after_epoch(epoch + 1, logs or {})
         except CandleError as error:
@@ -119,7 +120,8 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         is_last = self.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
         if self._policy.allows(self.position.epoch):
             self._is_due |= end.save or agreed.is_due or self._is_due_by_steps or is_last
-        self._save_if_due(best=end.best, wait=is_last)
+        self._is_best |= end.best
+        self._save_if_due(wait=is_last)
 
     @property
     def _total_steps(self) -> int:
@@ -132,7 +134,13 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
             self._every_steps > 0 and total > self._steps_before and not total % self._every_steps
         )
 
-    def _save_if_due(self, *, best: bool = False, wait: bool = False) -> None:
+    def _withdraw_lost_best(self) -> None:
+        """Lets a later epoch be the best if the one so far could not be written; collective."""
+        best = self._policy.best
+        if best is not None and not self._is_best and self._writer.best_is_lost():
+            best.withdraw()
+
+    def _save_if_due(self, *, wait: bool = False) -> None:
         """Saves, unless gradients are being accumulated; what is due then stays so.
 
         Accumulation begins with this part of the run, whose ranks may have other steps than those
@@ -143,6 +151,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         is_between = (self._total_steps - self._steps_before) % self._passes == 0
         if not is_between or not (self._is_due or self._is_signalled):
             return
+        self._withdraw_lost_best()
         with part("checkpoint"):
             model = self.model  # with JAX, this also puts the state of the steps into the model
             within_epoch = self.position.step > 0
@@ -154,10 +163,10 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
                 replicated_arrays(model, with_optimizer=not self._weights_only),
                 own,
                 self._facts(),
-                best=best,
+                best=self._is_best,
                 wait=wait or self._is_signalled,
             )
-        self._is_due = False
+        self._is_due = self._is_best = False
         self._pulse.saved()
         if self._is_signalled:
             raise TrainingInterrupted

@@ -99,6 +99,27 @@ def test_one_that_is_being_written_is_not_overtaken(make_writer, save, root, sai
     assert CheckpointRoot(root).names() == ["epoch-0001-step-000000", "epoch-0003-step-000000"]
 
 
+def test_the_best_waits_for_the_one_before(make_writer, save, root, gate):
+    writer = make_writer()
+    assert save(writer, 1, wait=False)
+    threading.Timer(0.1, gate.set).start()
+    assert save(writer, 2, wait=False, best=True)
+    assert writer.close().num_not_taken == 0
+    assert (root / "best").readlink().name == "epoch-0002-step-000000"
+
+
+def test_a_best_one_that_fails_is_told_once(make_writer, save, monkeypatch):
+    writer = make_writer()
+    save(writer, 1, best=True)
+    assert not writer.best_is_lost()
+    with monkeypatch.context() as patch:
+        fail_at(patch, "fsync", errno.EIO)
+        save(writer, 2, best=True)
+    save(writer, 3)
+    assert writer.best_is_lost()
+    assert not writer.best_is_lost()
+
+
 def test_nothing_has_its_name_before_it_is_on_the_disk(make_writer, save, root, gate):
     writer = make_writer()
     save(writer, 1, wait=False)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from candle_p1.checkpoints.best import Best
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.policy import SavePolicy
 from candle_p1.distributed.comm import SerialCommunicator
@@ -23,10 +24,15 @@ class Writer:
 
     def __init__(self):
         self.saved = []
+        self.loses = False
 
     def save(self, position, arrays, mine, facts, *, best, wait):
         self.saved.append((position.epoch, position.step, best))
         return True
+
+    def best_is_lost(self):
+        lost, self.loses = self.loses, False
+        return lost
 
 
 @pytest.fixture
@@ -102,3 +108,22 @@ def test_an_epoch_without_a_finite_loss_is_saved_only_if_that_is_allowed(
     run_epoch(saver, 1, loss=NAN)
     assert positions(writer) == [(1, 0), (2, 0)][: 1 + allow_nan]
     assert saver.position == Position(2, 0)
+
+
+def test_a_best_epoch_that_is_put_off_by_accumulation_is_saved_as_the_best(make_saver, writer):
+    saver = make_saver(best=Best("val_loss"), passes=2)
+    run_epoch(saver, 0, val_loss=3.0)
+    run_epoch(saver, 1, val_loss=4.0)
+    assert writer.saved == [(1, 1, True)]
+
+
+def test_after_a_best_epoch_that_could_not_be_written_a_worse_one_may_be_the_best(
+    make_saver, writer
+):
+    saver = make_saver(best=Best("val_loss"))
+    run_epoch(saver, 0, val_loss=3.0)
+    run_epoch(saver, 1, val_loss=1.0)
+    writer.loses = True
+    run_epoch(saver, 2, val_loss=3.5)
+    run_epoch(saver, 3, val_loss=2.0)
+    assert positions(writer) == [(1, 0), (2, 0), (4, 0)]
