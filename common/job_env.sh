@@ -31,6 +31,7 @@ job_fail() {
   if [[ -n ${JOB_SCRIPT:-} && -z ${JOB_CHAIN:-} ]]; then
     mv -f "$JOB_SCRIPT" "$JOB_SCRIPT.failed" || true
   fi
+  [[ -z ${JOB_STAGED:-} ]] || job_unstage
   exit 2
 }
 
@@ -140,9 +141,12 @@ job_leave() {
   exit "${2:-$1}"
 }
 
-# Ends this job if its run needs no more jobs, or if another one would fail like the one before.
+# Ends this job if it is one of a chain and its run needs no more jobs, or if another one would fail
+# like the one before.
 job_look_back() {
+  [[ -n ${JOB_CHAIN:-} && -z ${JOB_LOOKED_BACK:-} ]] || return 0
   local status=0
+  JOB_LOOKED_BACK=1
   "${PYTHON[@]}" -m candle_p1.cluster.chain "$JOB_CHAIN" || status=$?
   case $status in
     0) ;;
@@ -210,8 +214,11 @@ job_launcher() {
 # job_stage_env ARCHIVE: copies an environment to each node's own storage; the ranks start its Python.
 job_stage_env() {
   local archive=$1 id
+  ! job_has candle_p1 || job_look_back # before the nodes get copies
   [[ -r $archive ]] || job_fail "the environment $archive is gone: submit again with --stage-env"
-  id=${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:+$LSB_JOBID-${LSB_JOBINDEX:-0}}}}
+  # A job that Slurm repeats keeps its id, and its nodes may have the copy of the first time.
+  id=${SLURM_JOB_ID:+$SLURM_JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}}
+  id=${id:-${PBS_JOBID:-${LSB_JOBID:+$LSB_JOBID-${LSB_JOBINDEX:-0}}}}
   id=${id:-${COBALT_JOBID:-$$}}
   JOB_STAGED=${LOCAL_STORAGE:-${TMPDIR:-/tmp}}/candle_p1-env-$id
   if [[ ${JOB_LAUNCH[0]} == srun ]]; then
@@ -229,15 +236,19 @@ job_stage_env() {
 
 # Removes it. Storage of a job alone is emptied after the job in any case.
 job_unstage() {
-  timeout 60 "${JOB_LAUNCH[@]}" rm -rf -- "$JOB_STAGED" "$JOB_STAGED.lock" ||
+  timeout 60 "${JOB_LAUNCH[@]}" rm -rf -- "$JOB_STAGED" "$JOB_STAGED".{lock,part,tar} ||
     job_note "$JOB_STAGED is left on the nodes"
 }
 
 # job_has MODULE: whether Python finds a module. The module is not imported, because this script may
-# run where libraries of the nodes are missing.
+# run where libraries of the nodes are missing. Why a container does not start is shown.
 job_has() {
-  "${PYTHON[@]}" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
-    "$1" 2>/dev/null
+  local find="import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+  if [[ -n ${JOB_CONTAINER+set} ]]; then
+    "${PYTHON[@]}" -c "$find" "$1"
+  else
+    "${PYTHON[@]}" -c "$find" "$1" 2>/dev/null
+  fi
 }
 
 # job_output FLAG...: the output directory that the flags name.
@@ -258,7 +269,7 @@ job_check() {
     job_fail "${JOB_CONTAINER[0]}, which runs containers on $CANDLE_P1_MACHINE, is not in \$PATH"
   job_has candle_p1 ||
     job_fail "${PYTHON[*]} has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
-  [[ -z ${JOB_CHAIN:-} ]] || job_look_back
+  job_look_back
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "${PYTHON[*]} has no mpi4py, which is needed for more than one rank"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.cluster.preflight; then

@@ -175,6 +175,9 @@ def test_the_ranks_python_runs_in_a_container(job, tmp_path):
     code, _, errors = job.run("job_container absent-runtime", *RUN)
     assert code == 2
     assert "absent-runtime, which runs containers on ours" in errors
+    job.command("runs", "echo image is damaged >&2; exit 255")
+    code, _, errors = job.run("job_container runs in image", *RUN)
+    assert (code, "image is damaged" in errors) == (2, True)
 
 
 class TestStagedEnvironment:
@@ -225,6 +228,23 @@ class TestStagedEnvironment:
         _, output, _ = job.run(*lines("mpiexec", "/elsewhere/nt3.py"), **variables)
         assert output[0].startswith("staged /elsewhere/nt3.py --epochs 8 ")
         assert "candle_p1-env-12[3].server/root" in output[0]
+
+    def test_a_job_that_fails_or_is_not_needed_leaves_nothing(self, job, lines, tmp_path):
+        variables = {"LOCAL_STORAGE": str(tmp_path / "node")}
+        late = ("job_limit 1 60", *lines("mpiexec"))
+        code, _, errors = job.run(*late, **variables)
+        assert (code, "time limit" in errors) == (2, True)
+        assert list((tmp_path / "node").iterdir()) == []
+        (tmp_path / "run.json").write_text('{"status": "ok"}')
+        (tmp_path / "env.tar").unlink()  # the job ends before it would need it
+        assert chained(job, *lines("mpiexec"), **variables)[:2] == (0, [])
+
+    def test_a_job_that_slurm_repeats_has_another_copy(self, job, lines, tmp_path):
+        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "SLURM_JOB_ID": "7"}
+        (tmp_path / "node/candle_p1-env-7.lock").mkdir()  # left by the first time
+        code, output, errors = job.run(*lines("srun"), SLURM_RESTART_COUNT="1", **variables)
+        assert code == 0, errors
+        assert "candle_p1-env-7-1/root/benchmarks/nt3.py" in output[0]
 
     def test_what_cannot_be_staged_ends_the_job(self, job, lines, tmp_path):
         code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "absent"))
