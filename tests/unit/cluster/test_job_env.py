@@ -387,6 +387,7 @@ def test_the_time_that_slurm_leaves(job, left, seconds):
     assert job.run("job_left_s", SLURM_JOB_ID="12")[1] == [str(seconds)]
 
 
+@pytest.mark.extended
 def test_the_ranks_get_a_signal_before_the_time_limit(job):
     job.command("launch", PRINT_SIGNAL)
     variables = {"CANDLE_P1_MINUTES": "1", "CANDLE_P1_WARNING_S": "50"}

@@ -322,6 +322,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.extended
 def test_of_equal_commands_that_start_at_the_same_moment_one_continues_the_run(tmp_path):
     plant(parameters(tmp_path), tmp_path / "EXP000/RUN000")
     repository = Path(__file__).parents[3]
