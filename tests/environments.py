@@ -8,11 +8,18 @@ from pathlib import Path
 
 EDITABLE = """\
 import os, sys
+from importlib.machinery import PathFinder
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "candle_p1" and "STAGED" in os.environ:
             raise ImportError("the checkout was looked for")
+        folders = name.split(".")[:-1]
+        for base in sys.path:  # compiled modules may be where packages are installed
+            if folders[:1] == ["candle_p1"] and base.endswith("site-packages"):
+                found = PathFinder.find_spec(name, [os.path.join(base, *folders)])
+                if found and found.origin:
+                    return found
 sys.meta_path.insert(0, Finder)
 """
 
