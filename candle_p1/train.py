@@ -115,6 +115,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         allreduces = make_allreduce_log(this.communication, params, device, comm)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
+        for warning in reader.loading.warnings:
+            this.screen.warn(warning)
 
         def prepare() -> tuple[DataSet, ScalingPlan, Any]:
             this.screen.say(f"loading with the loader {params['loader']}")
@@ -200,6 +202,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "synthetic": files.synthetic,
                 "loader": params["loader"],
                 "load_threads": threads,
+                "num_copies": reader.loading.num_copies,
                 "files": files_read,
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],
@@ -228,6 +231,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             warnings=[
                 *params.warnings,
                 *device.warnings,
+                *reader.loading.warnings,
                 *plan.warnings,
                 *(problem.reason for problem in lost),
                 *models.warnings,

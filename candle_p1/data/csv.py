@@ -39,12 +39,13 @@ class Loading:
 
     Attributes:
         method: A name in READERS.
-        comm: The ranks that need the tables.
+        comm: The ranks that need the tables, on nodes whose ranks can share memory.
         num_threads: The number of threads of each rank.
         cache: Where `cached` keeps its files.
         notify: Called with messages for the user.
         block_bytes: How much a rank reads at a time, with `parallel`; None: it depends on the file.
         open_source: What opens a file for `parallel`; another one is used for measurements.
+        warnings: What the user should know about how the ranks share the tables.
     """
 
     method: str = "parallel"
@@ -54,6 +55,12 @@ class Loading:
     notify: Callable[[str], None] | None = None
     block_bytes: int | None = None
     open_source: OpenSource = open_together
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_copies(self) -> int:
+        """The number of copies of a table that the job has: one for each node, or for each rank."""
+        return self.comm.size if self.method in FRAME_READERS else self.comm.num_nodes
 
 
 def installed_readers() -> list[str]:

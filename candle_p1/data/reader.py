@@ -18,8 +18,10 @@ import numpy as np
 from candle_p1.data.cache import GIB, CacheSettings
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.directory import data_directory
+from candle_p1.data.frames import FRAME_READERS
 from candle_p1.data.manifest import sha256_of_all, synthetic_facts
 from candle_p1.data.shared import sharers
+from candle_p1.data.sharing import Sharing, agree_on_sharing
 from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
@@ -245,7 +247,7 @@ def loading(
     num_threads: int,
     notify: Callable[[str], None] | None = None,
 ) -> Loading:
-    """Returns how a run with these parameters reads its files."""
+    """Returns how a run with these parameters reads its files; collective."""
 
     def directory(name: str) -> Path | None:
         return Path(params[name]).expanduser().absolute() if params[name] else None
@@ -253,7 +255,9 @@ def loading(
     cache = CacheSettings(
         directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
     )
-    return Loading(params["loader"], comm, num_threads, cache, notify)
+    sharing = Sharing(comm) if params["loader"] in FRAME_READERS else agree_on_sharing(comm)
+    warnings = () if sharing.warning is None else (sharing.warning,)
+    return Loading(params["loader"], sharing.comm, num_threads, cache, notify, warnings=warnings)
 
 
 def _sha256(path: Path) -> str:

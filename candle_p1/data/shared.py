@@ -39,6 +39,10 @@ class NoRoomError(DataError):
     """A directory has no space for data that the ranks of a node share."""
 
 
+class NotSharedError(NoRoomError):
+    """The ranks of a node do not see the same files in a directory."""
+
+
 class _Mapping(mmap.mmap):
     """Mapped memory that records which ranks share it."""
 
@@ -179,7 +183,8 @@ def try_directories(
 ) -> T:
     """Returns what `make` returns for a directory in memory or, if that is too small, on disk.
 
-    `make` raises NoRoomError on all ranks; `notify` is called, on one of them, if the disk is used.
+    `make` raises NoRoomError on all ranks; `notify` is called, on one of them, if the disk is used
+    for lack of room.
 
     Raises:
         DataError: There is no space in either.
@@ -188,13 +193,15 @@ def try_directories(
         return make(MEMORY)
     except NoRoomError as error:
         disk = Path(tempfile.gettempdir())
-        if notify and node.rank == 0:
+        if notify and node.rank == 0 and not isinstance(error, NotSharedError):
             notify(
                 f"{error}; using a file in {disk}, which may be slower. In a container, enlarge"
                 f" {MEMORY} with --shm-size"
             )
         try:
             return make(disk)
+        except NotSharedError:
+            raise
         except NoRoomError as second:
             raise DataError(
                 f"{second.problem}, nor in {MEMORY}: enlarge {MEMORY} (in a container, with"
@@ -222,7 +229,11 @@ def writable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
-    """Returns an open file of this size that uses no memory yet; collective."""
+    """Returns an open file of this size that uses no memory yet; collective.
+
+    Raises:
+        NoRoomError: There is none that all ranks see; the same on all of them.
+    """
 
     def create() -> str:
         try:
@@ -236,8 +247,19 @@ def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
         return name
 
     name = on_first_rank(create, node)
+
+    def open_file() -> int:
+        try:
+            return os.open(name, os.O_RDWR)
+        except OSError as error:
+            raise NotSharedError(
+                f"ranks of a node do not see each other's files ({error.strerror}), so they cannot"
+                " share data: give their containers a common directory",
+                directory,
+            ) from error
+
     try:
-        return agree_on_room(lambda: os.open(name, os.O_RDWR), node)
+        return agree_on_room(open_file, node)
     finally:
         if node.rank == 0:
             Path(name).unlink()

@@ -6,6 +6,7 @@ It transfers small objects and arrays through mpi4py; Horovod transfers the grad
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
@@ -126,6 +127,15 @@ class Communicator(ABC):
             bounds: Each node's first element and the one after its last, in ascending order.
         """
 
+    @abstractmethod
+    def split_nodes(self, part: int) -> Communicator:
+        """Returns the same ranks with other nodes: each node is divided into parts; collective.
+
+        Args:
+            part: The part that this rank is in: a number that the ranks of this part, and no other
+                ranks of the node, have.
+        """
+
     def end(self, code: int) -> NoReturn:
         """Ends this process with an exit code that is not 0; collective.
 
@@ -190,6 +200,10 @@ class SerialCommunicator(Communicator):
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Does nothing: there is only one node."""
 
+    def split_nodes(self, part: int) -> Communicator:
+        """Returns this communicator: one rank cannot be divided."""
+        return self
+
     def abort(self, code: int) -> NoReturn:
         """Ends this process."""
         sys.exit(code)
@@ -212,11 +226,15 @@ class MpiCommunicator(Communicator):
         if ranks is not None:
             self.node, self.num_nodes = 0, 1
             self.local_rank, self.local_size = self.rank, self.size
-            self.local = self
+            self.local, self._on_node = self, ranks
             return
         local = self._ranks.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         names = local.allgather(os.environ.get(NODE_VARIABLE, ""))
-        local = local.Split(color=names.index(names[local.rank]), key=self.rank)
+        self._set_nodes(local.Split(color=names.index(names[local.rank]), key=self.rank))
+
+    def _set_nodes(self, local: Any) -> None:
+        """Sets what depends on which ranks are on a node: those of an ``MPI.Comm``; collective."""
+        self._on_node = local
         self.local_rank, self.local_size = local.rank, local.size
         self.local = MpiCommunicator(local) if local.size > 1 else SerialCommunicator()
         # The first ranks of the nodes number the nodes, so that no rank hears from all others.
@@ -281,6 +299,13 @@ class MpiCommunicator(Communicator):
         with collective("mpi", "allgather in place", lambda: mine):
             self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, starts, element])
         element.Free()
+
+    def split_nodes(self, part: int) -> Communicator:
+        """Returns the same ranks with parts of the nodes as nodes."""
+        divided = copy.copy(self)
+        divided._unfinished = []
+        divided._set_nodes(self._on_node.Split(color=part, key=self.rank))
+        return divided
 
     def abort(self, code: int) -> NoReturn:
         """Ends all ranks with MPI_Abort."""

@@ -23,7 +23,7 @@ from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import DistributedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STACK_BYTES = 512 * 1024
 """Of each rank's thread; thousands of usual ones would reserve tens of gigabytes."""
+_INT_BYTES = 8
 WHOLE_RUN = ""
 """The phase of what happens outside all phases."""
 
@@ -140,6 +141,12 @@ class SimulatedJob:
         """Returns a condition for what ranks share."""
         return threading.Condition(self._lock)
 
+    def new_groups(self, members: Iterable[Sequence[int]]) -> list[_Group]:
+        """Returns further groups of ranks; called by a rank that holds a condition."""
+        groups = [_Group(self, ranks) for ranks in members]
+        self._groups += groups
+        return groups
+
     def put(self, sender: int, receiver: int, value: Any) -> None:
         """Leaves a value for a rank."""
         with self._letters[receiver]:
@@ -169,7 +176,7 @@ class _Call(NamedTuple):
 class _Group:
     """Ranks that take part in collective operations together."""
 
-    def __init__(self, job: SimulatedJob, ranks: range) -> None:
+    def __init__(self, job: SimulatedJob, ranks: Sequence[int]) -> None:
         self.job, self.ranks = job, ranks
         self.complete = job.new_condition()
         self._calls: dict[int, _Call] = {}
@@ -222,7 +229,7 @@ class SimulatedCommunicator(Communicator):
         self.node, self.num_nodes = node, len(nodes)
         own = nodes[node]
         self.local_size = len(own.ranks)
-        self.local_rank = self._world_rank - own.ranks[0]
+        self.local_rank = own.ranks.index(self._world_rank)
         if own is group:
             self.local = self
         elif self.local_size == 1:
@@ -318,6 +325,20 @@ class SimulatedCommunicator(Communicator):
         for node, values in others:
             array[slice(*bounds[node])] = values
         self._count(math.ceil(math.log2(self.num_nodes)), sum(part.nbytes for _, part in others))
+
+    def split_nodes(self, part: int) -> Communicator:
+        """Counts log2(P) messages with the parts of all ranks."""
+
+        def divide(calls: list[_Call]) -> list[_Group]:
+            members: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for rank, call in zip(self._group.ranks, calls, strict=True):
+                members[call.value].append(rank)
+            return self.job.new_groups(members.values())
+
+        nodes = self._meet("split nodes", (self.node, part), _INT_BYTES, divide)
+        self._count(self._depth, (self.size - 1) * _INT_BYTES)
+        node = next(i for i, each in enumerate(nodes) if self._world_rank in each.ranks)
+        return SimulatedCommunicator(self.job, self._group, self.rank, nodes, node)
 
     def abort(self, code: int) -> NoReturn:
         """Ends all ranks."""

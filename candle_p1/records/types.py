@@ -145,6 +145,8 @@ class DataFacts(Section):
         synthetic: Whether the files were generated.
         loader: The loading method.
         load_threads: The reading threads of each rank, if the loader is parallel or cached.
+        num_copies: How many copies of the tables the ranks had in memory: one on each node, if they
+            could share it and the loader is parallel or cached, else one for each rank.
         files: The files, by role: train, test, …
         scaling: How the features were scaled.
         scaling_fit: Whether the scaling was fitted to all samples or to those trained on.
@@ -156,6 +158,7 @@ class DataFacts(Section):
     synthetic: bool
     loader: str
     load_threads: Positive | None = None
+    num_copies: Positive | None = None
     files: dict[str, FileFacts]
     scaling: str | None = None
     scaling_fit: Literal["all", "train"] | None = None

@@ -1,7 +1,7 @@
 """Several nodes on one Linux machine, for tests.
 
-A node is a process with namespaces of its own: a network with an interface ``eth0`` at a switch that
-all nodes share, a host name, and mounts, with an empty ``/dev/shm``, a directory for temporary
+A node is a process with namespaces of its own: a network with an interface ``eth0`` at a switch
+that all nodes share, a host name, and mounts, with an empty ``/dev/shm``, a directory for temporary
 files and an ``/etc/hosts`` that has all nodes. Process ids and the other directories are those of
 the machine, as on a cluster with a shared file system. Open MPI starts its daemons through a script
 that takes the place of ssh.
@@ -36,7 +36,9 @@ HOLD = """
 echo ready
 read -r _
 for each in /proc/[0-9]*; do
-  [ "$each" = "/proc/$$" ] || ! [ "$each/ns/net" -ef /proc/$$/ns/net ] || kill -KILL "${each#/proc/}"
+  if [ "$each" != "/proc/$$" ] && [ "$each/ns/net" -ef "/proc/$$/ns/net" ]; then
+    kill -KILL "${each#/proc/}"
+  fi
 done
 """
 NODE = """
@@ -138,18 +140,18 @@ class Node(Namespaces):
 
     def processes(self):
         """Returns the processes that run on the node."""
-        network, found = os.stat(f"/proc/{self.pid}/ns/net").st_ino, []
+        network, found = Path(f"/proc/{self.pid}/ns/net"), []
         for pid in psutil.pids():
             with suppress(psutil.Error, OSError):
                 process = psutil.Process(pid)
-                same = os.stat(f"/proc/{pid}/ns/net").st_ino == network
+                same = Path(f"/proc/{pid}/ns/net").samefile(network)
                 if same and pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
     def shared_memory(self):
         """Returns the names of the files in the node's ``/dev/shm``."""
-        return sorted(os.listdir(f"/proc/{self.pid}/root/dev/shm"))
+        return sorted(each.name for each in Path(f"/proc/{self.pid}/root/dev/shm").iterdir())
 
     def reject(self, *match, silently=False):
         """Lets no packets of a kind in: answers with a reset of the connection, or not at all."""

@@ -1,0 +1,115 @@
+"""Which ranks can share data, with simulated ranks; tests/cluster has real ones in containers."""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+import pytest
+
+from candle_p1.data import shared
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.csv import Loading
+from candle_p1.data.shared import NodeArray, NotSharedError
+from candle_p1.data.sharing import agree_on_sharing
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.simulated import SimulatedJob
+
+
+@pytest.fixture
+def directories(monkeypatch, tmp_path):
+    """Stand-ins for /dev/shm and the directory for temporary files."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    monkeypatch.setattr(shared, "MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    return memory, disk
+
+
+def agreed(num_ranks=5, ranks_per_node=2):
+    """Returns (nodes of all ranks, warning), which all ranks have to know alike."""
+
+    def work(comm):
+        sharing = agree_on_sharing(comm)
+        ranks = sharing.comm
+        assert (ranks.rank, ranks.size) == (comm.rank, comm.size)
+        assert ranks.local.allgather(ranks.node) == [ranks.node] * ranks.local_size
+        assert ranks.local_rank == ranks.local.rank
+        return [ranks.node, ranks.num_nodes], sharing.warning
+
+    results = SimulatedJob(num_ranks, ranks_per_node).run(work)
+    (warning,) = {warning for _, warning in results}
+    assert {num for (_, num), _ in results} == {results[-1][0][0] + 1}
+    return [node for (node, _), _ in results], warning
+
+
+def test_ranks_that_see_the_same_memory_share_it(directories):
+    memory, _ = directories
+    memory.mkdir()
+    assert agreed() == ([0, 0, 1, 1, 2], None)
+    assert list(memory.iterdir()) == []
+
+
+def test_ranks_that_only_see_the_same_disk_share_a_file(directories):
+    _, disk = directories
+    disk.mkdir()
+    nodes, warning = agreed()
+    assert nodes == [0, 0, 1, 1, 2]
+    assert str(disk) in warning
+    assert list(disk.iterdir()) == []
+
+
+def test_ranks_that_see_nothing_in_common_have_a_copy_each(directories, tmp_path):
+    nodes, warning = agreed()
+    assert nodes == [0, 1, 2, 3, 4]
+    assert "3 nodes will hold 5 copies" in warning
+    path = tmp_path / "table.csv"
+    path.write_text("".join(f"{i},{i / 7:.9f}\n" for i in range(200)))
+    alone = read_together(path, CsvLayout()).values
+
+    def read(comm):
+        ranks = agree_on_sharing(comm).comm
+        assert Loading("parallel", ranks).num_copies == comm.size
+        return read_together(path, CsvLayout(), ranks, block_bytes=64).values
+
+    for values in SimulatedJob(5, 2).run(read):
+        assert values.tobytes() == alone.tobytes()
+
+
+def test_one_rank_on_each_node_asks_nobody(directories):
+    assert agreed(3, 1) == ([0, 1, 2], None)
+
+
+def test_parts_of_nodes_are_nodes():
+    def work(comm):
+        ranks = comm.split_nodes(comm.local_rank % 2)
+        assert ranks.allgather(ranks.node) == [0, 1, 0, 2, 3, 2]
+        assert ranks.allgather(ranks.local_rank) == [0, 0, 1, 0, 0, 1]
+        assert ranks.local.allgather(comm.rank) == [
+            rank
+            for rank in range(6)
+            if rank // 3 == comm.node and rank % 3 % 2 == comm.local_rank % 2
+        ]
+        values = np.full(4, ranks.node)
+        ranks.share_between_nodes(values, [(0, 1), (1, 2), (2, 3), (3, 4)])
+        assert ranks.local_rank or values.tolist() == [0, 1, 2, 3]
+
+    SimulatedJob(6, 3).run(work)
+
+
+def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
+    memory, _ = directories
+    memory.mkdir()
+
+    def work(comm):
+        def receive_name(value, root=0):
+            del comm.broadcast
+            name, error = comm.broadcast(value, root)
+            return f"{name}-elsewhere", error  # in this rank's container, there is no such file
+
+        if comm.rank == 2:
+            comm.broadcast = receive_name
+        with pytest.raises(NotSharedError, match="do not see each other's files"):
+            NodeArray((4,), np.float32, comm)
+
+    SimulatedJob(3, 3).run(work)
+    assert list(memory.iterdir()) == []
