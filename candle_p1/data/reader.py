@@ -20,8 +20,8 @@ from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.directory import data_directory
 from candle_p1.data.frames import FRAME_READERS
 from candle_p1.data.manifest import sha256_of_all, synthetic_facts
+from candle_p1.data.node_sharing import NodeSharing, agree_on_sharing
 from candle_p1.data.shared import sharers
-from candle_p1.data.sharing import Sharing, agree_on_sharing
 from candle_p1.data.source import check_regular
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
@@ -255,7 +255,7 @@ def loading(
     cache = CacheSettings(
         directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
     )
-    sharing = Sharing(comm) if params["loader"] in FRAME_READERS else agree_on_sharing(comm)
+    sharing = NodeSharing(comm) if params["loader"] in FRAME_READERS else agree_on_sharing(comm)
     warnings = () if sharing.warning is None else (sharing.warning,)
     return Loading(params["loader"], sharing.comm, num_threads, cache, notify, warnings=warnings)
 

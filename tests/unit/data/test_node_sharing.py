@@ -10,8 +10,8 @@ import pytest
 from candle_p1.data import shared
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading
+from candle_p1.data.node_sharing import agree_on_sharing
 from candle_p1.data.shared import NodeArray, NotSharedError
-from candle_p1.data.sharing import agree_on_sharing
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.simulated import SimulatedJob
 

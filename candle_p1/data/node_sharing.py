@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ADVICE = f"start the containers so that they see the node's {shared.MEMORY}"
 
 
-class Sharing(NamedTuple):
+class NodeSharing(NamedTuple):
     """How the ranks of a job share data.
 
     Attributes:
@@ -35,22 +35,22 @@ class Sharing(NamedTuple):
     warning: str | None = None
 
 
-def agree_on_sharing(comm: Communicator) -> Sharing:
+def agree_on_sharing(comm: Communicator) -> NodeSharing:
     """Finds out which ranks can share data; collective, and the same warning on all ranks.
 
     Usually these are all ranks of a node, which costs a file and a small message.
     """
     memory = shared.MEMORY
     if not comm.any(not _sees_first(memory, comm.local)):
-        return Sharing(comm)
+        return NodeSharing(comm)
     disk = _temporary_directory()
     who = f"ranks of a node do not see each other's files in {memory}"
     if not comm.any(not _sees_first(disk, comm.local)):
-        return Sharing(
+        return NodeSharing(
             comm, f"{who}: they share data in a file in {disk}, which may be slower. {ADVICE}"
         )
     divided = comm.split_nodes(_first_seen(memory, comm.local))
-    return Sharing(
+    return NodeSharing(
         divided,
         f"{who}, nor in {disk}: {count(comm.num_nodes, 'node')} will hold {divided.num_nodes}"
         f" copies of the data. {ADVICE}",
