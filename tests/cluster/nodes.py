@@ -57,7 +57,12 @@ shift
 target=$(cat {directory}/"$node".pid) || exit 255
 exec nsenter --target "$target" --net --uts --mount --ipc sh -c "$*"
 """
-PRIVATE_MEMORY = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+CONTAINER = """
+mount -t tmpfs tmpfs /dev/shm || exit
+"""
+PRIVATE_TMPDIR = """
+mkdir -p "$TMPDIR/own" && export TMPDIR="$TMPDIR/own" && mount -t tmpfs tmpfs "$TMPDIR" || exit
+"""
 
 
 def what_is_missing() -> str | None:
@@ -79,9 +84,10 @@ def what_is_missing() -> str | None:
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def with_private_memory(command):
+def in_container(command, *, private_tmpdir=False):
     """Returns the command that runs another one with a ``/dev/shm`` of its own."""
-    return ["unshare", "--mount", "sh", "-c", PRIVATE_MEMORY, "sh", *command]
+    script = CONTAINER + PRIVATE_TMPDIR * private_tmpdir + 'exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *command]
 
 
 class Namespaces:
@@ -179,11 +185,12 @@ class Cluster:
 
     Args:
         num_nodes: How many nodes.
-        directory: An empty directory for the files of the cluster.
+        directory: Where jobs run; the files of the cluster are in a directory in it.
     """
 
     def __init__(self, num_nodes, directory) -> None:
-        self._directory = Path(directory)
+        self._work = Path(directory)
+        self._directory = self._work / "cluster"
         self._temporary = self._directory / "temporary"
         self._stack = ExitStack()
         self._names = [f"node{i + 1}" for i in range(num_nodes)]
@@ -199,7 +206,7 @@ class Cluster:
         self._stack.close()
 
     def _make(self) -> None:
-        self._temporary.mkdir()
+        self._temporary.mkdir(parents=True)
         addresses = {name: f"10.0.0.{i + 1}" for i, name in enumerate(self._names)}
         hosts = self._directory / "hosts"
         lines = [f"{address} {name}" for name, address in addresses.items()]
@@ -223,32 +230,28 @@ class Cluster:
         self._stack.callback(namespaces.close)
         return namespaces
 
-    def mpirun(self, num_ranks_of_nodes, *argv, private_memory=False):
+    def mpirun(self, num_ranks_of_nodes, *argv, wrap=list):
         """Returns the command line that starts ranks of a Python script from the first node.
 
         Args:
             num_ranks_of_nodes: The number of ranks on each node; nodes that are missing have none.
             argv: The script and its arguments.
-            private_memory: Whether each rank has a ``/dev/shm`` of its own, as in a container.
+            wrap: Returns what a rank runs in place of a command, such as `in_container`.
         """
-        command = [sys.executable, *map(str, argv)]
-        if private_memory:
-            command = with_private_memory(command)
-        total = sum(num_ranks_of_nodes)
-        program, *rest = launchers.mpirun(total, command).command
-        hosts = ",".join(
-            f"{name}:{num}" for name, num in zip(self._names, num_ranks_of_nodes, strict=False)
-        )
+        command = wrap([sys.executable, *map(str, argv)])
+        program, *rest = launchers.mpirun(sum(num_ranks_of_nodes), command).command
+        used = zip(self._names, num_ranks_of_nodes, strict=False)
         settings = {"plm_ssh_agent": str(self._agent), "prte_if_include": INTERFACE}
         options = [word for name, value in settings.items() for word in ("--prtemca", name, value)]
-        return self.on_first_node([program, *options, "--host", hosts, *rest])
+        options += ["--host", ",".join(f"{name}:{num}" for name, num in used)]
+        return self.on_first_node([program, *options, *rest])
 
     def on_first_node(self, command):
-        """Returns the command line that runs a command in the present directory of node 1."""
+        """Returns the command line that runs a command on node 1, in the directory of jobs."""
         variables = {"TMPDIR": self._temporary, "PRTE_MCA_prte_tmpdir_base": self._temporary}
         words = [f"{name}={value}" for name, value in variables.items()]
-        within = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh"]
-        return [*self.nodes[0].enter("env", *words), *within, Path.cwd(), *command]
+        within = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", self._work]
+        return self.nodes[0].enter("env", *words, *within, *command)
 
     def cut(self, node):
         """Pulls the cable of a node out of the switch."""
