@@ -73,6 +73,10 @@ class Pulse:
         self._agreed_s, self._steps_since = now, 0
         return Agreed(bool(is_due_at_first), bool(num_signalled))
 
+    def any_rank(self, condition: bool) -> bool:
+        """Returns whether a condition holds on any rank; collective."""
+        return self._comm.any(condition)
+
     def saved(self) -> None:
         """Counts the time to the next checkpoint from now."""
         self._saved_s = self._clock()

@@ -14,7 +14,7 @@ from candle_p1.instrument.epochs import Epoch
 from candle_p1.instrument.phases import part
 from candle_p1.training.callback_state import encode
 from candle_p1.training.continued import TrainingInterrupted
-from candle_p1.training.state import own_arrays, replicated_arrays
+from candle_p1.training.state import loss_so_far, own_arrays, replicated_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         passes: The steps between two updates of the weights; only then is anything saved.
         weights_only: Whether the optimizer's state is left out.
         allow_nan: Whether training goes on after an epoch whose loss is not a finite number. If it
-            does not, that epoch is not saved.
+            does not, nothing is saved from the step on in which the loss becomes one.
 
     Attributes:
         position: Where training is.
@@ -151,10 +151,14 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         is_between = (self._total_steps - self._steps_before) % self._passes == 0
         if not is_between or not (self._is_due or self._is_signalled):
             return
+        model = self.model  # with JAX, this also puts the state of the steps into the model
+        within_epoch = self.position.step > 0
+        # The loss may be lost on one rank only, but then the weights are lost on all.
+        may_be_lost = within_epoch and not self._allow_nan
+        if may_be_lost and self._pulse.any_rank(not isfinite(loss_so_far(model))):
+            return  # as after an epoch
         self._withdraw_lost_best()
         with part("checkpoint"):
-            model = self.model  # with JAX, this also puts the state of the steps into the model
-            within_epoch = self.position.step > 0
             own = own_arrays(model, within_epoch=within_epoch)
             if within_epoch:
                 own |= epoch_arrays(self._timer.so_far())

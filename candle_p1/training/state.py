@@ -47,9 +47,16 @@ class LiveArray:
         With the state in main memory this reads it in place. The view does not outlive the call:
         as long as there is one, TensorFlow copies the variable before it updates it.
         """
-        value = keras.ops.convert_to_tensor(self._variable)
-        view = np.asarray(value)
+        view = view_of(self._variable)
         np.copyto(out, view[rows] if self.shape else view)
+
+
+def view_of(variable: Any) -> NDArray[Any]:
+    """Returns the value of a ``keras.Variable`` in place if it is in main memory, else a copy."""
+    value = variable.value
+    if keras.backend.backend() == "tensorflow":
+        value = value.read_value()  # NumPy copies a variable, but not a tensor
+    return np.asarray(value)
 
 
 def replicated_arrays(model: Any, *, with_optimizer: bool = True) -> dict[str, LiveArray]:
@@ -117,6 +124,15 @@ def own_arrays(model: Any, *, within_epoch: bool) -> dict[str, NDArray[Any]]:
         name: np.array(keras.ops.convert_to_numpy(variable))
         for name, variable in _own(model, within_epoch=within_epoch).items()
     }
+
+
+def loss_so_far(model: Any) -> float:
+    """Returns the mean loss of this rank's steps in an epoch that is not complete.
+
+    It is 0 if the model does not keep one.
+    """
+    tracker = next((metric for metric in model.metrics if metric.name == "loss"), None)
+    return 0.0 if tracker is None else float(keras.ops.convert_to_numpy(tracker.result()))
 
 
 def restore_own(model: Any, saved: Mapping[str, NDArray[Any]], *, within_epoch: bool) -> None:

@@ -61,7 +61,8 @@ def make_saver(monkeypatch, writer):
             **options,
         )
         optimizer = SimpleNamespace(learning_rate=keras.ops.convert_to_tensor(0.1))
-        saver.set_model(SimpleNamespace(stop_training=False, optimizer=optimizer))
+        loss = keras.metrics.Mean(name="loss")
+        saver.set_model(SimpleNamespace(stop_training=False, optimizer=optimizer, metrics=[loss]))
         return saver
 
     return make
@@ -108,6 +109,18 @@ def test_an_epoch_without_a_finite_loss_is_saved_only_if_that_is_allowed(
     run_epoch(saver, 1, loss=NAN)
     assert positions(writer) == [(1, 0), (2, 0)][: 1 + allow_nan]
     assert saver.position == Position(2, 0)
+
+
+@pytest.mark.parametrize("allow_nan", [False, True])
+def test_nothing_is_saved_within_an_epoch_once_its_loss_is_not_finite(
+    make_saver, writer, allow_nan
+):
+    saver = make_saver(every_steps=1, allow_nan=allow_nan)
+    saver.on_epoch_begin(0)
+    for step, loss in enumerate([1.0, 2.0, NAN, 1.0, 1.0]):
+        saver.before_step(step)
+        saver.model.metrics[0].update_state(loss)
+    assert positions(writer) == [(0, 1), (0, 2), (0, 3), (0, 4)][: 4 if allow_nan else 2]
 
 
 def test_a_best_epoch_that_is_put_off_by_accumulation_is_saved_as_the_best(make_saver, writer):
