@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-jax test-formats test-keras2 check format docs fuzz fault-test pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 check format docs fuzz fault-test pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -48,12 +48,15 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 96
 
 test: setup ## Run the tests that show that the installation is sound (at most 5 minutes)
-	.venv/bin/python -m pytest -m "not extended" $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)
 
-test-all: test test-extended test-jax test-formats test-keras2 ## Run all tests
+test-all: test test-extended test-cluster test-jax test-formats test-keras2 ## Run all tests
 
 test-extended: setup ## Run the tests that `make test` leaves out
 	.venv/bin/python -m pytest -m extended $(PYTEST_ARGS)
+
+test-cluster: setup ## Test on two and three nodes, made on this machine from namespaces (as root)
+	.venv/bin/python -m pytest tests/cluster -m cluster $(PYTEST_ARGS)
 
 check: setup ## Check format, lint, types, import contracts and pins
 	.venv/bin/ruff format --check $(CODE)

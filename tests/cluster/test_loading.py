@@ -1,0 +1,94 @@
+"""Ranks of several nodes load the matrices that one process loads."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import in_container
+from tests.conftest import ROOT
+from tests.records import read_record
+
+pytestmark = pytest.mark.cluster
+
+HERE = Path(__file__).parent
+LIMIT_S = 120
+LINKS = {
+    "fast": [],
+    "100 Mbit/s": ["tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"],
+    "delayed by 5 ms": ["netem", "delay", "5ms"],
+}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks_of_nodes", "link"),
+    [([2, 2], "fast"), ([2, 1, 1], "100 Mbit/s"), ([1, 1], "delayed by 5 ms")],
+)
+def test_all_nodes_load_what_one_process_loads(cluster, execute, num_ranks_of_nodes, link):
+    nodes = cluster(len(num_ranks_of_nodes))
+    for node in nodes.nodes:
+        if LINKS[link] and not node.shape(*LINKS[link]):
+            pytest.skip(f"this kernel has no {LINKS[link][0]} (tc)")
+    layout = ",".join(
+        node.name
+        for node, num_ranks in zip(nodes.nodes, num_ranks_of_nodes, strict=True)
+        for _ in range(num_ranks)
+    )
+    script = ROOT / "tests/parallel/check_loading.py"
+    code, output = execute(nodes.mpirun(num_ranks_of_nodes, script, layout), LIMIT_S)
+    print(output)
+    assert code == 0, output
+    assert output.count("ok ") == 12
+    assert nodes.await_silence(LIMIT_S) == ""
+    assert [node.shared_memory() for node in nodes.nodes] == [[]] * len(nodes.nodes)
+
+
+def digests(directory):
+    """Returns the digests of the scaled samples, by rank."""
+    return [path.read_text() for path in sorted(directory.glob("rank*.sha256"))]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "loader", "num_copies"),
+    [
+        (list, "parallel", 2),
+        (in_container, "cached", 2),
+        (partial(in_container, private_tmpdir=True), "parallel", 4),
+        (partial(in_container, private_tmpdir=True), "cached", 4),
+    ],
+    ids=["one memory", "one TMPDIR", "nothing in common", "nothing in common, cached"],
+)
+def test_ranks_in_containers(
+    cluster, execute, tables, tmp_path, monkeypatch, wrap, loader, num_copies
+):
+    """Ranks with a /dev/shm of their own share a file, or have a matrix each, and say so."""
+    monkeypatch.setenv("STEPS", "2")
+    nodes = cluster(2)
+    argv = [HERE / "watched_run.py", *tables, "--loader", loader, "--cache_dir", "cache"]
+    jobs = {
+        "alone": [sys.executable, *argv],
+        "together": nodes.mpirun([2, 2], *argv, wrap=wrap),
+    }
+    found = {}
+    for run, command in jobs.items():
+        code, output = execute([*command, "--run_id", run], LIMIT_S)
+        print(output)
+        assert code == 0, output
+        found[run] = read_record(tmp_path / f"out/EXP000/{run}/run.json"), digests(tmp_path)
+    (alone, of_one), (together, of_all) = found.values()
+    assert of_one * 4 == of_all
+    for role, facts in alone["data"]["files"].items():
+        assert together["data"]["files"][role]["values_sha256"] == facts["values_sha256"]
+    assert [record["data"]["num_copies"] for record in (alone, together)] == [1, num_copies]
+    assert (together["num_nodes"], together["num_ranks"]) == (2, 4)
+    assert [rank["host"] for rank in together["ranks"]] == ["node1"] * 2 + ["node2"] * 2
+    if wrap is list:
+        assert together["warnings"] == []
+    else:
+        (warning,) = together["warnings"]
+        assert ("will hold 4 copies" in warning) == (num_copies == 4)
+    assert nodes.await_silence(LIMIT_S) == ""
+    assert [node.shared_memory() for node in nodes.nodes] == [[], []]
