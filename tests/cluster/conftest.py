@@ -31,4 +31,5 @@ def tables(tmp_path):
         rows = (",".join(f"{each:.7g}" for each in random.random(300)) for _ in range(num_rows))
         lines = [f"{i % 2},{row}\n" for i, row in enumerate(rows)]
         (tmp_path / f"{name}.csv").write_text("".join(lines))
-    return ["--train_data", "train.csv", "--test_data", "test.csv", "--output_dir", "out"]
+    flags = "--train_data train.csv --test_data test.csv --output_dir out --epochs 12 --power none"
+    return flags.split()

@@ -18,8 +18,10 @@ import numpy as np
 from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, describe_together, loading
+from candle_p1.records import environment
 from candle_p1.training.lifecycle import recorded_run
 from candle_p1.training.measured import describe_rank
+from candle_p1.training.setup import make_plan
 
 STEP_S = 0.02
 
@@ -66,6 +68,12 @@ def run_without_network(benchmark, params, comm):
                 "files": describe_together(reader, comm, run.start),
                 "num_train": len(data.train),
             },
+            plan=make_plan(benchmark, params, len(data.train), comm).to_dict(),
+            model={"num_parameters": 0, "optimizer": params["optimizer"]},
+            distributed={"backend": "none"},
+            training={"epochs": []},
+            quality={},
+            environment=environment.capture(),
             warnings=list(reader.loading.warnings),
         )
     return train._Outcome(None, None)
