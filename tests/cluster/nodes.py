@@ -137,10 +137,11 @@ class Node(Namespaces):
     Attributes:
         name: Its host name.
         address: Its IPv4 address.
+        temporary: The directory that it has for itself.
     """
 
     def __init__(self, name, address, hosts, temporary) -> None:
-        self.name, self.address = name, address
+        self.name, self.address, self.temporary = name, address, temporary
         kinds = ("--net", "--uts", "--mount", "--ipc")
         super().__init__(kinds, NODE, name, address, hosts, temporary)
 

@@ -18,7 +18,8 @@ RUNS = {
 SAME_LOSS = 1e-5
 """The largest relative difference. Where ranks are on several nodes, MPI may add the gradients of
 three ranks in another order, which changes a sum by one unit in the last place (6e-8 of it); some
-steps multiply that. Another batch, seed or learning rate changes losses by far more."""
+steps multiply that, and losses were found to differ by 1e-7. Another batch, seed or learning rate
+changes them by far more."""
 
 
 def test_the_losses_are_those_of_one_node(cluster, execute, monkeypatch, tmp_path):

@@ -1,4 +1,7 @@
-"""A Slurm of one node on this machine, for tests: its three daemons, without root's directories."""
+"""A Slurm for tests, with its daemons but without root's directories.
+
+It has one node, this machine, or those that tests/cluster/nodes.py makes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SBIN = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbi
 
 CONFIGURATION = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmUser={user}
 SlurmdUser={user}
 SlurmctldPort={controller_port}
@@ -27,11 +30,11 @@ SlurmdPort={node_port}
 AuthType=auth/munge
 AuthInfo=socket={directory}/munge.socket
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool
+SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
-SlurmdLogFile={directory}/slurmd.log
+SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=pmix
@@ -40,7 +43,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -62,16 +65,19 @@ class Slurm:
 
     Args:
         directory: Theirs. Short, because it holds sockets.
+        nodes: The nodes of a cluster; this machine if there are none.
     """
 
-    def __init__(self, directory):
-        self.directory = directory
+    def __init__(self, directory, nodes=()):
+        self.directory, self._nodes = directory, nodes
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
         self._daemons = []
 
     def start(self):
-        """Starts the daemons; returns when the node accepts jobs."""
-        for name in ("state", "spool", "pmix"):
+        """Starts the daemons; returns when the nodes accept jobs."""
+        places = {node.name: node.address for node in self._nodes}
+        places = places or {socket.gethostname().partition(".")[0]: "127.0.0.1"}
+        for name in ("state", "pmix", *(f"spool-{host}" for host in places)):
             (self.directory / name).mkdir()
         self.directory.chmod(0o755)  # munged wants its socket where all users can reach it
         key = self.directory / "munge.key"
@@ -80,16 +86,21 @@ class Slurm:
         controller_port, node_port = free_ports(2)
         (self.directory / "slurm.conf").write_text(
             CONFIGURATION.format(
-                host=socket.gethostname().partition(".")[0],
+                host=next(iter(places)),
+                address=next(iter(places.values())),
                 user=getpass.getuser(),
                 directory=self.directory,
                 controller_port=controller_port,
                 node_port=node_port,
-                cpus=CPUS,
+                nodes="\n".join(
+                    f"NodeName={host} NodeAddr={address} CPUs={CPUS} State=UNKNOWN"
+                    for host, address in places.items()
+                ),
             )
         )
         # Two Slurms number their jobs alike, so they must not share the directories of PMIx.
-        (self.directory / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.directory}/pmix\n")
+        temporary = self._nodes[0].temporary if self._nodes else self.directory / "pmix"
+        (self.directory / "mpi.conf").write_text(f"PMIxCliTmpDirBase={temporary}\n")
         files = {
             f"--{kind}-file": self.directory / f"munge.{kind}" for kind in ("key", "pid", "seed")
         }
@@ -99,8 +110,12 @@ class Slurm:
         self._start("munged", "--foreground", "--force", *options)
         self._await(lambda: (self.directory / "munge.socket").exists(), "munged")
         self._start("slurmctld", "-D")
-        self._start("slurmd", "-D")
-        self._await(lambda: "idle" in self.say("sinfo", "--noheader", "--format=%T"), "the node")
+        for node in self._nodes:
+            self._start("slurmd", "-D", "-N", node.name, node=node)
+        if not self._nodes:
+            self._start("slurmd", "-D")
+        states = "sinfo", "--Node", "--noheader", "--format=%T"
+        self._await(lambda: self.say(*states).split() == ["idle"] * len(places), "the nodes")
 
     def stop(self):
         """Ends jobs and daemons."""
@@ -115,9 +130,13 @@ class Slurm:
     def say(self, *command):
         """Returns the output of a command of Slurm."""
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, env=self.environment
+            self.here(*command), check=False, capture_output=True, text=True, env=self.environment
         )
         return done.stdout + done.stderr
+
+    def here(self, *command):
+        """Returns the command line that runs a command on the first node."""
+        return self._nodes[0].enter(*command) if self._nodes else command
 
     def state(self, job):
         """Returns the state of a job, such as RUNNING or COMPLETED; "" if it ended long ago."""
@@ -133,13 +152,13 @@ class Slurm:
             f"{path.name}:\n{path.read_text()[-4000:]}" for path in self.directory.glob("*.log")
         )
 
-    def _start(self, name, *options):
-        path = shutil.which(name, path=SBIN)
-        with (self.directory / f"{name}.out.log").open("w") as output:
+    def _start(self, name, *options, node=None):
+        command = [shutil.which(name, path=SBIN), *options]
+        command = node.enter(*command) if node else self.here(*command)
+        log = f"{name}-{node.name}" if node else name
+        with (self.directory / f"{log}.out.log").open("w") as output:
             self._daemons.append(
-                subprocess.Popen(
-                    [path, *options], stdout=output, stderr=output, env=self.environment
-                )
+                subprocess.Popen(command, stdout=output, stderr=output, env=self.environment)
             )
 
     def _await(self, condition, what):

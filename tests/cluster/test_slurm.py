@@ -1,0 +1,69 @@
+"""Jobs of a Slurm with a daemon on each of two nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import await_end, wait_until
+from tests.integration import slurm as real
+from tests.records import read_record
+
+pytestmark = pytest.mark.cluster
+
+HERE = Path(__file__).parent
+LIMIT_S = 60
+END_S = 30
+ON_TWO_NODES = ("srun", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmix")
+
+
+@pytest.fixture
+def slurm(missing, cluster):
+    """Slurm on two nodes."""
+    if reason := real.missing():
+        pytest.skip(f"no Slurm: {reason}")
+    nodes = cluster(2)
+    directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
+    slurm = real.Slurm(directory, nodes.nodes)
+    slurm.environment["TMPDIR"] = str(nodes.nodes[0].temporary)
+    try:
+        slurm.start()
+        yield slurm
+    finally:
+        slurm.stop()
+        shutil.rmtree(directory)
+
+
+def test_srun_starts_ranks_on_two_nodes(slurm, start, tables, tmp_path):
+    argv = [sys.executable, HERE / "watched_run.py", *tables]
+    command = slurm.here(*ON_TWO_NODES, f"--chdir={tmp_path}", *argv)
+    environment = slurm.environment | {"STEPS": "2"}
+    code, output = await_end(start([*command, "--run_id", "short"], env=environment), LIMIT_S)
+    print(output)
+    assert code == 0, output
+    record = read_record(tmp_path / "out/EXP000/short/run.json")
+    assert (record["launcher"], record["num_nodes"]) == ("srun", 2)
+    assert [rank["host"] for rank in record["ranks"]] == ["node1"] * 2 + ["node2"] * 2
+    assert record["data"]["num_copies"] == 2
+    digests = [path.read_text() for path in tmp_path.glob("rank*.sha256")]
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+
+    for path in tmp_path.glob("rank*.pid"):
+        path.unlink()
+    environment["STEPS"] = "1000000"
+    job = start([*command, "--run_id", "killed"], env=environment)
+    victim = tmp_path / "rank3.pid"
+    wait_until(victim.exists, LIMIT_S, job)
+    os.kill(int(victim.read_text()), signal.SIGKILL)
+    code, output = await_end(job, END_S)
+    print(output)
+    assert code != 0
+    failure = read_record(tmp_path / "out/EXP000/killed/run.json")["failure"]
+    assert (failure["rank"], failure["host"], failure["phase"]) == (3, "node2", "train")
