@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TextIO
 
     from rich.table import Table
@@ -25,6 +25,8 @@ ERROR_MARK = "error: "
 """How a line with an error begins."""
 
 WIDTH_VARIABLE = "COLUMNS"
+MAX_NODES = 8
+"""The most nodes that a message names."""
 GAP = "  "
 """What separates the columns of a table, and indents the continuation of a line."""
 CONTINUATION = " \\"
@@ -44,6 +46,13 @@ _CONTROLS = re.compile(
 def count(num: int, noun: str) -> str:
     """Returns a number with its noun, as "1 rank" or "3,072 ranks"."""
     return f"{num:,} {noun}{'s' * (num != 1)}"
+
+
+def name_nodes(nodes: Iterable[str]) -> str:
+    """Returns "node a", "nodes a, b" or the first of many, each name once."""
+    names = list(dict.fromkeys(nodes))
+    more = f" and {len(names) - MAX_NODES} more" if len(names) > MAX_NODES else ""
+    return f"node{'s' * (len(names) > 1)} {', '.join(names[:MAX_NODES])}{more}"
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from candle_p1.benchmark import list_benchmarks, search_path
 from candle_p1.cluster.launchers import find_mpirun
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
+from candle_p1.distributed.gpus import BACKENDS, why_none
 from candle_p1.errors import SetupError
 from candle_p1.records import environment
 
@@ -103,14 +104,19 @@ def _horovod() -> str:
 
 
 def _gpus() -> Finding:
+    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    name = BACKENDS.get(backend, backend)
     try:
-        gpus = installation.visible_gpus()
+        gpus = installation.visible_gpus(backend)
     except ImportError:
-        return Finding("GPUs", "not examined: TensorFlow is missing")
+        return Finding("GPUs", f"not examined: {name} is missing")
     if not gpus:
+        lack = why_none(backend)
         driver = shutil.which("nvidia-smi")
-        problem = "an NVIDIA driver is installed but TensorFlow sees no GPU" if driver else None
-        return Finding("GPUs", "none", problem, "install candle-p1[gpu]: make setup GPU=1")
+        problem = f"an NVIDIA driver is installed but {name} sees no GPU" if driver else None
+        return Finding("GPUs", f"none: {lack.why}", problem, lack.fix)
+    if backend != "tensorflow":
+        return Finding("GPUs", f"{len(gpus)} x {gpus[0]}")
     try:
         has_nccl = installation.horovod_build()["nccl"]
     except Exception:  # reported by the finding about Horovod

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from candle_p1.cluster.containers import container_argv
 from candle_p1.cluster.launchers import launch_argv
 from candle_p1.cluster.schedulers import scheduler_of, warning_s
+from candle_p1.distributed.gpus import GPUS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,9 @@ def job_script(job: JobRequest) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()]
     if job.layout.threads_per_rank is not None:
         lines.append(f"job_default OMP_NUM_THREADS {job.layout.threads_per_rank}")
+    num_gpus = job.layout.ranks_per_node * job.layout.gpus_per_rank
+    if num_gpus:
+        lines.append(f"job_default {GPUS_VARIABLE} {num_gpus}")
     lines += [
         f"job_default {name} {_in_quotes(value)}" for name, value in machine.environment.items()
     ]
@@ -83,6 +87,8 @@ def job_script(job: JobRequest) -> str:
     variables = [*machine.environment, *job.environment, "CANDLE_P1_SAVE_S"]
     if job.layout.threads_per_rank is not None:
         variables.append("OMP_NUM_THREADS")
+    if num_gpus:
+        variables.append(GPUS_VARIABLE)
     if job.staged is not None:
         variables.append("PYTHONPATH")
     argv = launch_argv(machine.launcher, job.layout, variables)

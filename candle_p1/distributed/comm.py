@@ -20,7 +20,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import numpy as np
 
 from candle_p1.distributed import job_guard
-from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
+from candle_p1.distributed.launch_environment import (
+    NODE_VARIABLE,
+    launched_rank,
+    launcher_variable,
+)
 from candle_p1.errors import CandleError, DistributedError, SetupError
 from candle_p1.instrument.collectives import collective
 
@@ -33,10 +37,6 @@ if TYPE_CHECKING:
     from candle_p1.distributed.launch_environment import LaunchedRank
 
 T = TypeVar("T")
-
-NODE_VARIABLE = "CANDLE_P1_NODE"
-"""Names the node that a rank is considered part of, so that tests can have several nodes on one
-machine: ranks with different names do not share memory."""
 
 
 class Communicator(ABC):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores, core_quota
@@ -115,8 +115,9 @@ def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bo
             name = _configure_tensorflow(comm, gpus, threads, deterministic)
         except RuntimeError as error:  # thread pools and devices can no longer be changed
             warnings.append(f"TensorFlow was in use before this run: {error}")
+            name = _tensorflow_device_in_use()
     elif backend == "jax":
-        name = _first_jax_device()
+        name = _configure_jax(gpus)
     return Device(name, threads, len(available_cores()), warnings)
 
 
@@ -147,13 +148,7 @@ def _configure_tensorflow(
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-    found = tf.config.list_physical_devices("GPU")
-    if gpus is not None:
-        if any(index >= len(found) for index in gpus):
-            raise ParameterError(
-                f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0"
-            )
-        found = [found[index] for index in gpus]
+    found = _select(tf.config.list_physical_devices("GPU"), gpus)
     if not found:
         tf.config.set_visible_devices([], "GPU")
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -167,11 +162,43 @@ def _configure_tensorflow(
     mine = found[comm.local_rank % len(found)]
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)
-    return str(tf.config.experimental.get_device_details(mine).get("device_name", mine.name))
+    return _name_of(mine)
 
 
-def _first_jax_device() -> str:
+def _tensorflow_device_in_use() -> str:
+    import tensorflow as tf
+
+    visible = tf.config.get_visible_devices("GPU")
+    return _name_of(visible[0]) if visible else "cpu"
+
+
+def _name_of(gpu: Any) -> str:
+    import tensorflow as tf
+
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+
+
+def _configure_jax(gpus: Sequence[int] | None) -> str:
     import jax
 
-    device = jax.devices()[0]
-    return "cpu" if device.platform == "cpu" else str(device.device_kind)
+    found = _select([each for each in jax.devices() if each.platform != "cpu"], gpus)
+    if not found:
+        return "cpu"
+    if gpus is not None:
+        jax.config.update("jax_default_device", found[0])
+    return str(found[0].device_kind)
+
+
+def _select(found: list[Any], gpus: Sequence[int] | None) -> list[Any]:
+    """Returns those of a node's GPUs that are to be used.
+
+    Where there is none, the ranks find out together (candle_p1.distributed.gpus).
+
+    Raises:
+        ParameterError: There are some, but not all of these.
+    """
+    if gpus is None or not found:
+        return found
+    if any(index >= len(found) for index in gpus):
+        raise ParameterError(f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0")
+    return [found[index] for index in gpus]

@@ -38,12 +38,30 @@ def horovod_build() -> dict[str, bool]:
     }
 
 
-def visible_gpus() -> list[str]:
-    """Returns the names of the GPUs that TensorFlow sees.
+def tensorflow_has_gpu_support() -> bool:
+    """Returns whether TensorFlow was built for GPUs.
 
     Raises:
         ImportError: TensorFlow is not installed.
     """
+    import tensorflow as tf
+
+    return bool(tf.test.is_built_with_gpu_support())
+
+
+def visible_gpus(backend: str = "tensorflow") -> list[str]:
+    """Returns the names of the GPUs that Keras's backend sees.
+
+    Args:
+        backend: Its name: "tensorflow" or "jax".
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    if backend == "jax":
+        import jax
+
+        return [str(each.device_kind) for each in jax.devices() if each.platform != "cpu"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 

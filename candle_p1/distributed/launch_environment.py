@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 NOT_LAUNCHED = "none"
+NODE_VARIABLE = "CANDLE_P1_NODE"
+"""Names the node that a rank is considered part of, so that tests can have several nodes on one
+machine: ranks with different names do not share memory."""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm's step ids from here on are not steps that srun started: 0xFFFFFFFB is the batch script,
 0xFFFFFFFA the shell of an interactive job (SLURM_BATCH_SCRIPT and others in slurm/slurm.h)."""
@@ -218,6 +221,15 @@ def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
         if all(name in environ for name in launcher.rank) and launcher.started(environ):
             return _read(launcher, environ)
     return LaunchedRank(NOT_LAUNCHED, 0, 1, 0, 1, None, platform.node())
+
+
+def node_name() -> str:
+    """Returns the name of this rank's node.
+
+    Raises:
+        SetupError: A launcher's variable is not a number.
+    """
+    return os.environ.get(NODE_VARIABLE) or launched_rank().node
 
 
 def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:

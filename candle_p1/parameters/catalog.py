@@ -56,7 +56,13 @@ _GENERAL = _group(
     Parameter("eval_bool", bool, True, "evaluate the model on the test data"),
     Parameter("timeout", int, -1, "limit of the training time, in s; -1 or 0: none", minimum=-1),
     Parameter(
-        "gpus", int, None, "indices of the GPUs; None: all", role=Role.SPEED, minimum=0, many=True
+        "gpus",
+        int,
+        None,
+        "indices of the GPUs that a node's ranks use, which must exist; None: all, if there are any",
+        role=Role.SPEED,
+        minimum=0,
+        many=True,
     ),
 )
 

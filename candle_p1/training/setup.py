@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.reader import FileSet
 from candle_p1.datasets.synthetic import ensure
-from candle_p1.distributed import devices, horovod
+from candle_p1.distributed import devices, gpus, horovod
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.launch_environment import node_name
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.models import fast
 from candle_p1.models.optimizers import (
@@ -68,12 +69,15 @@ def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
     """Sets up this rank's device, the precision and the kernels; collective.
 
     Raises:
-        CandleError: The device is not available; the same on every rank.
+        CandleError: The device is not available, or the job asked for GPUs and a rank finds none;
+            the same on every rank.
     """
     configure = partial(
         devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
     )
     device = Attempt(configure).agree(comm)
+    request = Attempt(partial(gpus.requested_gpus, params["gpus"])).agree(comm)
+    gpus.check_gpus(comm, device.is_gpu, request, devices.backend_name(), node_name())
     import keras
 
     keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")

@@ -45,6 +45,7 @@ def settings(environment, mpirun, monkeypatch):
         "CANDLE_P1_MODULES": "",
         "CANDLE_DATA_DIR": environment["CANDLE_DATA_DIR"],
         "OMP_NUM_THREADS": "1",
+        "CANDLE_P1_GPUS_PER_NODE": "0",  # which Summit's jobs ask for, and are not here
     }
 
 
@@ -113,6 +114,30 @@ def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
     printed = printed_by(tmp_path)
     assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in printed
     assert ("starts 2 of 6 ranks" in printed) == (num_ranks == 2)
+
+
+def test_a_job_that_asked_for_gpus_ends_where_there_are_none(
+    set_all, execute, environment, tmp_path
+):
+    """Before any rank makes or reads data; preflight is off, so the run itself finds out."""
+    set_all(
+        CANDLE_P1_GPUS_PER_NODE="6",
+        CANDLE_P1_FLAGS=flags_for("p1b2_weak", 2) + " --data_seed 20260101",
+        CANDLE_P1_PREFLIGHT="0",
+        STAND_IN_MAX_RANKS="2",
+    )
+    argv = ["bsub", "-P", "ABC123", "-nnodes", "1", ROOT / "jobs/summit/p1b2_weak.lsf"]
+    data = set(Path(environment["CANDLE_DATA_DIR"]).rglob("*"))
+    code, _ = execute(argv)
+    printed = printed_by(tmp_path)
+    assert code == 2, printed
+    record = record_of(tmp_path, "p1b2_weak.lsf")
+    reason = record["failure"]["reason"]
+    assert (record["status"], record["failure"]["phase"]) == ("failed", "startup")
+    assert "the job asked for GPUs (CANDLE_P1_GPUS_PER_NODE=6), and ranks find none on" in reason
+    assert "TensorFlow is installed without support for GPUs (tensorflow-cpu" in reason
+    assert printed.count("the job asked for GPUs") == 1
+    assert set(Path(environment["CANDLE_DATA_DIR"]).rglob("*")) == data
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ import click
 from candle_p1.cluster.doctor import Finding, show
 from candle_p1.cluster.preflight.checks import Needs
 from candle_p1.cluster.preflight.examination import examine
-from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks, connect
-from candle_p1.distributed.launch_environment import launched_rank
+from candle_p1.distributed.comm import check_ranks, connect
+from candle_p1.distributed.gpus import requested_gpus
+from candle_p1.distributed.launch_environment import NODE_VARIABLE, launched_rank, node_name
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
@@ -60,7 +61,7 @@ def _amount(flag: str, description: str) -> Callable[[Command], Command]:
     "--gpus",
     "num_gpus",
     type=click.IntRange(0),
-    help="GPUs that a node needs; default: what most nodes have.",
+    help="GPUs that a node needs; default: what the job asked for, or what most nodes have.",
 )
 @_amount("--shm-gib", "GiB that have to be free in /dev/shm.")
 @_amount("--memory-gib", "GiB of memory that have to be free.")
@@ -74,6 +75,9 @@ def command(**needs: Any) -> Needs:
 
     Start it with the job's launcher before the job: srun python -m candle_p1.cluster.preflight
     """
+    request = requested_gpus()
+    if needs["num_gpus"] is None and request is not None:
+        needs |= {"num_gpus": request.num, "gpus_origin": request.origin}
     return Needs(**needs)
 
 
@@ -93,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_CODE)
     try:
         check_ranks(layout, comm)
-        findings = examine(comm, needs, os.environ.get(NODE_VARIABLE) or layout.node)
+        findings = examine(comm, needs, node_name())
     except CandleError as error:
         _end(error, layout, comm)
     except Exception:

@@ -18,16 +18,21 @@ from candle_p1.cluster.doctor import (
     REINSTALL_HOROVOD,
     Finding,
 )
-from candle_p1.cluster.preflight.facts import MEMORY, PACKAGES, SHARED_MEMORY, NodeFacts
+from candle_p1.cluster.preflight.facts import (
+    BACKEND,
+    MEMORY,
+    PACKAGES,
+    SHARED_MEMORY,
+    NodeFacts,
+)
 from candle_p1.data.directory import data_directory
-from candle_p1.text import count
+from candle_p1.distributed.gpus import BACKENDS, USE_CPUS
+from candle_p1.text import count, name_nodes
 
 GIB = 2**30
-MANY = 8
-"""The most nodes that a message names."""
 STEPPED_S = 1.0
 """A wall clock that gains or loses more than this on the monotonic one has been set in between."""
-PACKAGES_OF_ONE_RANK = ("Python", "candle-p1", "keras", "tensorflow")
+FOR_SEVERAL_RANKS = ("horovod", "mpi4py")
 
 INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it by its path"
 SAME_EVERYWHERE = (
@@ -68,6 +73,7 @@ class Needs:
         data: The directory for data sets and caches.
         files: Data files that every node has to see.
         num_gpus: GPUs of a node; None is what most nodes have.
+        gpus_origin: What says so: a flag or a variable.
         shm_gib: Free space in /dev/shm.
         memory_gib: Available memory.
         disk_gib: Free disk space, for results and for data each.
@@ -78,6 +84,7 @@ class Needs:
     data: Path = field(default_factory=data_directory)
     files: tuple[Path, ...] = ()
     num_gpus: int | None = None
+    gpus_origin: str = "--gpus"
     shm_gib: float = 1.0
     memory_gib: float = NEEDED_MEMORY_BYTES / GIB
     disk_gib: float = NEEDED_DISK_BYTES / GIB
@@ -96,7 +103,8 @@ def _ranks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 
 
 def _packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    for name in PACKAGES if len(facts) > 1 else PACKAGES_OF_ONE_RANK:
+    needed = (name for name in PACKAGES if len(facts) > 1 or name not in FOR_SEVERAL_RANKS)
+    for name in (facts[0].backend if name == BACKEND else name for name in needed):
         versions = {one.rank: one.packages.get(name, "none") for one in facts}
         same = _same(name, versions, facts)
         unusable = [one for one in facts if name in one.unusable]
@@ -141,15 +149,21 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     sharing = [one for one in usable if _share_one(nodes[one.node])]
     blind = [one for one in usable if one.num_gpus == 0 and one.has_driver]
     if fewer and not sharing:
-        what = f"{wanted} GPUs are needed, but only {counts[fewer[0].node]} visible"
-        yield _fault("GPUs", value, fewer, what, MORE_GPUS)
+        what = f"{wanted} GPUs are needed"
+        what += "" if needs.num_gpus is None else f" ({needs.gpus_origin})"
+        lack = fewer[0].gpu_lack
+        if lack is None:
+            what += f", but only {counts[fewer[0].node]} visible"
+        else:
+            what += f", but none is visible: {lack.why}"
+        yield _fault("GPUs", value, fewer, what, f"{lack.fix}; {USE_CPUS}" if lack else MORE_GPUS)
     elif crowded:
         what = f"{crowded[0].local_size} ranks share {crowded[0].num_gpus} GPUs"
         yield _fault("GPUs", value, crowded, what, "start at most one rank per GPU")
     elif sharing:
         yield _fault("GPUs", value, sharing, "all ranks see the same single GPU", GPU_EACH)
     elif blind:
-        what = "an NVIDIA driver is installed but TensorFlow sees no GPU"
+        what = f"an NVIDIA driver is installed but {BACKENDS[blind[0].backend]} sees no GPU"
         fix = "install candle-p1[gpu] (make setup GPU=1); request GPUs from the scheduler"
         yield _fault("GPUs", value, blind, what, fix, fatal=False)
     else:
@@ -213,7 +227,7 @@ def _fault(
     name: str, value: str, on: Sequence[NodeFacts], what: str, fix: str, fatal: bool = True
 ) -> Finding:
     """Returns a finding with a problem on some nodes, which it names."""
-    return Finding(name, value, f"{_names(one.node for one in on)}: {name}: {what}", fix, fatal)
+    return Finding(name, value, f"{name_nodes(one.node for one in on)}: {name}: {what}", fix, fatal)
 
 
 def _same(name: str, values: Mapping[int, str], facts: Sequence[NodeFacts]) -> Finding:
@@ -251,10 +265,3 @@ def _range(values: Iterable[float], form: str) -> str:
     if len(texts) == 1:
         return texts[0]
     return f"{texts[0].split()[0]} to {texts[-1]}"
-
-
-def _names(nodes: Iterable[str]) -> str:
-    """Returns "node a", "nodes a, b" or the first of many."""
-    names = list(dict.fromkeys(nodes))
-    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
-    return f"node{'s' * (len(names) > 1)} {', '.join(names[:MANY])}{more}"

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import psutil
 
 from candle_p1.data import shared
 from candle_p1.distributed import installation
+from candle_p1.distributed.gpus import Lack, why_none
 from candle_p1.files import expand_user
 from candle_p1.instrument.power import gpus
 from candle_p1.instrument.power.source import SensorError
@@ -27,7 +29,9 @@ from candle_p1.records import environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PACKAGES = ("Python", "candle-p1", "keras", "tensorflow", "horovod", "mpi4py")
+BACKEND = "backend"
+PACKAGES = ("Python", "candle-p1", "keras", BACKEND, "horovod", "mpi4py")
+"""What a job needs; BACKEND stands for the package that Keras computes with."""
 SHARED_MEMORY = "shared memory"
 MEMORY = "memory"
 
@@ -62,12 +66,14 @@ class NodeFacts:
         node: The name of its node.
         local_rank: The rank within the node.
         local_size: The number of ranks on the node.
+        backend: What Keras computes with: "tensorflow" or "jax".
         packages: The versions of those PACKAGES that are installed.
         unusable: What could not be imported or used, and why.
         mpi_library: Name and version of the MPI library; None if there is none.
         mpi_files: The MPI libraries that this process has loaded.
         horovod: What Horovod was built with; empty if it cannot be used.
-        num_gpus: The number of GPUs that TensorFlow sees; None if it cannot be used.
+        num_gpus: The number of GPUs that the backend sees; None if it cannot be used.
+        gpu_lack: Why it sees none; None if it does.
         gpu_ids: The UUIDs of the visible GPUs; None if they cannot be told apart.
         has_driver: Whether an NVIDIA driver is installed.
         space: The memory, and the directories that a job writes to, by purpose.
@@ -80,12 +86,14 @@ class NodeFacts:
     node: str
     local_rank: int
     local_size: int
+    backend: str = "tensorflow"
     packages: dict[str, str] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     mpi_library: str | None = None
     mpi_files: list[str] = field(default_factory=list)
     horovod: dict[str, bool] = field(default_factory=dict)
     num_gpus: int | None = None
+    gpu_lack: Lack | None = None
     gpu_ids: list[str] | None = None
     has_driver: bool = False
     space: dict[str, FreeSpace] = field(default_factory=dict)
@@ -113,14 +121,17 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     if "tensorflow-cpu" in versions:
         versions["tensorflow"] = versions["tensorflow-cpu"]
     versions["Python"] = platform.python_version()
-    names = probe("tensorflow", installation.visible_gpus)
+    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    names = probe(backend, partial(installation.visible_gpus, backend))
     probe("keras", lambda: importlib.import_module("keras"))
     return {
-        "packages": {name: versions[name] for name in PACKAGES if name in versions},
+        "backend": backend,
+        "packages": {name: versions[name] for name in (backend, *PACKAGES) if name in versions},
         "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
         "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
         "mpi_files": loaded_mpi_libraries(),
         "num_gpus": None if names is None else len(names),
+        "gpu_lack": why_none(backend) if names == [] else None,
         "gpu_ids": visible_gpu_ids(),
         "has_driver": shutil.which("nvidia-smi") is not None,
         "unusable": unusable,

@@ -22,6 +22,7 @@ export LOCAL_STORAGE="/mnt/bb/$USER"
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 7
+job_default CANDLE_P1_GPUS_PER_NODE 8
 job_default MIOPEN_USER_DB_PATH "/tmp/$USER-miopen-$SLURM_JOB_ID"
 job_default MIOPEN_CUSTOM_CACHE_DIR "/tmp/$USER-miopen-$SLURM_JOB_ID"
 job_default NCCL_DEBUG WARN

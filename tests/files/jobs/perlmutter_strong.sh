@@ -21,6 +21,7 @@ export LOCAL_STORAGE="/tmp"
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 16
+job_default CANDLE_P1_GPUS_PER_NODE 4
 job_default NCCL_DEBUG WARN
 job_default NCCL_SOCKET_IFNAME hsn
 job_default NCCL_NET 'AWS Libfabric'

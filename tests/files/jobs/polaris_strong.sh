@@ -20,6 +20,7 @@ export LOCAL_STORAGE="/local/scratch"
 # shellcheck source=common/job_env.sh
 source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_default OMP_NUM_THREADS 8
+job_default CANDLE_P1_GPUS_PER_NODE 4
 job_default CUDA_VISIBLE_DEVICES 3,2,1,0
 job_default NCCL_DEBUG WARN
 job_default NCCL_NET 'AWS Libfabric'

@@ -14,6 +14,7 @@ from candle_p1.cluster.preflight import checks, examination, facts
 from candle_p1.cluster.preflight.checks import GIB, Needs, check_facts
 from candle_p1.cluster.preflight.facts import FreeSpace, NodeFacts
 from candle_p1.distributed.comm import SerialCommunicator, check_ranks
+from candle_p1.distributed.gpus import Lack
 from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.errors import SetupError
 
@@ -167,6 +168,36 @@ def test_gpus_that_do_not_fit_the_ranks(facts, needs, message):
     (found,) = problems(facts, needs)
     assert re.match(message, found.problem)
     assert found.fatal
+
+
+def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
+    lack = Lack("TensorFlow is installed without support for GPUs", "install candle-p1[gpu]")
+    found = software() | {"num_gpus": 0, "gpu_lack": lack, "gpu_ids": None}
+    monkeypatch.setattr(facts, "find_software", lambda with_mpi: found)
+    monkeypatch.setenv("CANDLE_P1_NODE", "a")
+    monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "4")
+    amounts = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+    code, _, errors = run_as("none", 0, 1, *amounts)
+    assert code == 2
+    assert errors == (
+        "error: node a: GPUs: 4 GPUs are needed (CANDLE_P1_GPUS_PER_NODE=4), but none is visible:"
+        " TensorFlow is installed without support for GPUs. Fix: install candle-p1[gpu]; to train"
+        " on CPUs, set CANDLE_P1_GPUS_PER_NODE=0\n"
+    )
+    assert run_as("none", 0, 1, *amounts, "--gpus", "0")[0] == 0
+    monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "0")
+    assert run_as("none", 0, 1, *amounts)[0] == 0
+
+
+def test_jax_needs_no_tensorflow():
+    packages = without("tensorflow") | {"jax": "0.6"}
+    (one,) = job(num_nodes=1, ranks_per_node=1)
+    values = {
+        finding.name: finding.value
+        for finding in check_facts([replace(one, backend="jax", packages=packages)], NEEDS)
+    }
+    assert values["jax"] == "0.6"
+    assert not {"tensorflow", "horovod"} & values.keys()
 
 
 def test_gpus_that_tensorflow_does_not_see_are_a_warning():

@@ -1,0 +1,180 @@
+"""The GPUs that a job asked for, and why a rank finds none.
+
+A job script says how many GPUs it asked for on each node, ``--gpus`` names them, and Slurm counts
+those that it has allocated. TensorFlow and JAX train on CPUs where they find none, which can take
+a hundred times as long; such a job has to end before it loads anything.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from candle_p1.distributed.installation import tensorflow_has_gpu_support
+from candle_p1.errors import SetupError
+from candle_p1.instrument.power.gpus import AMD, NVIDIA
+from candle_p1.records.environment import package_versions
+from candle_p1.text import name_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from candle_p1.distributed.comm import Communicator
+
+GPUS_VARIABLE = "CANDLE_P1_GPUS_PER_NODE"
+"""Set by job scripts: how many GPUs the job asked for on each node. With 0, none are needed."""
+SLURM_VARIABLE = "SLURM_GPUS_ON_NODE"
+"""Set by Slurm, where a job or step has GPUs: their number on this node."""
+DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd")
+"""What the drivers of NVIDIA (on Linux, and in the Windows Subsystem for Linux) and AMD make."""
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
+"""What Keras's backends are called."""
+USE_CPUS = f"to train on CPUs, set {GPUS_VARIABLE}=0"
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """The GPUs that a job asked for.
+
+    Attributes:
+        num: Their number on each node.
+        origin: What says so: a flag or an environment variable, with its value.
+        instead: What a user does who wants to train on CPUs.
+    """
+
+    num: int
+    origin: str
+    instead: str = USE_CPUS
+
+
+class Lack(NamedTuple):
+    """Why a rank finds no GPU, and what to do about it."""
+
+    why: str
+    fix: str
+
+
+def requested_gpus(
+    indices: Sequence[int] | None = None, environ: Mapping[str, str] | None = None
+) -> GpuRequest | None:
+    """Returns the GPUs that the job asked for; None if it asked for none.
+
+    Args:
+        indices: Those that ``--gpus`` names.
+        environ: The environment; None means this process's own.
+
+    Raises:
+        SetupError: CANDLE_P1_GPUS_PER_NODE is not a number.
+    """
+    environ = os.environ if environ is None else environ
+    if indices:
+        named = " ".join(map(str, indices))
+        return GpuRequest(max(indices) + 1, f"--gpus {named}", "to train on CPUs, leave out --gpus")
+    for name in (GPUS_VARIABLE, SLURM_VARIABLE):
+        value = environ.get(name, "").strip()
+        if value.isdecimal():
+            return GpuRequest(int(value), f"{name}={value}") if int(value) else None
+        if value and name == GPUS_VARIABLE:
+            raise SetupError(f"{name}={value!r} is not a number of GPUs, such as 4, or 0 for none")
+    return None
+
+
+def why_none(backend: str, environ: Mapping[str, str] | None = None) -> Lack:
+    """Returns why a rank that found no GPU found none, as far as can be known from here.
+
+    Args:
+        backend: Keras's backend: "tensorflow" or "jax".
+        environ: The environment; None means this process's own.
+    """
+    environ = os.environ if environ is None else environ
+    unsupported = {"tensorflow": _tensorflow_lacks, "jax": _jax_lacks}.get(backend)
+    lack = unsupported(environ) if unsupported else None
+    if lack is not None:
+        return lack
+    for name in dict.fromkeys(name for names in (*NVIDIA, *AMD) for name in names):
+        value = environ.get(name)
+        # CUDA and HIP ignore everything from the first name on that they do not know; Slurm's is:
+        if value is not None and (not value.strip()[:1].isalnum() or value == "NoDevFiles"):
+            return Lack(f"{name}={value!r} hides all GPUs", f"unset {name}, or name GPUs in it")
+    if not any(path for pattern in DEVICE_FILES for path in Path("/dev").glob(pattern)):
+        return Lack(
+            "the system shows no GPU of NVIDIA or AMD there (no /dev/nvidia0, no /dev/kfd)",
+            "request GPUs from the scheduler and the launcher, give a container access to them"
+            " (apptainer --nv or --rocm, docker --gpus all), or exclude these nodes",
+        )
+    return Lack(
+        f"{BACKENDS.get(backend, backend)} cannot use those that the system shows there",
+        "start one process with TF_CPP_MIN_LOG_LEVEL=0, which shows what is missing, and check"
+        " nvidia-smi or rocm-smi",
+    )
+
+
+def _tensorflow_lacks(environ: Mapping[str, str]) -> Lack | None:
+    if tensorflow_has_gpu_support():
+        return None
+    versions = package_versions()
+    name = "tensorflow-cpu" if "tensorflow-cpu" in versions else "tensorflow"
+    return Lack(
+        f"TensorFlow is installed without support for GPUs ({name} {versions.get(name, '')})",
+        "install candle-p1[gpu] (make setup GPU=1), or AMD's TensorFlow on AMD's GPUs",
+    )
+
+
+def _jax_lacks(environ: Mapping[str, str]) -> Lack | None:
+    platforms = environ.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
+        return Lack(f"JAX_PLATFORMS={platforms} excludes GPUs", "unset JAX_PLATFORMS")
+    if find_spec("jax_plugins") is not None or entry_points(group="jax_plugins"):
+        return None
+    return Lack(
+        f"JAX {package_versions().get('jax', '')} is installed without a plug-in for GPUs",
+        "install jax[cuda12], or AMD's plug-in",
+    )
+
+
+def check_gpus(
+    comm: Communicator, has_gpu: bool, request: GpuRequest | None, backend: str, node: str
+) -> None:
+    """Checks that all ranks compute on GPUs, if the job asked for GPUs or some rank has one.
+
+    Collective, and costs three small numbers if all is well.
+
+    Args:
+        comm: The ranks.
+        has_gpu: Whether this rank computes on a GPU.
+        request: What the job asked for.
+        backend: Keras's backend.
+        node: The name of this rank's node.
+
+    Raises:
+        SetupError: Some ranks found no GPU. The error names their nodes and is the same on all
+            ranks.
+    """
+    num = request.num if request else 0
+    mine = np.array([has_gpu, not has_gpu, num])
+    some_have, some_lack, wanted = map(int, comm.allreduce_max(mine))
+    if not some_lack or not (some_have or wanted):
+        return
+    found = comm.collect(None if has_gpu else (node, why_none(backend)))
+    requests = comm.collect(request) if wanted else []
+    lacks: dict[Lack, list[str]] = {}
+    for _, (lacking, lack) in found:
+        lacks.setdefault(lack, []).append(lacking)
+    where = "; ".join(f"{name_nodes(nodes)}: {lack.why}" for lack, nodes in lacks.items())
+    fixes = "; ".join(dict.fromkeys(lack.fix for lack in lacks))
+    if requests:
+        asked = requests[0][1]
+        raise SetupError(
+            f"the job asked for GPUs ({asked.origin}), and ranks find none on {where}. Fix:"
+            f" {fixes}; {asked.instead}"
+        ).on_all_ranks()
+    raise SetupError(
+        f"some ranks compute on GPUs, but others find none on {where}. Fix: {fixes}; to train on"
+        " CPUs everywhere, set CUDA_VISIBLE_DEVICES=-1"
+    ).on_all_ranks()

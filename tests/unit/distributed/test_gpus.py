@@ -1,0 +1,143 @@
+"""What a job that asked for GPUs does on nodes without them; no GPU is needed here."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from candle_p1.distributed import devices, gpus
+from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
+from candle_p1.distributed.simulated import SimulatedJob
+from candle_p1.errors import ParameterError, SetupError
+
+PER_NODE = "CANDLE_P1_GPUS_PER_NODE"
+SLURM = "SLURM_GPUS_ON_NODE"
+
+
+@pytest.mark.parametrize(
+    ("indices", "environ", "num", "origin"),
+    [
+        (None, {PER_NODE: "4"}, 4, f"{PER_NODE}=4"),
+        (None, {SLURM: "8"}, 8, f"{SLURM}=8"),
+        (None, {PER_NODE: "2", SLURM: "8"}, 2, f"{PER_NODE}=2"),
+        ([0, 2], {PER_NODE: "0"}, 3, "--gpus 0 2"),
+    ],
+)
+def test_a_job_asks_by_flag_variable_or_scheduler(indices, environ, num, origin):
+    request = requested_gpus(indices, environ)
+    assert (request.num, request.origin) == (num, origin)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {PER_NODE: "0"}, {PER_NODE: "0", SLURM: "8"}, {SLURM: ""}, {SLURM: "unknown"}]
+)
+def test_a_job_that_asks_for_none(environ):
+    assert requested_gpus(None, environ) is None
+    assert requested_gpus([], environ) is None
+
+
+def test_a_number_of_gpus_that_is_none_is_an_error():
+    with pytest.raises(SetupError, match="CANDLE_P1_GPUS_PER_NODE='four'"):
+        requested_gpus(None, {PER_NODE: "four"})
+
+
+@pytest.fixture
+def has_support(monkeypatch):
+    """TensorFlow with support for GPUs, on a node whose devices are those that a test names."""
+    monkeypatch.setattr(gpus, "tensorflow_has_gpu_support", lambda: True)
+
+    def has_devices(*names):
+        found = SimpleNamespace(glob=lambda pattern: [n for n in names if n[:3] == pattern[:3]])
+        monkeypatch.setattr(gpus, "Path", lambda path: found)
+
+    return has_devices
+
+
+@pytest.mark.parametrize(
+    ("environ", "there", "why"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ["nvidia0"], "CUDA_VISIBLE_DEVICES='-1' hides"),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [], "CUDA_VISIBLE_DEVICES='NoDevFiles' hides"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
+        ({}, ["nvidia0"], "TensorFlow cannot use those that the system shows"),
+        ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
+    ],
+)
+def test_why_tensorflow_finds_none(has_support, environ, there, why):
+    has_support(*there)
+    assert why in why_none("tensorflow", environ).why
+
+
+def test_an_installation_without_support_for_gpus_is_named(monkeypatch):
+    monkeypatch.setattr(gpus, "tensorflow_has_gpu_support", lambda: False)
+    monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
+    lack = why_none("tensorflow", {"CUDA_VISIBLE_DEVICES": ""})
+    assert "without support for GPUs (tensorflow-cpu 2.18.1)" in lack.why
+    assert "candle-p1[gpu]" in lack.fix
+
+
+def test_jax_without_a_plug_in_or_told_to_use_cpus(monkeypatch):
+    monkeypatch.setattr(gpus, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpus, "entry_points", lambda group: ())
+    assert "without a plug-in for GPUs" in why_none("jax", {}).why
+    monkeypatch.setattr(gpus, "find_spec", lambda name: name)
+    assert "JAX_PLATFORMS=cpu excludes GPUs" in why_none("jax", {"JAX_PLATFORMS": "cpu"}).why
+    hidden = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": ""}
+    assert "hides all GPUs" in why_none("jax", hidden).why
+
+
+def errors_of(have, request, monkeypatch):
+    """Returns what each rank raises; `have` says which have a GPU, two of them on each node."""
+    reasons = {"a": Lack("it hides them", "show them"), "b": Lack("no driver", "exclude it")}
+    reasons["c"] = reasons["a"]
+    this = threading.local()  # the simulated ranks are threads
+
+    def work(comm):
+        this.node = "abc"[comm.node]
+        try:
+            check_gpus(comm, have[comm.rank], request, "tensorflow", this.node)
+        except SetupError as error:
+            return str(error) if error.agreed else None
+        return None
+
+    monkeypatch.setattr(gpus, "why_none", lambda backend: reasons[this.node])
+    return SimulatedJob(len(have), ranks_per_node=2).run(work)
+
+
+def test_the_nodes_without_gpus_are_named_by_the_same_error_on_all_ranks(monkeypatch):
+    request = GpuRequest(2, "X=2")
+    assert errors_of([True] * 6, request, monkeypatch) == [None] * 6
+    assert errors_of([False] * 6, None, monkeypatch) == [None] * 6  # a run on CPUs
+    (message,) = set(errors_of([False] * 6, request, monkeypatch))
+    assert message == (
+        "the job asked for GPUs (X=2), and ranks find none on nodes a, c: it hides them; node b:"
+        " no driver. Fix: show them; exclude it; to train on CPUs, set CANDLE_P1_GPUS_PER_NODE=0"
+    )
+    (message,) = set(errors_of([True, True, True, False, True, True], request, monkeypatch))
+    assert "ranks find none on node b: no driver" in message
+
+
+def test_ranks_on_gpus_and_ranks_on_cpus_do_not_train_together(monkeypatch):
+    (message,) = set(errors_of([True, True, False, False, True, True], None, monkeypatch))
+    assert message.startswith("some ranks compute on GPUs, but others find none on node b")
+    assert "CUDA_VISIBLE_DEVICES=-1" in message
+
+
+def test_jax_computes_on_the_gpu_that_the_flag_names(monkeypatch):
+    there = [SimpleNamespace(platform="gpu", device_kind=f"H{i}") for i in range(2)]
+    chosen = {}
+    jax = SimpleNamespace(devices=lambda: there, config=SimpleNamespace(update=chosen.__setitem__))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert devices._configure_jax(None) == "H0"
+    assert not chosen
+    assert devices._configure_jax([1]) == "H1"
+    assert chosen == {"jax_default_device": there[1]}
+    with pytest.raises(ParameterError, match=r"gpus \[2\]: this node has 2 GPUs"):
+        devices._configure_jax([2])
+    there[:] = [SimpleNamespace(platform="cpu", device_kind="cpu")]
+    assert devices._configure_jax([0]) == "cpu"  # which check_gpus explains
