@@ -59,7 +59,7 @@ _GENERAL = _group(
         "gpus",
         int,
         None,
-        "indices of the GPUs that a node's ranks use, which must exist; None: all, if there are any",
+        "indices of the GPUs of each node, which must exist; None: all",
         role=Role.SPEED,
         minimum=0,
         many=True,
