@@ -17,6 +17,7 @@ from candle_p1.distributed import horovod
 from candle_p1.distributed.allreduce_log import make_allreduce_log, unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
+from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
 from candle_p1.figures import training_curves
@@ -189,7 +190,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("report"):
             checkpoints = trained.writer.close() if trained.writer else None
             files_read = describe_together(reader, comm, this.start)
-            captured = environment.capture()
+            captured = environment.capture() | describe_mpi()
         found: dict[str, Any] = unknown_efficiency(allreduces, comm)
         found |= {"timeline": timeline.describe(this.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}

@@ -14,6 +14,8 @@ from candle_p1.cluster.launchers import find_mpirun
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
 from candle_p1.distributed.gpus import BACKENDS, why_none
+from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.distributed.mpi_library import start_alone
 from candle_p1.errors import SetupError
 from candle_p1.records import environment
 
@@ -61,6 +63,7 @@ def examine() -> Iterator[Finding]:
     """Yields findings about this installation; some of them take seconds."""
     yield from _packages()
     yield _probe("MPI library", installation.mpi_library, INSTALL_MPI)
+    yield _mpi_threads()
     yield _probe("launcher", _launcher, INSTALL_MPI)
     yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
     yield _gpus()
@@ -86,6 +89,18 @@ def _packages() -> Iterator[Finding]:
             " KERAS_BACKEND=jax is enough",
             fatal=True,
         )
+
+
+def _mpi_threads() -> Finding:
+    name = "MPI threads"
+    if launcher_variable() is not None:
+        return Finding(name, "not examined: start the doctor without a launcher")
+    try:
+        library = start_alone()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return Finding(name, "not examined: MPI does not start here; the preflight does it in jobs")
+    what, fix = library.problem or (None, "")
+    return Finding(name, library.thread_level, what, fix, fatal=what is not None)
 
 
 def _launcher() -> str:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.compression import LARGEST_BYTES, average_as_half
+from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.timeline import TIMELINE_VARIABLE
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.instrument.collectives import note_collective
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
 
-COMPRESSIONS = ("none", "fp16")
 STALL_CHECK_S = 60
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
 """The defaults of Horovod 0.28, in ms and bytes; when the paper was written: 5 and 67108864."""
@@ -54,7 +55,8 @@ def start_horovod(
         The record's section "distributed".
 
     Raises:
-        SetupError: Horovod is missing, was built without MPI, or does not see the ranks of `comm`.
+        SetupError: Horovod is missing, was built without MPI, or does not see the ranks of `comm`;
+            MPI must not be called from several threads.
     """
     if comm.size == 1:
         return {"backend": "serial"}
@@ -68,6 +70,7 @@ def start_horovod(
     if timeline is not None:
         os.environ[TIMELINE_VARIABLE] = str(timeline)
     hvd = Attempt(_horovod).agree(comm)
+    check_thread_level(comm)
     hvd.init()
 
     def compare() -> None:
@@ -103,7 +106,7 @@ def distribute_optimizer(
     Args:
         optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
         comm: The ranks; with one, `optimizer` itself is returned.
-        compression: How gradients are sent: "none" or "fp16".
+        compression: How gradients are sent: "none" or "fp16" (candle_p1.distributed.compression).
         log: Records the allreduces.
 
     Raises:
@@ -160,22 +163,36 @@ def average_gradients(
         if gradient is not None
     }
     ready = [read_clock(gradient) for gradient in given.values()] if log else []
-    averaged = [
-        hvd.allreduce(
-            gradient, op=hvd.Average, name=name, compression=getattr(hvd.Compression, compression)
-        )
-        for name, gradient in given.items()
-    ]
+    average, num_bytes = _COMPRESSED[compression]
+    averaged = [average(hvd, gradient, name) for name, gradient in given.items()]
     if log:
-        sizes = [
-            gradient.shape.num_elements() * (2 if compression == "fp16" else gradient.dtype.size)
-            for gradient in given.values()
-        ]
+        sizes = [num_bytes(gradient) for gradient in given.values()]
         log.write(
             ready, [read_clock(each) for each in averaged], dict(zip(given, sizes, strict=True))
         )
     remaining = iter(averaged)
     return [None if gradient is None else next(remaining) for gradient in gradients]
+
+
+def _average(hvd: Any, gradient: Any, name: str) -> Any:
+    return hvd.allreduce(gradient, op=hvd.Average, name=name)
+
+
+def _average_as_half(hvd: Any, gradient: Any, name: str) -> Any:
+    return average_as_half(
+        gradient,
+        hvd.size(),
+        lambda largest: hvd.allreduce(largest, op=hvd.Max, name=f"largest.{name}"),
+        lambda values: hvd.allreduce(values, op=hvd.Sum, name=name),
+    )
+
+
+_COMPRESSED: dict[str, tuple[Callable[..., Any], Callable[[Any], int]]] = {
+    "none": (_average, lambda value: value.shape.num_elements() * value.dtype.size),
+    "fp16": (_average_as_half, lambda value: value.shape.num_elements() * 2 + LARGEST_BYTES),
+}
+"""How a gradient is averaged, and how many bytes of it a rank sends, by compression."""
+COMPRESSIONS = tuple(_COMPRESSED)
 
 
 def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from candle_p1.distributed.mpi_library import describe_version
+
 
 def mpi_library() -> str:
     """Returns the name and version of the MPI library that mpi4py loads.
@@ -18,9 +20,7 @@ def mpi_library() -> str:
     mpi4py.rc.initialize = False  # asking for the version must not start MPI
     from mpi4py import MPI
 
-    # The configuration follows, after a comma (Open MPI) or in further lines (MPICH).
-    first_line = MPI.Get_library_version().split("\x00")[0].splitlines()[0]
-    return " ".join(first_line.split(",")[0].split())
+    return describe_version(MPI.Get_library_version())
 
 
 def horovod_build() -> dict[str, bool]:

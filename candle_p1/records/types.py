@@ -660,6 +660,18 @@ class SourceCommit(Section):
     modified: bool
 
 
+class MpiFacts(Section):
+    """The MPI library of a run with several ranks.
+
+    Attributes:
+        library: Its name and version.
+        thread_level: Its thread level: multiple is MPI_THREAD_MULTIPLE.
+    """
+
+    library: str
+    thread_level: Literal["single", "funneled", "serialized", "multiple"]
+
+
 class EnvironmentFacts(Section):
     """Versions, machine and settings, as rank 0 found them.
 
@@ -673,6 +685,7 @@ class EnvironmentFacts(Section):
         node_cores: The number of cores of its node; None if that is not known.
         memory_bytes: The memory that it may use.
         settings: Environment variables that control training, communication or threads.
+        mpi: The MPI library; None if the ranks did not use MPI.
         source: The source commit; None if the package did not run from a checkout.
     """
 
@@ -685,6 +698,7 @@ class EnvironmentFacts(Section):
     node_cores: Positive | None = None
     memory_bytes: Count
     settings: dict[str, str]
+    mpi: MpiFacts | None = None
     source: SourceCommit | None = None
 
 

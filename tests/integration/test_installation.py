@@ -153,5 +153,5 @@ def test_a_job_script_is_written(candle_p1):
 @pytest.mark.parallel
 def test_the_doctor_finds_no_problem(candle_p1, mpirun):
     output = candle_p1("doctor")
-    for name in ("keras", "MPI library", "launcher", "Horovod", "cores", "memory"):
+    for name in ("keras", "MPI library", "MPI threads", "launcher", "Horovod", "cores", "memory"):
         assert f"\n{name}" in "\n" + output

@@ -185,6 +185,23 @@ def compressed_gradients_are_averaged_to_half_precision(comm):
     assert (averaged.numpy() != expected).any()
     np.testing.assert_allclose(averaged.numpy(), expected, atol=3e-3)
 
+    # Sums of float16 numbers as large, and float16 numbers as small as these, do not exist. The
+    # largest element is that of another rank.
+    share = np.float32([6e4, -6.5e4, 1e3]) * (1 if comm.rank == 0 else 0.5)
+    mean = share / (1 if comm.rank == 0 else 0.5) * (1 + 0.5 * (comm.size - 1)) / comm.size
+
+    variables = [keras.Variable(np.zeros(3, "float32"), name=f"half{i}") for i in range(4)]
+    step = tf.function(lambda *gradients: average_gradients(gradients, variables, "fp16"))
+    infinite = share.copy()
+    infinite[1] = np.inf if comm.rank == comm.size - 1 else np.nan
+    large, small, none, broken = step(
+        *(tf.constant(each) for each in (share, share * 1e-15, share * 0, infinite))
+    )
+    np.testing.assert_allclose(large.numpy(), mean, rtol=2e-3)
+    np.testing.assert_allclose(small.numpy(), mean * 1e-15, rtol=2e-3)
+    assert not none.numpy().any()
+    assert not np.isfinite(broken.numpy()[1])
+
 
 def gradients_of_several_passes_are_those_of_one_larger_batch(comm):
     x, y = samples()

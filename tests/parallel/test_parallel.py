@@ -38,6 +38,18 @@ def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_check
 
 @pytest.mark.extended
 @pytest.mark.parallel
+def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, monkeypatch):
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
+    options = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+    code, output = execute(mpirun(2, "-m", "candle_p1.cluster.preflight", *options))
+    assert code == 2, output
+    assert output.count("grants the thread level MPI_THREAD_SERIALIZED") == 1
+    assert "Open MPI v5" in output
+    assert "Fix: unset MPI4PY_RC_THREAD_LEVEL" in output
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks):
     command = mpirun(num_ranks, HERE / "harness.py", "check_restart")

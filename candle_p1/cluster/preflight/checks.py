@@ -124,12 +124,15 @@ def _mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     library = facts[0].mpi_library or "none"
     without = [one for one in facts if not one.horovod.get("mpi")]
     several = [one for one in facts if len(one.mpi_files) > 1]
+    limited = [one for one in facts if one.mpi and one.mpi.problem]
     if without:
         yield _fault("MPI", library, without, "Horovod was built without MPI", REINSTALL_HOROVOD)
     elif several:
         paths = " and ".join(several[0].mpi_files)
         what = f"mpi4py and Horovod use different MPI libraries, {paths}"
         yield _fault("MPI", library, several, what, ONE_MPI)
+    elif limited and limited[0].mpi and limited[0].mpi.problem:
+        yield _fault("MPI", library, limited, *limited[0].mpi.problem)
     else:
         yield _same("MPI", {one.rank: one.mpi_library or "none" for one in facts}, facts)
 

@@ -21,6 +21,7 @@ import psutil
 from candle_p1.data import shared
 from candle_p1.distributed import installation
 from candle_p1.distributed.gpus import Lack, why_none
+from candle_p1.distributed.mpi_library import MpiLibrary, mpi_in_use
 from candle_p1.files import expand_user
 from candle_p1.instrument.power import gpus
 from candle_p1.instrument.power.source import SensorError
@@ -70,6 +71,7 @@ class NodeFacts:
         packages: The versions of those PACKAGES that are installed.
         unusable: What could not be imported or used, and why.
         mpi_library: Name and version of the MPI library; None if there is none.
+        mpi: The MPI library that this rank has initialized; None if it has none.
         mpi_files: The MPI libraries that this process has loaded.
         horovod: What Horovod was built with; empty if it cannot be used.
         num_gpus: The number of GPUs that the backend sees; None if it cannot be used.
@@ -90,6 +92,7 @@ class NodeFacts:
     packages: dict[str, str] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     mpi_library: str | None = None
+    mpi: MpiLibrary | None = None
     mpi_files: list[str] = field(default_factory=list)
     horovod: dict[str, bool] = field(default_factory=dict)
     num_gpus: int | None = None
@@ -128,6 +131,7 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
         "backend": backend,
         "packages": {name: versions[name] for name in (backend, *PACKAGES) if name in versions},
         "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
+        "mpi": mpi_in_use() if with_mpi else None,
         "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
         "mpi_files": loaded_mpi_libraries(),
         "num_gpus": None if names is None else len(names),

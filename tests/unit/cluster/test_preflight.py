@@ -16,6 +16,7 @@ from candle_p1.cluster.preflight.facts import FreeSpace, NodeFacts
 from candle_p1.distributed.comm import SerialCommunicator, check_ranks
 from candle_p1.distributed.gpus import Lack
 from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.mpi_library import MpiLibrary
 from candle_p1.errors import SetupError
 
 NEEDS = Needs(output=Path("output"), data=Path("data"))
@@ -107,6 +108,7 @@ def without(name):
         ({"unusable": {"tensorflow": "libfoo.so: not found"}}, "tensorflow", ["libfoo.so"]),
         ({"horovod": {"mpi": False}}, "MPI", ["without MPI"]),
         ({"mpi_files": ["/a/libmpich.so", "/b/libmpi.so"]}, "MPI", ["/a/libmpich.so", "/b/libmpi"]),
+        ({"mpi": MpiLibrary("CRAY MPICH 8", "serialized")}, "MPI", ["CRAY", "THREAD_SERIALIZED"]),
         ({"mpi_library": "MPICH 4.2"}, "MPI", ["MPICH 4.2", "Open MPI v5.0.11"]),
         (space("shared memory", "/dev/shm", GIB // 16), "shared memory", ["0.1 GiB", "1.0 GiB"]),
         (space("results", "output", GIB), "results", ["1.0 GiB", "output", "4.0 GiB"]),

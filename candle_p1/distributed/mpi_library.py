@@ -1,0 +1,128 @@
+"""The MPI library of this process: its name, and from which threads it may be called.
+
+Horovod communicates from a thread of its own, beside mpi4py on the main thread. MPI allows that at
+one of its four thread levels only, MPI_THREAD_MULTIPLE. A library that was configured otherwise
+grants less than it is asked for; then, ranks crash or hang at some time during training.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from candle_p1.distributed.launch_environment import module_command
+from candle_p1.errors import SetupError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from candle_p1.distributed.comm import Communicator
+
+NEEDED = "multiple"
+LEVELS = ("single", "funneled", "serialized", NEEDED)
+START_S = 60
+"""How long a single process may take to start MPI."""
+
+REQUESTS = ("MPI4PY_RC_THREADS", "MPI4PY_RC_THREAD_LEVEL")
+"""Variables by which users ask mpi4py for a lower level."""
+FIXES = {
+    "CRAY MPICH": "set MPICH_MAX_THREAD_SAFETY=multiple in the job",
+    "MVAPICH": "set MV2_ENABLE_AFFINITY=0 in the job",
+    "Open MPI": "use an Open MPI that ompi_info calls MPI_THREAD_MULTIPLE: yes",
+    "MPICH": "use an MPICH that was configured with --enable-threads=multiple, its default",
+}
+"""What raises the level, by the beginning of the library's name."""
+OTHERWISE = "use an MPI library that was built for MPI_THREAD_MULTIPLE"
+
+
+class MpiLibrary(NamedTuple):
+    """The MPI library that this process has initialized.
+
+    Attributes:
+        name: Its name and version.
+        thread_level: The thread level that it grants, one of LEVELS.
+    """
+
+    name: str
+    thread_level: str
+
+    @property
+    def problem(self) -> tuple[str, str] | None:
+        """What is wrong with the level, and what to do about it; None if nothing is."""
+        if self.thread_level == NEEDED:
+            return None
+        what = (
+            f"{self.name} grants the thread level MPI_THREAD_{self.thread_level.upper()}, but"
+            " Horovod, which communicates from a thread of its own, needs MPI_THREAD_MULTIPLE"
+        )
+        requests = [name for name in REQUESTS if name in os.environ]
+        if requests:
+            return what, f"unset {' and '.join(requests)}, which may ask for less"
+        known = (fix for start, fix in FIXES.items() if self.name.startswith(start))
+        return what, next(known, OTHERWISE)
+
+
+def describe_version(text: str) -> str:
+    """Returns name and version in the text of MPI_Get_library_version."""
+    # The configuration follows, after a comma (Open MPI) or in further lines (MPICH).
+    first_line = text.split("\x00")[0].splitlines()[0]
+    return " ".join(first_line.split(",")[0].split())
+
+
+def mpi_in_use() -> MpiLibrary | None:
+    """Returns the MPI library that this process has initialized; None if there is none."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    codes = {getattr(mpi, f"THREAD_{level.upper()}"): level for level in LEVELS}
+    return MpiLibrary(describe_version(mpi.Get_library_version()), codes[mpi.Query_thread()])
+
+
+def describe_mpi() -> dict[str, Any]:
+    """Returns what a record's section "environment" says about MPI; empty without MPI."""
+    library = mpi_in_use()
+    if library is None:
+        return {}
+    return {"mpi": {"library": library.name, "thread_level": library.thread_level}}
+
+
+def check_thread_level(comm: Communicator) -> None:
+    """Checks that MPI may be called from several threads at a time; collective.
+
+    Raises:
+        SetupError: It may not; the same on every rank.
+    """
+    library = mpi_in_use()
+    found = comm.collect(library.problem if library and comm.size > 1 else None)
+    if found:
+        what, fix = found[0][1]
+        raise SetupError(f"{what}. Fix: {fix}").on_all_ranks()
+
+
+def start_alone() -> MpiLibrary:
+    """Returns the MPI library as a process of its own finds it that starts MPI without a launcher.
+
+    Raises:
+        OSError, subprocess.SubprocessError: It does not start there, as on the login nodes of some
+            machines.
+    """
+    started = subprocess.run(
+        module_command(__name__), capture_output=True, text=True, timeout=START_S, check=True
+    )
+    name, level = started.stdout.splitlines()[-2:]
+    return MpiLibrary(name, level)
+
+
+def main() -> None:
+    """Starts MPI, and prints its name and its thread level."""
+    from mpi4py import MPI  # noqa: F401
+
+    library = mpi_in_use()
+    assert library is not None
+    print(*library, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
