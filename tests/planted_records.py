@@ -66,6 +66,7 @@ def _sections(
     device="cpu",
     exchange=None,
     training=None,
+    jit_compile=None,
     status="ok",
     **parameters,
 ):
@@ -139,7 +140,8 @@ def _sections(
             },
         },
         "plan": plan.to_dict() | {"epochs_per_rank": epochs_per_rank},
-        "model": {"num_parameters": 1000, "optimizer": "sgd"},
+        "model": {"num_parameters": 1000, "optimizer": "sgd"}
+        | ({} if jit_compile is None else {"jit_compile": jit_compile}),
         "distributed": {"backend": "horovod", "settings": exchange or {}}
         if num_ranks > 1
         else {"backend": "serial"},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports.points import MIN_IN_RATIO, THREADS, by_value, describe
+from candle_p1.reports.points import JIT, MIN_IN_RATIO, THREADS, by_value, describe
 from candle_p1.reports.quantities import (
     BROADCAST,
     COMMUNICATION,
@@ -205,6 +205,7 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
         **run.settings,
         **run.horovod_settings,
         THREADS: run.threads,
+        JIT: run.jit_compile,
         NODES: run.num_nodes,
         MACHINE: str(run.machine),
     }
@@ -213,13 +214,13 @@ def _settings(run: RecordedRun) -> dict[str, Any]:
 def _varied(runs: Sequence[RecordedRun]) -> set[str]:
     """Returns the settings in which runs differ.
 
-    Horovod's settings, threads and nodes usually follow from the number of ranks; they count only
-    where they differ on the same number of ranks.
+    Horovod's settings, threads, nodes and jit_compile usually follow from the number of ranks; they
+    count only where they differ on the same number of ranks.
     """
     values: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
         for name, value in _settings(run).items():
-            follows = name in run.horovod_settings or name in (THREADS, NODES)
+            follows = name in run.horovod_settings or name in (THREADS, NODES, JIT)
             values[name, run.num_ranks if follows else None].add(repr(value))
     return {name for (name, _), found in values.items() if len(found) > 1}
 
@@ -301,6 +302,7 @@ def _machine(run: RecordedRun) -> dict[str, Any]:
         "nodes": run.num_nodes,
         "launcher": run.record.launcher,
         "threads of a rank": run.threads,
+        JIT: run.jit_compile,
         "hosts": " ".join(run.hosts) or None,
     }
     if run.machine:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from candle_p1.reports.compiled import compiled_apart
 from candle_p1.reports.points import MIN_IN_RATIO, STRONG, WEAK, describe
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.statistics import estimate_median, estimate_ratio
@@ -53,6 +54,11 @@ class Speedup:
     base_s: float
     speedup: Estimate
     efficiency: Estimate | None
+
+    @property
+    def compiled_apart(self) -> str | None:
+        """Which of the runs XLA compiled, in words; None where they do not differ in that."""
+        return compiled_apart([*self.base.runs, *self.point.runs])
 
 
 class Pair(NamedTuple):

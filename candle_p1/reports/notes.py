@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from candle_p1.reports.compiled import compiled_apart
 from candle_p1.reports.points import describe
 from candle_p1.reports.quantities import covered, merit
 from candle_p1.reports.statistics import MIN_VALUES
@@ -50,6 +51,7 @@ def notes_on(experiment: Experiment) -> list[str]:
         _versions,
         _threads,
         _repeatable,
+        _compiled,
         _warnings,
     )
     return [note for make in makers for note in make(experiment)]
@@ -178,6 +180,15 @@ def _repeatable(experiment: Experiment) -> Iterator[str]:
             "Some of these runs repeat bit for bit (deterministic True), others have the settings"
             " of a cluster (deterministic False), which is faster: a difference in time between"
             f" them may be due to that alone{fusion}."
+        )
+
+
+def _compiled(experiment: Experiment) -> Iterator[str]:
+    apart = compiled_apart(experiment.runs)
+    if apart:
+        yield (
+            f"{apart}: speed-ups, efficiencies and other ratios between them also contain what XLA"
+            " gains or costs."
         )
 
 

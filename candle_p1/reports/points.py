@@ -30,6 +30,9 @@ MODES = {
 THREADS, RANKS_PER_NODE = "threads", "ranks_per_node"
 """The names of the settings for the threads of a rank and the ranks of a node."""
 
+JIT = "jit_compile"
+"""The name of the setting for whether XLA compiled the training step."""
+
 UNKNOWN = "unknown"
 MIN_IN_RATIO = 1e-9
 """The resolution of recorded times, in s: nothing is as short as that."""
@@ -218,9 +221,11 @@ def describe(settings: Mapping[str, Any]) -> str:
 
 
 def _placement(run: RecordedRun) -> dict[str, float]:
-    """Returns how the ranks were placed on nodes and cores, as far as it is known."""
+    """Returns how the ranks were placed on nodes and cores, and compiled, as far as it is known."""
     threads, nodes = run.threads, run.num_nodes
     placement: dict[str, float] = {} if threads is None else {THREADS: threads}
+    if run.jit_compile is not None:
+        placement[JIT] = run.jit_compile
     if nodes:
         ranks = run.num_ranks / nodes
         placement[RANKS_PER_NODE] = int(ranks) if ranks.is_integer() else ranks
@@ -231,7 +236,8 @@ def _varied_placement(runs: Sequence[RecordedRun]) -> set[str]:
     """Returns how the placement differs among runs that are otherwise alike.
 
     A rank's share of the cores falls with the number of ranks, which does not make a series;
-    different numbers of threads on the same number of ranks do. The same holds for ranks per node.
+    different numbers of threads on the same number of ranks do. The same holds for ranks per node,
+    and for whether XLA compiled the training step, which may depend on the number of ranks, too.
     """
     seen: dict[Any, set[float]] = defaultdict(set)
     for run in runs:

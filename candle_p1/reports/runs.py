@@ -203,6 +203,11 @@ class RecordedRun:
         return deterministic if isinstance(deterministic, bool) else None
 
     @property
+    def jit_compile(self) -> bool | None:
+        """Whether XLA compiled the training step; None where the run did not record it."""
+        return self.record.model.jit_compile if self.record.model else None
+
+    @property
     def fusion(self) -> str | None:
         """How Horovod fuses tensors, in words; None where it does not run or is unknown."""
         threshold = self.horovod_settings.get(FUSION)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 SPEED_SETTINGS: Mapping[str, Callable[[RecordedRun], object]] = {
     "deterministic (whether runs repeat bit for bit)": lambda run: run.repeats_exactly,
     "Horovod's fusion": lambda run: run.fusion,
+    "jit_compile (whether XLA compiled the training step)": lambda run: run.jit_compile,
 }
-"""Settings that differ between a laptop and a cluster, and affect times, in words."""
+"""Settings that differ between a laptop and a cluster, or with the ranks, and affect times."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,6 +108,12 @@ def shares(experiment: Experiment) -> Content:
 
 def scaling(experiment: Experiment) -> Content:
     """Returns speed-ups and efficiencies, each with the time of its base."""
+    found = [
+        (series, quantity, each)
+        for series in experiment.series
+        for quantity in (TOTAL, TRAIN)
+        for each in speedups(experiment, series, quantity.of)
+    ]
     rows: list[tuple[Cell, ...]] = [
         (
             series.name,
@@ -118,9 +124,7 @@ def scaling(experiment: Experiment) -> Content:
             each.speedup,
             each.efficiency,
         )
-        for series in experiment.series
-        for quantity in (TOTAL, TRAIN)
-        for each in speedups(experiment, series, quantity.of)
+        for series, quantity, each in found
     ]
     gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
     headings = ("series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "efficiency")
@@ -129,6 +133,10 @@ def scaling(experiment: Experiment) -> Content:
         WEAK: "Under weak scaling, efficiency is T(base) / T(P), because the work grows with P.",
     }
     notes = [note[experiment.mode]] if experiment.mode in note else []
+    apart = {
+        f"{series.name}: {each.compiled_apart}." for series, _, each in found if each.compiled_apart
+    }
+    notes += sorted(apart)
     return "Speed-up and efficiency", headings, rows, notes, ()
 
 

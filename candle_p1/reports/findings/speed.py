@@ -53,7 +53,7 @@ def speed(experiment: Experiment) -> list[str]:
                 last.speedup,
                 f"{name}: {on_ranks([last.point.num_ranks])}, the {what} of the total time is"
                 f" {number(last.speedup.value)} ({interval(last.speedup)}){efficiency}, relative to"
-                f" {number(last.base_s)} s {base}",
+                f" {number(last.base_s)} s {base}{_compiled(last)}",
             )
         )
     return limited(sentences)
@@ -73,7 +73,7 @@ def epoch_growth(experiment: Experiment) -> list[str]:
                 growth,
                 f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes"
                 f" {number(growth.value)} times as long ({interval(growth)}) as the"
-                f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}",
+                f" {number(last.base_s)} s {on_ranks([last.base.num_ranks])}{_compiled(last)}",
             )
         )
     return limited(sentences)
@@ -86,6 +86,10 @@ def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> list[tuple[str
     if not last:
         raise MissingDataError("no series was run on two numbers of ranks")
     return last
+
+
+def _compiled(last: Speedup) -> str:
+    return f"; {last.compiled_apart}" if last.compiled_apart else ""
 
 
 def _told(ratio: Estimate, words: str) -> str:

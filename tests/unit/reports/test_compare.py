@@ -188,6 +188,26 @@ def test_settings_of_a_laptop_and_of_a_cluster_are_distinguished(sides):
     assert "times: A none; B up to 67108864 bytes" in warnings
 
 
+def test_sides_and_runs_that_xla_compiled_are_distinguished(sides):
+    a, b = sides(
+        [{"num_ranks": 1, "jit_compile": True}],
+        [{"num_ranks": 1, "jit_compile": False}, {"num_ranks": 2, "jit_compile": False}],
+    )
+    comparison = compare(a, Side("b", b.runs[:1]))
+    warnings = "\n".join(comparison.warnings)
+    assert "jit_compile (whether XLA compiled the training step) differs" in warnings
+    assert "times: A True; B False" in warnings
+    found = {each.name: (each.a, each.b) for each in comparison.differences}
+    assert found["jit_compile"] == ("True", "False")
+    mixed = Side("mixed", (*a.runs, *b.runs))
+    settings = [pairing.settings for pairing in compare(mixed, mixed).pairings]
+    assert settings == [
+        "jit_compile False, ranks 1",
+        "jit_compile False, ranks 2",
+        "jit_compile True, ranks 1",
+    ]
+
+
 def test_real_and_synthetic_data_are_distinguished(sides):
     a, b = sides([{}], [{}])
     (warning,) = compare(a, with_change(b, {"data.synthetic": False})).warnings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.findings.registry import FINDERS, find
+from candle_p1.reports.notes import notes_on
 from candle_p1.reports.points import group
 from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
@@ -196,6 +197,35 @@ def test_a_speedup_names_its_base_in_seconds():
     few = statements_on(*(record for record in study() if record.num_ranks > 1))["Speed-up"]
     assert few.sentences == ()
     check_holds(few.unsure[0], "39.5 s on 2 ranks", "no run")
+
+
+def test_runs_that_xla_compiled_are_not_compared_with_others_without_saying_so():
+    """On GPUs, XLA compiles the step of one rank, but not of several, which use Horovod."""
+    words = (
+        "XLA compiled the training step (jit_compile) of the runs on 1 rank, and not of the runs on"
+        " 2 and 4 ranks"
+    )
+
+    def statements_and_notes(compiled_on):
+        records = [
+            planted_record("nt3", num, epoch_s=s, jit_compile=num in compiled_on)
+            for num, s in ((1, 2.0), (2, 2.5), (4, 3.0)) * 4
+        ]
+        (experiment,) = group([RecordedRun(i, each) for i, each in enumerate(records)])
+        tables = {table.slug: table for table in make_tables(experiment, "t")}
+        found = [*statements_on(*records).values()]
+        of_ratios = [s for each in found for s in each.sentences if each.finder.table == "scaling"]
+        return of_ratios, notes_on(experiment), tables["t-scaling"].notes
+
+    sentences, notes, of_table = statements_and_notes({1})
+    apart = words.replace("2 and 4", "4")
+    assert apart in " ".join(sentences)
+    assert sum(note.startswith(words) for note in notes) == 1
+    assert any(apart in note for note in of_table)
+    for alike in ({1, 2, 4}, set()):
+        sentences, *notes = statements_and_notes(alike)
+        assert sentences
+        assert "jit_compile" not in str((sentences, notes))
 
 
 def test_the_time_per_epoch_is_compared_with_the_fewest_ranks():

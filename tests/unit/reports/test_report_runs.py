@@ -254,6 +254,17 @@ def test_threads_make_series_only_where_one_number_of_ranks_has_several(tmp_path
     assert set(outline(experiment)) == {"threads 1", "threads 2"}
 
 
+def test_runs_that_xla_compiled_are_a_series_of_their_own(tmp_path):
+    for num_ranks, compiled in ((1, True), (2, False), (2, True)):
+        plant(tmp_path, "nt3", num_ranks, jit_compile=compiled)
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment) == {
+        "jit_compile False": {2: (1, 0, 0)},
+        "jit_compile True": {1: (1, 0, 0), 2: (1, 0, 0)},
+    }
+    assert any("(jit_compile) of 2 runs, and not of 1 other" in n for n in notes_on(experiment))
+
+
 def test_a_run_on_one_rank_is_the_base_of_all_communication_settings(tmp_path):
     plant(tmp_path, "nt3", 1)
     for size in ("0", "134217728"):
