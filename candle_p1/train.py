@@ -113,7 +113,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
 
             models = ModelFiles(benchmark, params, results, this)
         log.begin()
-        allreduces = make_allreduce_log(this.communication, params, device, comm)
+        allreduces = make_allreduce_log(this.communication, params, comm)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
         for warning in reader.loading.warnings:
@@ -199,6 +199,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores
             ),
             logged=params["communication_log"],
+            clock_waits_for=allreduces.waits_for if allreduces else None,
             data={
                 "synthetic": files.synthetic,
                 "loader": params["loader"],

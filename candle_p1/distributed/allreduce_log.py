@@ -1,7 +1,9 @@
 """When each gradient is passed to Horovod, and when its average over the ranks is available.
 
 The graph reads the clock twice per gradient and writes one row per step into a table, so logging
-takes a few microseconds per step and waits for nothing. The table gives
+takes a few microseconds per step and waits for nothing. On a GPU, the clock is read when one
+element of the tensor has arrived on the host: when the GPU has computed the tensor, and the time of
+that copy later. The table gives
 
 - the time of each allreduce, from the gradient being ready to the average being available; this
   includes waiting for its turn and for other ranks;
@@ -24,16 +26,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.devices import Device
     from candle_p1.instrument.collectives import CommunicationLog
     from candle_p1.parameters.parameter_set import ParameterSet
+    from candle_p1.records.types import ClockWaitsFor
 
 CAPACITY = 256
 """The number of steps that the table holds."""
-NOT_LOGGED = (
-    "gradient allreduces are logged only where TensorFlow trains on CPUs, and not with"
-    " --communication_log False"
-)
+NOT_LOGGED = "gradient allreduces are not logged with --communication_log False"
 
 
 class AllreduceLog:
@@ -41,6 +40,10 @@ class AllreduceLog:
 
     Args:
         log: Where the allreduces are added up.
+
+    Attributes:
+        waits_for: What the clock waits for: "tensor", or "element" on a GPU; None before the graph
+            has been made.
     """
 
     def __init__(self, log: CommunicationLog) -> None:
@@ -49,18 +52,23 @@ class AllreduceLog:
         self._num_read = self._num_unread = 0
         self._exposed_s = self._allreduce_s = 0.0
         self._table: Any = None
+        self.waits_for: ClockWaitsFor | None = None
 
-    def write(self, ready: list[Any], done: list[Any], sizes: dict[str, int]) -> None:
+    def write(
+        self, ready: list[Any], done: list[Any], sizes: dict[str, int], *, on_gpu: bool = False
+    ) -> None:
         """Writes the times of one step into the table; part of the graph.
 
         Args:
             ready: The time at which each gradient was ready.
             done: The time at which each average was available.
             sizes: The number of bytes sent for each gradient, by name.
+            on_gpu: Whether gradients are on a GPU.
         """
         import tensorflow as tf
 
         self._sizes = sizes
+        self.waits_for = "element" if on_gpu else "tensor"
         with tf.device("CPU:0"):
             if self._table is None:
                 with tf.init_scope():  # outside the graph
@@ -127,13 +135,10 @@ class AllreduceLog:
 
 
 def make_allreduce_log(
-    log: CommunicationLog, params: ParameterSet, device: Device, comm: Communicator
+    log: CommunicationLog, params: ParameterSet, comm: Communicator
 ) -> AllreduceLog | None:
-    """Returns a log of gradient allreduces; None if there are none or they cannot be logged.
-
-    On a GPU, the operations that read the clock would show when work was submitted to the GPU.
-    """
-    if comm.size == 1 or device.is_gpu or not params["communication_log"]:
+    """Returns a log of gradient allreduces; None if there are none or they are not to be logged."""
+    if comm.size == 1 or not params["communication_log"]:
         return None
     return AllreduceLog(log)
 

@@ -162,13 +162,21 @@ def average_gradients(
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
         if gradient is not None
     }
-    ready = [read_clock(gradient) for gradient in given.values()] if log else []
+    on_gpu = [
+        _is_on_gpu(variable)
+        for gradient, variable in zip(gradients, variables, strict=True)
+        if gradient is not None
+    ]
+    ready = list(map(_clock, given.values(), on_gpu)) if log else []
     average, num_bytes = _COMPRESSED[compression]
     averaged = [average(hvd, gradient, name) for name, gradient in given.items()]
     if log:
         sizes = [num_bytes(gradient) for gradient in given.values()]
         log.write(
-            ready, [read_clock(each) for each in averaged], dict(zip(given, sizes, strict=True))
+            ready,
+            list(map(_clock, averaged, on_gpu)),
+            dict(zip(given, sizes, strict=True)),
+            on_gpu=any(on_gpu),
         )
     remaining = iter(averaged)
     return [None if gradient is None else next(remaining) for gradient in gradients]
@@ -199,26 +207,27 @@ def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
     """Copies the root's weights and optimizer state to every rank; collective, before training.
 
     The optimizer must be built. The recorded time is that of the broadcast alone, without
-    TensorFlow's preparation. Random states (of dropout, for example) are not copied, so ranks draw
-    different numbers.
+    TensorFlow's preparation; of variables on a GPU, the host gets one element, to see when they
+    have arrived. Random states (of dropout, for example) are not copied, so ranks draw different
+    numbers.
     """
     if comm.size == 1:
         return
     import tensorflow as tf
 
     hvd = _horovod()
-    variables = [variable.value for variable in [*model.weights, *model.optimizer.variables]]
+    state = [*model.weights, *model.optimizer.variables]
+    variables = [variable.value for variable in state]
+    on_gpu = list(map(_is_on_gpu, state))
 
     @tf.function  # type: ignore[untyped-decorator]
     def copy() -> tuple[Any, Any]:
         given = [tf.convert_to_tensor(variable) for variable in variables]
-        with tf.device("CPU:0"):
-            begins = [read_clock(value) for value in given]
+        begins = list(map(_clock, given, on_gpu))
         received = [
             hvd.broadcast(value, root_rank=root, name=f"state.{i}") for i, value in enumerate(given)
         ]
-        with tf.device("CPU:0"):
-            ends = [read_clock(value) for value in received]
+        ends = list(map(_clock, received, on_gpu))
         for variable, value in zip(variables, received, strict=True):
             variable.assign(value)
         return tf.reduce_min(begins), tf.reduce_max(ends)
@@ -226,6 +235,15 @@ def broadcast_state(model: Any, comm: Communicator, root: int = 0) -> None:
     begin, end = copy()
     num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
     note_collective("horovod", "broadcast", num_bytes * (comm.rank == root), float(end - begin))
+
+
+def _is_on_gpu(variable: Any) -> bool:
+    """Returns whether a Keras variable, and thereby its gradient, is on a GPU."""
+    return "GPU" in str(variable.value.device)
+
+
+def _clock(tensor: Any, on_gpu: bool) -> Any:
+    return read_clock(tensor, on_gpu=on_gpu)
 
 
 def seed_ranks(model: Any, seed: int, rank: int, *position: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument import phases
 from candle_p1.records.spread import Seconds
-from candle_p1.records.types import Collective, CommunicationFacts, MessageSize
+from candle_p1.records.types import ClockWaitsFor, Collective, CommunicationFacts, MessageSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +112,10 @@ def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> 
 
 
 def summarize_communication(
-    logs: Sequence[CommunicationLog], *, logged: bool
+    logs: Sequence[CommunicationLog],
+    *,
+    logged: bool,
+    clock_waits_for: ClockWaitsFor | None = None,
 ) -> CommunicationFacts:
     """Returns the collectives of all ranks as a run record holds them.
 
@@ -122,12 +125,14 @@ def summarize_communication(
     Args:
         logs: The log of each rank.
         logged: Whether collectives were to be logged.
+        clock_waits_for: How gradient allreduces were timed; None if none were.
     """
     nothing = CallTotals()
     operations = list(dict.fromkeys(key for log in logs for key in log.by_name))
     sizes = sorted({key for log in logs for key in log.by_size})
     return CommunicationFacts(
         logged=logged,
+        clock_waits_for=clock_waits_for,
         collectives=[
             Collective(
                 name=name,

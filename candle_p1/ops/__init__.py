@@ -28,12 +28,23 @@ def load() -> Any:
     return tf.load_op_library(str(files("candle_p1.ops").joinpath("operations.so")))
 
 
-def read_clock(after: Any) -> Any:
+def read_clock(after: Any, *, on_gpu: bool = False) -> Any:
     """Returns the time.perf_counter at which a tensor becomes ready; float64, in s.
 
-    For tensors on the CPU only: TensorFlow would copy others there.
+    The clock is read on the CPU, and TensorFlow copies there what an operation takes. Of a tensor
+    on a GPU it takes one element, which arrives as soon as the GPU has computed the tensor; when
+    the tensor itself is passed on says only when that work was submitted.
+
+    Args:
+        after: The tensor.
+        on_gpu: Whether it is on a GPU.
     """
-    return load().candle_p1_clock(after)
+    import tensorflow as tf
+
+    if on_gpu:
+        after = tf.reshape(after, [-1])[:1]
+    with tf.device("CPU:0"):
+        return load().candle_p1_clock(after)
 
 
 def num_threads() -> int:

@@ -386,16 +386,23 @@ class MessageSize(Messages):
     bytes_per_s: float
 
 
+ClockWaitsFor = Literal["tensor", "element"]
+
+
 class CommunicationFacts(Section):
     """The communication between the ranks.
 
     Attributes:
         logged: Whether collectives were logged.
+        clock_waits_for: What a clock waits for that times the gradients' allreduces: the tensor; or
+            one element of it, on GPUs, which adds the time in which that is copied to the host.
+            None if no gradients were averaged, or they were not logged.
         collectives: The collectives, by library and operation.
         message_sizes: The collectives, by library and message size.
     """
 
     logged: bool
+    clock_waits_for: ClockWaitsFor | None = None
     collectives: list[Collective] | None = None
     message_sizes: list[MessageSize] | None = None
 

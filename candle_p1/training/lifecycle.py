@@ -43,6 +43,7 @@ from candle_p1.records.record import (
 from candle_p1.records.spread import Bytes
 from candle_p1.records.types import (
     SCHEMA_VERSION,
+    ClockWaitsFor,
     Failure,
     PositionFacts,
     RankFacts,
@@ -147,6 +148,7 @@ class Run:
         rank_facts: RankFacts,
         *,
         logged: bool,
+        clock_waits_for: ClockWaitsFor | None = None,
         begin: Position | None = None,
         end: Position | None = None,
         checkpoints: CheckpointStatistics | None = None,
@@ -160,6 +162,7 @@ class Run:
         Args:
             rank_facts: What the record says about this rank.
             logged: Whether collectives were logged.
+            clock_waits_for: How the gradients' allreduces were timed.
             begin: Where training began; None: where the checkpoint was saved, or at the beginning.
             end: Where it ended.
             checkpoints: What this rank has saved; None if it saves none.
@@ -203,7 +206,9 @@ class Run:
                 "total_s": ended - self.start,
                 "energy": energy,
                 "communication": summarize_communication(
-                    [each.communication for each in gathered], logged=logged
+                    [each.communication for each in gathered],
+                    logged=logged,
+                    clock_waits_for=clock_waits_for,
                 ),
                 "efficiency": overall_efficiency(gathered),
             }
