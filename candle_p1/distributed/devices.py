@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 
+XLA_VARIABLE = "HOROVOD_ENABLE_XLA_OPS"
+
+
 @dataclass(frozen=True)
 class Device:
     """What a rank computes on.
@@ -108,6 +111,10 @@ def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bo
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings = [warning] if warning else []
+    if comm.size > 1 and os.environ.get(XLA_VARIABLE, "0") not in ("", "0"):
+        warnings.append(
+            f"{XLA_VARIABLE} is set, but has no effect: several ranks train without XLA"
+        )
     backend = backend_name()
     name = "cpu"
     if backend == "tensorflow":

@@ -161,20 +161,28 @@ def check_gpus(
     some_have, some_lack, wanted = map(int, comm.allreduce_max(mine))
     if not some_lack or not (some_have or wanted):
         return
-    found = comm.collect(None if has_gpu else (node, why_none(backend)))
-    requests = comm.collect(request) if wanted else []
+    # Rank 0 alone hears from all ranks that lack one, and tells the others.
+    gathered = comm.gather(None if has_gpu else (node, why_none(backend)))
+    requests = comm.gather(request) or []
+    message = ""
+    if gathered is not None:
+        asked = next((each for each in requests if each), None)
+        message = _explain([each for each in gathered if each], asked)
+    raise SetupError(comm.broadcast(message)).on_all_ranks()
+
+
+def _explain(found: Sequence[tuple[str, Lack]], asked: GpuRequest | None) -> str:
     lacks: dict[Lack, list[str]] = {}
-    for _, (lacking, lack) in found:
-        lacks.setdefault(lack, []).append(lacking)
+    for node, lack in found:
+        lacks.setdefault(lack, []).append(node)
     where = "; ".join(f"{name_nodes(nodes)}: {lack.why}" for lack, nodes in lacks.items())
     fixes = "; ".join(dict.fromkeys(lack.fix for lack in lacks))
-    if requests:
-        asked = requests[0][1]
-        raise SetupError(
+    if asked:
+        return (
             f"the job asked for GPUs ({asked.origin}), and ranks find none on {where}. Fix:"
             f" {fixes}; {asked.instead}"
-        ).on_all_ranks()
-    raise SetupError(
+        )
+    return (
         f"some ranks compute on GPUs, but others find none on {where}. Fix: {fixes}; to train on"
         " CPUs everywhere, set CUDA_VISIBLE_DEVICES=-1"
-    ).on_all_ranks()
+    )

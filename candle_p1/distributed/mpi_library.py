@@ -95,10 +95,12 @@ def check_thread_level(comm: Communicator) -> None:
         SetupError: It may not; the same on every rank.
     """
     library = mpi_in_use()
-    found = comm.collect(library.problem if library and comm.size > 1 else None)
-    if found:
-        what, fix = found[0][1]
-        raise SetupError(f"{what}. Fix: {fix}").on_all_ranks()
+    problem = library.problem if library and comm.size > 1 else None
+    if not comm.any(problem is not None):
+        return
+    gathered = comm.gather(problem)
+    what, fix = comm.broadcast(next((each for each in gathered or () if each), ("", "")))
+    raise SetupError(f"{what}. Fix: {fix}").on_all_ranks()
 
 
 def start_alone() -> MpiLibrary:

@@ -157,7 +157,8 @@ def build_model(
             model(data.train.x[0:1])
     horovod.seed_ranks(model, params["rng_seed"], comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
-    # XLA does not support Horovod's operations, and is slower on a CPU. JAX always uses XLA.
+    # XLA knows none of Horovod's operations (docs/performance.md), and is slower on a CPU. JAX
+    # always uses XLA.
     xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
         optimizer=horovod.distribute_optimizer(optimizer, comm, params["compression"], log),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from candle_p1 import ops
+from candle_p1.distributed import horovod
 
 tf = pytest.importorskip("tensorflow")
 rng = np.random.default_rng(5)
@@ -33,6 +35,53 @@ def test_the_clock_agrees_with_python_and_waits_for_its_input():
 @pytest.mark.parametrize("dtype", [tf.float16, tf.int64, tf.bool])
 def test_the_clock_takes_any_tensor(dtype):
     assert ops.read_clock(tf.zeros((2, 3), dtype)).shape == ()
+
+
+def test_of_a_tensor_on_a_gpu_the_clock_takes_one_element(monkeypatch):
+    taken = []
+    clock = ops.load().candle_p1_clock
+
+    def spy(after):
+        taken.append(after.shape.num_elements())
+        return clock(after)
+
+    monkeypatch.setattr(ops, "load", lambda: SimpleNamespace(candle_p1_clock=spy))
+    for shape in ((), (7,), (300, 300)):
+        for on_gpu in (False, True):
+            before = time.perf_counter()
+            assert before < ops.read_clock(tf.zeros(shape), on_gpu=on_gpu) < time.perf_counter()
+    assert taken == [1, 1, 7, 1, 90_000, 1]
+
+
+def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_host(monkeypatch):
+    """Horovod's broadcast takes 50 ms; the devices of the variables are only said to be GPUs."""
+    taken, noted = [], []
+    clock = ops.load().candle_p1_clock
+
+    def spy(after):
+        taken.append(after.shape.num_elements())
+        return clock(after)
+
+    def slow(value, root_rank, name):
+        def wait(array):
+            time.sleep(0.05)
+            return array + 1
+
+        return tf.ensure_shape(tf.numpy_function(wait, [value], value.dtype), value.shape)
+
+    monkeypatch.setattr(ops, "load", lambda: SimpleNamespace(candle_p1_clock=spy))
+    monkeypatch.setattr(horovod, "_horovod", lambda: SimpleNamespace(broadcast=slow))
+    monkeypatch.setattr(horovod, "_is_on_gpu", lambda variable: True)
+    monkeypatch.setattr(horovod, "note_collective", lambda *what: noted.append(what))
+    weights = [tf.Variable(tf.zeros((50, 4))), tf.Variable(tf.zeros(3))]
+    state = [SimpleNamespace(value=weight) for weight in weights]
+    model = SimpleNamespace(weights=state, optimizer=SimpleNamespace(variables=[]))
+    horovod.broadcast_state(model, SimpleNamespace(size=2, rank=0))
+    ((library, name, num_bytes, seconds),) = noted
+    assert (library, name, num_bytes) == ("horovod", "broadcast", 4 * 203)
+    assert seconds >= 0.05
+    assert set(taken) == {1}
+    assert all((weight.numpy() == 1).all() for weight in weights)
 
 
 def apply(variable, mean_square, gradient, threads, **epsilon):
