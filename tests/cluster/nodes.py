@@ -34,7 +34,7 @@ END_S = 20
 # Ends when the input is closed, which happens also if the process that made the node is killed.
 HOLD = """
 echo ready
-read -r _
+read -r _ || true
 for each in /proc/[0-9]*; do
   if [ "$each" != "/proc/$$" ] && [ "$each/ns/net" -ef "/proc/$$/ns/net" ]; then
     kill -KILL "${each#/proc/}"
