@@ -231,6 +231,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             **found,
             environment=captured,
             warnings=[
+                *this.watchdog.warnings,
                 *params.warnings,
                 *device.warnings,
                 *reader.loading.warnings,

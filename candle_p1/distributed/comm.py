@@ -25,6 +25,7 @@ from candle_p1.distributed.launch_environment import (
     launched_rank,
     launcher_variable,
 )
+from candle_p1.distributed.progress import FOR_ALL, FOR_SOME, waiting
 from candle_p1.errors import CandleError, DistributedError, SetupError
 from candle_p1.instrument.collectives import collective
 
@@ -222,6 +223,7 @@ class MpiCommunicator(Communicator):
         self._mpi = MPI
         self._unfinished: list[Any] = []
         self._ranks = MPI.COMM_WORLD if ranks is None else ranks
+        self._awaited = FOR_ALL if ranks is None else FOR_SOME
         self.rank, self.size = self._ranks.rank, self._ranks.size
         if ranks is not None:
             self.node, self.num_nodes = 0, 1
@@ -241,26 +243,31 @@ class MpiCommunicator(Communicator):
         self._leaders = self._ranks.Split(color=min(self.local_rank, 1), key=self.rank)
         self.node, self.num_nodes = local.bcast((self._leaders.rank, self._leaders.size))
 
+    @contextmanager
+    def _collective(self, name: str, count_bytes: Callable[[], int]) -> Iterator[None]:
+        with waiting(self._awaited), collective("mpi", name, count_bytes):
+            yield
+
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
-        with collective("mpi", "barrier", lambda: 0):
+        with self._collective("barrier", lambda: 0):
             self._ranks.Barrier()
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """Returns the root's value."""
         num_bytes = _num_bytes_of(value if self.rank == root else None)
-        with collective("mpi", "broadcast", num_bytes):
+        with self._collective("broadcast", num_bytes):
             received: T = self._ranks.bcast(value, root)
         return received
 
     def allgather(self, value: T) -> list[T]:
         """Returns every rank's value."""
-        with collective("mpi", "allgather", _num_bytes_of(value)):
+        with self._collective("allgather", _num_bytes_of(value)):
             return self._ranks.allgather(value)
 
     def gather(self, value: T) -> list[T] | None:
         """Returns every rank's value on rank 0."""
-        with collective("mpi", "gather", _num_bytes_of(value)):
+        with self._collective("gather", _num_bytes_of(value)):
             return self._ranks.gather(value)
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -273,7 +280,7 @@ class MpiCommunicator(Communicator):
 
     def _allreduce(self, array: NDArray[Any], operation: Any) -> NDArray[Any]:
         result = np.empty_like(array, order="C")
-        with collective("mpi", "allreduce", lambda: array.nbytes):
+        with self._collective("allreduce", lambda: array.nbytes):
             self._ranks.Allreduce(np.ascontiguousarray(array), result, op=operation)
         return result
 
@@ -284,7 +291,7 @@ class MpiCommunicator(Communicator):
 
     def receive(self, rank: int) -> Any:
         """Waits for the value."""
-        with collective("mpi", "receive", lambda: 0):
+        with waiting(FOR_SOME), collective("mpi", "receive", lambda: 0):
             return self._ranks.recv(source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
@@ -296,7 +303,7 @@ class MpiCommunicator(Communicator):
         starts = [start for start, _ in bounds]
         view = array.view(np.uint8)
         mine = counts[self.node] * array.itemsize
-        with collective("mpi", "allgather in place", lambda: mine):
+        with waiting(FOR_SOME), collective("mpi", "allgather in place", lambda: mine):
             self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, starts, element])
         element.Free()
 

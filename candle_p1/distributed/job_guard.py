@@ -41,6 +41,10 @@ STOPPED_S = 10.0
 """How long a process of the job may be stopped while others run; the variable changes it. 0: as
 long as it likes."""
 LOOK_S = 1.0
+OPEN_MPI = ("mpirun", "mpiexec", "orterun", "prterun", "prted")
+"""The launcher of Open MPI, and its daemon on other nodes."""
+LOST_S = 3.0
+"""How long these may take to end once a node is lost."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +191,15 @@ class JobGuard:
             return
         self._remove_files()
 
+    def end_lost(self) -> None:
+        """Sees to it that the launcher ends, which waits for a node that it has lost forever."""
+        if self._launcher is not None:
+            end_launcher(self._launcher, session_directory())
+            remove_shared_memory()
+
     def _remove_files(self) -> None:
         assert self._launcher is not None
-        directory = Path(os.environ.get("PMIX_SERVER_TMPDIR", ""))
-        if directory.name == f"ompi.{self._launcher.pid}":
-            shutil.rmtree(directory, ignore_errors=True)
+        remove_session(session_directory(), self._launcher.pid)
         remove_shared_memory()
 
     def _look(self) -> list[Trouble]:
@@ -222,6 +230,28 @@ class JobGuard:
         with suppress(psutil.Error):
             return [psutil.Process(pid) for pid in pids[:1] if pid != mine]
         return []
+
+
+def session_directory() -> str:
+    """Returns the directory of the launcher's files on this node; empty if it is not known."""
+    return os.environ.get("PMIX_SERVER_TMPDIR", "")
+
+
+def remove_session(directory: str, launcher: int) -> None:
+    """Removes the directory of a launcher, unless it is not named after its process id."""
+    if Path(directory).name == f"ompi.{launcher}":
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def end_launcher(launcher: psutil.Process, session: str) -> None:
+    """Kills Open MPI's launcher or its daemon on this node a moment later, if it is still there.
+
+    Once it has lost another node, it does not end by itself, and ignores SIGTERM.
+    """
+    with suppress(psutil.Error):
+        if launcher.name() in OPEN_MPI:
+            removed = session if Path(session).name == f"ompi.{launcher.pid}" else ""
+            _detach('sleep "$1"; kill -KILL "$2"; rm -rf "$3"', LOST_S, launcher.pid, removed)
 
 
 def remove_shared_memory() -> None:
@@ -260,13 +290,18 @@ def _kill_soon(troubles: list[Trouble]) -> None:
             if is_stopped(psutil.Process(trouble.pid)):
                 pids.append(str(trouble.pid))
     if pids:
-        subprocess.Popen(
-            ["sh", "-c", 'sleep "$1"; shift; kill -KILL "$@"', "sh", str(LOOK_S), *pids],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        _detach('sleep "$1"; shift; kill -KILL "$@"', LOOK_S, *pids)
+
+
+def _detach(script: str, *arguments: object) -> None:
+    """Starts a process that executes shell commands, and outlives this one."""
+    subprocess.Popen(
+        ["sh", "-c", script, "sh", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _say(trouble: Trouble) -> None:
@@ -308,6 +343,12 @@ def remove_leftovers() -> None:
     if _guard is not None:
         with suppress(psutil.Error):
             _guard.remove_leftovers()
+
+
+def end_lost() -> None:
+    """Ends the launcher on this node, which is cut off, and removes what it and MPI would leave."""
+    if _guard is not None:
+        _guard.end_lost()
 
 
 def end() -> None:

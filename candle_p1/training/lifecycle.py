@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from candle_p1.checkpoints.policy import are_saved
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
-from candle_p1.distributed.watchdog_client import WatchdogClient
+from candle_p1.distributed.watchdog.client import watch
 from candle_p1.errors import CandleError, ParameterError, RunInterrupted, SetupError
 from candle_p1.files import FULL
 from candle_p1.instrument import collectives, phases
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from candle_p1.checkpoints.manifest import Position
     from candle_p1.checkpoints.statistics import CheckpointStatistics
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.watchdog.client import WatchdogClient
+    from candle_p1.distributed.watchdog.unwatched import UnwatchedRun
     from candle_p1.parameters.parameter_set import ParameterSet
 
 
@@ -94,7 +96,7 @@ class Run:
     profile: CallProfile
     screen: Screen
     comm: Communicator
-    watchdog: WatchdogClient
+    watchdog: WatchdogClient | UnwatchedRun
     start: float
     part: int = 1
     checkpoint_root: Path | None = None
@@ -296,7 +298,9 @@ def _opened_run(
     screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
     opening = RunOpening(name, params)
     expected = on_first_rank(opening.find, comm)
-    watchdog = WatchdogClient(comm, expected / RECORD_NAME, opening.kept_open)
+    watchdog = watch(comm, expected / RECORD_NAME, opening.kept_open)
+    if watchdog.warnings:
+        record = extend_record(record, warnings=watchdog.warnings)
     timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
     run: Run | None = None
     try:
@@ -327,6 +331,8 @@ def _opened_run(
             )
             for note in opening.notes:
                 screen.say(note)
+            for warning in watchdog.warnings:
+                screen.warn(warning)
             yield run
     except RunInterrupted:
         raise

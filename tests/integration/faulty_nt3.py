@@ -15,7 +15,7 @@ sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.watchdog_client import WatchdogClient
+from candle_p1.distributed.watchdog.client import WatchdogClient
 from nt3 import BENCHMARK
 
 rank = connect().rank

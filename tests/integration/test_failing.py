@@ -74,7 +74,7 @@ def watchdogs(directory):
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if "candle_p1.distributed.watchdog_server" in (line := process.info["cmdline"] or [])
+        if "candle_p1.distributed.watchdog.server" in (line := process.info["cmdline"] or [])
         and any(str(directory) in word for word in line)
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
@@ -16,56 +15,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from candle_p1.distributed.watchdog_server import COUNTER_BYTES, TOKEN_VARIABLE, WELCOME
+from candle_p1.distributed import progress
 from candle_p1.records.record import make_record, write_record
 from tests.records import read_record
-
-TOKEN = "token"
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2019-08-05T00:00:00+00:00",
-    "num_ranks": 3,
-    "parameters": {},
-}
-
-
-class FakeRank:
-    def __init__(self, port, rank, pid=None, host=None, **hello):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self.socket.sendall(f"{TOKEN}\n".encode())
-        hello |= {"rank": rank, "host": host or f"node{rank}", "pid": pid or 100 + rank}
-        self.say(hello=hello)
-        assert self.socket.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME
-
-    def say(self, **message):
-        self.socket.sendall(json.dumps(message).encode() + b"\0")
-
-    def hear(self):
-        data = b""
-        while not data.endswith(b"\n"):
-            received = self.socket.recv(4096)
-            if not received:
-                return None
-            data += received
-        return json.loads(data)
-
-    def die(self):
-        self.socket.close()
-
-
-def start_server(record, *flags, preexec_fn=None, pass_fds=(), **variables):
-    command = [sys.executable, "-m", "candle_p1.distributed.watchdog_server", *flags]
-    command += ["--bind", "127.0.0.1", "--num-ranks", "3", "--record", str(record)]
-    environment = os.environ | {TOKEN_VARIABLE: TOKEN} | variables
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        env=environment,
-        preexec_fn=preexec_fn,
-        pass_fds=pass_fds,
-    )
+from tests.watched_ranks import RUNNING, FakeRank, port_of, start_server
 
 
 @pytest.fixture
@@ -76,7 +29,7 @@ def job(tmp_path):
     with ExitStack() as stack:
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
-        port = int(process.stdout.readline())
+        port = port_of(process)
         ranks = [FakeRank(port, rank) for rank in range(3)]
         ranks[0].say(record=str(record))
         for rank in ranks:
@@ -97,7 +50,7 @@ def test_the_ranks_end_if_rank_0_dies_before_its_hello(tmp_path):
     starter = subprocess.Popen([sys.executable, "-c", ""])
     starter.wait()
     with start_server(tmp_path / "run.json", "--starter", str(starter.pid)) as process:
-        port = int(process.stdout.readline())
+        port = port_of(process)
         for number in (1, 2, 0):  # those that come later are told, too
             rank = FakeRank(port, number)
             reason = f"rank 0 (host {socket.gethostname()}, pid {starter.pid})"
@@ -198,7 +151,7 @@ def test_a_run_that_can_save_is_given_time_to_do_so(tmp_path):
             limit_s = "2" if case == "too late" else "60"
             process = stack.enter_context(start_server(record, CANDLE_P1_SAVE_S=limit_s))
             stack.callback(process.kill)
-            ranks = [FakeRank(int(process.stdout.readline()), 0)]
+            ranks = [FakeRank(port_of(process), 0)]
             ranks += [FakeRank(ranks[0].socket.getpeername()[1], rank) for rank in (1, 2)]
             for rank in ranks:
                 stack.callback(rank.die)
@@ -230,14 +183,14 @@ def test_the_steps_that_rank_0_had_begun_are_exact(tmp_path):
     record = tmp_path / "run.json"
     write_record(record, make_record(RUNNING))
     descriptor = os.memfd_create("steps")
-    os.ftruncate(descriptor, COUNTER_BYTES)
-    counter = mmap.mmap(descriptor, COUNTER_BYTES)
+    os.ftruncate(descriptor, progress.NUM_BYTES)
+    counter = mmap.mmap(descriptor, progress.NUM_BYTES)
     with start_server(record, "--counter", str(descriptor), pass_fds=[descriptor]) as process:
         os.close(descriptor)
-        port = int(process.stdout.readline())
+        port = port_of(process)
         ranks = [FakeRank(port, rank) for rank in range(3)]
         ranks[0].say(record=str(record), steps=3)
-        counter[:] = (41).to_bytes(COUNTER_BYTES, sys.byteorder)
+        counter[:8] = (41).to_bytes(8, sys.byteorder)
         ranks[0].die()
         ranks[1].hear()
         assert end(ranks, process, record)["failure"]["steps"] == 41
@@ -314,7 +267,7 @@ def test_ranks_get_in_past_a_thousand_silent_connections(tmp_path, max_files):
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
         process = stack.enter_context(start_server(record, preexec_fn=limit_files))
         stack.callback(process.kill)
-        port = int(process.stdout.readline())
+        port = port_of(process)
         for _ in range(1000):
             address = ("127.0.0.1", port)
             stack.enter_context(socket.create_connection(address, timeout=20))
@@ -365,7 +318,7 @@ def test_a_rank_that_is_silent(tmp_path):
             }
             process = stack.enter_context(start_server(record, **limits))
             stack.callback(process.kill)
-            port = int(process.stdout.readline())
+            port = port_of(process)
             sleepers = [Sleeper(stack).process for _ in range(3)]
             ranks = [
                 FakeRank(port, rank, sleeper.pid, host=socket.gethostname())
@@ -402,7 +355,7 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error)
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
         launcher = Sleeper(stack).process
-        port = int(process.stdout.readline())
+        port = port_of(process)
         here = {"host": socket.gethostname(), "launcher": launcher.pid}
         ranks = [FakeRank(port, rank, **here) for rank in range(3)]
         ranks[0].say(record=str(record))
@@ -425,7 +378,7 @@ def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
         launcher = Sleeper(stack).process
-        port = int(process.stdout.readline())
+        port = port_of(process)
         here = {"host": socket.gethostname(), "launcher": launcher.pid}
         ranks = [FakeRank(port, rank, **here) for rank in range(3)]
         ranks[0].say(record=str(record))

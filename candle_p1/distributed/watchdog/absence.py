@@ -1,0 +1,148 @@
+"""Finds ranks that are silent, stopped, or do not come to where the others wait for them.
+
+Time counts only while other ranks are heard, or all of them, because a job may be suspended as a
+whole. A rank that hangs still gives signs of life, and one that is busy for long does not advance,
+either. So what counts is that others wait for it: in a collective or a step of training that it has
+not begun, or after a collective that all but it have left.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from candle_p1.distributed.job_guard import is_stopped, was_stopped
+from candle_p1.distributed.progress import FOR_ALL, NOT_WAITING
+from candle_p1.distributed.watchdog.protocol import AWAKE_S
+from candle_p1.distributed.watchdog.settings import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.distributed.watchdog.settings import Limits
+    from candle_p1.distributed.watchdog.watched_rank import WatchedRank
+
+LEFT_S = 60.0
+"""How long a rank may remain in a collective that all others have left: it only has to receive."""
+TRAINING = "train"
+
+
+class AbsenceDetector:
+    """Looks at the ranks again and again.
+
+    Args:
+        limits: The limits.
+        host: The name of this host, whose processes can be looked at.
+        num_ranks: The number of ranks to expect.
+    """
+
+    def __init__(self, limits: Limits, host: str, num_ranks: int) -> None:
+        self._limits, self._host, self._num_ranks = limits, host, num_ranks
+        self._looked_s = time.monotonic()
+
+    def find(self, ranks: Sequence[WatchedRank]) -> WatchedRank | None:
+        """Returns a rank that has been silent, stopped or waited for too long, with its trouble."""
+        now = time.monotonic()
+        seconds, self._looked_s = min(now - self._looked_s, 1.0), now
+        silent = [rank for rank in ranks if not rank.is_awake]
+        some_awake, all_awake = len(silent) < len(ranks), not silent
+        for rank in ranks:
+            rank.silent_s = rank.silent_s + seconds * some_awake if not rank.is_awake else 0.0
+            rank.idle_s += seconds * all_awake
+        for rank in silent:
+            if rank.peer and some_awake:
+                rank.peer.probe()
+            if self._is_halted(rank):
+                continue
+            if rank.silent_s > self._limits.stopped_s and self._is_stopped(rank):
+                rank.trouble = {"what": was_stopped(self._limits.stopped_s)}
+            elif rank.silent_s > 0 and rank.silent_s + AWAKE_S > self._limits.silent_s:
+                rank.trouble = {"what": self._explain_silence(rank, silent), "is_silent": True}
+            if rank.trouble:
+                return rank
+        return self._find_hung(ranks) if all_awake and len(ranks) == self._num_ranks else None
+
+    def _explain_silence(self, rank: WatchedRank, silent: Sequence[WatchedRank]) -> str:
+        what = f"was not heard from for {self._limits.silent_s:g} s"
+        num_others = sum(each.host == rank.host for each in silent) - 1
+        if num_others:
+            ranks = "the other rank" if num_others == 1 else f"{num_others} other ranks"
+            what += f", and neither was {ranks} of its host"
+        answers = rank.peer.answers if rank.peer else None
+        if answers is None:
+            return f"{what}: it is stopped, or its node is lost or cut off from the network"
+        if answers:
+            return f"{what}, although its node answers: it is stopped"
+        return f"{what}: its node is lost or cut off from the network"
+
+    def _is_stopped(self, rank: WatchedRank) -> bool:
+        """Whether a rank on this host is stopped; False for one on another host."""
+        with suppress(psutil.Error):
+            return rank.host == self._host and is_stopped(psutil.Process(rank.pid))
+        return False
+
+    def _is_halted(self, rank: WatchedRank) -> bool:
+        """Whether a debugger has halted a rank on this host."""
+        with suppress(psutil.Error):
+            status = psutil.Process(rank.pid).status() if rank.host == self._host else ""
+            return bool(status == psutil.STATUS_TRACING_STOP)
+        return False
+
+    def _find_hung(self, ranks: Sequence[WatchedRank]) -> WatchedRank | None:
+        if len(ranks) < 2 or any(rank.said_bye for rank in ranks):
+            return None
+        if found := self._find_left_behind(ranks):
+            return found
+        idle_s = min(rank.idle_s for rank in ranks)
+        if idle_s <= self._limits.hung_s:
+            return None
+        awaited = self._awaited(ranks)
+        if not awaited:
+            reporter = min(ranks, key=lambda rank: (_position(rank), rank.rank))
+            what = f"all ranks have waited for each other for {self._limits.hung_s:g} s"
+            reporter.trouble = {"what": what, "is_common": True}
+            return reporter
+        if len(awaited) == len(ranks):
+            return None
+        rank = min(awaited, key=lambda rank: (rank.stamp.steps, rank.rank))
+        limit_s = self._limits.hung_s
+        if (rank.phase or "").split("/")[0] != TRAINING:
+            limit_s *= PATIENCE
+        if idle_s <= limit_s:
+            return None
+        others = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
+        rank.trouble = {
+            "what": f"hangs{others}: the other ranks have waited for it for {limit_s:g} s, at its"
+            f" step {rank.stamp.steps}"
+        }
+        return rank
+
+    def _find_left_behind(self, ranks: Sequence[WatchedRank]) -> WatchedRank | None:
+        """Returns the rank that is still in a collective which all others have left."""
+        first, second = sorted(ranks, key=_position)[:2]
+        limit_s = min(self._limits.hung_s, LEFT_S)
+        is_behind = first.stamp.waiting == FOR_ALL and _position(first) < _position(second)
+        if not is_behind or first.idle_s <= limit_s:
+            return None
+        first.trouble = {
+            "what": f"hangs in a collective that all other ranks have left for {limit_s:g} s"
+        }
+        return first
+
+    @staticmethod
+    def _awaited(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
+        """Returns the ranks that do not wait for others."""
+        fewest_steps = min(rank.stamp.steps for rank in ranks)
+        return [
+            rank
+            for rank in ranks
+            if rank.stamp.waiting == NOT_WAITING and rank.stamp.steps == fewest_steps
+        ]
+
+
+def _position(rank: WatchedRank) -> int:
+    """Returns how many collectives of all ranks a rank has begun and left, together."""
+    return 2 * rank.stamp.collectives - (rank.stamp.waiting == FOR_ALL)

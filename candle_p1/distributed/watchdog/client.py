@@ -1,0 +1,350 @@
+"""A rank's connection to the watchdog: the rank reports to it, and ends when told to."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed import job_guard, progress
+from candle_p1.distributed._heartbeat import Heartbeat
+from candle_p1.distributed.launch_environment import terminal
+from candle_p1.distributed.watchdog.connections import GONE
+from candle_p1.distributed.watchdog.listening import connect
+from candle_p1.distributed.watchdog.protocol import BEAT_S, END_OF_MESSAGE, PROBE
+from candle_p1.distributed.watchdog.run_signals import RunSignals
+from candle_p1.distributed.watchdog.settings import (
+    INTERFACE_VARIABLE,
+    OFF_VARIABLE,
+    PORT_VARIABLE,
+)
+from candle_p1.distributed.watchdog.start import Station, start_hub, start_server
+from candle_p1.distributed.watchdog.unwatched import UnwatchedRun
+from candle_p1.errors import EXIT_CODE, DistributedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.job_guard import Trouble
+
+UNWIND_S = 3.0
+"""How long the main thread may take to unwind after Ctrl-C, or the server to end this process after
+another signal. The process then ends itself."""
+PATIENCE_S = 6.0
+"""How long this process may take to end once it was told to, or has lost the watchdog."""
+SEND_S = 60.0
+"""How long the server may take to read what a rank sends."""
+MAX_CHARS = 10_000
+"""Of an error's message, and of its traceback, whose end says most."""
+HOROVOD_SHUTDOWN = "Horovod has been shut down"
+"""The error of Horovod's operations after a stall, and after another rank has died."""
+
+
+def watch(
+    comm: Communicator, record: Path, kept_open: Sequence[int] = ()
+) -> WatchdogClient | UnwatchedRun:
+    """Starts the watchdog of a run, and connects all ranks to it; collective.
+
+    Args:
+        comm: The ranks of the run.
+        record: Where rank 0 expects to write the run record; see `report_record`.
+        kept_open: File descriptors of rank 0 that the server keeps open as long as it lives.
+
+    Returns:
+        What a rank reports to.
+
+    Raises:
+        DistributedError: Some rank cannot connect; the same on every rank.
+        SetupError: The server cannot listen, or a variable is wrong; the same on every rank.
+    """
+    memory, descriptor = _make_memory()
+    try:
+        server, station = start_server(comm, record, descriptor, kept_open)
+    finally:
+        os.close(descriptor)
+    if station.is_off:
+        progress.use(memory)
+        return UnwatchedRun(comm.rank, memory)
+    return WatchdogClient(comm, server, station, memory)
+
+
+class WatchdogClient:
+    """Connects a rank to the watchdog server of its run, or to its hub. Collective.
+
+    Signals reach the server at once, even while the main thread is inside a collective or a library
+    holds Python's lock: the connection is the wake-up file descriptor, to which Python's C-level
+    handler writes the number of the signal. Signs of life come from a thread in C++, for the same
+    reason.
+
+    SIGUSR1 and SIGUSR2 ask a run that can save (see `saving`) to save a checkpoint and end.
+    Elsewhere they interrupt it like SIGTERM.
+
+    Args:
+        comm: The ranks of the run.
+        server: The server's process, on rank 0.
+        station: Where the server listens.
+        memory: Where this rank counts its progress; int64, shape (3,).
+
+    Attributes:
+        warnings: What the user should know about the watchdog.
+
+    Raises:
+        DistributedError: Some rank cannot connect; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        server: subprocess.Popen[bytes] | None,
+        station: Station,
+        memory: memoryview,
+    ) -> None:
+        self._server, self._memory, self._rank = server, memory, comm.rank
+        self.warnings = station.warnings
+        # Kept to print why a job ended: ranks other than 0 redirect their output to a file.
+        self._stderr = os.dup(2)
+        self._silent_s = station.silent_s
+        self._socket = self._connect(comm, start_hub(comm, station))
+        self._send_lock = threading.Lock()
+        self._signals = RunSignals(lambda can_save: self._send(can_save=can_save))
+        if threading.current_thread() is threading.main_thread():
+            self._signals.catch(self._socket.fileno())
+        self._ending = threading.Event()
+        progress.use(memory)
+        self._heartbeat = Heartbeat(
+            self._socket.fileno(),
+            memory,
+            period_s=BEAT_S,
+            patience_s=PATIENCE_S,
+            code=EXIT_CODE + 1,
+        )
+        self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
+        self._thread.start()
+        if comm.size > 1:
+            job_guard.report_to(self._report_trouble)
+
+    def _connect(self, comm: Communicator, station: Station) -> socket.socket:
+        hello = {"rank": comm.rank, "host": socket.gethostname(), "pid": os.getpid()}
+        if comm.size > 1:
+            hello |= {"launcher": os.getppid(), "session": job_guard.session_directory()}
+        connection: socket.socket | None = None
+        error = station.error
+        if error is None:
+            try:
+                connection = connect(
+                    station.addresses, station.port, station.token, hello, station.silent_s
+                )
+                connection.settimeout(SEND_S)  # a wake-up file descriptor must not block
+            except OSError as caught:
+                error = f"cannot connect to the watchdog on {station.host} by TCP ({caught})"
+        errors = comm.collect(error and f"{hello['host']}: {error}")
+        if not errors:
+            assert connection is not None
+            return connection
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+        if connection is not None:
+            connection.close()
+        os.close(self._stderr)
+        rank, text = errors[0]
+        host, _, why = text.partition(": ")
+        others = f", and neither can {len(errors) - 1} more of {comm.size} ranks"
+        raise DistributedError(
+            f"rank {rank} (host {host}) {why}{others * (len(errors) > 1)}. The nodes of a job must"
+            f" be able to connect to each other: open the port ({PORT_VARIABLE} chooses which),"
+            f" choose another network by {INTERFACE_VARIABLE}, or run without the watchdog by"
+            f" {OFF_VARIABLE}=off"
+        ).on_all_ranks()
+
+    def report_record(self, record: Path) -> None:
+        """Reports the record to complete if the run fails; for rank 0."""
+        self._send(record=str(record))
+
+    @property
+    def steps(self) -> int:
+        """The training steps that this rank has begun; see `count_step`."""
+        return self._memory[progress.STEPS]
+
+    def count_step(self) -> None:
+        """Counts a training step that begins.
+
+        Rank 0 counts in memory that it shares with the server, which knows the exact number even if
+        all ranks are killed at once.
+        """
+        progress.count_step()
+
+    @property
+    def save_signal(self) -> int | None:
+        """The number of the signal that asked this rank to save; None so far."""
+        return self._signals.save_signal
+
+    @property
+    def save_requested(self) -> bool:
+        """Whether a signal has asked this rank to save and end."""
+        return self.save_signal is not None
+
+    def saving(self) -> AbstractContextManager[None]:
+        """In the body, this rank can save: it looks at `save_requested` again and again."""
+        return self._signals.saving()
+
+    def report_phase(self, path: tuple[str, ...]) -> None:
+        """Reports the phase that this rank has entered."""
+        self._send(phase="/".join(path))
+
+    def report_error(self, message: str, traceback: str | None = None) -> bool:
+        """Reports that this rank failed, and waits until the server has told the others to end.
+
+        Returns whether the server has done so; some rank has then printed why.
+
+        An error after Ctrl-C is reported as an interruption: libraries through which
+        KeyboardInterrupt propagates (TensorFlow, while it traces) raise their own errors instead.
+        """
+        if self._signals.is_interrupted:
+            self.report_interrupt()
+            return True
+        self._end_by_itself()
+        stalled = HOROVOD_SHUTDOWN in message
+        if stalled:
+            # The other ranks' step counts, and news of a dead rank, must arrive first.
+            time.sleep(2 * BEAT_S)
+        error: dict[str, Any] = {"message": message[:MAX_CHARS], "stalled": stalled}
+        self._send(error=error | {"traceback": traceback and traceback[-MAX_CHARS:]})
+        self._thread.join(timeout=UNWIND_S)
+        return not self._thread.is_alive()
+
+    def report_interrupt(self) -> None:
+        """Reports that Ctrl-C has unwound this rank, and waits until that is recorded."""
+        self._end_by_itself()
+        self._send(signal=signal.SIGINT)
+        self._thread.join(timeout=UNWIND_S)
+
+    def _end_by_itself(self) -> None:
+        """From now on, this rank ends by raising, so nobody has to end it."""
+        self._ending.set()
+        self._heartbeat.spare()
+
+    def close(self) -> None:
+        """Says bye: the run is over for this rank, with success or with an error of all ranks."""
+        job_guard.report_to(None)
+        self._end_by_itself()
+        self._signals.restore()
+        self._heartbeat.stop()
+        progress.stop()
+        self._send(bye=True)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=UNWIND_S)
+        self._socket.close()
+        os.close(self._stderr)
+        if self._server is not None:
+            with suppress(subprocess.TimeoutExpired):  # it waits for the other ranks to say bye
+                self._server.wait(timeout=UNWIND_S)
+
+    def _report_trouble(self, trouble: Trouble) -> None:
+        self._send(trouble=asdict(trouble))
+
+    def _send(self, **message: Any) -> None:
+        with self._send_lock, suppress(OSError):  # nobody listens once the server has exited
+            self._socket.sendall(json.dumps(message).encode() + END_OF_MESSAGE)
+
+    def _listen(self) -> None:
+        """Runs in a thread: ends the process when told to, or when the watchdog is out of reach."""
+        buffer = b""
+        connected = True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not (self._ending.is_set() and not connected):
+                ready = selector.select(BEAT_S) if connected else self._ending.wait(BEAT_S)
+                if connected and ready:
+                    data = self._receive()
+                    if not data:  # this rank has closed the connection, or the server has exited
+                        selector.unregister(self._socket)
+                        connected = False
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    if orders := list(filter(None, lines)):
+                        self._obey(json.loads(orders[0]))
+                        return
+                signalled_s = self._signals.signalled_s
+                late = signalled_s is not None and time.monotonic() - signalled_s > UNWIND_S
+                if late and not self._ending.is_set():
+                    os._exit(128 + signal.SIGTERM)
+
+    def _receive(self) -> bytes:
+        """Returns what the server has sent; nothing if the connection has ended."""
+        number = 0
+        try:
+            if data := self._socket.recv(65536):
+                return data
+        except TimeoutError as error:
+            if error.errno is None:  # Python's own: there is nothing to read
+                return PROBE
+            number = error.errno
+        except OSError as error:
+            number = error.errno or 0
+        if number in (0, *GONE):
+            time.sleep(0.1)  # the other thread may be about to note the error that it was told
+            number = self._heartbeat.error
+        if number not in (0, *GONE) and not self._ending.is_set():
+            self._end_cut_off(os.strerror(number))
+        return b""
+
+    def _end_cut_off(self, why: str) -> None:
+        """Ends this process, and the launcher on this node: the watchdog does not answer."""
+        self._heartbeat.end_soon()
+        host = socket.gethostname()
+        self._print(
+            f"rank {self._rank} (host {host}) ends: it cannot reach the watchdog any more ({why}):"
+            f" the node of rank 0 is lost, or {host} is cut off from the network"
+        )
+        job_guard.end_lost()
+        os._exit(EXIT_CODE + 1)
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(self._stderr, f"\ncandle-p1: {text}\n".encode())
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        """Ends this process at once: its main thread may be stuck in a collective."""
+        if not self._ending.is_set():
+            self._heartbeat.end_soon()
+        if order["speak"]:
+            self._print(f"the job ends: {order['end']}")
+            with suppress(OSError):
+                _show_cursor()
+        if self._ending.is_set():
+            return
+        interrupted = order["status"] == "interrupted"
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        job_guard.remove_leftovers()
+        job_guard.remove_shared_memory()
+        os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
+
+
+def _make_memory() -> tuple[memoryview, int]:
+    """Returns memory for this rank's progress, int64, shape (3,), and its file descriptor."""
+    descriptor = os.memfd_create("candle-p1-progress")
+    os.ftruncate(descriptor, progress.NUM_BYTES)
+    return memoryview(mmap.mmap(descriptor, progress.NUM_BYTES)).cast("q"), descriptor
+
+
+def _show_cursor() -> None:
+    """Shows the terminal's cursor again, which the progress bar of a killed rank had hidden."""
+    if device := terminal():
+        with Path(device).open("wb") as screen:
+            screen.write(b"\x1b[?25h")

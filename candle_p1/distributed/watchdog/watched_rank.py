@@ -1,0 +1,118 @@
+"""What the watchdog server knows about a rank."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed.watchdog.protocol import AWAKE_S, Stamp
+
+if TYPE_CHECKING:
+    from candle_p1.distributed.watchdog.connections import Message, Peer
+
+REPEAT_S = 2.0
+"""For this long, the same signal counts once: launchers and job scripts both send it on."""
+
+
+@dataclass(eq=False)
+class WatchedRank:
+    """A rank that has said hello, and what it has reported.
+
+    Attributes:
+        rank: Its number.
+        host: Its host.
+        pid: Its process.
+        peer: The connection on which it is heard: its own or that of its hub; None: it died before.
+        heard_s: When it was last heard, by time.monotonic.
+        silent_s: How long it was not heard while others were.
+        idle_s: How long it has not advanced while all ranks were heard.
+        phase: The phase that it has entered last.
+        stamp: How far it has come.
+        record: The path of the record, if it has told it.
+        closed: Why its connection has ended: "gone" or "unreachable"; None: it has not.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    peer: Peer | None = None
+    heard_s: float = 0.0
+    silent_s: float = 0.0
+    idle_s: float = 0.0
+    phase: str | None = None
+    stamp: Stamp = Stamp()  # noqa: RUF009, it is a tuple
+    can_save: bool = False
+    signal: int | None = None
+    save_signal: int | None = None
+    save_signalled_s: float = 0.0  # when, by time.monotonic
+    error: dict[str, Any] | None = None
+    trouble: dict[str, Any] | None = None
+    record: Path | None = None
+    closed: str | None = None
+    said_bye: bool = False
+
+    @classmethod
+    def of(cls, hello: Message, peer: Peer) -> WatchedRank:
+        """Returns the rank that has said hello.
+
+        Raises:
+            KeyError, TypeError, ValueError: This is no hello.
+        """
+        if not isinstance(hello["host"], str):
+            raise TypeError
+        rank, pid = int(hello["rank"]), int(hello["pid"])
+        return cls(rank, hello["host"], pid, peer, heard_s=time.monotonic())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection was closed without a goodbye."""
+        return self.closed is not None and not self.said_bye
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether its node does not answer."""
+        return self.closed == "unreachable" or bool(self.peer and self.peer.answers is False)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it is known to run, or need not be."""
+        return self.said_bye or time.monotonic() - self.heard_s < AWAKE_S
+
+    def take(self, message: Message) -> None:
+        """Takes note of a message."""
+        if "closed" in message:
+            self.closed = message["closed"]
+            return
+        self.heard_s = time.monotonic()
+        self.take_stamp(message.get("stamp", (message.get("steps", self.stamp.steps),)))
+        if message.get("phase", self.phase) != self.phase:
+            self.phase, self.idle_s = message["phase"], 0.0
+        self.can_save = message.get("can_save", self.can_save)
+        self.signal = self.signal or message.get("signal")
+        if "save_signal" in message and self.signal is None:
+            self._take_save_signal(message["save_signal"])
+        self.error = message.get("error", self.error)
+        self.trouble = message.get("trouble", self.trouble)
+        self.said_bye = self.said_bye or "bye" in message
+        if "record" in message:
+            self.record = Path(message["record"])
+
+    def take_stamp(self, numbers: tuple[int, ...] | list[int]) -> None:
+        """Takes note of how far it has come; numbers that are left out are as they were."""
+        stamp = Stamp(*numbers, *self.stamp[len(numbers) :])
+        self.heard_s = time.monotonic()
+        if stamp != self.stamp:
+            self.stamp, self.idle_s = stamp, 0.0
+
+    def _take_save_signal(self, number: int) -> None:
+        """Takes note of a signal that asks to save; it interrupts a rank that is not able to."""
+        now = time.monotonic()
+        if self.save_signal is None and self.can_save:
+            self.save_signal, self.save_signalled_s = number, now
+        elif self.save_signal is None or now - self.save_signalled_s > REPEAT_S:
+            self.signal = number

@@ -1,0 +1,205 @@
+"""Where the watchdog listens, how ranks find it, and what the user is told if they do not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.watchdog import client, listening, settings
+from candle_p1.distributed.watchdog.connections import SPARE_FILES
+from candle_p1.distributed.watchdog.protocol import WELCOME
+from candle_p1.distributed.watchdog.start import MIN_STRANGERS, group_size
+from candle_p1.errors import DistributedError, SetupError
+from candle_p1.records.record import make_record, write_record
+from tests.conftest import wait_until
+from tests.records import read_record
+
+TAKEN = SPARE_FILES + MIN_STRANGERS
+HELLO = {"rank": 0, "host": "x", "pid": 1}
+RUNNING = {
+    "schema_version": 2,
+    "status": "running",
+    "benchmark": "nt3",
+    "started": "2019-08-05T00:00:00+00:00",
+    "num_ranks": 1,
+    "parameters": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "wanted", "max_files", "local_size", "group", "warned"),
+    [
+        (1, 512, 1024, 1, 512, False),
+        (512, 512, 1024, 6, 512, False),
+        (4096, 512, 4096, 6, 510, False),
+        (4096, 512, 4096, 64, 512, False),
+        (4096, 512, 4096, 600, 512, False),
+        (10, 3, 1024, 10, 3, False),
+        (512, 512, TAKEN + 100, 4, 92, True),
+        (512, 4096, -1, 4, 512, False),
+    ],
+)
+def test_ranks_are_watched_in_groups_that_open_files_suffice_for(
+    num_ranks, wanted, max_files, local_size, group, warned
+):
+    found, warnings = group_size(num_ranks, wanted, max_files, local_size)
+    assert (found, bool(warnings)) == (group, warned)
+    if max_files > 0 and num_ranks > found:
+        assert found + (num_ranks - 1) // found <= max_files - TAKEN
+
+
+def test_too_few_open_files_for_any_group_are_refused():
+    with pytest.raises(SetupError, match=r"ulimit -Hn.*4096 ranks.*CANDLE_P1_WATCHDOG=off"):
+        group_size(4096, 512, TAKEN + 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "read"),
+    [
+        (settings.OFF_VARIABLE, "of", settings.is_off),
+        (settings.PORT_VARIABLE, "70000", settings.port),
+        (settings.PORT_VARIABLE, "http", settings.port),
+        (settings.GROUP_VARIABLE, "-3", settings.group),
+        (settings.SILENT_VARIABLE, "soon", settings.Limits.from_environment),
+        (settings.INTERFACE_VARIABLE, "ib7", lambda: settings.addresses(settings.interface())),
+        (settings.INTERFACE_VARIABLE, "::1", lambda: settings.addresses(settings.interface())),
+    ],
+)
+def test_a_wrong_variable_is_refused(monkeypatch, variable, text, read):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(SetupError, match=f"{variable}='{text}': "):
+        read()
+
+
+def test_the_interface_can_be_chosen_by_name_or_address():
+    assert settings.addresses("lo") == settings.addresses("127.0.0.1") == ["127.0.0.1"]
+    assert "127.0.0.1" not in settings.addresses("")
+
+
+@pytest.fixture
+def listener():
+    """A socket that listens, and a port on which nobody does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield listener, unused.getsockname()[1]
+
+
+def test_an_address_that_answers_is_found_among_others(listener, monkeypatch):
+    """Others refuse, are unknown, or do not answer at all, as behind a firewall."""
+    monkeypatch.setattr(listening, "CONNECT_S", 600)
+    listener, _ = listener
+
+    def welcome():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(WELCOME)
+
+    thread = threading.Thread(target=welcome)
+    thread.start()
+    port = listener.getsockname()[1]
+    addresses = ["192.0.2.1", "no.such.name.invalid", "127.0.0.2", "127.0.0.1"]
+    with listening.connect(addresses, port, "token", HELLO, 20) as connection:
+        assert connection.getpeername() == ("127.0.0.1", port)
+        options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        found = [connection.getsockopt(socket.IPPROTO_TCP, each) for each in options]
+        assert found == [20_000, 5, 5]
+    thread.join()
+
+
+def test_the_error_names_every_address_and_why_it_failed(listener, monkeypatch):
+    monkeypatch.setattr(listening, "CONNECT_S", 0.2)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.2)
+    monkeypatch.setattr(listening, "LIMIT_S", 0.5)
+    listener, port = listener
+    with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: Connection refused"):
+        listening.connect(["127.0.0.1"], port, "token", HELLO, 20)
+    silent = listener.getsockname()[1]
+    with pytest.raises(OSError, match=rf"127\.0\.0\.1:{silent}: timed out"):
+        listening.connect(["127.0.0.1"], silent, "token", HELLO, 20)
+
+
+def test_a_port_that_is_taken_is_named(listener, monkeypatch, tmp_path):
+    port = listener[0].getsockname()[1]
+    monkeypatch.setenv(settings.PORT_VARIABLE, str(port))
+    with pytest.raises(SetupError, match=rf"port {port} at 127\.0\.0\.1: Address already in use"):
+        client.watch(SerialCommunicator(), tmp_path / "run.json")
+
+
+def test_a_rank_that_cannot_connect_is_named_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(listening, "LIMIT_S", 0.1)
+    monkeypatch.setattr(listening, "WELCOME", b"hello")
+    expected = rf"rank 0 \(host {socket.gethostname()}\) cannot connect .*127\.0\.0\.1:[0-9]+: "
+    with pytest.raises(DistributedError, match=expected) as caught:
+        client.watch(SerialCommunicator(), tmp_path / "run.json")
+    assert settings.PORT_VARIABLE in str(caught.value)
+    assert settings.OFF_VARIABLE in str(caught.value)
+
+
+RUN = """
+import os, pathlib, sys, time
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.watchdog.client import watch
+
+record = pathlib.Path(sys.argv[1])
+watchdog = watch(SerialCommunicator(), record)
+watchdog.report_record(record)
+watchdog.report_phase(("train",))
+for _ in range(3):
+    watchdog.count_step()
+print("ready", *watchdog.warnings, flush=True)
+if sys.argv[2] == "error":
+    print(watchdog.report_error("ValueError: no", "Traceback"))
+    watchdog.close()
+    sys.exit(5)
+time.sleep(600)
+"""
+ENDS = {
+    "on killed": ("failed", "rank 0 .* died during train", -9),
+    "on terminated": ("interrupted", "SIGTERM", 143),
+    "on error": ("failed", "ValueError: no", 5),
+    "off terminated": ("interrupted", "SIGTERM", 143),
+    "off error": ("failed", "ValueError: no", 5),
+}
+
+
+def test_the_record_says_how_a_process_ended(tmp_path):
+    """With the watchdog and, as far as possible, without it; all at the same time."""
+    processes = {}
+    for name in ENDS:
+        record = tmp_path / name / "run.json"
+        record.parent.mkdir()
+        write_record(record, make_record(RUNNING))
+        on, what = name.split()
+        command = [sys.executable, "-c", RUN, str(record), what]
+        environment = os.environ | {settings.OFF_VARIABLE: on}
+        processes[name] = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    for name, process in processes.items():
+        line = process.stdout.readline()
+        assert line.startswith("ready")
+        assert ("nobody watches" in line) == name.startswith("off"), line
+        if "error" not in name:
+            process.send_signal(signal.SIGKILL if "killed" in name else signal.SIGTERM)
+    for name, process in processes.items():
+        status, reason, code = ENDS[name]
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == code, output
+        record = wait_for_end(tmp_path / name / "run.json")
+        assert record["status"] == status, name
+        assert record["failure"]["steps"] == 3
+        assert (record["failure"]["rank"], record["failure"]["phase"]) == (0, "train")
+        assert re.search(reason, record["failure"]["reason"])
+
+
+def wait_for_end(path):
+    return wait_until(lambda: (r := read_record(path))["status"] != "running" and r, 20)
