@@ -104,7 +104,8 @@ class Hub:
 
     def _send(self, message: Message) -> None:
         with suppress(OSError):
-            self._server.sendall(json.dumps(message).encode() + END_OF_MESSAGE)
+            text = json.dumps(message, separators=(",", ":"))
+            self._server.sendall(text.encode() + END_OF_MESSAGE)
 
     def _hear(self) -> bool:
         """Reads what the server sends; returns whether it is still there."""

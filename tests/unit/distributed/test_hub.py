@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
+import socket
 import time
+from array import array
 from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
 
+from candle_p1.distributed._heartbeat import Heartbeat
+from candle_p1.distributed.watchdog.protocol import END_OF_MESSAGE, WELCOME
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
 from tests.records import read_record
@@ -67,6 +72,41 @@ class Job:
 def limit_files():
     # Too few for a connection to each rank.
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+
+
+def test_what_a_beat_and_its_report_cost():
+    """As docs/scale.md says: at most 15 bytes from a rank, and 30 from its hub, every second."""
+    stamp = [10_000_000, 10_000_000, 1]
+    near, far = socket.socketpair()
+    heart = Heartbeat(
+        near.fileno(), memoryview(array("q", stamp)), period_s=600, patience_s=600, code=1
+    )
+    beat = far.recv(100)
+    heart.stop()
+    assert len(beat) <= 15
+    with ExitStack() as stack:
+        stack.callback(near.close)
+        stack.callback(far.close)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        process = stack.enter_context(start_hub(listener.getsockname()[1], 4000, GROUP))
+        stack.callback(process.kill)
+        server = stack.enter_context(listener.accept()[0])
+        server.settimeout(20)
+        server.recv(4096)
+        server.sendall(WELCOME)
+        port = port_of(process)
+        ranks = [FakeRank(port, 4000 + rank) for rank in range(GROUP)]
+        for rank in ranks:
+            stack.callback(rank.die)
+        data, report = b"", {"stamps": {}}
+        while len(report.get("stamps", ())) < GROUP:
+            for rank in ranks:
+                rank.socket.sendall(beat)
+            *messages, data = (data + server.recv(65536)).split(END_OF_MESSAGE)
+            for text in messages:
+                report = json.loads(text)
+        assert all(numbers == stamp for numbers in report["stamps"].values())
+        assert len(text) <= 30 * GROUP
 
 
 @pytest.fixture
