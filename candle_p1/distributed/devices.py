@@ -14,7 +14,7 @@ from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores, core_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.distributed.comm import Communicator
 
@@ -70,6 +70,13 @@ def share_cores(
     return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
 
 
+def warn_of_xla(num_ranks: int, environ: Mapping[str, str]) -> str | None:
+    """Returns a warning if Horovod is asked for its operations for XLA, which are not used."""
+    if num_ranks == 1 or environ.get(XLA_VARIABLE, "0") in ("", "0"):
+        return None
+    return f"{XLA_VARIABLE} is set, but has no effect: several ranks train without XLA"
+
+
 _configured: Device | None = None
 
 
@@ -110,11 +117,7 @@ def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bo
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    warnings = [warning] if warning else []
-    if comm.size > 1 and os.environ.get(XLA_VARIABLE, "0") not in ("", "0"):
-        warnings.append(
-            f"{XLA_VARIABLE} is set, but has no effect: several ranks train without XLA"
-        )
+    warnings = [each for each in (warning, warn_of_xla(comm.size, os.environ)) if each]
     backend = backend_name()
     name = "cpu"
     if backend == "tensorflow":

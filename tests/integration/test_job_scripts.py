@@ -120,16 +120,19 @@ def test_a_job_that_asked_for_gpus_ends_where_there_are_none(
     set_all, execute, environment, tmp_path
 ):
     """Before any rank makes or reads data; preflight is off, so the run itself finds out."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("batch1\nh01n01\n")
     set_all(
         CANDLE_P1_GPUS_PER_NODE="6",
         CANDLE_P1_FLAGS=flags_for("p1b2_weak", 2) + " --data_seed 20260101",
         CANDLE_P1_PREFLIGHT="0",
         STAND_IN_MAX_RANKS="2",
+        LSB_DJOB_HOSTFILE=str(hosts),
+        LSB_JOBID="1",
+        USER="user",
     )
-    argv = ["bsub", "-P", "ABC123", "-nnodes", "1", ROOT / "jobs/summit/p1b2_weak.lsf"]
     data = set(Path(environment["CANDLE_DATA_DIR"]).rglob("*"))
-    code, _ = execute(argv)
-    printed = printed_by(tmp_path)
+    code, printed = execute(["bash", ROOT / "jobs/summit/p1b2_weak.lsf"])
     assert code == 2, printed
     record = record_of(tmp_path, "p1b2_weak.lsf")
     reason = record["failure"]["reason"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.distributed.devices import share_cores
+from candle_p1.distributed.devices import share_cores, warn_of_xla
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,13 @@ def test_a_rank_gets_its_share_of_the_node(node_cores, threads):
 def test_a_containers_quota_limits_the_cores():
     assert share_cores([range(64)] * 2, 0, quota=2.5) == (1, None)
     assert share_cores([range(64)], 0, quota=0.5) == (1, None)
+
+
+def test_horovods_operations_for_xla_are_not_asked_for_in_vain():
+    for value, num_ranks, warns in (("1", 2, True), ("1", 1, False), ("0", 2, False)):
+        warning = warn_of_xla(num_ranks, {"HOROVOD_ENABLE_XLA_OPS": value})
+        assert (warning is not None) == warns
+    assert warn_of_xla(2, {}) is None
 
 
 @given(st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=1, max_size=20))
