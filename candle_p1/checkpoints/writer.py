@@ -292,11 +292,11 @@ class CheckpointWriter:
         """Tells rank 0 who has failed, in case they could not leave a marker; collective."""
         job, plan = self._job, self._plan
         own = job.error if job is not None and self._comm.rank != 0 else None
-        problems = dict(self._comm.collect(own))
-        if isinstance(job, CompletingJob) and plan is not None:
+        problems = self._comm.gather_any(own)
+        if isinstance(job, CompletingJob) and plan is not None and problems:
             for part, rank in enumerate(plan.ranks):
-                if rank in problems:
-                    job.reported[part] = problems[rank]
+                if (problem := problems[rank]) is not None:
+                    job.reported[part] = problem
 
     def _check(self, failure: str | None) -> None:
         """Raises the error of a checkpoint that failed if checkpoints are required."""

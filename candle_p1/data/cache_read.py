@@ -76,9 +76,9 @@ def shares_of_nodes(units: Sequence[tuple[int, int]], num_nodes: int) -> list[tu
 
 def agree_that_fit(problem: str | None, comm: Communicator) -> None:
     """Raises UnfitCacheError on all ranks if one of them has found a problem; collective."""
-    problems = comm.collect(problem)
-    if problems:
-        raise UnfitCacheError(problems[0][1])
+    found = comm.first(problem)
+    if found:
+        raise UnfitCacheError(found[1])
 
 
 class CacheReader:

@@ -193,9 +193,10 @@ class _Load:
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
-            problems = [problem for _, problem in comm.collect(self._problem)]
-            if problems:
-                raise on_first_rank(lambda: self._describe(min(problems)), comm)
+            problems = comm.gather_any(self._problem)
+            if problems is not None:
+                found = [problem for problem in problems if problem is not None]
+                raise on_first_rank(lambda: self._describe(min(found)), comm)
             self._table.sort_names()
             if comm.num_nodes > 1:
                 for bounds_of_nodes in self._bounds_of_rounds(len(blocks)):

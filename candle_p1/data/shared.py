@@ -272,7 +272,7 @@ def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
         result = work()
     except NoRoomError as caught:
         error = caught
-    errors = ranks.collect(error)
-    if errors:
-        raise errors[0][1]
+    found = ranks.first(error)
+    if found:
+        raise found[1]
     return result

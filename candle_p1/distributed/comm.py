@@ -96,13 +96,53 @@ class Communicator(ABC):
     def collect(self, value: T | None) -> list[tuple[int, T]]:
         """Returns the ranks that have a value, with their values, on every rank; collective.
 
-        Where no rank has one, which is the usual case for errors, this costs one number.
+        Where no rank has one, which is the usual case for errors, this costs one number. Otherwise,
+        every rank receives all values: small ones of few ranks only. See `first` and `gather_any`.
         """
         if not self.any(value is not None):
             return []
         values = self.gather(value)
         found = [(rank, each) for rank, each in enumerate(values or []) if each is not None]
         return self.broadcast(found)
+
+    def gather_any(self, value: T | None) -> list[T | None] | None:
+        """Returns every rank's value or None on rank 0, [] on the others; collective.
+
+        Where no rank has one, it returns None on every rank, and costs one number.
+        """
+        return (self.gather(value) or []) if self.any(value is not None) else None
+
+    def first(self, value: T | None) -> tuple[int, T] | None:
+        """Returns the first rank that has a value, with its value, on every rank; collective.
+
+        None if no rank has one. However many have, each rank receives one value.
+        """
+        rank_from_end = 0 if value is None else self.size - self.rank
+        found = int(self.allreduce_max(np.array([rank_from_end], np.int64))[0])
+        if not found:
+            return None
+        root = self.size - found
+        return root, cast("T", self.broadcast(value, root))
+
+    def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
+        """Returns the combination of all ranks' values on rank 0, else None; collective.
+
+        Values are combined in the order of the ranks, along a tree: each rank receives at most
+        log2(P) of them.
+
+        Args:
+            value: This rank's picklable value.
+            combine: Combines those of neighbouring ranks; it must be associative.
+        """
+        step = 1
+        while step < self.size:
+            if self.rank & step:
+                self.send(value, self.rank - step)
+                return None
+            if self.rank + step < self.size:
+                value = combine(value, self.receive(self.rank + step))
+            step *= 2
+        return value
 
     def find_different(self, value: Any) -> list[int]:
         """Returns the ranks whose value, a small picklable object, is not rank 0's; collective."""
@@ -393,7 +433,7 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """
     wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
-    found = comm.collect(
+    found = comm.first(
         f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
         f" for MPI it is rank {comm.rank} of {comm.size}: the launcher has ended, or the MPI"
         " library does not belong to it. Use the launcher of this MPI, choose another interface"
@@ -403,7 +443,7 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
         else None
     )
     if found:
-        error = SetupError(found[0][1])
+        error = SetupError(found[1])
         raise error.on_all_ranks() if comm.size > 1 else error
 
 
@@ -431,18 +471,22 @@ class Attempt(Generic[T]):
             CandleError: The work failed on some rank. If all ranks had the same error, it is that
                 error, else one that names the ranks; the same on every rank, and marked `agreed`.
         """
-        failed = comm.collect(self._error)
-        if not failed:
+        errors = comm.gather_any(self._error)
+        if errors is None:
             return self._result
-        messages = [str(error) for _, error in failed]
-        if len(failed) == comm.size and len(set(messages)) == 1:
-            error = failed[0][1]
-        else:
-            error = DistributedError(
-                "; ".join(f"rank {rank}: {error}" for rank, error in failed[:4])
-                + (f"; and {len(failed) - 4} more" if len(failed) > 4 else "")
-            )
-        raise error.on_all_ranks()
+        # Rank 0 makes one error of them, so that the others receive no more than that.
+        raise comm.broadcast(_combined(errors) if errors else None).on_all_ranks()
+
+
+def _combined(errors: Sequence[CandleError | None]) -> CandleError:
+    """Returns one error for those of some ranks, or the error that all of them have."""
+    failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+    if len(failed) == len(errors) and len({str(error) for _, error in failed}) == 1:
+        return failed[0][1]
+    return DistributedError(
+        "; ".join(f"rank {rank}: {error}" for rank, error in failed[:4])
+        + (f"; and {len(failed) - 4} more" if len(failed) > 4 else "")
+    )
 
 
 def on_first_rank(work: Callable[[], T], comm: Communicator) -> T:

@@ -228,8 +228,8 @@ class Run:
 
     def _interruption(self, checkpoints: CheckpointStatistics | None) -> _Interruption:
         """Returns how a signal has ended the run, the same on every rank; collective."""
-        signalled = self.comm.collect(self.watchdog.save_signal)
-        rank, number = signalled[0] if signalled else (0, int(signal.SIGUSR1))
+        signalled = self.comm.first(self.watchdog.save_signal)
+        rank, number = signalled or (0, int(signal.SIGUSR1))
         name = signal.Signals(number).name
         written = checkpoints.written if checkpoints else []
         if checkpoints and written:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from candle_p1.data.cooperative import read_together
+from candle_p1.data.shared import NoRoomError, agree_on_room
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
 from candle_p1.distributed.launch_environment import LaunchedRank
@@ -41,6 +42,11 @@ def test_flags_and_values_of_some_ranks_reach_all():
         assert comm.any(comm.rank == 2)
         assert comm.collect(None) == []
         assert comm.collect(comm.rank * 10 if comm.rank % 2 else None) == [(1, 10), (3, 30)]
+        assert comm.first(None) is None
+        assert comm.first("late" if comm.rank else None) == (1, "late")
+        assert comm.gather_any(None) is None
+        assert comm.gather_any(comm.rank % 2 or None) == ([None, 1, None, 1] * (not comm.rank))
+        assert comm.reduce(str(comm.rank), str.__add__) == (None if comm.rank else "0123")
         assert comm.find_different({"a": 1}) == []
         assert comm.find_different({"a": comm.rank // 3}) == [3]
 
@@ -94,8 +100,26 @@ def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands(num_ranks):
     received = job.received("")
     depth = num_ranks.bit_length() - 1
     assert {each.num_messages for each in received[1:]} == {3 * depth + 2}
-    assert max(each.num_bytes for each in received[1:]) < 100 + 3 * depth
-    assert received[0].num_bytes <= 3 * depth
+    assert max(each.num_bytes for each in received[1:]) < 100 + 10 * depth
+    assert received[0].num_bytes <= 10 * depth
+
+
+def test_an_error_of_all_ranks_reaches_each_of_them_once():
+    def fail():
+        raise DataError("is empty", "x.csv")
+
+    def work(comm):
+        with pytest.raises(DataError, match=r"^x\.csv: is empty$"):
+            Attempt(fail).agree(comm)
+        with pytest.raises(DataError, match=r"^x\.csv: is empty$"):
+            agree_on_room(fail_for_lack_of_room, comm)
+
+    def fail_for_lack_of_room():
+        raise NoRoomError("is empty", "x.csv")
+
+    job = SimulatedJob(256, ranks_per_node=8)
+    job.run(work)
+    assert max(each.num_bytes for each in job.received("")[1:]) < 1000
 
 
 def test_an_error_of_one_rank_of_many_reaches_all():
