@@ -19,7 +19,7 @@ from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_r
 from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
 from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.timeline import open_timeline
-from candle_p1.errors import EXIT_CODE, CandleError, DistributedError
+from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.figures import training_curves
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
@@ -29,6 +29,7 @@ from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
 from candle_p1.scaling import ScalingPlan, share_epochs
 from candle_p1.text import count, print_error
+from candle_p1.training.agreement import check_same_data, check_same_parameters
 from candle_p1.training.best_metric import check_best_metric
 from candle_p1.training.identity import describe_data, describe_identity
 from candle_p1.training.lifecycle import Run, recorded_run
@@ -86,7 +87,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
     """Trains a benchmark with bound parameters; see `run`."""
     if launcher_variable() is not None:
         check_ranks(launched_rank(), comm)
-    _check_same_parameters(params, comm)
+    check_same_parameters(params, comm)
     if not may_restart(params):
         Attempt(partial(_share_epochs, params, comm)).agree(comm)
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
@@ -146,7 +147,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("broadcast"):
             with phases("wait"):
                 data, plan, model = prepared.agree(comm)
-                _check_same_data(reader, comm)
+                check_same_data(reader, comm)
             with phases("transfer"):
                 horovod.broadcast_state(model, comm)
 
@@ -190,7 +191,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("report"):
             checkpoints = trained.writer.close() if trained.writer else None
             files_read = describe_together(reader, comm, this.start)
-            captured = environment.capture() | describe_mpi()
+            captured = environment.capture() | describe_mpi() if comm.rank == 0 else {}
         found: dict[str, Any] = unknown_efficiency(allreduces, comm)
         found |= {"timeline": timeline.describe(this.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}
@@ -326,17 +327,6 @@ def main(benchmark: Benchmark) -> None:
         comm.abort(1)
 
 
-def _check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
-    """Raises an error, on every rank, if ranks were given different parameters."""
-    everyone = comm.allgather(dict(params))
-    different = sorted(
-        {name for other in everyone for name in other if other[name] != params[name]}
-    )
-    if any(comm.allgather(bool(different))):
-        names = sorted({name for found in comm.allgather(different) for name in found})
-        raise DistributedError(f"ranks have different values of {', '.join(names)}").on_all_ranks()
-
-
 def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
     return share_epochs(
         params["epochs"], comm.size, params["epochs_scaling"], params["data_parallel"]
@@ -393,18 +383,6 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     data.train = data.train.first(params["train_samples"] or 0)
     data.validation = data.validation.first(params["val_samples"] or 0)
     return data
-
-
-def _check_same_data(reader: Reader, comm: Communicator) -> None:
-    """Raises an error, on every rank, if ranks read different values from the same files."""
-    found = comm.allgather((reader.digests, reader.sizes))
-    different = [rank for rank, other in enumerate(found) if other != found[0]]
-    if different:
-        raise DistributedError(
-            f"ranks {', '.join(map(str, different))} have read values that differ from rank 0's in"
-            f" {', '.join(str(path) for path in reader.files.paths.values())}: some node has a"
-            " different copy"
-        ).on_all_ranks()
 
 
 def _loss_name(loss: Any) -> str:

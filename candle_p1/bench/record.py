@@ -249,12 +249,13 @@ def _phases(rng: np.random.Generator) -> dict[tuple[str, ...], Phase]:
 def _epoch(i: int, num_ranks: int, rng: np.random.Generator) -> Any:
     steps_s = rng.uniform(0.18, 0.2, (num_ranks, STEPS_PER_EPOCH))
     first = 0 if i == 0 else None
+    validations_s = rng.uniform(0.5, 1, num_ranks).tolist()
     of_ranks = [
-        Epoch(100.0 + 11 * i, float(steps.sum()), steps.tolist(), 1.0, 4.0, first)
-        for steps in steps_s
+        Epoch(100.0 + 11 * i, float(steps.sum()), steps.tolist(), 1.0, 4.0, first).summarize(each)
+        for steps, each in zip(steps_s, validations_s, strict=True)
     ]
     metrics = {"loss": 0.5, "accuracy": 0.9, "val_loss": 0.5, "val_accuracy": 0.9}
-    return summarize_epoch(i + 1, of_ranks, metrics, rng.uniform(0.5, 1, num_ranks).tolist())
+    return summarize_epoch(i + 1, of_ranks, metrics)
 
 
 def _communication(rng: np.random.Generator) -> CommunicationLog:

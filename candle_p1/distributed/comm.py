@@ -475,7 +475,8 @@ class Attempt(Generic[T]):
         if errors is None:
             return self._result
         # Rank 0 makes one error of them, so that the others receive no more than that.
-        raise comm.broadcast(_combined(errors) if errors else None).on_all_ranks()
+        combined = comm.broadcast(_combined(errors) if errors else DistributedError(""))
+        raise combined.on_all_ranks()
 
 
 def _combined(errors: Sequence[CandleError | None]) -> CandleError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from candle_p1.records.types import EpochFacts, StepTimes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -23,12 +25,14 @@ class Epoch:
         begin_s: When it began, in s from the start of the run.
         seconds: How long it took.
         steps_s: The time of each step, in s, from its beginning to that of the next.
-        first_step: The step, from 0, in which the framework compiles because it is the first one of
-            this process; None: it is not in this epoch.
         exposed_s: The part of `seconds` in which this rank waited for gradient allreduces that
             back-propagation did not hide; 0 on one rank; None if it was not measured.
         allreduce_s: The time in which any gradient allreduce was in progress, hidden or not; 0 or
             None as for `exposed_s`.
+        first_step: The index in `steps_s` of the step in which the framework compiles because it is
+            the first one of this process; None: it is not in this epoch.
+        num_earlier: The steps before, which an earlier part of the run trained, and whose times are
+            known in total only.
     """
 
     begin_s: float
@@ -37,17 +41,77 @@ class Epoch:
     exposed_s: float | None = 0.0
     allreduce_s: float | None = 0.0
     first_step: int | None = None
+    num_earlier: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """The number of its steps."""
+        return self.num_earlier + len(self.steps_s)
 
     def after(self, earlier: Epoch) -> Epoch:
-        """Returns the whole epoch if an earlier part of the run has trained its first steps."""
+        """Returns the whole epoch if an earlier part of the run has trained its first steps.
+
+        The times of single steps remain those of the later part.
+        """
         return replace(
             self,
             seconds=earlier.seconds + self.seconds,
-            steps_s=[*earlier.steps_s, *self.steps_s],
             exposed_s=sum_of_known([earlier.exposed_s, self.exposed_s]),
             allreduce_s=sum_of_known([earlier.allreduce_s, self.allreduce_s]),
-            first_step=None if self.first_step is None else len(earlier.steps_s) + self.first_step,
+            num_earlier=earlier.num_steps + self.num_earlier,
         )
+
+    def summarize(self, validation_s: float | None = None) -> NDArray[np.float64]:
+        """Returns what the record needs to know of this rank, however many steps it has trained.
+
+        Args:
+            validation_s: The time of the validation that followed.
+
+        Returns:
+            The values of `EpochSummary`, float64, NaN for those that are not known.
+        """
+        steps_s, first_s = list(self.steps_s), None
+        if self.first_step is not None and steps_s:
+            first_s = steps_s.pop(self.first_step)
+        median_s, p99_s = np.percentile(steps_s, (50, 99)) if steps_s else (None, None)
+        summary = EpochSummary(
+            self.begin_s,
+            self.seconds,
+            self.exposed_s,
+            self.allreduce_s,
+            validation_s,
+            self.num_steps,
+            first_s,
+            median_s,
+            p99_s,
+        )
+        return np.array(summary, np.float64)
+
+
+class EpochSummary(NamedTuple):
+    """An epoch on one rank or, with arrays as values, on each of several ranks; see `Epoch`.
+
+    Attributes:
+        begin_s: As in `Epoch`.
+        seconds: As in `Epoch`.
+        exposed_s: As in `Epoch`.
+        allreduce_s: As in `Epoch`.
+        validation_s: The time of its validation.
+        num_steps: The number of its steps.
+        first_step_s: The time of the step in which the framework compiles.
+        median_step_s: The median of the other steps.
+        p99_step_s: Their 99th percentile.
+    """
+
+    begin_s: Any
+    seconds: Any
+    exposed_s: Any
+    allreduce_s: Any
+    validation_s: Any
+    num_steps: Any
+    first_step_s: Any
+    median_step_s: Any
+    p99_step_s: Any
 
 
 def sum_of_known(times_s: Sequence[float | None]) -> float | None:
@@ -58,50 +122,46 @@ def sum_of_known(times_s: Sequence[float | None]) -> float | None:
 
 def summarize_epoch(
     epoch: int,
-    of_ranks: Sequence[Epoch],
+    of_ranks: Sequence[NDArray[np.float64]] | NDArray[np.float64],
     metrics: Mapping[str, float | None],
-    validation_s: Sequence[float] | None = None,
     part: int | None = None,
 ) -> EpochFacts:
     """Returns an epoch as a run record holds it.
 
     Args:
         epoch: Its number, from 1.
-        of_ranks: The epoch on each rank. A first step, in which the framework compiles, is reported
-            separately.
+        of_ranks: What `Epoch.summarize` returned on each rank. A first step, in which the framework
+            compiles, is reported separately.
         metrics: The metrics over all ranks, by name.
-        validation_s: The time of its validation on each rank.
         part: The part of a continued run that ended it, from 1; None: the run has only one.
     """
+    ranks = EpochSummary(*np.array(of_ranks).T)
     facts: dict[str, Any] = {} if part is None else {"part": part}
-    if validation_s is not None:
-        facts["validation"] = Seconds.over(validation_s)
-    exposed = [each.exposed_s for each in of_ranks if each.exposed_s is not None]
-    allreduce = [each.allreduce_s for each in of_ranks if each.allreduce_s is not None]
-    if len(exposed) == len(allreduce) == len(of_ranks):
-        facts["exposed_communication"] = Seconds.over(exposed)
-        if any(allreduce):
-            facts["allreduce"] = Seconds.over(allreduce)
-            facts["hidden_share"] = 1 - sum(exposed) / sum(allreduce)
-        useful = [each.seconds - seconds for each, seconds in zip(of_ranks, exposed, strict=True)]
-        facts["efficiency"] = efficiencies(useful, max(each.seconds for each in of_ranks))
+    if _is_known(ranks.validation_s):
+        facts["validation"] = Seconds.over(ranks.validation_s)
+    if _is_known(ranks.exposed_s) and _is_known(ranks.allreduce_s):
+        facts["exposed_communication"] = Seconds.over(ranks.exposed_s)
+        if ranks.allreduce_s.any():
+            facts["allreduce"] = Seconds.over(ranks.allreduce_s)
+            facts["hidden_share"] = 1 - float(ranks.exposed_s.sum() / ranks.allreduce_s.sum())
+        useful_s = ranks.seconds - ranks.exposed_s
+        facts["efficiency"] = efficiencies(useful_s.tolist(), float(ranks.seconds.max()))
+    steps: dict[str, Any] = {"num": int(ranks.num_steps.max())}
+    if _is_known(ranks.first_step_s):
+        steps["first"] = Seconds.over(ranks.first_step_s)
+    if _is_known(ranks.median_step_s):
+        steps["median"] = Seconds.over(ranks.median_step_s)
+        steps["p99"] = Seconds.over(ranks.p99_step_s)
     return EpochFacts(
         epoch=epoch,
         metrics=dict(metrics),
-        train=Seconds.over([each.seconds for each in of_ranks]),
-        begin=Seconds.over([each.begin_s for each in of_ranks]),
-        steps=_summarize_steps([each.steps_s for each in of_ranks], of_ranks[0].first_step),
+        train=Seconds.over(ranks.seconds),
+        begin=Seconds.over(ranks.begin_s),
+        steps=StepTimes(**steps),
         **facts,
     )
 
 
-def _summarize_steps(of_ranks: Sequence[Sequence[float]], first: int | None) -> StepTimes:
-    """Returns the number of steps, their median and 99th percentile; `first` separately."""
-    num, facts = max(len(steps) for steps in of_ranks), {}
-    if first is not None and num:
-        facts["first"] = Seconds.over([steps[first] for steps in of_ranks])
-        of_ranks = [[*steps[:first], *steps[first + 1 :]] for steps in of_ranks]
-    if all(of_ranks):
-        median, p99 = np.percentile(np.array(of_ranks), (50, 99), axis=1)
-        facts |= {"median": Seconds.over(median), "p99": Seconds.over(p99)}
-    return StepTimes(num=num, **facts)
+def _is_known(values: NDArray[np.float64]) -> bool:
+    """Returns whether all ranks have measured something."""
+    return not np.isnan(values).any()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
 NUM_ROWS = 60
@@ -40,33 +40,55 @@ class CallProfile:
         finally:
             self._profile.disable()
 
-    def statistics(self) -> bytes | None:
-        """Returns the content of a profile file; None if this rank is not profiled."""
+    def statistics(self) -> dict[Any, Any] | None:
+        """Returns what was counted, as `pstats` holds it; None if this rank is not profiled."""
         if self._profile is None:
             return None
         self._profile.create_stats()
-        stats: Any = self._profile
-        return marshal.dumps(stats.stats)
+        profile: Any = self._profile
+        statistics: dict[Any, Any] = profile.stats
+        return statistics
 
 
-def write_profiles(directory: Path, of_ranks: Sequence[bytes | None]) -> None:
-    """Writes a profile for each rank, which pstats and its viewers open, and a merged table.
-
-    The table lists the functions with the longest own time, over all ranks.
+def write_profile(directory: Path, rank: int, statistics: Any) -> None:
+    """Writes the profile of a rank, which pstats and its viewers open.
 
     Args:
         directory: The run's directory.
-        of_ranks: `CallProfile.statistics` of every rank.
+        rank: The rank.
+        statistics: `CallProfile.statistics`.
     """
-    contents = [content for content in of_ranks if content is not None]
-    if not contents:
-        return
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
-    files = [folder / f"rank-{rank:04d}.prof" for rank in range(len(contents))]
-    for file, content in zip(files, contents, strict=True):
-        file.write_bytes(content)
+    (folder / f"rank-{rank:04d}.prof").write_bytes(marshal.dumps(statistics))
+
+
+def merge_profiles(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
+    """Returns the sums of two profiles; neither of them can be used any longer."""
+    merged: Any = pstats.Stats(_Counted(one)).add(_Counted(other))
+    statistics: dict[Any, Any] = merged.stats
+    return statistics
+
+
+def write_profile_table(directory: Path, statistics: dict[Any, Any]) -> None:
+    """Writes a table of the functions with the longest own time.
+
+    Args:
+        directory: The run's directory, in which there is a profile already.
+        statistics: The profiles of all ranks, merged.
+    """
     text = io.StringIO()
-    merged = pstats.Stats(*map(str, files), stream=text)
-    merged.sort_stats("tottime").print_stats(NUM_ROWS)
-    (folder / TABLE).write_text(text.getvalue(), encoding="utf-8")
+    stats = pstats.Stats(_Counted(statistics), stream=text)
+    stats.sort_stats("tottime").print_stats(NUM_ROWS)
+    (directory / DIRECTORY / TABLE).write_text(text.getvalue(), encoding="utf-8")
+
+
+class _Counted(cProfile.Profile):
+    """A profile with given counts, in the form in which `pstats.Stats` takes them."""
+
+    def __init__(self, statistics: dict[Any, Any]) -> None:
+        super().__init__()
+        self.stats = statistics
+
+    def create_stats(self) -> None:
+        """Does nothing: the counts are complete."""

@@ -285,8 +285,10 @@ class Absent(Section):
 class StepTimes(Section):
     """The times of an epoch's steps, from the beginning of one to that of the next.
 
+    Those of an epoch that was continued from a checkpoint within it are of the steps after that.
+
     Attributes:
-        num: The largest number of steps of any rank.
+        num: The largest number of steps of any rank; it counts those before a checkpoint, too.
         first: The first step of the run, in which the framework compiles; the other fields exclude
             it.
         median: The median over the steps of each rank.

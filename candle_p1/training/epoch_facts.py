@@ -1,8 +1,13 @@
-"""What the record says about the epochs of all parts of a run, gathered once each."""
+"""What the record says about the epochs of all parts of a run, gathered once each.
+
+Rank 0 receives a summary of each rank's steps, not their times, of which there may be many.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from candle_p1.instrument.epochs import summarize_epoch
 from candle_p1.records.record import finite
@@ -55,21 +60,25 @@ class GatheredEpochs:
         first, self._num_gathered = self._num_gathered, len(self._timer.epochs)
         if first == self._num_gathered:  # on all ranks
             return
-        gathered = self._comm.gather((self._timer.epochs[first:], self._validation.seconds[first:]))
+        mine = [
+            epoch.summarize(validation_s)
+            for epoch, validation_s in zip(
+                self._timer.epochs[first:], self._validation.seconds[first:], strict=True
+            )
+        ]
+        gathered = self._comm.gather(np.array(mine))
         if gathered is None:
             return
-        of_ranks, validation_s = zip(*gathered, strict=True)
-        for i in range(self._num_gathered - first):
+        for of_ranks in np.stack(gathered, axis=1):
             number = len(self.facts)
             self.facts.append(
                 summarize_epoch(
                     number + 1,
-                    [epochs[i] for epochs in of_ranks],
+                    of_ranks,
                     {
                         name: finite(values[number])
                         for name, values in self._history.history.items()
                     },
-                    [seconds[i] for seconds in validation_s],
                     part=self._part if self._part > 1 else None,
                 )
             )

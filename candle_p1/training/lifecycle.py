@@ -31,7 +31,12 @@ from candle_p1.files import FULL
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
-from candle_p1.instrument.profiles import CallProfile, write_profiles
+from candle_p1.instrument.profiles import (
+    CallProfile,
+    merge_profiles,
+    write_profile,
+    write_profile_table,
+)
 from candle_p1.records.parts import with_positions
 from candle_p1.records.record import (
     RECORD_NAME,
@@ -184,13 +189,12 @@ class Run:
             self.communication,
             self.start,
             ended,
-            self.profile.statistics(),
             None if checkpoints is None else sum(save.wait_s for save in checkpoints.saves),
         )
         gathered = self.comm.gather(mine)
+        self._write_profiles()
         stopped = self._interruption(checkpoints) if interrupted else None
         if gathered is not None:
-            write_profiles(self.directory, [measured.profile for measured in gathered])
             if stopped:
                 sections["failure"] = stopped.failure
             if checkpoints is not None:
@@ -225,6 +229,16 @@ class Run:
             error = RunInterrupted(stopped.message, stopped.number)
             error.printed = True
             raise error.on_all_ranks()
+
+    def _write_profiles(self) -> None:
+        """Writes this rank's profile and, on rank 0, the table of all, if wanted; collective."""
+        mine = self.profile.statistics()
+        if mine is None:  # on all ranks
+            return
+        write_profile(self.directory, self.comm.rank, mine)
+        merged = self.comm.reduce(mine, merge_profiles)
+        if merged is not None:
+            write_profile_table(self.directory, merged)
 
     def _interruption(self, checkpoints: CheckpointStatistics | None) -> _Interruption:
         """Returns how a signal has ended the run, the same on every rank; collective."""

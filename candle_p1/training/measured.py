@@ -27,7 +27,6 @@ class Measured(NamedTuple):
     communication: CommunicationLog
     start: float
     end: float
-    profile: bytes | None
     checkpoint_wait_s: float | None
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from candle_p1.training.epoch_facts import GatheredEpochs
     from candle_p1.training.pulse import Pulse
 
-STEPS_S, EPOCH_S = "epoch/steps_s", "epoch/seconds"
-"""The names of the arrays that hold the times of an epoch that is not complete."""
+EPOCH = "epoch/so_far"
+"""The name of the array that holds what was measured of an epoch that is not complete."""
 
 
 class Saver(keras.callbacks.Callback):  # type: ignore[misc]
@@ -190,19 +190,29 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def epoch_arrays(epoch: Epoch) -> dict[str, NDArray[Any]]:
-    """Returns the times of an epoch that is not complete, as arrays by name."""
-    times = (epoch.begin_s, epoch.seconds, epoch.exposed_s, epoch.allreduce_s)
-    return {
-        STEPS_S: np.array(epoch.steps_s, np.float64),
-        EPOCH_S: np.array([np.nan if seconds is None else seconds for seconds in times]),
-    }
+    """Returns what was measured of an epoch that is not complete, as arrays by name.
+
+    The times of its steps are not among it: a rank may have trained thousands, and rank 0 gathers
+    the arrays of all ranks.
+    """
+    measured = (
+        epoch.begin_s,
+        epoch.seconds,
+        epoch.exposed_s,
+        epoch.allreduce_s,
+        float(epoch.num_steps),
+    )
+    return {EPOCH: np.array([np.nan if each is None else each for each in measured])}
 
 
 def epoch_from(arrays: Mapping[str, NDArray[Any]]) -> Epoch:
-    """Returns the epoch that `epoch_arrays` was given, which compiled nothing here."""
-    begin_s, seconds, exposed_s, allreduce_s = (
-        None if np.isnan(each) else float(each) for each in arrays[EPOCH_S]
+    """Returns the epoch that `epoch_arrays` was given, without the times of its steps."""
+    begin_s, seconds, exposed_s, allreduce_s, num_steps = arrays[EPOCH].tolist()
+    return Epoch(
+        begin_s,
+        seconds,
+        [],
+        None if np.isnan(exposed_s) else exposed_s,
+        None if np.isnan(allreduce_s) else allreduce_s,
+        num_earlier=int(num_steps),
     )
-    assert begin_s is not None
-    assert seconds is not None
-    return Epoch(begin_s, seconds, arrays[STEPS_S].tolist(), exposed_s, allreduce_s)

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 
-from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.batches import EvaluationBatches
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import TimeLimit, evaluate_shared
 from candle_p1.distributed.comm import Attempt, MpiCommunicator, connect
 from candle_p1.errors import DataError, DistributedError
+from candle_p1.training.agreement import check_same_data, check_same_parameters
 
 
 def ranks_know_each_other(comm):
@@ -51,24 +51,24 @@ def an_error_of_one_rank_is_raised_on_all(comm):
 
 def different_parameters_and_different_data_are_refused(comm):
     parameters = find_benchmark("nt3").initialize_parameters(argv=[])
-    train._check_same_parameters(parameters.base, comm)
+    check_same_parameters(parameters.base, comm)
     parameters["batch_size"] += comm.rank
     with pytest.raises(DistributedError, match="batch_size"):
-        train._check_same_parameters(parameters.base.replace(parameters), comm)
+        check_same_parameters(parameters.base.replace(parameters), comm)
 
     same = {
         "files": SimpleNamespace(paths={"train": Path("train.csv")}),
         "digests": {"train": "same"},
         "sizes": {"train": {"a.npy": 100}},
     }
-    train._check_same_data(SimpleNamespace(**same), comm)
+    check_same_data(SimpleNamespace(**same), comm)
     for other in (
         {"digests": {"train": f"from node {comm.rank}"}},
         {"sizes": {"train": {"a.npy": 100 + comm.rank}}},
         {"sizes": {"train": {f"{comm.rank}.npy": 100}}},
     ):
         with pytest.raises(DistributedError, match=r"ranks 1"):
-            train._check_same_data(SimpleNamespace(**same | other), comm)
+            check_same_data(SimpleNamespace(**same | other), comm)
 
 
 def linear_model():

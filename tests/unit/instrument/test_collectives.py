@@ -64,7 +64,7 @@ def test_efficiencies_are_those_of_pop():
 def test_an_epoch_separates_its_first_step_and_shows_a_slow_rank():
     fast = Epoch(1.0, 1.0, [0.4, 0.1, 0.2, 0.3], exposed_s=0.36, allreduce_s=0.4)
     slow = Epoch(1.0, 1.0, [0.5, 0.2, 0.2, 0.1], exposed_s=0.2, allreduce_s=0.3)
-    ranks = [replace(each, first_step=0) for each in (fast, slow)]
+    ranks = [replace(each, first_step=0).summarize() for each in (fast, slow)]
     facts = summarize_epoch(1, ranks, {})
     assert facts.steps.num == 4
     assert facts.steps.first.values.tolist() == [0.4, 0.5]
@@ -73,28 +73,38 @@ def test_an_epoch_separates_its_first_step_and_shows_a_slow_rank():
     assert facts.efficiency.communication_efficiency == pytest.approx(0.8)
     assert facts.efficiency.parallel_efficiency == pytest.approx(0.72)
     assert facts.hidden_share == pytest.approx(1 - 0.56 / 0.7)
-    later = summarize_epoch(2, [fast, slow], {})
+    later = summarize_epoch(2, [fast.summarize(0.5), slow.summarize(0.75)], {})
     assert later.steps.first is None
     assert later.steps.median.values.tolist() == pytest.approx([0.25, 0.2])
+    assert (
+        later.steps.p99.values.tolist()
+        == np.percentile([fast.steps_s, slow.steps_s], 99, axis=1).tolist()
+    )
+    assert later.validation.values.tolist() == [0.5, 0.75]
+
+
+def test_what_rank_0_receives_of_an_epoch_does_not_depend_on_its_steps():
+    few, many = (Epoch(0.0, 1.0, [0.1] * num).summarize() for num in (2, 9001))
+    assert few.nbytes == many.nbytes < 100
 
 
 def test_an_epoch_of_two_parts_of_a_run_is_as_long_as_both():
     earlier = Epoch(7.0, 0.5, [0.2, 0.3], 0.1, 0.2)
     rest = Epoch(1.0, 1.2, [0.9, 0.1, 0.2], 0.2, None, 0)
     whole = rest.after(earlier)
-    assert whole == Epoch(1.0, 1.7, [0.2, 0.3, 0.9, 0.1, 0.2], pytest.approx(0.3), None, 2)
-    facts = summarize_epoch(3, [whole], {}, part=2)
+    assert whole == Epoch(1.0, 1.7, [0.9, 0.1, 0.2], pytest.approx(0.3), None, 0, num_earlier=2)
+    facts = summarize_epoch(3, [whole.summarize()], {}, part=2)
     assert facts.part == 2
     assert facts.steps.num == 5
     assert facts.steps.first.values.tolist() == [0.9]  # the first step of a process compiles
-    assert facts.steps.median.values.tolist() == [0.2]
+    assert facts.steps.median.values.tolist() == pytest.approx([0.15])  # of the later part's
 
 
 def test_what_is_not_measured_of_an_epoch_is_absent():
-    facts = summarize_epoch(1, [Epoch(0.0, 1.0, [1.0], None, None, 0)], {})
+    facts = summarize_epoch(1, [Epoch(0.0, 1.0, [1.0], None, None, 0).summarize()], {})
     assert facts.model_fields_set == {"epoch", "metrics", "begin", "train", "steps"}
     assert facts.steps.model_fields_set == {"num", "first"}
-    alone = summarize_epoch(2, [Epoch(0.0, 1.0, [0.5, 0.5])], {})
+    alone = summarize_epoch(2, [Epoch(0.0, 1.0, [0.5, 0.5]).summarize()], {})
     assert alone.efficiency.parallel_efficiency == 1.0
     assert alone.hidden_share is None
 
