@@ -148,7 +148,7 @@ class CacheReader:
 
     def _read_own(self, path: Path, values: Bytes) -> Bytes:
         """Reads and checks this rank's slabs; returns the array that they are in."""
-        array, mine = self._array, self._slabs_of_rank()
+        array, mine, log = self._array, self._slabs_of_rank(), reading.current()
         if not mine:
             return values
         with ExitStack() as stack:
@@ -160,7 +160,7 @@ class CacheReader:
             def check(slab: Slab) -> None:
                 start, stop, digest = slab
                 into = values[start:stop]
-                with reading.noted(stop - start):
+                with log.noted(stop - start):
                     if array is not None:
                         fill(file.fileno(), into, self._content.first_byte + start)
                     if xxhash.xxh3_64_hexdigest(into) != digest:

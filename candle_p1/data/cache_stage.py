@@ -92,7 +92,7 @@ def _send(file: Path, num_bytes: int, target: _Copy | None, comm: Communicator) 
                 try:
                     if opened < 0:
                         opened = os.open(file, os.O_RDONLY)
-                    with part("read"), reading.noted(stop - start):
+                    with part("read"), reading.current().noted(stop - start):
                         fill(opened, buffer[start:stop], first + start)
                 except (UnfitCacheError, OSError) as error:
                     problem = str(error)

@@ -68,6 +68,7 @@ class ReadAhead:
         self._pending: deque[_Pending] = deque()
         self._taken: Block | None = None
         self._pool = ThreadPoolExecutor(num_threads, "read")
+        self._log = reading.current()
 
     def __enter__(self) -> Self:
         while self._free and self._left:
@@ -108,7 +109,7 @@ class ReadAhead:
 
         def read(thread: int) -> None:
             first, last = share_bounds(stop - start, thread, self._num_threads)
-            with reading.noted(last - first):
+            with self._log.noted(last - first):
                 self._source.read(view[first:last], start + first)
 
         self._pending.append(
@@ -122,4 +123,4 @@ def agree_on_zero(comm: Communicator) -> None:
     All ranks leave the barrier at about the same time, and the ranks of a node have the same clock.
     """
     comm.barrier()
-    reading.set_zero(comm.local.broadcast(time.perf_counter()))
+    reading.current().zero_s = comm.local.broadcast(time.perf_counter())

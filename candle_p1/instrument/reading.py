@@ -1,11 +1,12 @@
 """When a rank read the bytes of a file: every read with its begin, its end and its bytes.
 
-As with phases, at most one log is active in a process. Code that reads reports to it, from any
-thread; outside a run this does nothing.
+At most one log is active in a thread, and code that reads there reports to it. Threads that it
+starts report to the log that was `current` where they were started.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,13 @@ class ReadLog:
     zero_s: float | None = None
     reads: list[Read] = field(default_factory=list)
 
+    @contextmanager
+    def noted(self, num_bytes: int) -> Iterator[None]:
+        """Adds the body of ``with``, unless it raises an error; for any thread."""
+        begin_s = time.perf_counter()
+        yield
+        self.reads.append(Read(begin_s, time.perf_counter(), num_bytes))
+
     def since_zero(self) -> NDArray[np.float64]:
         """Returns begin and end, in s from the common moment, and bytes of each read.
 
@@ -62,33 +70,28 @@ class ReadLog:
         return np.array(self.reads, np.float64).reshape(-1, 3) - [self.zero_s, self.zero_s, 0]
 
 
-_active: ReadLog | None = None
+class _Threads(threading.local):
+    """The active log of each thread: the ranks of a simulated job are threads."""
+
+    log: ReadLog | None = None
+
+
+_active = _Threads()
 
 
 @contextmanager
 def active(log: ReadLog) -> Iterator[None]:
-    """Makes a log the active one in the body of ``with``."""
-    global _active
-    before, _active = _active, log
+    """Makes a log the active one of this thread in the body of ``with``."""
+    before, _active.log = _active.log, log
     try:
         yield
     finally:
-        _active = before
+        _active.log = before
 
 
-def set_zero(zero_s: float) -> None:
-    """Tells the active log, if any, a moment that is the same on all ranks."""
-    if _active is not None:
-        _active.zero_s = zero_s
-
-
-@contextmanager
-def noted(num_bytes: int) -> Iterator[None]:
-    """Adds the body of ``with``, unless it raises an error, to the active log; for any thread."""
-    log, begin_s = _active, time.perf_counter()
-    yield
-    if log is not None:
-        log.reads.append(Read(begin_s, time.perf_counter(), num_bytes))
+def current() -> ReadLog:
+    """Returns this thread's active log; without one, a log that nobody will read."""
+    return _active.log or ReadLog()
 
 
 def summarize_reading(

@@ -15,29 +15,35 @@ def logged(*reads):
     return ReadLog(0.0, [Read(*read) for read in reads]).since_zero()
 
 
-def test_reads_are_logged_from_any_thread_and_only_into_the_active_log():
-    log = ReadLog()
-    with reading.noted(1):
-        pass
+def test_reads_are_logged_from_any_thread_and_only_into_its_log():
+    log, other = ReadLog(), ReadLog()
 
-    def read():
-        with reading.noted(20):
+    def read(into):
+        with into.noted(20):
             pass
 
+    def be_another_rank():
+        with reading.active(other):
+            reading.current().zero_s = 9.0
+            read(reading.current())
+
+    with reading.current().noted(1):
+        pass
     with reading.active(log):
-        reading.set_zero(5.0)
-        threads = [threading.Thread(target=read) for _ in range(3)]
+        reading.current().zero_s = 5.0
+        here = reading.current()
+        threads = [threading.Thread(target=read, args=[here]) for _ in range(3)]
+        threads.append(threading.Thread(target=be_another_rank))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        with pytest.raises(ZeroDivisionError), reading.noted(7):
+        with pytest.raises(ZeroDivisionError), reading.current().noted(7):
             raise ZeroDivisionError
-    with reading.noted(1):
-        pass
-    reading.set_zero(9.0)
-    assert log.zero_s == 5.0
+    reading.current().zero_s = 7.0
+    assert (log.zero_s, other.zero_s) == (5.0, 9.0)
     assert [read.num_bytes for read in log.reads] == [20] * 3
+    assert len(other.reads) == 1
     assert all(read.begin_s <= read.end_s for read in log.reads)
 
 
