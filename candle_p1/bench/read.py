@@ -34,8 +34,13 @@ LOADER = "parallel"
 MAX_RANKS = 1024
 
 
-def choose_ranks(text: str) -> list[int]:
+def choose_ranks(text: str, flag: str = "--np", most: int = MAX_RANKS) -> list[int]:
     """Returns the numbers of ranks in a comma-separated list, each once, in its order.
+
+    Args:
+        text: The list.
+        flag: The flag that it is the value of.
+        most: The largest number.
 
     Raises:
         ParameterError: One of them is not a number of ranks.
@@ -43,10 +48,12 @@ def choose_ranks(text: str) -> list[int]:
     numbers = []
     for word in text.split(","):
         if not word.strip().isascii() or not word.strip().isdigit():
-            raise ParameterError(f"--np: {word.strip()!r} is not a number of ranks, as in --np 1,4")
+            raise ParameterError(
+                f"{flag}: {word.strip()!r} is not a number of ranks, as in {flag} 1,4"
+            )
         numbers.append(int(word))
-        if not 1 <= numbers[-1] <= MAX_RANKS:
-            raise ParameterError(f"--np: {word.strip()} is not between 1 and {MAX_RANKS}")
+        if not 1 <= numbers[-1] <= most:
+            raise ParameterError(f"{flag}: {word.strip()} is not between 1 and {most}")
     return list(dict.fromkeys(numbers))
 
 

@@ -65,6 +65,7 @@ PHASES_S = {
     ("report",): 1.0,
 }
 """The phases of a run and roughly what each takes, in s."""
+USUAL_S = sum(seconds for path, seconds in PHASES_S.items() if len(path) == 1)
 LOADERS = ("original", "parallel")
 FILES = (RECORD_NAME, PER_RANK_NAME)
 MIB = 2**20
@@ -170,7 +171,7 @@ def synthetic_record(num_ranks: int, num_epochs: int, seed: int, loader: str) ->
     flags = {"epochs": num_epochs, "loader": loader, "rng_seed": seed, "epochs_scaling": "weak"}
     argv = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     parameters = benchmark.declaration.parse(argv, benchmark.model_file)
-    phases = [_phases(rng) for _ in range(num_ranks)]
+    phases = [synthetic_phases(rng) for _ in range(num_ranks)]
     total_s = max(
         sum(each.seconds for path, each in rank.items() if len(path) == 1) for rank in phases
     )
@@ -211,7 +212,7 @@ def synthetic_record(num_ranks: int, num_epochs: int, seed: int, loader: str) ->
                 "samples_per_s": 1000.0,
             },
             "communication": summarize_communication(
-                [_communication(rng) for _ in range(num_ranks)], logged=True
+                [synthetic_communication(rng) for _ in range(num_ranks)], logged=True
             ),
             "efficiency": efficiencies(
                 (rng.uniform(0.7, 0.8, num_ranks) * total_s).tolist(), total_s
@@ -236,10 +237,19 @@ def _rank(rank: int) -> dict[str, Any]:
     }
 
 
-def _phases(rng: np.random.Generator) -> dict[tuple[str, ...], Phase]:
-    begin_s, phases = 0.0, {}
+def synthetic_phases(
+    rng: np.random.Generator, begin_s: float = 0.0, total_s: float = USUAL_S
+) -> dict[tuple[str, ...], Phase]:
+    """Returns the phases of a rank, with random times.
+
+    Args:
+        rng: Draws them.
+        begin_s: When the first one began.
+        total_s: About how long all of them took.
+    """
+    phases = {}
     for path, usual_s in PHASES_S.items():
-        seconds = usual_s * rng.uniform(0.9, 1.1)
+        seconds = usual_s * rng.uniform(0.9, 1.1) * total_s / USUAL_S
         usage = Usage(*rng.integers(0, 10**6, 6).tolist()) if len(path) == 1 else None
         phases[path] = Phase(begin_s, seconds, 0.1 * seconds, usage, 2**31, 2**31)
         begin_s += seconds if len(path) == 1 else 0.0
@@ -258,7 +268,8 @@ def _epoch(i: int, num_ranks: int, rng: np.random.Generator) -> Any:
     return summarize_epoch(i + 1, of_ranks, metrics)
 
 
-def _communication(rng: np.random.Generator) -> CommunicationLog:
+def synthetic_communication(rng: np.random.Generator) -> CommunicationLog:
+    """Returns the log of a rank that has averaged the gradients of 16 arrays."""
     log = CommunicationLog()
     for i in range(16):
         log.add("horovod", f"allreduce gradient {i}", 4 << i, rng.uniform(1, 2), STEPS_PER_EPOCH)

@@ -15,6 +15,7 @@ from candle_p1.cli.bench_options import (
     not_nan,
     output_file_option,
     show,
+    with_progress,
 )
 from candle_p1.training.screen import Screen
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: data loaders, steps, checkpoints, and the overhead of measuring."""
+    """Measure and compare: data loaders, steps, checkpoints, large jobs, the cost of measuring."""
 
 
 @command.command(
@@ -313,3 +314,32 @@ def record_command(json_file: Path | None, **conditions: int) -> None:
 
     report = RecordMeasurement(**conditions).measure()
     show(lines(report), report, json_file)
+
+
+@command.command(
+    "scale",
+    cls=Command,
+    examples=["candle-p1 bench scale", "candle-p1 bench scale --ranks 64,512 --json scale.json"],
+)
+@click.option(
+    "--ranks",
+    metavar="NUM,NUM,...",
+    default="64,512,4096",
+    show_default=True,
+    help="The numbers of ranks to compare.",
+)
+@count_option("--ranks_per_node", "ranks_per_node", 8, "Ranks on each node.")
+@json_option
+def scale_command(ranks: str, ranks_per_node: int, json_file: Path | None) -> None:
+    """Count what the ranks of large jobs send each other in every phase of a run.
+
+    All ranks are simulated in this process. They run the code of a run, except for what TensorFlow
+    and Horovod do, and receive messages that are counted, not timed. 4,096 ranks take about a
+    minute.
+    """
+    from candle_p1.bench.read import choose_ranks
+    from candle_p1.bench.scale import MAX_RANKS, ScaleMeasurement, parts
+
+    measurement = ScaleMeasurement(choose_ranks(ranks, "--ranks", MAX_RANKS), ranks_per_node)
+    report = with_progress(measurement.measure)
+    show(parts(report), report, json_file)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from candle_p1.bench.job import Measurement
+    from candle_p1.bench.job import Measurement, OnStart
 
 
 def output_file_option(flag: str, name: str, text: str) -> Callable[..., Any]:
@@ -97,15 +97,20 @@ def measure(comparison: Measurement) -> dict[str, Any]:
         files = comparison.locate_files(progress)
     for note in comparison.notes:
         screen.say(f"note: {note}")
+    return with_progress(lambda on_start: comparison.measure(files, on_start))
+
+
+def with_progress(measure: Callable[[OnStart], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what a function measures, with a bar of the jobs that it starts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with signals_interrupt(), screen.bar(*columns, TimeElapsedColumn()) as bar:
+        with signals_interrupt(), Screen().bar(*columns, TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=None)
 
             def on_start(done: int, total: int, what: str) -> None:
                 bar.update(task, completed=done, total=total, description=what)
 
-            return comparison.measure(files, on_start)
+            return measure(on_start)
     except Interrupted as interrupted:
         raise click.exceptions.Exit(128 + interrupted.number) from None
 

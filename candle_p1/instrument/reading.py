@@ -70,13 +70,13 @@ class ReadLog:
         return np.array(self.reads, np.float64).reshape(-1, 3) - [self.zero_s, self.zero_s, 0]
 
 
-class _Threads(threading.local):
+class _ActiveLog(threading.local):
     """The active log of each thread: the ranks of a simulated job are threads."""
 
     log: ReadLog | None = None
 
 
-_active = _Threads()
+_active = _ActiveLog()
 
 
 @contextmanager

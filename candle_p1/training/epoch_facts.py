@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.instrument.epochs import summarize_epoch
+from candle_p1.instrument.epochs import Epoch, summarize_epoch
 from candle_p1.records.record import finite
 from candle_p1.records.types import EpochFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from candle_p1.distributed.callbacks import SharedValidation
     from candle_p1.distributed.comm import Communicator
     from candle_p1.training.callbacks import EpochTimer
+
+EPOCH = "epoch/so_far"
+"""The name of the array that holds what was measured of an epoch that is not complete."""
 
 
 class GatheredEpochs:
@@ -104,3 +109,32 @@ class GatheredEpochs:
         """The throughput of all ranks together; None if there is no epoch; for rank 0."""
         slowest_s = sum(epoch.train.max_s for epoch in self.facts)
         return self.num_samples / slowest_s if slowest_s else None
+
+
+def epoch_arrays(epoch: Epoch) -> dict[str, NDArray[Any]]:
+    """Returns what was measured of an epoch that is not complete, as arrays by name.
+
+    The times of its steps are not among it: a rank may have trained thousands, and rank 0 gathers
+    the arrays of all ranks.
+    """
+    measured = (
+        epoch.begin_s,
+        epoch.seconds,
+        epoch.exposed_s,
+        epoch.allreduce_s,
+        float(epoch.num_steps),
+    )
+    return {EPOCH: np.array([np.nan if each is None else each for each in measured])}
+
+
+def epoch_from(arrays: Mapping[str, NDArray[Any]]) -> Epoch:
+    """Returns the epoch that `epoch_arrays` was given, without the times of its steps."""
+    begin_s, seconds, exposed_s, allreduce_s, num_steps = arrays[EPOCH].tolist()
+    return Epoch(
+        begin_s,
+        seconds,
+        [],
+        None if np.isnan(exposed_s) else exposed_s,
+        None if np.isnan(allreduce_s) else allreduce_s,
+        num_earlier=int(num_steps),
+    )

@@ -27,10 +27,10 @@ from candle_p1.instrument import tensorboard
 from candle_p1.training.callback_state import CallbackStates, decode
 from candle_p1.training.callbacks import EpochTable, EpochTimer, Progress
 from candle_p1.training.continued import TrainingCallbacks, fit_from
-from candle_p1.training.epoch_facts import GatheredEpochs
+from candle_p1.training.epoch_facts import GatheredEpochs, epoch_from
 from candle_p1.training.pulse import Pulse
 from candle_p1.training.restart import Start
-from candle_p1.training.saver import Saver, epoch_from
+from candle_p1.training.saver import Saver
 from candle_p1.training.setup import explained_memory_errors
 from candle_p1.training.state import build_metrics, replicated_arrays, restore_own
 

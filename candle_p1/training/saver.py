@@ -6,20 +6,17 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.errors import CandleError
-from candle_p1.instrument.epochs import Epoch
 from candle_p1.instrument.phases import part
 from candle_p1.training.callback_state import encode
 from candle_p1.training.continued import TrainingInterrupted
+from candle_p1.training.epoch_facts import epoch_arrays
 from candle_p1.training.state import loss_so_far, own_arrays, replicated_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
 
     from candle_p1.checkpoints.policy import SavePolicy
     from candle_p1.checkpoints.writer import CheckpointWriter
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
     from candle_p1.training.callbacks import EpochTimer
     from candle_p1.training.epoch_facts import GatheredEpochs
     from candle_p1.training.pulse import Pulse
-
-EPOCH = "epoch/so_far"
-"""The name of the array that holds what was measured of an epoch that is not complete."""
 
 
 class Saver(keras.callbacks.Callback):  # type: ignore[misc]
@@ -187,32 +181,3 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
             "callbacks": self._states.capture(),
             **self._epochs.to_facts(),
         }
-
-
-def epoch_arrays(epoch: Epoch) -> dict[str, NDArray[Any]]:
-    """Returns what was measured of an epoch that is not complete, as arrays by name.
-
-    The times of its steps are not among it: a rank may have trained thousands, and rank 0 gathers
-    the arrays of all ranks.
-    """
-    measured = (
-        epoch.begin_s,
-        epoch.seconds,
-        epoch.exposed_s,
-        epoch.allreduce_s,
-        float(epoch.num_steps),
-    )
-    return {EPOCH: np.array([np.nan if each is None else each for each in measured])}
-
-
-def epoch_from(arrays: Mapping[str, NDArray[Any]]) -> Epoch:
-    """Returns the epoch that `epoch_arrays` was given, without the times of its steps."""
-    begin_s, seconds, exposed_s, allreduce_s, num_steps = arrays[EPOCH].tolist()
-    return Epoch(
-        begin_s,
-        seconds,
-        [],
-        None if np.isnan(exposed_s) else exposed_s,
-        None if np.isnan(allreduce_s) else allreduce_s,
-        num_earlier=int(num_steps),
-    )

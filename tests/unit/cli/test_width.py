@@ -60,6 +60,7 @@ COMMANDS = [
     "bench read nt3 --size small --np 1,2",
     "bench step nt3 --size small --np 2",
     "bench record --ranks 6 --epochs 1 --records 1",
+    "bench scale --ranks 2",
     "no-such-command",
     "run nt5",
     "run nt3 --learning-rat 3",

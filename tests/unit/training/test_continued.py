@@ -28,10 +28,10 @@ from candle_p1.distributed.callbacks import (  # noqa: E402
 from candle_p1.training.callback_state import CallbackStates  # noqa: E402
 from candle_p1.training.callbacks import EpochTable, EpochTimer  # noqa: E402
 from candle_p1.training.continued import TrainingCallbacks, fit_from  # noqa: E402
-from candle_p1.training.epoch_facts import GatheredEpochs  # noqa: E402
+from candle_p1.training.epoch_facts import GatheredEpochs, epoch_from  # noqa: E402
 from candle_p1.training.pulse import Pulse  # noqa: E402
 from candle_p1.training.restart import Start  # noqa: E402
-from candle_p1.training.saver import Saver, epoch_from  # noqa: E402
+from candle_p1.training.saver import Saver  # noqa: E402
 
 COMM = SerialCommunicator()
 RANDOM = np.random.default_rng(0)
