@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from candle_p1.checkpoints.policy import are_saved
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
+from candle_p1.distributed.rank_log import output_to_file
 from candle_p1.distributed.watchdog.client import watch
 from candle_p1.errors import CandleError, ParameterError, RunInterrupted, SetupError
 from candle_p1.files import FULL
@@ -58,7 +59,7 @@ from candle_p1.training.measured import Measured, describe_checkpoints, overall_
 from candle_p1.training.opening import RunOpening
 from candle_p1.training.power_meter import PowerMeter
 from candle_p1.training.run_directory import checkpoint_root
-from candle_p1.training.screen import Screen, output_to_file
+from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What rank 0 prints, and where the output of the other ranks goes."""
+"""What rank 0 prints."""
 
 from __future__ import annotations
 
@@ -223,25 +223,3 @@ def _console(rank: int, terminal: TextIO | None, width: int | None) -> Console:
 def _plain_console(**options: Any) -> Console:
     """Returns a console that prints text as it is."""
     return Console(highlight=False, markup=False, emoji=False, **options)
-
-
-@contextmanager
-def output_to_file(path: Path | None) -> Iterator[None]:
-    """Redirects the process's standard output and error, also those of C++, unless path is None."""
-    if path is None:
-        yield
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [os.dup(1), os.dup(2)]
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, copy in enumerate(saved, start=1):
-            os.dup2(copy, number)
-            os.close(copy)

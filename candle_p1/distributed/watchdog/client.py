@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.distributed import job_guard, progress
+from candle_p1.distributed import job_guard, progress, rank_log
 from candle_p1.distributed._heartbeat import Heartbeat
 from candle_p1.distributed.launch_environment import terminal
 from candle_p1.distributed.watchdog.connections import GONE
@@ -281,6 +281,7 @@ class WatchdogClient:
                 signalled_s = self._signals.signalled_s
                 late = signalled_s is not None and time.monotonic() - signalled_s > UNWIND_S
                 if late and not self._ending.is_set():
+                    rank_log.write_out()
                     os._exit(128 + signal.SIGTERM)
 
     def _receive(self) -> bytes:
@@ -331,6 +332,7 @@ class WatchdogClient:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        rank_log.write_out()
         job_guard.remove_leftovers()
         job_guard.remove_shared_memory()
         os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)

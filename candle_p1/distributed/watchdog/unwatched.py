@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed import progress
+from candle_p1.distributed import progress, rank_log
 from candle_p1.distributed.watchdog.run_signals import RunSignals
 from candle_p1.distributed.watchdog.settings import OFF_VARIABLE, Limits
 
@@ -113,6 +113,7 @@ class UnwatchedRun:
                 late, signals.last = True, signals.save_signal or 0
             if late and not self._closed.is_set():
                 self.report_interrupt()
+                rank_log.write_out()
                 os._exit(128 + (number or signal.SIGTERM))
 
     def _end_record(self, status: str, reason: str, traceback: str | None = None) -> None:

@@ -4,8 +4,6 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 from contextlib import suppress
 
@@ -86,21 +84,3 @@ def test_the_result_shows_phases_quality_and_record(capsys, tmp_path):
     output = capsys.readouterr().out
     for shown in ("nt3", "wait", "0.9750", "0.5000", "50%", "1,600.0", str(tmp_path / "run.json")):
         assert shown in output
-
-
-PROGRAM = """
-import os, pathlib
-from candle_p1.training.screen import output_to_file
-with output_to_file(pathlib.Path("log")):
-    print("from python")
-    os.write(1, b"from below\\n")
-print("on screen")
-"""
-
-
-def test_output_is_redirected_also_below_python(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert sorted((tmp_path / "log").read_text().splitlines()) == ["from below", "from python"]
-    assert done.stdout == "on screen\n"
