@@ -171,9 +171,10 @@ def train_all(request, data_directory, tmp_path_factory):
 
     It takes the number of ranks, and for the name of each run's directory the run's command line: a
     benchmark and its flags. The names RUN000, RUN001 and so on are those that the runs choose.
+    `settings` are variables of the environment.
     """
 
-    def train_all(num_ranks, runs, limit_s=600):
+    def train_all(num_ranks, runs, limit_s=600, settings=None):
         directory = tmp_path_factory.mktemp("runs")
         lines = [
             f"{line} --output_dir {directory}" + f" --run_id {name}" * (not name.startswith("RUN"))
@@ -185,7 +186,7 @@ def train_all(request, data_directory, tmp_path_factory):
             if num_ranks > 1
             else [sys.executable, *argv]
         )
-        environment = shell_environment(data_directory)
+        environment = shell_environment(data_directory) | (settings or {})
         code, output = await_end(start_group(command, directory, env=environment), limit_s)
         print(output)
         assert code == 0, output

@@ -64,11 +64,13 @@ if TYPE_CHECKING:
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.table import Table
     from candle_p1.distributed.simulated import SimulatedCommunicator
+    from candle_p1.instrument.collectives import CommunicationLog
+    from candle_p1.instrument.phases import Phase, PhasePath
     from candle_p1.parameters.parameter_set import ParameterSet
 
 BENCHMARK = "nt3"
 NUM_EPOCHS = 8
-NUM_STEPS = 1000
+NUM_STEPS = 500
 """In each epoch. P1B3 has 9,001; what is sent must not depend on it."""
 NUM_ROWS, NUM_COLUMNS = 4096, 8
 NUM_GPUS = 6
@@ -87,12 +89,16 @@ class Scenario:
         params: Its parameters.
         directory: For all files.
         block_bytes: How much a rank reads at a time.
+        phases: Times of phases, which stand for those of every rank.
+        communication: The same for the log of communication.
     """
 
     benchmark: Benchmark
     params: ParameterSet
     directory: Path
     block_bytes: int
+    phases: dict[PhasePath, Phase]
+    communication: CommunicationLog
 
     @classmethod
     def make(cls, directory: Path, num_ranks: int) -> Scenario:
@@ -127,7 +133,15 @@ class Scenario:
         }
         argv = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         params = benchmark.bind(benchmark.declaration.parse(argv, benchmark.model_file))
-        return cls(benchmark, params, directory, -(-table.stat().st_size // num_ranks))
+        rng = np.random.default_rng(num_ranks)
+        return cls(
+            benchmark,
+            params,
+            directory,
+            block_bytes=-(-table.stat().st_size // num_ranks),
+            phases=synthetic_phases(rng, time.perf_counter(), 1.0),
+            communication=synthetic_communication(rng),
+        )
 
 
 class RankOfRun:
@@ -200,7 +214,7 @@ class RankOfRun:
             directory,
             opening.record or record,
             PhaseTimer(),
-            synthetic_communication(np.random.default_rng(comm.rank)),
+            self._scenario.communication,
             power,
             CallProfile(False),
             screen,
@@ -323,9 +337,7 @@ class RankOfRun:
 
     def _finish(self, **how: Any) -> None:
         comm, run = self._comm, self.run
-        took_s = time.perf_counter() - self._start_s
-        rng = np.random.default_rng(comm.rank)
-        run.phases.phases = synthetic_phases(rng, self._start_s, took_s)
+        run.phases.phases = self._scenario.phases
         self.epochs.gather()
         checkpoints = self.writer.close()
         files = describe_together(self.reader, comm, self._start_s)

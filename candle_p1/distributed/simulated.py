@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 import threading
 from collections import defaultdict, deque
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ T = TypeVar("T")
 STACK_BYTES = 512 * 1024
 """Of each rank's thread; thousands of usual ones would reserve tens of gigabytes."""
 _INT_BYTES = 8
+SWITCH_S = 1.0
+"""How long a rank may go on before Python has it give way to others. They give way by themselves
+when they wait for each other, and thousands that ask for their turn would take most of the time."""
 WHOLE_RUN = ""
 """The phase of what happens outside all phases."""
 
@@ -101,15 +105,18 @@ class SimulatedJob:
                     for waiting in (*self._letters, *(group.complete for group in self._groups)):
                         waiting.notify_all()
 
-        before = threading.stack_size(STACK_BYTES)
+        before, switch_s = threading.stack_size(STACK_BYTES), sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         try:
             ranks = [threading.Thread(target=execute, args=[r]) for r in range(self.num_ranks)]
             for thread in ranks:
                 thread.start()
+            threading.stack_size(before)
+            for thread in ranks:
+                thread.join()
         finally:
             threading.stack_size(before)
-        for thread in ranks:
-            thread.join()
+            sys.setswitchinterval(switch_s)
         if self._broken is not None:
             raise self._broken
         return results

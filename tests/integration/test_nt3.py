@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import shutil
 import sys
 
 import pytest
@@ -32,9 +34,22 @@ OF_TWO = {
 
 
 @pytest.fixture(scope="module")
-def of_two(train_all):
+def git_calls(tmp_path_factory):
+    """The file to which a program in place of git writes the rank that calls it."""
+    return tmp_path_factory.mktemp("git") / "calls"
+
+
+@pytest.fixture(scope="module")
+def of_two(train_all, git_calls):
     """Returns the directory of a run of two ranks, by its name."""
-    return train_all(2, OF_TWO).joinpath
+    git = git_calls.with_name("git")
+    git.write_text(
+        f'#!/bin/sh\necho "$OMPI_COMM_WORLD_RANK" >> {git_calls}\n'
+        f'exec {shutil.which("git") or "false"} "$@"\n'
+    )
+    git.chmod(0o755)
+    path = f"{git.parent}{os.pathsep}{os.environ['PATH']}"
+    return train_all(2, OF_TWO, settings={"PATH": path}).joinpath
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +85,17 @@ def test_the_published_network_learns(of_two):
     assert [row["epoch"] for row in history] == [str(epoch) for epoch in range(48)]
     recorded = record["training"]["epochs"][-1]["metrics"]["val_accuracy"]
     assert float(history[-1]["val_accuracy"]) == pytest.approx(recorded)
-    assert (directory / "rank-0001.log").exists()
+    assert {log.name for log in directory.glob("rank-*.log") if not log.stat().st_size} == set()
 
     record = record_of(of_two("short"))
     assert record["plan"]["epochs_per_rank"] == 8
     assert record["quality"]["accuracy"]["value"] <= 0.9
+
+
+@pytest.mark.parallel
+def test_rank_0_alone_describes_the_environment(of_two, git_calls):
+    of_two("strong")
+    assert set(git_calls.read_text().split()) == {"0"}
 
 
 @pytest.mark.parallel
