@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
-from candle_p1.data.cache import CacheSettings
-from candle_p1.data.csv import Loading
-from candle_p1.data.reader import FileSet, Reader, describe_together
+from candle_p1.data.reader import FileSet, Reader, describe_together, loading
 from candle_p1.data.samples import DataSet, Samples
 from candle_p1.data.transforms import scale_features
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
+from candle_p1.distributed.gpus import check_gpus
 from candle_p1.distributed.horovod import reduce_metrics
 from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import DataError, DistributedError, RunInterrupted
 from candle_p1.instrument.epochs import Epoch
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
+    from candle_p1.data.csv import Loading
     from candle_p1.data.table import Table
     from candle_p1.distributed.simulated import SimulatedCommunicator
     from candle_p1.instrument.collectives import CommunicationLog
@@ -128,6 +129,7 @@ class Scenario:
             "output_dir": directory / "output",
             "epochs": NUM_EPOCHS,
             "epochs_scaling": "weak",
+            "cache_dir": directory / "cache",
             "power": f"replay:{recording}",
             "power_hz": 0.1,
         }
@@ -225,6 +227,8 @@ class RankOfRun:
         )
         Restart.of(opening.restart, comm)
         self.run.result_directory(params["save_path"])
+        check_gpus(comm, has_gpu=False, request=None, backend="tensorflow", node="node")
+        check_thread_level(comm)
 
     def find_files(self) -> None:
         """Has rank 0 find, or make, the files."""
@@ -236,8 +240,8 @@ class RankOfRun:
 
     def load_parallel(self) -> None:
         """Reads the file, a block on each rank."""
-        loading = Loading("parallel", self._comm, block_bytes=self._scenario.block_bytes)
-        self.reader = Reader(self.files, loading)
+        how = replace(self._loading(), block_bytes=self._scenario.block_bytes)
+        self.reader = Reader(self.files, how)
         self.table = self.reader.read("train")
 
     def make_cache(self) -> None:
@@ -249,8 +253,10 @@ class RankOfRun:
         self._read_cached()
 
     def _read_cached(self) -> None:
-        settings = CacheSettings(self._scenario.directory / "cache")
-        Reader(self.files, Loading("cached", self._comm, cache=settings)).read("train")
+        Reader(self.files, replace(self._loading(), method="cached")).read("train")
+
+    def _loading(self) -> Loading:
+        return loading(self._params, self._comm, num_threads=1)
 
     def preprocess(self) -> None:
         """Computes the digest of what was read, and scales it."""
