@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.bench.record import synthetic_communication, synthetic_phases
+from candle_p1.bench.stand_ins import (
+    HOUR_S,
+    METRICS,
+    ModelWithMetrics,
+    WithoutKeras,
+    write_power,
+)
 from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.source import ArrayInMemory
@@ -38,11 +45,9 @@ from candle_p1.instrument.epochs import Epoch
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.instrument.profiles import CallProfile
 from candle_p1.instrument.tensorboard import check_tensorboard
-from candle_p1.models.evaluation import Trained, find_nan
+from candle_p1.models.evaluation import find_nan
 from candle_p1.models.scores import ConfusionScore
 from candle_p1.records import environment
-from candle_p1.records.power_file import write_traces
-from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import make_record, utc_now
 from candle_p1.records.types import SCHEMA_VERSION
 from candle_p1.scaling import ScalingPlan, share_epochs
@@ -58,7 +63,7 @@ from candle_p1.training.screen import Screen
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
@@ -74,11 +79,7 @@ NUM_EPOCHS = 8
 NUM_STEPS = 500
 """In each epoch. P1B3 has 9,001; what is sent must not depend on it."""
 NUM_ROWS, NUM_COLUMNS = 4096, 8
-NUM_GPUS = 6
-"""On each node, as on Summit."""
-HOUR_S = 3600.0
 STATE = np.zeros((1024, 512), np.float32)
-METRICS = ("loss", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,7 @@ class Scenario:
         table, recording = directory / "table.csv", directory / "power.csv"
         line = ",".join(["0.25"] * NUM_COLUMNS) + "\n"
         table.write_text(line * NUM_ROWS)
-        times_s = np.array([0.0, HOUR_S])
-        write_traces(
-            recording,
-            [
-                Trace(_gpu(number), times_s, np.array([300.0, 300.0]), HOUR_S)
-                for number in range(NUM_GPUS)
-            ],
-            node=0,
-            start_s=0.0,
-        )
+        write_power(recording)
         benchmark = find_benchmark(BENCHMARK)
         flags = {
             "train_data": table,
@@ -165,7 +157,7 @@ class RankOfRun:
     def __init__(self, scenario: Scenario, comm: SimulatedCommunicator) -> None:
         self._scenario, self._comm, self._params = scenario, comm, scenario.params
         self._start_s = time.perf_counter()
-        self._model = _Model()
+        self._model = ModelWithMetrics()
         self._resources = ExitStack()
         self._timer = SimpleNamespace(epochs=[])
         self._validation = SimpleNamespace(seconds=[])
@@ -315,7 +307,7 @@ class RankOfRun:
         comm = self._comm
         nothing = Samples(np.zeros((0, NUM_COLUMNS)), np.zeros((0, 2)))
         data = DataSet(nothing, nothing, nothing)
-        evaluated = _Evaluated(self._model, data, self._params, comm, self.run.directory, True)
+        evaluated = WithoutKeras(self._model, data, self._params, comm, self.run.directory, True)
         reduce_metrics(self._model, comm)
         score = evaluated.score(nothing, ConfusionScore(2))
         if score.sums.sum() != comm.size:
@@ -380,43 +372,6 @@ PHASES: dict[str, Callable[[RankOfRun], None]] = {
 """The phases, in order. The last two do not occur in a run that ends well."""
 
 _STEPS_S = [0.2] * NUM_STEPS
-
-
-class _Variable:
-    """A variable of a metric, as far as `reduce_metrics` needs it."""
-
-    def __init__(self, value: float) -> None:
-        self._value = np.array(value)
-        self.shape = self._value.shape
-
-    def numpy(self) -> Any:
-        return self._value
-
-    def assign(self, value: Any) -> None:
-        self._value = np.array(value)
-
-
-class _Model:
-    """A model that has metrics, each a sum and a count, and has seen samples."""
-
-    def __init__(self) -> None:
-        self.metrics = [SimpleNamespace(variables=[_Variable(1), _Variable(2)]) for _ in METRICS]
-
-    def get_metrics_result(self) -> dict[str, float]:
-        return dict.fromkeys(METRICS, 0.5)
-
-
-class _Evaluated(Trained):
-    """Predicts one sample on each rank, without Keras."""
-
-    def _predictions(
-        self, samples: Samples, max_steps: int, model: Any
-    ) -> Iterator[tuple[Any, Any]]:
-        yield np.zeros(1), np.ones((1, 2))
-
-
-def _gpu(number: int) -> Channel:
-    return Channel(f"gpu:GPU-{number:032x}", "Tesla V100-SXM2-16GB", "gpu", "nvml", "power")
 
 
 def _share_epochs(params: ParameterSet, num_ranks: int) -> tuple[str, int]:

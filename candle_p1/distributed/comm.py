@@ -1,7 +1,8 @@
 """The communicator: one interface for a single process and for the ranks of an MPI job.
 
 It transfers small objects and arrays through mpi4py; Horovod transfers the gradients
-(candle_p1.distributed.horovod).
+(candle_p1.distributed.horovod). The module is long because the interface, its two implementations
+and what ranks agree on through it are best read together.
 """
 
 from __future__ import annotations
