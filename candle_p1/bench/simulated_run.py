@@ -9,6 +9,7 @@ too: ranks reach it by TCP.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -320,7 +321,8 @@ class RankOfRun:
 
     def end_after_signal(self) -> None:
         """Does the same for a run that a signal to every rank has ended."""
-        self.run.watchdog.save_signal = 10
+        watchdog: Any = self.run.watchdog
+        watchdog.save_signal = int(signal.SIGUSR1)
         with suppress(RunInterrupted):
             self._finish(interrupted=True)
 

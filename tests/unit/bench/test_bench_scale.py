@@ -21,6 +21,8 @@ BYTES_PER_DOUBLING = 130
 of the metrics of an epoch is the most that grows so."""
 MOST_BYTES = 3000
 """What a rank may receive in a phase from 16 ranks: the parameters are the most of it."""
+MOST_BYTES_OF_EACH = {"a checkpoint": 2500, "end": 8000, "end after a signal": 8000}
+"""What rank 0 may receive in a phase from each rank, if it is more than some bytes."""
 ROWS_BYTES = 4 * NUM_ROWS * NUM_COLUMNS
 
 
@@ -47,7 +49,8 @@ def check(num_ranks):
         # The nodes tell each other how many rows each has.
         of_nodes = 8 * num_ranks / RANKS_PER_NODE if of_rows else 0
         assert many[phase, LEADER] <= allowed + of_rows + of_nodes, phase
-        assert many[phase, FIRST] <= 5000 * num_ranks + of_rows, phase
+        most = MOST_BYTES_OF_EACH.get(phase, 200)
+        assert many[phase, FIRST] <= most * num_ranks + allowed + of_rows, phase
 
 
 def test_what_a_rank_receives_grows_at_most_as_the_logarithm_of_their_number():
