@@ -55,13 +55,13 @@ def test_srun_starts_ranks_on_two_nodes(slurm, start, tables, tmp_path):
     assert len(digests) == 4
     assert len(set(digests)) == 1
 
-    for path in tmp_path.glob("rank*.pid"):
+    for path in tmp_path.glob("rank*.phase"):
         path.unlink()
     environment["STEPS"] = "1000000"
     job = start([*command, "--run_id", "killed"], env=environment)
-    victim = tmp_path / "rank3.pid"
+    victim = tmp_path / "rank3.phase"
     wait_until(victim.exists, LIMIT_S, job)
-    os.kill(int(victim.read_text()), signal.SIGKILL)
+    os.kill(int(victim.read_text().split()[0]), signal.SIGKILL)
     code, output = await_end(job, END_S)
     print(output)
     assert code != 0

@@ -1,9 +1,9 @@
 """NT3's script without a network: a recorded, watched run that loads, and then takes steps.
 
 A step is a sum over all ranks. It needs no TensorFlow, which takes seconds to start on every rank.
-STEPS in the environment is the number of steps. Every rank writes files into the working directory:
-rank<rank>.sha256, the digest of the scaled samples, and rank<rank>.pid, its process id, when all
-ranks have taken a step.
+STEPS in the environment is the number of steps. Every rank writes two files into the working
+directory: rank<rank>.sha256, the digest of the scaled samples, and rank<rank>.phase, its process id
+and "train", when all ranks have taken a step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take_steps(run, num_steps):
         run.comm.allreduce_sum(np.ones(1000))
         time.sleep(STEP_S)
         if step == 1:
-            leave_file(f"rank{run.comm.rank}.pid", str(os.getpid()))
+            leave_file(f"rank{run.comm.rank}.phase", f"{os.getpid()} train")
 
 
 def run_without_network(benchmark, params, comm):
