@@ -47,13 +47,13 @@ def agree_on_sharing(comm: Communicator) -> NodeSharing:
     who = f"ranks of a node do not see each other's files in {memory}"
     if not comm.any(not _sees_first(disk, comm.local)):
         return NodeSharing(
-            comm, f"{who}: they share data in a file in {disk}, which may be slower. {ADVICE}"
+            comm, f"{who}: they share data in a file in {disk}, which may be slower; {ADVICE}"
         )
     divided = comm.split_nodes(_first_seen(memory, comm.local))
     return NodeSharing(
         divided,
         f"{who}, nor in {disk}: {count(comm.num_nodes, 'node')} will hold {divided.num_nodes}"
-        f" copies of the data. {ADVICE}",
+        f" copies of the data; {ADVICE}",
     )
 
 
