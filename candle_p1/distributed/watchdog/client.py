@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from candle_p1.distributed import job_guard, progress, rank_log
 from candle_p1.distributed._heartbeat import Heartbeat
 from candle_p1.distributed.launch_environment import terminal
@@ -150,21 +152,22 @@ class WatchdogClient:
                 connection.settimeout(SEND_S)  # a wake-up file descriptor must not block
             except OSError as caught:
                 error = f"cannot connect to the watchdog on {station.host} by TCP ({caught})"
-        errors = comm.collect(error and f"{hello['host']}: {error}")
-        if not errors:
+        found = comm.first(error and f"{hello['host']}: {error}")
+        if found is None:
             assert connection is not None
             return connection
+        num_failed = int(comm.allreduce_sum(np.array([error is not None], np.int64))[0])
         if self._server is not None:
             self._server.kill()
             self._server.wait()
         if connection is not None:
             connection.close()
         os.close(self._stderr)
-        rank, text = errors[0]
+        rank, text = found
         host, _, why = text.partition(": ")
-        others = f", and neither can {len(errors) - 1} more of {comm.size} ranks"
+        others = f", and neither can {num_failed - 1} more of {comm.size} ranks"
         raise DistributedError(
-            f"rank {rank} (host {host}) {why}{others * (len(errors) > 1)}. The nodes of a job must"
+            f"rank {rank} (host {host}) {why}{others * (num_failed > 1)}. The nodes of a job must"
             f" be able to connect to each other: open the port ({PORT_VARIABLE} chooses which),"
             f" choose another network by {INTERFACE_VARIABLE}, or run without the watchdog by"
             f" {OFF_VARIABLE}=off"

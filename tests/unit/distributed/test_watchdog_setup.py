@@ -13,10 +13,11 @@ import threading
 import pytest
 
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.distributed.watchdog import client, listening, settings
 from candle_p1.distributed.watchdog.connections import SPARE_FILES
 from candle_p1.distributed.watchdog.protocol import WELCOME
-from candle_p1.distributed.watchdog.start import MIN_STRANGERS, group_size
+from candle_p1.distributed.watchdog.start import MIN_STRANGERS, Station, group_size
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
@@ -203,3 +204,17 @@ def test_the_record_says_how_a_process_ended(tmp_path):
 
 def wait_for_end(path):
     return wait_until(lambda: (r := read_record(path))["status"] != "running" and r, 20)
+
+
+def test_an_error_of_many_ranks_names_the_first_and_reaches_each_of_them_once():
+    def work(comm):
+        watched = object.__new__(client.WatchdogClient)
+        watched._server, watched._stderr = None, os.dup(2)
+        station = Station(error="cannot start a process" if comm.rank else "is not allowed to")
+        text = r"^rank 0 \(host .*\) is not allowed to, and neither can 63 more of 64 ranks\."
+        with pytest.raises(DistributedError, match=text):
+            watched._connect(comm, station)
+
+    job = SimulatedJob(64, ranks_per_node=8)
+    job.run(work)
+    assert max(each.num_bytes for each in job.received("")[1:]) < 500
