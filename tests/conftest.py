@@ -138,7 +138,9 @@ def start(environment, tmp_path):
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     signal.signal(signal.SIGINT, interrupt)
 
 

@@ -19,6 +19,7 @@ from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, describe_together, loading
 from candle_p1.records import environment
+from candle_p1.training.agreement import check_same_data
 from candle_p1.training.lifecycle import recorded_run
 from candle_p1.training.measured import describe_rank
 from candle_p1.training.setup import make_plan
@@ -53,7 +54,7 @@ def run_without_network(benchmark, params, comm):
             reader.digest()
         with run.phases("preprocess"):
             data = benchmark.preprocess(raw, params)
-        train._check_same_data(reader, comm)
+        check_same_data(reader, comm)
         samples = np.ascontiguousarray(data.train.x[0 : len(data.train)])
         leave_file(f"rank{comm.rank}.sha256", hashlib.sha256(samples.tobytes()).hexdigest())
         with run.phases("train"):
