@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from unittest.mock import patch
 
 import keras
 import numpy as np
 
+from candle_p1.distributed import horovod
 from candle_p1.distributed.allreduce_log import CAPACITY, AllreduceLog
 from candle_p1.distributed.horovod import broadcast_state, distribute_optimizer
 from candle_p1.instrument import collectives, phases
@@ -30,7 +32,10 @@ class Slow(keras.callbacks.Callback):
 
 
 def trained(comm, slow_rank, compression="none", accumulate=None):
-    """Trains a small model for an epoch; returns the log, the timer and what `take` returns."""
+    """Trains a small model for an epoch.
+
+    Returns the log, the timer, what `take` returns, and what the clock waits for.
+    """
     keras.utils.set_random_seed(1)
     log, timer = CommunicationLog(), PhaseTimer()
     allreduces = AllreduceLog(log)
@@ -45,11 +50,12 @@ def trained(comm, slow_rank, compression="none", accumulate=None):
         broadcast_state(model, comm)
         model.fit(x, x[:, :3], batch_size=1, verbose=0, callbacks=[slow])
         took = allreduces.take()
-    return log, timer, took
+    return log, timer, took, allreduces.waits_for
 
 
 def the_fast_rank_waits_for_the_slow_one(comm):
-    _, timer, (exposed_s, allreduce_s) = trained(comm, slow_rank=1)
+    _, timer, (exposed_s, allreduce_s), waits_for = trained(comm, slow_rank=1)
+    assert waits_for == "tensor"
     waited = comm.allgather((exposed_s, allreduce_s))
     # On a busy machine both wait longer, but by the same time.
     assert waited[0][0] - waited[1][0] > 0.5 * NUM_STEPS * SLOW_S, waited
@@ -58,7 +64,7 @@ def the_fast_rank_waits_for_the_slow_one(comm):
 
 
 def every_step_of_every_gradient_is_counted(comm):
-    log, _, _ = trained(comm, slow_rank=0)
+    log, *_ = trained(comm, slow_rank=0)
     facts = summarize_communication(comm.allgather(log), logged=True)
     named = {each.name: each for each in facts.collectives}
     kernel, bias = (named[name] for name in named if name.startswith("allreduce"))
@@ -70,7 +76,14 @@ def every_step_of_every_gradient_is_counted(comm):
 
 
 def bytes_are_counted_as_sent_after_compression_and_accumulation(comm):
-    log, _, _ = trained(comm, slow_rank=0, compression="fp16", accumulate=2)
+    """Timed as on GPUs, of which there are none here."""
+    with patch.object(horovod, "_is_on_gpu", lambda variable: True):
+        log, _, (exposed_s, _), waits_for = trained(
+            comm, slow_rank=1, compression="fp16", accumulate=2
+        )
+    assert waits_for == "element"
+    waited = comm.allgather(exposed_s)
+    assert waited[0] - waited[1] > 0.5 * NUM_STEPS * SLOW_S, waited
     (kernel, _) = (each for name, each in log.by_name.items() if "allreduce" in name[1])
     assert kernel.num_calls == NUM_STEPS // 2
     assert kernel.num_bytes == kernel.num_calls * (2 * 3 * 4 + 4)  # and the largest element

@@ -152,7 +152,7 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     sharing = [one for one in usable if _share_one(nodes[one.node])]
     blind = [one for one in usable if one.num_gpus == 0 and one.has_driver]
     if fewer and not sharing:
-        what = f"{wanted} GPUs are needed"
+        what = f"{count(wanted, 'GPU')} needed"
         what += "" if needs.num_gpus is None else f" ({needs.gpus_origin})"
         lack = fewer[0].gpu_lack
         if lack is None:

@@ -182,7 +182,7 @@ def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
     code, _, errors = run_as("none", 0, 1, *amounts)
     assert code == 2
     assert errors == (
-        "error: node a: GPUs: 4 GPUs are needed (CANDLE_P1_GPUS_PER_NODE=4), but none is visible:"
+        "error: node a: GPUs: 4 GPUs needed (CANDLE_P1_GPUS_PER_NODE=4), but none is visible:"
         " TensorFlow is installed without support for GPUs. Fix: install candle-p1[gpu]; to train"
         " on CPUs, set CANDLE_P1_GPUS_PER_NODE=0\n"
     )
