@@ -52,6 +52,7 @@ def notes_on(experiment: Experiment) -> list[str]:
         _threads,
         _repeatable,
         _compiled,
+        _clocks,
         _warnings,
     )
     return [note for make in makers for note in make(experiment)]
@@ -189,6 +190,16 @@ def _compiled(experiment: Experiment) -> Iterator[str]:
         yield (
             f"{apart}: speed-ups, efficiencies and other ratios between them also contain what XLA"
             " gains or costs."
+        )
+
+
+def _clocks(experiment: Experiment) -> Iterator[str]:
+    facts = [run.record.communication for run in experiment.runs]
+    num = sum(each is not None and each.clock_waits_for == "element" for each in facts)
+    if num:
+        yield (
+            f"In {count(num, 'run')}, on GPUs, the communication of gradients is timed by when one"
+            " element of each has arrived on the host, so it includes that copy."
         )
 
 

@@ -328,6 +328,14 @@ def test_simulated_energy_is_labelled():
     assert any("energy of 1 run is simulated" in note for note in notes_on(experiment))
 
 
+def test_clocks_that_wait_for_an_element_are_noted():
+    record = planted_record(num_ranks=2)
+    for waits_for, noted in ((None, False), ("tensor", False), ("element", True)):
+        facts = {"communication": {"logged": True, "clock_waits_for": waits_for}}
+        (experiment,) = group([RecordedRun(None, changed(record, facts))])
+        assert any("one element of each" in note for note in notes_on(experiment)) == noted
+
+
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_the_broadcast_overhead_is_the_papers_with_waiting_and_transfer_beside_it(is_logged):
     """It does not include the framework's preparation, here 0.7 s, where collectives are logged."""
