@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 hypothesis.settings.register_profile("no deadline", deadline=None)
@@ -195,6 +196,23 @@ def train_all(request, data_directory, tmp_path_factory):
         return directory / "EXP000"
 
     return train_all
+
+
+@pytest.fixture
+def nt3_tables(tmp_path):
+    """Returns a function that writes two tables for NT3, and returns the flags that name them."""
+
+    def write(num_train, num_test, num_features):
+        random = np.random.default_rng(2017)
+        for name, num_rows in (("train", num_train), ("test", num_test)):
+            values = random.random((num_rows, num_features))
+            rows = (",".join(f"{each:.7g}" for each in row) for row in values)
+            lines = [f"{i % 2},{row}\n" for i, row in enumerate(rows)]
+            (tmp_path / f"{name}.csv").write_text("".join(lines))
+        flags = "--train_data train.csv --test_data test.csv --output_dir out --epochs 12"
+        return f"{flags} --power none".split()
+
+    return write
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
 from tests.cluster.nodes import Cluster, what_is_missing
@@ -24,12 +23,6 @@ def cluster(missing, mpirun, environment, tmp_path):
 
 
 @pytest.fixture
-def tables(tmp_path):
+def tables(nt3_tables):
     """The flags that name two small tables for NT3."""
-    random = np.random.default_rng(2017)
-    for name, num_rows in (("train", 200), ("test", 50)):
-        rows = (",".join(f"{each:.7g}" for each in random.random(300)) for _ in range(num_rows))
-        lines = [f"{i % 2},{row}\n" for i, row in enumerate(rows)]
-        (tmp_path / f"{name}.csv").write_text("".join(lines))
-    flags = "--train_data train.csv --test_data test.csv --output_dir out --epochs 12 --power none"
-    return flags.split()
+    return nt3_tables(200, 50, 300)

@@ -1,9 +1,9 @@
 """NT3's script without a network: a recorded, watched run that loads, and then takes steps.
 
 A step is a sum over all ranks. It needs no TensorFlow, which takes seconds to start on every rank.
-STEPS in the environment is the number of steps. Every rank writes two files into the working
-directory: rank<rank>.sha256, the digest of the scaled samples, and rank<rank>.phase, its process id
-and "train", when all ranks have taken a step.
+STEPS in the environment is the number of steps, and the rank HANGS never comes to the seventh one.
+Every rank writes two files into the working directory: rank<rank>.sha256, the digest of the scaled
+samples, and rank<rank>.phase, its process id and "train", when all ranks have taken a step.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ def take_steps(run, num_steps):
         run.watchdog.count_step()
         run.comm.allreduce_sum(np.ones(1000))
         time.sleep(STEP_S)
+        if step == 5 and os.environ.get("HANGS") == str(run.comm.rank):
+            while True:
+                pass
         if step == 1:
             leave_file(f"rank{run.comm.rank}.phase", f"{os.getpid()} train")
 
 
-def run_without_network(benchmark, params, comm):
+def run_without_network(benchmark, params, comm, look=lambda run: None):
+    """Takes the place of train._run; `look` is called when all ranks have loaded."""
     with recorded_run(benchmark.name, params, comm) as run:
         roles = {role: Path(params[name]) for role, name in benchmark.files.items()}
         reader = Reader(FileSet.of(roles), loading(params, comm, 1, run.screen.warn))
@@ -55,6 +59,7 @@ def run_without_network(benchmark, params, comm):
         with run.phases("preprocess"):
             data = benchmark.preprocess(raw, params)
         check_same_data(reader, comm)
+        look(run)
         samples = np.ascontiguousarray(data.train.x[0 : len(data.train)])
         leave_file(f"rank{comm.rank}.sha256", hashlib.sha256(samples.tobytes()).hexdigest())
         with run.phases("train"):
@@ -80,5 +85,6 @@ def run_without_network(benchmark, params, comm):
     return train._Outcome(None, None)
 
 
-train._run = run_without_network
-train.main(find_benchmark("nt3"))
+if __name__ == "__main__":
+    train._run = run_without_network
+    train.main(find_benchmark("nt3"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import await_end, shell_environment, start_group
+from tests.conftest import await_end, shell_environment, start_group, wait_until
 from tests.records import read_record
 
 HERE = Path(__file__).parent
@@ -125,3 +127,54 @@ def test_loading_on_any_layout_of_ranks(mpirun, execute, layouts):
     print(output)
     assert code == 0, output
     assert output.count("ok ") == 12 * len(layouts)
+
+
+MANY = 128
+LIMIT_S = 30
+"""A job must be gone this long after a rank is killed."""
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+def test_many_ranks_load_one_matrix_and_are_watched(mpirun, start, nt3_tables, tmp_path):
+    """The first of two runs of the same ranks finishes, and a rank is killed in the second one."""
+    process = start(mpirun(MANY, HERE / "many_ranks.py", *nt3_tables(600, 40, 600)))
+    runs = tmp_path / "out/EXP000"
+    wait_until((runs / "RUN001/run.json").exists, 600, process)
+    wait_until(lambda: len(list(tmp_path.glob("rank*.phase"))) == MANY, 300, process)
+
+    record = read_record(runs / "RUN000/run.json")
+    assert record["status"] == "ok"
+    assert record["num_ranks"] == MANY
+    assert [each["rank"] for each in record["ranks"]] == list(range(MANY))
+    assert record["data"]["num_copies"] == 1
+    digests = {path.read_text() for path in tmp_path.glob("rank*.sha256")}
+    assert len(digests) == 1
+    shared_bytes = int((tmp_path / "shared_bytes").read_text())
+    # The kernel rounds each rank's share down to kB.
+    assert 0.9 * 600 * 600 * 4 < shared_bytes < 2 * 600 * 600 * 4
+
+    victim = int((tmp_path / "rank77.phase").read_text().split()[0])
+    os.kill(victim, signal.SIGKILL)
+    code, output = await_end(process, LIMIT_S)
+    assert code != 0
+    assert f"rank 77 (host {os.uname().nodename}, pid {victim}) died" in output
+    record = read_record(runs / "RUN001/run.json")
+    assert record["status"] == "failed"
+    assert (record["num_ranks"], record["failure"]["rank"]) == (MANY, 77)
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+def test_a_rank_that_hangs_is_named(mpirun, start, nt3_tables, monkeypatch, tmp_path):
+    """It is in an infinite loop, and gives signs of life."""
+    for name, value in (("STEPS", "1000000"), ("HANGS", "1"), ("CANDLE_P1_HUNG_S", "8")):
+        monkeypatch.setenv(name, value)
+    script = HERE.parent / "cluster/watched_run.py"
+    process = start(mpirun(3, script, *nt3_tables(20, 10, 5)))
+    code, output = await_end(process, 120)
+    assert code != 0
+    failure = read_record(tmp_path / "out/EXP000/RUN000/run.json")["failure"]
+    assert (failure["rank"], failure["phase"], failure["steps"]) == (1, "train", 7), output
+    assert "the other ranks have waited for it for 8 s, at its step 6" in failure["reason"]
+    assert failure["reason"] in output
