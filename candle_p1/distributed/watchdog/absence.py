@@ -60,7 +60,9 @@ class AbsenceDetector:
             if rank.silent_s > self._limits.stopped_s and self._is_stopped(rank):
                 rank.trouble = {"what": was_stopped(self._limits.stopped_s)}
             elif rank.silent_s > 0 and rank.silent_s + AWAKE_S > self._limits.silent_s:
-                rank.trouble = {"what": self._explain_silence(rank, silent), "is_silent": True}
+                # The ranks of a lost node were heard last at different moments.
+                rank = min((r for r in silent if r.host == rank.host), key=lambda r: r.rank)
+                rank.trouble = {"what": self._explain_silence(rank, silent)}
             if rank.trouble:
                 return rank
         return self._find_hung(ranks) if all_awake and len(ranks) == self._num_ranks else None

@@ -100,8 +100,10 @@ class Judge:
             return self._stalled(ranks)
         if rank.error:
             reason = f"{rank} failed{_during(rank)}: {rank.error['message']}"
-        elif rank.closed in NO_DEATH:
-            reason = f"{rank} {NO_DEATH[rank.closed].format(_during(rank))}"
+        elif how := NO_DEATH.get(rank.closed or ""):
+            lost = (r for r in ranks if r.host == rank.host and (r.closed or not r.is_awake))
+            rank = min(lost, key=lambda r: r.rank)
+            reason = f"{rank} {how.format(_during(rank))}"
         else:
             reason = (
                 f"{rank} died{_during(rank)}: it was killed, crashed or ran out of memory"

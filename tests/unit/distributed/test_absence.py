@@ -56,6 +56,7 @@ def job(monkeypatch):
 def test_a_silent_node_is_found_within_the_limit(job):
     assert job.pass_time(100) is None
     start = job.now
+    assert job.pass_time(1, silent=(3,)) is None
     verdict = job.pass_time(100, silent=(2, 3))
     assert job.now - start <= LIMITS.silent_s + 1
     assert (verdict.culprit.rank, verdict.culprit.host) == (2, "node1")
