@@ -79,7 +79,7 @@ def watch(
         os.close(descriptor)
     if station.is_off:
         progress.use(memory)
-        return UnwatchedRun(comm.rank, memory)
+        return UnwatchedRun(comm.rank, record, memory)
     return WatchdogClient(comm, server, station, memory)
 
 

@@ -56,6 +56,10 @@ CONNECT_LIMIT_S = 120.0
 """How long the server waits for all ranks to connect."""
 FAREWELL_S = 10.0
 """How long the server waits for the ranks that it told to end."""
+LOOK_S = 0.25
+"""How often the server goes through all ranks, of which there may be thousands, without news."""
+URGENT = frozenset(("trouble", "error", "signal", "save_signal", "closed"))
+"""The messages that may end the run."""
 LOG_NAME = "watchdog.log"
 
 
@@ -102,11 +106,15 @@ class WatchdogServer:
         """Returns when every rank has said bye, or after a failure has been dealt with."""
         orphaned_at: float | None = None
         start = time.monotonic()
+        looked_s = 0.0
         while True:
             self._connections.receive()
+            now = time.monotonic()
+            if not self._has_news and now - looked_s < LOOK_S:
+                continue
+            self._has_news, looked_s = False, now
             if verdict := self._find_verdict():
                 return self._end(verdict)
-            now = time.monotonic()
             if len(self.ranks) == self.num_ranks and all(rank.said_bye for rank in self.ranks):
                 return None
             if os.getppid() != self.starter and not any(rank.rank == 0 for rank in self.ranks):
@@ -118,6 +126,7 @@ class WatchdogServer:
             if len(self.ranks) < self.num_ranks and now - start > CONNECT_LIMIT_S:
                 return None  # the ranks could not connect, and have reported that themselves
 
+    _has_news = False
     _failed_at: float | None = None
     _stalled_at: float | None = None
     _signalled_at: float | None = None
@@ -185,6 +194,7 @@ class WatchdogServer:
             closed = "hub" if message["closed"] == "gone" else message["closed"]
             for rank in group.values():
                 rank.closed = rank.closed or closed
+            self._has_news = True
 
     def _add(self, hello: Message, peer: Peer) -> WatchedRank:
         rank = WatchedRank.of(hello, peer)
@@ -197,6 +207,7 @@ class WatchdogServer:
 
     def _note(self, rank: WatchedRank, message: Message) -> None:
         rank.take(message)
+        self._has_news |= not URGENT.isdisjoint(message) and not rank.said_bye
         if rank.record is not None and rank.record != self._record:
             self._open_log(rank.record)
 

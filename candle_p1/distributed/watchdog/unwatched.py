@@ -13,13 +13,16 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed import progress, rank_log
+from candle_p1.distributed import job_guard, progress, rank_log
 from candle_p1.distributed.watchdog.run_signals import RunSignals
 from candle_p1.distributed.watchdog.settings import OFF_VARIABLE, Limits
+from candle_p1.errors import EXIT_CODE
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from candle_p1.distributed.job_guard import Trouble
 
 
 UNWIND_S = 3.0
@@ -32,15 +35,15 @@ class UnwatchedRun:
 
     Args:
         rank: This rank.
+        record: Where the record is expected.
         memory: Where it counts its progress; int64, shape (3,).
 
     Attributes:
         warnings: What the user should know.
     """
 
-    def __init__(self, rank: int, memory: memoryview) -> None:
-        self._rank, self._memory = rank, memory
-        self._record: Path | None = None
+    def __init__(self, rank: int, record: Path, memory: memoryview) -> None:
+        self._rank, self._record, self._memory = rank, record, memory
         self._phase: str | None = None
         self._save_s = Limits.from_environment().save_s
         self.warnings = [
@@ -51,6 +54,7 @@ class UnwatchedRun:
         self._closed = threading.Event()
         if threading.current_thread() is threading.main_thread():
             self._signals.catch(None)
+        job_guard.report_to(self._report_trouble)
         threading.Thread(target=self._tend, name="signals", daemon=True).start()
 
     def report_record(self, record: Path) -> None:
@@ -89,16 +93,26 @@ class UnwatchedRun:
         if self._signals.is_interrupted:
             self.report_interrupt()
             return True
-        self._end_record("failed", f"rank {self._rank} failed: {message}", traceback)
+        reason = f"rank {self._rank} failed: {message}"
+        self._end_record("failed", reason, self._rank, traceback)
         return False
 
     def report_interrupt(self) -> None:
         """Records that a signal has interrupted this rank."""
         name = signal.Signals(self._signals.last or signal.SIGINT).name
-        self._end_record("interrupted", f"interrupted by {name}, which rank {self._rank} received")
+        reason = f"interrupted by {name}, which rank {self._rank} received"
+        self._end_record("interrupted", reason, self._rank)
+
+    def _report_trouble(self, trouble: Trouble) -> None:
+        """Ends this process, because another one of the job has died or was stopped."""
+        self._end_record("failed", str(trouble), rank=None)
+        with suppress(OSError):
+            os.write(2, f"\ncandle-p1: the job ends: {trouble}\n".encode())
+        os._exit(EXIT_CODE + 1)
 
     def close(self) -> None:
         """Handles signals as before."""
+        job_guard.report_to(None)
         self._closed.set()
         self._signals.restore()
         progress.stop()
@@ -116,17 +130,17 @@ class UnwatchedRun:
                 rank_log.write_out()
                 os._exit(128 + (number or signal.SIGTERM))
 
-    def _end_record(self, status: str, reason: str, traceback: str | None = None) -> None:
+    def _end_record(
+        self, status: str, reason: str, rank: int | None, traceback: str | None = None
+    ) -> None:
         """Completes the record, unless another rank has done so."""
         from candle_p1.errors import RecordError
         from candle_p1.records.record import end_record
         from candle_p1.records.types import Failure
 
-        if self._record is None:
-            return
         failure = Failure(
             reason=reason,
-            rank=self._rank,
+            rank=rank,
             host=os.uname().nodename,
             pid=os.getpid(),
             phase=self._phase,
