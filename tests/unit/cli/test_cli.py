@@ -457,7 +457,10 @@ def completions(line):
     ("line", "expected"),
     [
         ("candle-p1 st", {"study"}),
-        ("candle-p1 bench ", {"load", "read", "step", "checkpoint", "overhead", "record"}),
+        (
+            "candle-p1 bench ",
+            {"load", "read", "step", "checkpoint", "overhead", "record", "scale"},
+        ),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data info n", {"nt3"}),
