@@ -9,7 +9,7 @@ from tests.records import read_record
 
 pytestmark = pytest.mark.cluster
 
-LIMIT_S = 200
+LIMIT_S = 600
 FLAGS = "--epochs 2 --epochs_scaling weak --output_dir out --power none"
 RUNS = {
     "nt3": f"nt3 --conv 4 20 1 --pool 10 --dense 8 --train_steps 4 {FLAGS}",
