@@ -334,8 +334,8 @@ def scale_command(ranks: str, ranks_per_node: int, json_file: Path | None) -> No
     """Count what the ranks of large jobs send each other in every phase of a run.
 
     All ranks are simulated in this process. They run the code of a run, except for what TensorFlow
-    and Horovod do, and receive messages that are counted, not timed. 4,096 ranks take about a
-    minute.
+    and Horovod do, and receive messages that are counted, not timed. 4,096 ranks take minutes and
+    4 GB of memory.
     """
     from candle_p1.bench.read import choose_ranks
     from candle_p1.bench.scale import MAX_RANKS, ScaleMeasurement, parts
