@@ -1,9 +1,9 @@
 """Gradients as float16 between the ranks: half the bytes, without overflow at any number of ranks.
 
-float16 ends at 65,504 and begins at 6e-8. Summed as they are, gradients overflow at 65,504 / P; so
-they would with Horovod's own compression, which divides after the sum. Its prescale factor is no
-help, because it acts on the float16 values: it would multiply them by 1/P, and at 4,096 ranks lose
-everything below 1e-4, as most gradients are.
+float16 ends at 65,504 and begins at 6e-8. With Horovod's own compression, which divides by P after
+the sum, gradients overflow from 65,504 / P on. To divide before the sum would lose small elements
+instead, at 4,096 ranks all below 1e-4, and Horovod's prescale factor would do just that, because it
+acts on the float16 values.
 
 So each gradient is multiplied, while it is still float32, by a power of two that depends on the
 largest element of any rank: P times that element comes to lie between 2^13 and 2^15. A sum then has
@@ -12,7 +12,7 @@ at least a factor of two to spare for rounding, whatever the order of its additi
 down to 2^-27. It costs a second allreduce, of one number, before that of each gradient.
 
 What remains are the roundings of float16's additions: where P values of one sign are added one by
-one, as by a ring, a sum of 2,048 of them swallows the next one.
+one, as by a ring, a sum of 2,048 equal ones does not change when the next one is added.
 """
 
 from __future__ import annotations
