@@ -25,4 +25,4 @@ def cluster(missing, mpirun, environment, tmp_path):
 @pytest.fixture
 def tables(nt3_tables):
     """The flags that name two small tables for NT3."""
-    return nt3_tables(200, 50, 300)
+    return [*nt3_tables(200, 50, 300), "--epochs", "12"]

@@ -138,7 +138,8 @@ LIMIT_S = 30
 @pytest.mark.parallel
 def test_many_ranks_load_one_matrix_and_are_watched(mpirun, start, nt3_tables, tmp_path):
     """The first of two runs of the same ranks finishes, and a rank is killed in the second one."""
-    process = start(mpirun(MANY, HERE / "many_ranks.py", *nt3_tables(600, 40, 600)))
+    flags = [*nt3_tables(600, 40, 600), "--epochs", MANY]
+    process = start(mpirun(MANY, HERE / "many_ranks.py", *flags))
     runs = tmp_path / "out/EXP000"
     wait_until((runs / "RUN001/run.json").exists, 600, process)
     wait_until(lambda: len(list(tmp_path.glob("rank*.phase"))) == MANY, 300, process)
