@@ -205,7 +205,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "synthetic": files.synthetic,
                 "loader": params["loader"],
                 "load_threads": threads,
-                "num_copies": reader.loading.num_copies,
+                "num_copies": reader.loading.num_copies if reader.table_s else None,
                 "files": files_read,
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],

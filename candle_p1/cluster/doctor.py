@@ -125,6 +125,8 @@ def _gpus() -> Finding:
         gpus = installation.visible_gpus(backend)
     except ImportError:
         return Finding("GPUs", f"not examined: {name} is missing")
+    except SetupError as error:
+        return Finding("GPUs", "none", str(error))
     if not gpus:
         lack = why_none(backend)
         driver = shutil.which("nvidia-smi")

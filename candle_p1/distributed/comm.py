@@ -152,7 +152,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, value: Any, rank: int) -> None:
-        """Sends a picklable value to one rank, which must `receive` it; returns without waiting."""
+        """Sends a picklable value to one rank, which must `receive` it; returns without waiting.
+
+        A collective call must follow before the end of the process, which is when the value must
+        have arrived.
+        """
 
     @abstractmethod
     def receive(self, rank: int) -> Any:

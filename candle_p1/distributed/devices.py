@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.distributed.installation import jax_gpus
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores, core_quota
 
@@ -191,7 +192,7 @@ def _name_of(gpu: Any) -> str:
 def _configure_jax(gpus: Sequence[int] | None) -> str:
     import jax
 
-    found = _select([each for each in jax.devices() if each.platform != "cpu"], gpus)
+    found = _select(jax_gpus(), gpus)
     if not found:
         return "cpu"
     if gpus is not None:

@@ -6,6 +6,10 @@ import os
 from typing import Any
 
 from candle_p1.distributed.mpi_library import describe_version
+from candle_p1.errors import SetupError
+
+JAX_VARIABLE = "JAX_PLATFORMS"
+"""Tells JAX on what it may compute."""
 
 
 def mpi_library() -> str:
@@ -57,11 +61,10 @@ def visible_gpus(backend: str = "tensorflow") -> list[str]:
 
     Raises:
         ImportError: It is not installed.
+        SetupError: JAX was told to use GPUs, and there are none.
     """
     if backend == "jax":
-        import jax
-
-        return [str(each.device_kind) for each in jax.devices() if each.platform != "cpu"]
+        return [str(each.device_kind) for each in jax_gpus()]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -70,3 +73,22 @@ def visible_gpus(backend: str = "tensorflow") -> list[str]:
         return str(details.get("device_name", device.name))
 
     return [name(device) for device in tf.config.list_physical_devices("GPU")]
+
+
+def jax_gpus() -> list[Any]:
+    """Returns the GPUs that JAX sees.
+
+    Raises:
+        ImportError: It is not installed.
+        SetupError: It was told to use GPUs, and there are none.
+    """
+    import jax
+
+    try:
+        return [each for each in jax.devices() if each.platform != "cpu"]
+    except RuntimeError as error:
+        told = os.environ.get(JAX_VARIABLE)
+        raise SetupError(
+            f"JAX finds no device that it may use ({JAX_VARIABLE}={told}: {error}): unset"
+            f" {JAX_VARIABLE}, or start this where there are GPUs"
+        ) from error

@@ -34,6 +34,8 @@ STACK_BYTES = 512 * 1024
 """Of each rank's thread; thousands of usual ones would reserve tens of gigabytes."""
 _INT_BYTES = 8
 SWITCH_S = 1.0
+PATIENCE_S = 10.0
+"""How long a rank may take to end, once the job cannot go on."""
 """How long a rank may go on before Python has it give way to others. They give way by themselves
 when they wait for each other, and thousands that ask for their turn would take most of the time."""
 WHOLE_RUN = ""
@@ -100,26 +102,40 @@ class SimulatedJob:
             except _Ended:
                 pass
             except BaseException as error:
-                with self._lock:
-                    self._broken = self._broken or error
-                    for waiting in (*self._letters, *(group.complete for group in self._groups)):
-                        waiting.notify_all()
+                self._break(error)
 
         before, switch_s = threading.stack_size(STACK_BYTES), sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         try:
-            ranks = [threading.Thread(target=execute, args=[r]) for r in range(self.num_ranks)]
-            for thread in ranks:
-                thread.start()
-            threading.stack_size(before)
-            for thread in ranks:
-                thread.join()
+            ranks = [
+                threading.Thread(target=execute, args=[rank], daemon=True)
+                for rank in range(self.num_ranks)
+            ]
+            try:
+                for thread in ranks:
+                    thread.start()
+                threading.stack_size(before)
+                for thread in ranks:
+                    thread.join()
+            except BaseException as error:  # not enough threads, or Ctrl-C
+                self._break(error)
+                for thread in ranks:
+                    if thread.ident is not None:
+                        thread.join(PATIENCE_S)
+                raise
         finally:
             threading.stack_size(before)
             sys.setswitchinterval(switch_s)
         if self._broken is not None:
             raise self._broken
         return results
+
+    def _break(self, error: BaseException) -> None:
+        """Ends all ranks; those that wait end at once."""
+        with self._lock:
+            self._broken = self._broken or error
+            for waiting in (*self._letters, *(group.complete for group in self._groups)):
+                waiting.notify_all()
 
     @contextmanager
     def phase(self, name: str, rank: int) -> Iterator[None]:

@@ -236,10 +236,18 @@ class Run:
         mine = self.profile.statistics()
         if mine is None:  # on all ranks
             return
-        write_profile(self.directory, self.comm.rank, mine)
+        problem = None
+        try:
+            write_profile(self.directory, self.comm.rank, mine)
+        except OSError as error:  # what was measured is worth more than a profile
+            problem = str(error)
         merged = self.comm.reduce(mine, merge_profiles)
         if merged is not None:
             write_profile_table(self.directory, merged)
+        failed = self.comm.first(problem)
+        if failed is not None:
+            rank, why = failed
+            self.screen.warn(f"the profile of rank {rank}, at least, could not be written: {why}")
 
     def _interruption(self, checkpoints: CheckpointStatistics | None) -> _Interruption:
         """Returns how a signal has ended the run, the same on every rank; collective."""

@@ -72,13 +72,13 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
         self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
         self._allow_nan = allow_nan
-        self._is_due = self._is_best = self._is_signalled = False
+        self._is_due = self._is_best = self._is_signalled = self._is_lost = False
         self.position = start
         self._steps_before = self._total_steps
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Remembers the epoch."""
-        self.position = Position(epoch, 0)
+        self.position, self._is_lost = Position(epoch, 0), False
 
     def before_step(self, step: int) -> None:
         """Saves before a step if that is due; collective.
@@ -147,10 +147,12 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
             return
         model = self.model  # with JAX, this also puts the state of the steps into the model
         within_epoch = self.position.step > 0
-        # The loss may be lost on one rank only, but then the weights are lost on all.
-        may_be_lost = within_epoch and not self._allow_nan
-        if may_be_lost and self._pulse.any_rank(not isfinite(loss_so_far(model))):
-            return  # as after an epoch
+        if within_epoch and not self._allow_nan:
+            # The loss may be lost on one rank only, but then the weights are lost on all.
+            self._is_lost = self._is_lost or self._pulse.any_rank(not isfinite(loss_so_far(model)))
+            if self._is_lost:  # the epoch's end tells; a signal leaves no time for the rest of it
+                model.stop_training |= self._is_signalled
+                return
         self._withdraw_lost_best()
         with part("checkpoint"):
             own = own_arrays(model, within_epoch=within_epoch)

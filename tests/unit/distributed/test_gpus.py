@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.distributed import devices, gpus
+from candle_p1.distributed import devices, gpus, installation
 from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
 from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.errors import ParameterError, SetupError
@@ -141,3 +141,13 @@ def test_jax_computes_on_the_gpu_that_the_flag_names(monkeypatch):
         devices._configure_jax([2])
     there[:] = [SimpleNamespace(platform="cpu", device_kind="cpu")]
     assert devices._configure_jax([0]) == "cpu"  # which check_gpus explains
+
+
+def test_a_jax_that_finds_nothing_it_may_use_is_an_error(monkeypatch):
+    def devices():
+        raise RuntimeError("Unknown backend cuda")
+
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(devices=devices))
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(SetupError, match=r"JAX_PLATFORMS=cuda: Unknown backend cuda.*unset"):
+        installation.visible_gpus("jax")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,22 @@ def test_a_rank_that_fails_ends_the_others():
 
     with pytest.raises(DataError, match=r"x\.csv"):
         SimulatedJob(5).run(work)
+
+
+def test_ranks_end_where_not_all_of_them_can_be_started(monkeypatch):
+    before, started = set(threading.enumerate()), []
+    start = threading.Thread.start
+
+    def start_three(thread):
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_three)
+    with pytest.raises(RuntimeError, match="new thread"):
+        SimulatedJob(5).run(lambda comm: comm.barrier())
+    assert set(threading.enumerate()) == before
 
 
 def test_different_collectives_are_an_error():

@@ -14,7 +14,7 @@ from candle_p1.distributed.comm import SerialCommunicator
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 saver_module = pytest.importorskip("candle_p1.training.saver")
 
-from candle_p1.training.pulse import Pulse  # noqa: E402
+from candle_p1.training.pulse import Agreed, Pulse  # noqa: E402
 
 NAN = float("nan")
 
@@ -121,6 +121,17 @@ def test_nothing_is_saved_within_an_epoch_once_its_loss_is_not_finite(
         saver.before_step(step)
         saver.model.metrics[0].update_state(loss)
     assert positions(writer) == [(0, 1), (0, 2), (0, 3), (0, 4)][: 4 if allow_nan else 2]
+
+
+def test_a_signal_ends_an_epoch_whose_loss_is_not_finite(make_saver, writer, monkeypatch):
+    """There is nothing to save, and no time for the rest of the epoch."""
+    saver = make_saver()
+    monkeypatch.setattr(saver._pulse, "step", lambda: Agreed(is_due=False, is_signalled=True))
+    saver.on_epoch_begin(0)
+    saver.model.metrics[0].update_state(NAN)
+    saver.before_step(1)
+    assert saver.model.stop_training
+    assert positions(writer) == []
 
 
 def test_a_best_epoch_that_is_put_off_by_accumulation_is_saved_as_the_best(make_saver, writer):
