@@ -328,6 +328,7 @@ def _opened_run(
     run: Run | None = None
     try:
         directory, part = on_first_rank(partial(opening.open, record, watchdog), comm)
+        watchdog.report_record(directory / RECORD_NAME)  # unwatched, each rank completes it
         communication = CommunicationLog()
         profile = CallProfile(params["profiling"])
         log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.distributed import job_guard, progress, rank_log
+from candle_p1.distributed import job_guard, progress
 from candle_p1.distributed._heartbeat import Heartbeat
 from candle_p1.distributed.launch_environment import terminal
 from candle_p1.distributed.watchdog.connections import GONE
+from candle_p1.distributed.watchdog.leaving import leave
 from candle_p1.distributed.watchdog.listening import connect
 from candle_p1.distributed.watchdog.protocol import BEAT_S, END_OF_MESSAGE, PROBE
 from candle_p1.distributed.watchdog.run_signals import RunSignals
@@ -79,7 +80,7 @@ def watch(
         os.close(descriptor)
     if station.is_off:
         progress.use(memory)
-        return UnwatchedRun(comm.rank, record, memory)
+        return UnwatchedRun(comm.rank, memory)
     return WatchdogClient(comm, server, station, memory)
 
 
@@ -174,8 +175,9 @@ class WatchdogClient:
         ).on_all_ranks()
 
     def report_record(self, record: Path) -> None:
-        """Reports the record to complete if the run fails; for rank 0."""
-        self._send(record=str(record))
+        """Reports the record to complete if the run fails; on rank 0, others need not."""
+        if self._rank == 0:
+            self._send(record=str(record))
 
     @property
     def steps(self) -> int:
@@ -284,8 +286,7 @@ class WatchdogClient:
                 signalled_s = self._signals.signalled_s
                 late = signalled_s is not None and time.monotonic() - signalled_s > UNWIND_S
                 if late and not self._ending.is_set():
-                    rank_log.write_out()
-                    os._exit(128 + signal.SIGTERM)
+                    leave(128 + signal.SIGTERM)
 
     def _receive(self) -> bytes:
         """Returns what the server has sent; nothing if the connection has ended."""
@@ -314,8 +315,7 @@ class WatchdogClient:
             f"rank {self._rank} (host {host}) ends: it cannot reach the watchdog any more ({why}):"
             f" the node of rank 0 is lost, or {host} is cut off from the network"
         )
-        job_guard.end_lost()
-        os._exit(EXIT_CODE + 1)
+        leave(EXIT_CODE + 1, is_lost=True)
 
     def _print(self, text: str) -> None:
         with suppress(OSError):
@@ -335,10 +335,8 @@ class WatchdogClient:
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        rank_log.write_out()
-        job_guard.remove_leftovers()
-        job_guard.remove_shared_memory()
-        os._exit(128 + signal.SIGTERM if interrupted else EXIT_CODE + 1)
+        code = 128 + signal.SIGTERM if interrupted else EXIT_CODE + 1
+        leave(code, is_lost=order.get("lost", False))
 
 
 def _make_memory() -> tuple[memoryview, int]:

@@ -16,11 +16,10 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed.watchdog.connections import Connections, Peer, max_strangers
+from candle_p1.distributed.watchdog.connections import GONE, Connections, Peer, max_strangers
 from candle_p1.distributed.watchdog.listening import connect, listen
 from candle_p1.distributed.watchdog.protocol import (
     BEAT_S,
@@ -70,6 +69,7 @@ class Hub:
         ] = {}  # of the ranks that were heard since the last report
         self._num_closed = 0
         self._from_server = b""
+        self._error: OSError | None = None  # of the connection to the server, the first one
         self._order: Message | None = None
         self._ordered_s = float("inf")
         self._is_alone = False
@@ -103,25 +103,30 @@ class Hub:
         self._send({"of": number} | message)
 
     def _send(self, message: Message) -> None:
-        with suppress(OSError):
-            text = json.dumps(message, separators=(",", ":"))
+        text = json.dumps(message, separators=(",", ":"))
+        try:
             self._server.sendall(text.encode() + END_OF_MESSAGE)
+        except OSError as error:  # the kernel tells it once, so `_hear` only learns it from here
+            self._error = self._error or error
 
     def _hear(self) -> bool:
         """Reads what the server sends; returns whether it is still there."""
+        data = b""
         try:
             data = self._server.recv(65536)
-        except (ConnectionResetError, BrokenPipeError):
-            data = b""
         except OSError as error:
+            self._error = self._error or error
+        error_number = self._error.errno if self._error else None
+        if not data and error_number not in (None, *GONE):
             # The ranks end, like those that have lost the server themselves.
             self._obey(
                 {
                     "end": f"{socket.gethostname()} cannot reach the watchdog any more"
-                    f" ({error.strerror}): the node of rank 0 is lost, or this one is cut off from"
-                    " the network",
+                    f" ({os.strerror(error_number or 0)}): the node of rank 0 is lost, or this one"
+                    " is cut off from the network",
                     "status": "failed",
                     "speak": True,
+                    "lost": True,
                 }
             )
             return False

@@ -10,7 +10,8 @@ because they come from parts of a rank that do not wait for each other:
 - beats: bytes from 0x80 on, which are not in JSON as it is written here (heartbeat/heartbeat.h)
 
 The answers are lines: welcome; an order in JSON: end (the reason), status, speak (whether this rank
-should print the reason). An empty line asks a silent rank's kernel whether it still answers.
+should print the reason), and from a hub lost, if it cannot reach the server. An empty line asks a
+silent rank's kernel whether it still answers.
 
 A hub (candle_p1.distributed.watchdog.hub) speaks for the ranks of its group. Its hello holds hub
 (the first of them), host and pid; its messages are those of the ranks, with the rank as of, and
@@ -129,6 +130,7 @@ def expect_answers(connection: socket.socket, limit_s: float) -> None:
     if not isfinite(limit_s):
         return
     pause = min(max(1, int(limit_s / 4)), 60)
+    limit_ms = min(max(1, int(limit_s * 1000)), 2**31 - 1)  # 0 is the kernel's default
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)

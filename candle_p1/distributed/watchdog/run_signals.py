@@ -26,7 +26,6 @@ class RunSignals:
 
     Attributes:
         save_signal: The number of the signal that asked this rank to save; None so far.
-        saved_from_s: When it came, by time.monotonic.
         signalled_s: When a signal that ends this rank came; None so far.
         is_interrupted: Whether Ctrl-C has been raised.
     """
@@ -34,37 +33,31 @@ class RunSignals:
     def __init__(self, say_whether: Callable[[bool], None]) -> None:
         self._say_whether = say_whether
         self._handlers: dict[int, Any] = {}
-        self._old_wakeup_fd = -1
+        self._old_wakeup_fd: int | None = None
         self._can_save = False
         self.save_signal: int | None = None
-        self.saved_from_s = float("inf")
         self.signalled_s: float | None = None
-        self.last = 0
         self.is_interrupted = False
 
-    def catch(self, wakeup_fd: int | None) -> None:
+    def catch(self, wakeup_fd: int) -> None:
         """Begins to handle signals; for the main thread.
 
         Args:
-            wakeup_fd: Where Python's C-level handler writes their numbers; None: nowhere.
+            wakeup_fd: Where Python's C-level handler writes their numbers.
         """
-        if wakeup_fd is not None:
-            self._old_wakeup_fd = signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        self._old_wakeup_fd = signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *SAVE_SIGNALS):
             handler = signal.getsignal(number)
             if handler in (signal.SIG_IGN, None):
                 continue  # nohup, or a program that embeds Python, handles it
             self._handlers[number] = handler
             signal.signal(number, self._handle)
-        self._has_fd = wakeup_fd is not None
-
-    _has_fd = False
 
     def restore(self) -> None:
         """Handles them as before."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._handlers and self._has_fd:
+        if self._old_wakeup_fd is not None:
             signal.set_wakeup_fd(self._old_wakeup_fd)
 
     @contextmanager
@@ -78,12 +71,15 @@ class RunSignals:
             self._can_save = False
             self._say_whether(False)
 
+    def asks_to_save(self, number: int) -> bool:
+        """Whether this rank saves and ends by itself after this signal; for any thread."""
+        return number in SAVE_SIGNALS and (self._can_save or self.save_signal is not None)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number in SAVE_SIGNALS and (self._can_save or self.save_signal is not None):
-            if self.save_signal is None:
-                self.save_signal, self.saved_from_s = number, time.monotonic()
+        if self.asks_to_save(number):
+            self.save_signal = self.save_signal or number
             return  # somebody sees to it that this takes no longer than it may
-        self.last, self.signalled_s = number, time.monotonic()
+        self.signalled_s = time.monotonic()
         if number != signal.SIGINT:
             return
         self.is_interrupted = True

@@ -7,13 +7,17 @@ stopped, or whose node is lost, is noticed by the launcher at best, and the reco
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed import job_guard, progress, rank_log
+from candle_p1.distributed import job_guard, progress
+from candle_p1.distributed.watchdog.leaving import leave
+from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS, SIGNALS
 from candle_p1.distributed.watchdog.run_signals import RunSignals
 from candle_p1.distributed.watchdog.settings import OFF_VARIABLE, Limits
 from candle_p1.errors import EXIT_CODE
@@ -27,23 +31,29 @@ if TYPE_CHECKING:
 
 UNWIND_S = 3.0
 """How long the main thread may take to unwind after Ctrl-C."""
-POLL_S = 0.2
+LOOK_S = 0.2
+"""How often to look whether that time is over."""
 
 
 class UnwatchedRun:
     """Takes the place of a WatchdogClient.
 
+    Python's C-level handler writes the number of a signal to a socket, which a thread reads: the
+    main thread may be inside a collective, where it calls no handler in Python.
+
     Args:
         rank: This rank.
-        record: Where the record is expected.
         memory: Where it counts its progress; int64, shape (3,).
 
     Attributes:
         warnings: What the user should know.
     """
 
-    def __init__(self, rank: int, record: Path, memory: memoryview) -> None:
-        self._rank, self._record, self._memory = rank, record, memory
+    def __init__(self, rank: int, memory: memoryview) -> None:
+        self._rank, self._memory = rank, memory
+        self._record: Path | None = None
+        # Kept to print why the job ended: ranks other than 0 redirect their output to a file.
+        self._stderr = os.dup(2)
         self._phase: str | None = None
         self._save_s = Limits.from_environment().save_s
         self.warnings = [
@@ -51,14 +61,18 @@ class UnwatchedRun:
             ' node is lost, the record says "running", and the other ranks may wait forever'
         ]
         self._signals = RunSignals(lambda can_save: None)
+        self._signal: int | None = None
         self._closed = threading.Event()
+        self._wakeup, self._signalled = socket.socketpair()
+        self._wakeup.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            self._signals.catch(None)
+            self._signals.catch(self._wakeup.fileno())
         job_guard.report_to(self._report_trouble)
-        threading.Thread(target=self._tend, name="signals", daemon=True).start()
+        self._thread = threading.Thread(target=self._tend, name="signals", daemon=True)
+        self._thread.start()
 
     def report_record(self, record: Path) -> None:
-        """Keeps the path of the record."""
+        """Keeps the path of the record to complete if the run fails; every rank may do so."""
         self._record = record
 
     @property
@@ -99,7 +113,7 @@ class UnwatchedRun:
 
     def report_interrupt(self) -> None:
         """Records that a signal has interrupted this rank."""
-        name = signal.Signals(self._signals.last or signal.SIGINT).name
+        name = signal.Signals(self._signal or signal.SIGINT).name
         reason = f"interrupted by {name}, which rank {self._rank} received"
         self._end_record("interrupted", reason, self._rank)
 
@@ -107,28 +121,40 @@ class UnwatchedRun:
         """Ends this process, because another one of the job has died or was stopped."""
         self._end_record("failed", str(trouble), rank=None)
         with suppress(OSError):
-            os.write(2, f"\ncandle-p1: the job ends: {trouble}\n".encode())
-        os._exit(EXIT_CODE + 1)
+            os.write(self._stderr, f"\ncandle-p1: the job ends: {trouble}\n".encode())
+        leave(EXIT_CODE + 1)
 
     def close(self) -> None:
         """Handles signals as before."""
         job_guard.report_to(None)
         self._closed.set()
         self._signals.restore()
+        self._thread.join()
+        self._wakeup.close()
+        self._signalled.close()
+        os.close(self._stderr)
         progress.stop()
 
     def _tend(self) -> None:
         """Runs in a thread: ends this process after a signal, or if saving takes too long."""
-        signals = self._signals
-        while not self._closed.wait(POLL_S):
-            number, at = signals.last, signals.signalled_s
-            late = at is not None and time.monotonic() - at > UNWIND_S * signals.is_interrupted
-            if not late and time.monotonic() - signals.saved_from_s > self._save_s:
-                late, signals.last = True, signals.save_signal or 0
-            if late and not self._closed.is_set():
+        end_s = float("inf")
+        while not self._closed.is_set():
+            if select.select([self._signalled], [], [], LOOK_S)[0]:
+                for number in self._signalled.recv(4096):
+                    if number not in (*SIGNALS, *SAVE_SIGNALS):
+                        continue  # a library handles it
+                    until_s = time.monotonic() + self._grace_s(number)
+                    if until_s < end_s:
+                        end_s, self._signal = until_s, number
+            if time.monotonic() >= end_s and not self._closed.is_set():
                 self.report_interrupt()
-                rank_log.write_out()
-                os._exit(128 + (number or signal.SIGTERM))
+                leave(128 + (self._signal or signal.SIGTERM))
+
+    def _grace_s(self, number: int) -> float:
+        """Returns how long this rank may take to end by itself after a signal, in s."""
+        if number == signal.SIGINT:
+            return UNWIND_S
+        return self._save_s if self._signals.asks_to_save(number) else 0.0
 
     def _end_record(
         self, status: str, reason: str, rank: int | None, traceback: str | None = None
@@ -147,5 +173,7 @@ class UnwatchedRun:
             steps=self.steps,
             traceback=traceback,
         )
+        if self._record is None:
+            return
         with suppress(OSError, RecordError):
             end_record(self._record, status, failure)

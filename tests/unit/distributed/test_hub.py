@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import signal
@@ -9,11 +10,13 @@ import socket
 import time
 from array import array
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from candle_p1.distributed._heartbeat import Heartbeat
+from candle_p1.distributed.watchdog.hub import Hub
 from candle_p1.distributed.watchdog.protocol import END_OF_MESSAGE, WELCOME
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
@@ -107,6 +110,28 @@ def test_what_a_beat_and_its_report_cost():
                 report = json.loads(text)
         assert all(numbers == stamp for numbers in report["stamps"].values())
         assert len(text) <= 30 * GROUP
+
+
+@pytest.mark.parametrize(
+    ("number", "is_lost"), [(errno.ETIMEDOUT, True), (errno.EPIPE, False), (None, False)]
+)
+def test_a_hub_that_is_cut_off_knows_that_from_what_it_could_not_send(number, is_lost):
+    """The kernel tells the error once, to who comes first; what is then read is an end."""
+
+    def send(data):
+        if number:
+            raise OSError(number, "")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    near, far = socket.socketpair()
+    with listener, near, far:
+        hub = Hub(near, listener, "token", 2, 20.0, 16)
+        hub._server = SimpleNamespace(sendall=send, recv=lambda size: b"")
+        hub._send({})
+        assert not hub._hear()
+        hub._connections.close()
+    assert (hub._order is not None and hub._order["lost"]) == is_lost
+    assert hub._is_alone != is_lost
 
 
 @pytest.fixture

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from candle_p1.distributed import job_guard, rank_log
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.distributed.watchdog import client, listening, settings
 from candle_p1.distributed.watchdog.connections import SPARE_FILES
-from candle_p1.distributed.watchdog.protocol import WELCOME
+from candle_p1.distributed.watchdog.protocol import WELCOME, expect_answers
 from candle_p1.distributed.watchdog.start import MIN_STRANGERS, Station, group_size
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.records.record import make_record, write_record
@@ -146,8 +148,10 @@ def test_a_rank_that_cannot_connect_is_named_with_what_to_do(monkeypatch, tmp_pa
 
 
 RUN = """
-import os, pathlib, sys, time
+import ctypes, os, pathlib, sys, time
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.job_guard import Trouble
+from candle_p1.distributed.rank_log import output_to_file
 from candle_p1.distributed.watchdog.client import watch
 
 record = pathlib.Path(sys.argv[1])
@@ -161,6 +165,14 @@ if sys.argv[2] == "error":
     print(watchdog.report_error("ValueError: no", "Traceback"))
     watchdog.close()
     sys.exit(5)
+if sys.argv[2] == "trouble":
+    with output_to_file(record.parent / "rank.log"):
+        print("last words", flush=True)
+        watchdog._report_trouble(Trouble("died", 7, is_launcher=True))
+if sys.argv[2] == "stuck":  # in a call that signals do not interrupt, like a collective
+    mutex = ctypes.create_string_buffer(64)
+    while True:
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
 time.sleep(600)
 """
 ENDS = {
@@ -168,6 +180,8 @@ ENDS = {
     "on terminated": ("interrupted", "SIGTERM", 143),
     "on error": ("failed", "ValueError: no", 5),
     "off terminated": ("interrupted", "SIGTERM", 143),
+    "off stuck": ("interrupted", "SIGTERM", 143),
+    "off trouble": ("failed", "the launcher .*pid 7. died", 3),
     "off error": ("failed", "ValueError: no", 5),
 }
 
@@ -182,24 +196,80 @@ def test_the_record_says_how_a_process_ended(tmp_path):
         on, what = name.split()
         command = [sys.executable, "-c", RUN, str(record), what]
         environment = os.environ | {settings.OFF_VARIABLE: on}
-        processes[name] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        with (record.parent / "errors").open("wb") as errors:
+            processes[name] = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
     for name, process in processes.items():
         line = process.stdout.readline()
         assert line.startswith("ready")
         assert ("nobody watches" in line) == name.startswith("off"), line
-        if "error" not in name:
+        if "error" not in name and "trouble" not in name:
             process.send_signal(signal.SIGKILL if "killed" in name else signal.SIGTERM)
     for name, process in processes.items():
         status, reason, code = ENDS[name]
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == code, output
+        process.communicate(timeout=30)
+        errors = (tmp_path / name / "errors").read_text()
+        assert process.returncode == code, errors
         record = wait_for_end(tmp_path / name / "run.json")
         assert record["status"] == status, name
         assert record["failure"]["steps"] == 3
-        assert (record["failure"]["rank"], record["failure"]["phase"]) == (0, "train")
+        rank = None if "trouble" in name else 0
+        assert (record["failure"].get("rank"), record["failure"]["phase"]) == (rank, "train")
         assert re.search(reason, record["failure"]["reason"])
+        if "trouble" in name:  # told on the screen, and nothing of the log is lost
+            assert "the job ends: " in errors
+            assert (tmp_path / name / "rank.log").read_text() == "last words\n"
+
+
+def test_an_unwatched_rank_completes_no_record_before_it_knows_which(tmp_path, monkeypatch):
+    """The one that was expected may be another job's."""
+    monkeypatch.setenv(settings.OFF_VARIABLE, "off")
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    unwatched = client.watch(SerialCommunicator(), record)
+    unwatched.report_error("no")
+    assert read_record(record)["status"] == "running"
+    unwatched.report_record(record)
+    unwatched.report_error("no")
+    unwatched.close()
+    assert read_record(record)["status"] == "failed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_tells_the_watchdog_the_record(rank, tmp_path):
+    watched, sent = object.__new__(client.WatchdogClient), []
+    watched._rank, watched._send = rank, lambda **message: sent.append(message)
+    watched.report_record(tmp_path)
+    assert sent == [{"record": str(tmp_path)}][rank:]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_rank_that_leaves_writes_its_log_and_leaves_no_launcher_behind(is_lost, monkeypatch):
+    calls = []
+    for module, name in [
+        (rank_log, "write_out"),
+        (job_guard, "end_lost"),
+        (job_guard, "remove_leftovers"),
+        (job_guard, "remove_shared_memory"),
+        (os, "_exit"),
+    ]:
+        monkeypatch.setattr(module, name, lambda *code, name=name: calls.append((name, *code)))
+    watched = object.__new__(client.WatchdogClient)
+    watched._ending = threading.Event()
+    watched._heartbeat = SimpleNamespace(end_soon=lambda: None)
+    watched._obey({"end": "", "status": "failed", "speak": False, "lost": is_lost})
+    assert (("end_lost",) in calls) == is_lost
+    calls = [each for each in calls if each != ("end_lost",)]
+    assert calls == [("write_out",), ("remove_leftovers",), ("remove_shared_memory",), ("_exit", 3)]
+
+
+@pytest.mark.parametrize(("limit_s", "limit_ms"), [(1e9, 2**31 - 1), (1e-4, 1), (20.0, 20_000)])
+def test_limits_that_the_kernel_does_not_take_are_moved_to_those_that_it_does(limit_s, limit_ms):
+    with socket.socket() as connection:
+        expect_answers(connection, limit_s)
+        option = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert option == limit_ms
 
 
 def wait_for_end(path):
