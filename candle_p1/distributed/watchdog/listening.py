@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import os
 import selectors
@@ -47,26 +48,40 @@ def connect(
     """Connects to the first address that answers, and says hello.
 
     All addresses are tried at the same time, because one behind a firewall does not answer at all.
+    Names are tried if none of the numbers can be reached: they may take long to look up.
 
     Raises:
         OSError: None answers; the message says for each address why.
     """
     limit = time.monotonic() + LIMIT_S
     errors: dict[str, str] = {}
+    numbers = [address for address in addresses if _is_number(address)]
+    names = [address for address in addresses if address not in numbers]
     is_reached = True
     while is_reached and time.monotonic() < limit:
         is_reached = False
-        for address, connection in _reach(addresses, port, errors):
-            is_reached = True
-            try:
-                _greet(connection, token, hello)
-                expect_answers(connection, silent_s)
-                return connection
-            except OSError as error:
-                connection.close()  # the server may have had too many connections: try again
-                errors[address] = _words(error)
+        for group in (numbers, names):
+            for address, connection in _reach(group, port, errors):
+                is_reached = True
+                try:
+                    _greet(connection, token, hello)
+                    expect_answers(connection, silent_s)
+                    return connection
+                except OSError as error:
+                    connection.close()  # the server may have had too many connections: try again
+                    errors[address] = _words(error)
+            if is_reached:
+                break
         time.sleep(RETRY_S)
     raise OSError("; ".join(f"{address}:{port}: {why}" for address, why in errors.items()))
+
+
+def _is_number(address: str) -> bool:
+    try:
+        ipaddress.IPv4Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _greet(connection: socket.socket, token: str, hello: dict[str, Any]) -> None:

@@ -118,6 +118,20 @@ def test_an_address_that_answers_is_found_among_others(listener, monkeypatch):
     thread.join()
 
 
+def test_names_are_not_looked_up_if_a_number_can_be_reached(monkeypatch):
+    tried = []
+
+    def reach(addresses, port, errors):
+        tried.extend(addresses)
+        if "127.0.0.1" in addresses:
+            yield "127.0.0.1", socket.socket()
+
+    monkeypatch.setattr(listening, "_reach", reach)
+    monkeypatch.setattr(listening, "_greet", lambda *arguments: None)
+    listening.connect(["a.name", "127.0.0.1"], 1, "token", HELLO, 20).close()
+    assert tried == ["127.0.0.1"]
+
+
 def test_the_error_names_every_address_and_why_it_failed(listener, monkeypatch):
     monkeypatch.setattr(listening, "CONNECT_S", 0.2)
     monkeypatch.setattr(listening, "ANSWER_S", 0.2)
