@@ -248,18 +248,25 @@ def _open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
 
     name = on_first_rank(create, node)
 
+    opened: list[int] = []
+
     def open_file() -> int:
         try:
-            return os.open(name, os.O_RDWR)
+            opened.append(os.open(name, os.O_RDWR))
         except OSError as error:
             raise NotSharedError(
                 f"ranks of a node do not see each other's files ({error.strerror}), so they cannot"
                 " share data: give their containers a common directory",
                 directory,
             ) from error
+        return opened[0]
 
     try:
         return agree_on_room(open_file, node)
+    except NoRoomError:
+        for file in opened:  # a rank that can open it would keep it for ever
+            os.close(file)
+        raise
     finally:
         if node.rank == 0:
             Path(name).unlink()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,3 +115,5 @@ def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
 
     SimulatedJob(3, 3).run(work)
     assert list(memory.iterdir()) == []
+    files = (os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+    assert not [file for file in files if file.startswith(str(memory))], "nobody keeps it open"
