@@ -99,6 +99,7 @@ class WatchdogServer:
         self._rank_of: dict[Peer, WatchedRank] = {}
         self._group_of: dict[Peer, dict[int, WatchedRank]] = {}  # of each hub
         self._launcher: psutil.Process | None = None
+        self._launcher_pids: set[int] = set()  # as the ranks of this host name them
         self._session = ""
         self._record: Path | None = None
 
@@ -199,11 +200,17 @@ class WatchdogServer:
     def _add(self, hello: Message, peer: Peer) -> WatchedRank:
         rank = WatchedRank.of(hello, peer)
         if hello.get("launcher") and rank.host == self._host:
-            with suppress(psutil.Error):
-                self._launcher = psutil.Process(hello["launcher"])
-                self._session = str(hello.get("session", ""))
+            self._note_launcher(int(hello["launcher"]), str(hello.get("session", "")))
         self.ranks.append(rank)
         return rank
+
+    def _note_launcher(self, pid: int, session: str) -> None:
+        """Notes what a rank takes for the launcher: none if each rank has a script around it."""
+        self._launcher_pids.add(pid)
+        self._launcher = None
+        if len(self._launcher_pids) == 1:
+            with suppress(psutil.Error):
+                self._launcher, self._session = psutil.Process(pid), session
 
     def _note(self, rank: WatchedRank, message: Message) -> None:
         rank.take(message)

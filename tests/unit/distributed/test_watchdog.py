@@ -370,6 +370,23 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error)
     assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
 
 
+def test_a_script_around_each_rank_is_not_taken_for_the_launcher(tmp_path):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    with ExitStack() as stack:
+        process = stack.enter_context(start_server(record))
+        stack.callback(process.kill)
+        scripts = [Sleeper(stack).process for _ in range(3)]
+        port, host = port_of(process), socket.gethostname()
+        ranks = [FakeRank(port, n, host=host, launcher=scripts[n].pid) for n in range(3)]
+        ranks[0].say(record=str(record))
+        scripts[2].kill()
+        scripts[2].wait()
+        ranks[2].die()
+        assert f"rank 2 (host {host}, pid 102) died" in ranks[0].hear()["end"]
+        assert end(ranks, process, record)["failure"]["rank"] == 2
+
+
 @pytest.mark.extended
 def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path):
     record = tmp_path / "run.json"
