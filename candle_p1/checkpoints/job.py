@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from candle_p1.checkpoints.part_file import WritingStoppedError, file_entry, write_synced
+from candle_p1.distributed.progress import FOR_DISK, waiting
 from candle_p1.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class PartJob:
             Exception: What it met that is no error of the file system.
         """
         if self._thread is not None:
-            self._thread.join()
+            with waiting(FOR_DISK):
+                self._thread.join()
         bug, self._bug = self._bug, None
         if bug is not None:
             raise bug

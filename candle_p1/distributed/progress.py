@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STEPS, COLLECTIVES, WAITING = range(3)
-"""The numbers: training steps begun; collectives of all ranks begun; and one of these three:"""
-NOT_WAITING, FOR_ALL, FOR_SOME = range(3)
+"""The numbers: training steps begun; collectives of all ranks begun; and one of these four:"""
+NOT_WAITING, FOR_ALL, FOR_SOME, FOR_DISK = range(4)
 NUM_BYTES = 3 * 8
 
 
@@ -48,7 +48,7 @@ def count_step() -> None:
 
 @contextmanager
 def waiting(for_whom: int) -> Iterator[None]:
-    """Marks that this rank waits, in the body, for all ranks or for some."""
+    """Marks that this rank waits, in the body, for all ranks, for some, or for its disk."""
     numbers = _numbers
     if for_whom == FOR_ALL:
         numbers[COLLECTIVES] += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from candle_p1.distributed.job_guard import is_stopped, was_stopped
-from candle_p1.distributed.progress import FOR_ALL, NOT_WAITING
+from candle_p1.distributed.progress import FOR_ALL, FOR_DISK, NOT_WAITING
 from candle_p1.distributed.watchdog.protocol import AWAKE_S
 from candle_p1.distributed.watchdog.settings import PATIENCE
 
@@ -103,16 +103,17 @@ class AbsenceDetector:
             return None
         awaited = self._awaited(ranks)
         if not awaited:
+            limit_s = self._limit_s(ranks)
+            if idle_s <= limit_s:
+                return None
             reporter = min(ranks, key=lambda rank: (_position(rank), rank.rank))
-            what = f"all ranks have waited for each other for {self._limits.hung_s:g} s"
+            what = f"all ranks have waited for each other for {limit_s:g} s"
             reporter.trouble = {"what": what, "is_common": True}
             return reporter
         if len(awaited) == len(ranks):
             return None
-        rank = min(awaited, key=lambda rank: (rank.stamp.steps, rank.rank))
-        limit_s = self._limits.hung_s
-        if (rank.phase or "").split("/")[0] != TRAINING:
-            limit_s *= PATIENCE
+        rank = min(awaited, key=lambda rank: (rank.stamp.waiting, rank.rank))
+        limit_s = self._limit_s([rank])
         if idle_s <= limit_s:
             return None
         others = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
@@ -121,6 +122,12 @@ class AbsenceDetector:
             f" step {rank.stamp.steps}"
         }
         return rank
+
+    def _limit_s(self, ranks: Sequence[WatchedRank]) -> float:
+        """Returns how long ranks may take: longer outside of training, and for their disks."""
+        is_training = all((rank.phase or "").split("/")[0] == TRAINING for rank in ranks)
+        is_writing = any(rank.stamp.waiting == FOR_DISK for rank in ranks)
+        return self._limits.hung_s * (1 if is_training and not is_writing else PATIENCE)
 
     def _find_left_behind(self, ranks: Sequence[WatchedRank]) -> WatchedRank | None:
         """Returns the rank that is still in a collective which all others have left."""
@@ -141,7 +148,7 @@ class AbsenceDetector:
         return [
             rank
             for rank in ranks
-            if rank.stamp.waiting == NOT_WAITING and rank.stamp.steps == fewest_steps
+            if rank.stamp.waiting in (NOT_WAITING, FOR_DISK) and rank.stamp.steps == fewest_steps
         ]
 
 

@@ -51,7 +51,8 @@ class Stamp(NamedTuple):
     Attributes:
         steps: The training steps that it has begun.
         collectives: The collectives of all ranks that it has begun.
-        waiting: 1 within one of these, 2 while it waits for some ranks only, 0 elsewhere.
+        waiting: 1 within one of these, 2 while it waits for some ranks only, 3 while it waits for
+            its disk, 0 elsewhere.
     """
 
     steps: int = 0

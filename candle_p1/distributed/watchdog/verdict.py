@@ -101,7 +101,7 @@ class Judge:
         if rank.error:
             reason = f"{rank} failed{_during(rank)}: {rank.error['message']}"
         elif how := NO_DEATH.get(rank.closed or ""):
-            lost = (r for r in ranks if r.host == rank.host and (r.closed or not r.is_awake))
+            lost = (r for r in ranks if r.host == rank.host and (r.is_lost or not r.is_awake))
             rank = min(lost, key=lambda r: r.rank)
             reason = f"{rank} {how.format(_during(rank))}"
         else:

@@ -76,7 +76,9 @@ class WatchedRank:
     @property
     def is_unreachable(self) -> bool:
         """Whether its node does not answer."""
-        return self.closed == "unreachable" or bool(self.peer and self.peer.answers is False)
+        if self.closed:  # one that was stopped, asked and then killed has died
+            return self.closed == "unreachable"
+        return self.peer is not None and self.peer.answers is False
 
     @property
     def is_awake(self) -> bool:

@@ -15,7 +15,29 @@ from candle_p1.checkpoints.manifest import FileEntry, Position
 from candle_p1.checkpoints.part_file import WritingStoppedError
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.source import ArrayInMemory
+from candle_p1.distributed import progress
 from candle_p1.errors import CheckpointError
+
+
+def test_the_watchdog_can_tell_who_waits_for_a_disk():
+    memory, seen = memoryview(bytearray(progress.NUM_BYTES)).cast("q"), []
+    progress.use(memory)
+    try:
+        part = job.PartJob(None)
+        part._thread = threading.Thread(target=lambda: seen.append(begun.wait(10)))
+        begun, join = threading.Event(), part._thread.join
+
+        def note_and_join():
+            seen.append(memory[progress.WAITING])
+            begun.set()
+            join()
+
+        part._thread.join = note_and_join
+        part._thread.start()
+        part.join()
+    finally:
+        progress.stop()
+    assert seen == [progress.FOR_DISK, True]
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import pytest
 
-from candle_p1.distributed.progress import FOR_ALL, FOR_SOME, NOT_WAITING
+from candle_p1.distributed.progress import FOR_ALL, FOR_DISK, FOR_SOME, NOT_WAITING
 from candle_p1.distributed.watchdog import absence, watched_rank
 from candle_p1.distributed.watchdog.absence import AbsenceDetector
+from candle_p1.distributed.watchdog.connections import Peer
 from candle_p1.distributed.watchdog.protocol import Stamp
 from candle_p1.distributed.watchdog.settings import Limits
 from candle_p1.distributed.watchdog.verdict import Judge
@@ -128,6 +130,35 @@ def test_ranks_that_wait_for_each_other_are_not_blamed(job):
     verdict = job.pass_time(2, stamps=stamps)
     assert verdict.culprit is None
     assert "all ranks have waited for each other" in verdict.reason
+
+
+def test_ranks_that_load_may_wait_for_each_other_for_longer(job):
+    job.ranks[3].phase = "load"
+    stamps = [Stamp(0, 5, FOR_SOME)] * 4
+    assert job.pass_time(1800, stamps=stamps) is None
+    assert "for 1800 s" in job.pass_time(2, stamps=stamps).reason
+
+
+def test_a_rank_that_waits_for_its_disk_is_given_longer(job):
+    stamps = [Stamp(8, 5, FOR_DISK)] + [Stamp(8, 6, FOR_ALL)] * 3
+    assert job.pass_time(1800, stamps=stamps) is None
+    assert job.pass_time(2, stamps=stamps).culprit.rank == 0
+
+
+def test_a_rank_that_was_silent_and_then_died_is_not_unreachable(job):
+    with socket.socket() as connection:
+        rank = job.ranks[0]
+        rank.peer = Peer(connection, heard_s=0.0, closed=True, probed_s=0.0)
+        assert rank.is_unreachable
+        rank.take({"closed": "gone"})
+        assert not rank.is_unreachable
+
+
+def test_a_rank_that_has_said_goodbye_is_not_blamed_for_its_lost_node(job):
+    job.ranks[2].take({"bye": True})
+    for rank in job.ranks[2:]:
+        rank.take({"closed": "unreachable"})
+    assert job.judge.failed(job.ranks[3], job.ranks).culprit.rank == 3
 
 
 def test_time_in_which_ranks_are_suspended_does_not_count_against_one(job):
