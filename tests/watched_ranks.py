@@ -33,8 +33,9 @@ class FakeRank:
         self.socket.sendall(json.dumps(message).encode() + b"\0")
 
     def hear(self):
+        """Returns the next order, None if there is none before the end; probes are no orders."""
         data = b""
-        while not data.endswith(b"\n"):
+        while not data.strip() or not data.endswith(b"\n"):
             received = self.socket.recv(4096)
             if not received:
                 return None
