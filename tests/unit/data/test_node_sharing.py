@@ -111,7 +111,7 @@ def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
         if comm.rank == 2:
             comm.broadcast = receive_name
         with pytest.raises(NotSharedError, match="do not see each other's files"):
-            NodeArray((4,), np.float32, comm)
+            NodeArray((4,), np.float32, comm, memory)
 
     SimulatedJob(3, 3).run(work)
     assert list(memory.iterdir()) == []
