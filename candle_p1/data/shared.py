@@ -172,7 +172,11 @@ def allocate(
     def reserved(directory: Path) -> NodeArray:
         array = NodeArray(shape, dtype, node, directory)
         bounds = share_bounds(array.array.size, node.rank, node.size)
-        agree_on_room(lambda: array.reserve(*bounds), node)
+        try:
+            agree_on_room(lambda: array.reserve(*bounds), node)
+        except NoRoomError:
+            array.keep(0)  # some ranks may have allocated their parts
+            raise
         return array
 
     return try_directories(reserved, node, notify)

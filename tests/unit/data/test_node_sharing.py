@@ -13,7 +13,7 @@ from candle_p1.data import shared
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading
 from candle_p1.data.node_sharing import agree_on_sharing
-from candle_p1.data.shared import NodeArray, NotSharedError
+from candle_p1.data.shared import NodeArray, NoRoomError, NotSharedError, allocate
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.simulated import SimulatedJob
 
@@ -117,3 +117,22 @@ def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
     assert list(memory.iterdir()) == []
     files = (os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
     assert not [file for file in files if file.startswith(str(memory))], "nobody keeps it open"
+
+
+def test_what_some_ranks_have_allocated_is_freed_if_others_find_no_room(directories, monkeypatch):
+    memory, disk = directories
+    memory.mkdir()
+    disk.mkdir()
+    reserve = NodeArray.reserve
+
+    def reserve_in_small_memory(array, first, last):
+        if array._directory == memory and first:
+            raise NoRoomError("no space", memory)
+        reserve(array, first, last)
+
+    monkeypatch.setattr(NodeArray, "reserve", reserve_in_small_memory)
+    arrays = SimulatedJob(2, 2).run(lambda comm: allocate((100_000,), np.float32, comm))
+    files = [each for each in Path("/proc/self/fd").iterdir() if each.exists()]
+    sizes = [each.stat().st_size for each in files if str(memory) in os.path.realpath(each)]
+    assert all(size <= 1 for size in sizes), "as long as something refers to the mapping"
+    assert [array.keep(10).size for array in arrays] == [10, 10]
