@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -27,14 +28,21 @@ STEPS_PER_EPOCH = 14
 NUM_STEPS = 24 * STEPS_PER_EPOCH
 
 
+SLOW = Path(__file__).parent / "slow_nt3.py"
+"""Takes half a second for an epoch, so that a run is not over before it is killed."""
+
+
 @pytest.fixture
-def command(mpirun, start, nt3_script, tmp_path):
+def command(mpirun, start, nt3_script, tmp_path, monkeypatch):
     """Returns a function that starts the same command, on a machine that always uses 100 W."""
+    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+    monkeypatch.setenv("SLOW_RANKS", "0,1")
+    monkeypatch.setenv("SLOW_S", "0.02")
     node = Channel("node", "node", "node", "cray", "power")
     times_s = np.arange(0.0, 2000.0)
     trace = Trace(node, times_s, np.full(len(times_s), 100.0), 1.0)
     write_traces(tmp_path / "power.csv", [trace], node=0, start_s=0.0)
-    return lambda: start(mpirun(2, nt3_script, *FLAGS))
+    return lambda: start(mpirun(2, SLOW, *FLAGS))
 
 
 def num_lines(path):
@@ -85,11 +93,12 @@ def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
     process, other = sorted(both, key=lambda each: holds(each, beside))
     assert holds(process, directory)
     other.send_signal(signal.SIGTERM)
-    await_end(other, END_S)
     wait_until(lambda: num_lines(history) > 5, START_S, process)
     for rank in ranks_of(process):
         os.kill(rank.pid, signal.SIGKILL)
     await_end(process, END_S)
+    await_end(other, END_S)
+    wait_until(lambda: read_record(directory / "run.json")["status"] != "running", END_S)
     lost = read_record(directory / "run.json")
     assert [part["status"] for part in lost["parts"]] == ["interrupted", "failed"]
     steps = lost["parts"][1]["steps"]

@@ -9,6 +9,7 @@ import json
 import resource
 import selectors
 import socket
+import sys
 import time
 from array import array
 from contextlib import suppress
@@ -39,6 +40,9 @@ GONE = (errno.ECONNRESET, errno.EPIPE, errno.EBADF)
 """The errors of a connection whose other end has ended; others mean that it cannot be reached."""
 TIOCOUTQ = 0x5411
 """Asks how many bytes the other end has not acknowledged (linux/sockios.h, SIOCOUTQ)."""
+LAST_ACK_RECV = 56
+"""The offset of tcpi_last_ack_recv, in ms, in Linux's struct tcp_info."""
+TCP_INFO_BYTES = LAST_ACK_RECV + 4
 
 Message = dict[str, Any]
 
@@ -119,6 +123,20 @@ class Peer:
         return num_unacknowledged(self.connection) == 0
 
 
+def heard_before_s(connection: socket.socket) -> float:
+    """Returns how long ago the other end's last segment arrived, in s; 0 if that is not known.
+
+    The kernel counts in milliseconds, or ticks of its clock.
+    """
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return 0.0
+    if len(info) < TCP_INFO_BYTES:
+        return 0.0
+    return int.from_bytes(info[LAST_ACK_RECV : LAST_ACK_RECV + 4], sys.byteorder) / 1000
+
+
 def num_unacknowledged(connection: socket.socket) -> int:
     """Returns how many bytes of what was sent the other end has not acknowledged."""
     number = array("i", [0])
@@ -152,7 +170,8 @@ class Connections:
         listener: A listening socket.
         token: The secret with which a connection must begin.
         take: Called with a peer and each of its messages. The first one is its hello, the last one
-            {"closed": …}: "gone" if it has ended, "unreachable" if it does not answer. It raises
+            {"closed": …, "before_s": …}: "gone" if it has ended, "unreachable" if it does not
+            answer, and how long ago its last segment arrived. It raises
             ValueError, KeyError, TypeError or AttributeError if no rank sends such a message.
         silent_s: How long the other end of a connection may not answer, in s.
         max_strangers: How many connections without a hello to keep.
@@ -220,9 +239,10 @@ class Connections:
             pass  # it has ended, or what it sends is not what ranks send
         except OSError as error:
             why = "gone" if error.errno in GONE else "unreachable"
+        before_s = heard_before_s(peer.connection)
         self._close(peer)
         if peer.is_known:
-            self._take(peer, {"closed": why})
+            self._take(peer, {"closed": why, "before_s": before_s})
 
     def _admit(self, peer: Peer) -> None:
         peer.is_known, peer.heard_s = True, time.monotonic()

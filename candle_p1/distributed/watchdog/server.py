@@ -140,7 +140,12 @@ class WatchdogServer:
         failed = (
             next((rank for rank in unsignalled if rank.trouble), None)
             or next((rank for rank in unsignalled if rank.error), None)
-            or next((rank for rank in unsignalled if rank.is_lost), None)
+            # Others that are lost by now died of it, or the launcher has ended them.
+            or min(
+                (rank for rank in unsignalled if rank.is_lost),
+                key=lambda rank: rank.closed_s,
+                default=None,
+            )
             or self._absence.find(ranks)
         )
         if failed and not failed.trouble and failed.error and failed.error.get("stalled"):
@@ -194,7 +199,7 @@ class WatchdogServer:
         elif "closed" in message:
             closed = "hub" if message["closed"] == "gone" else message["closed"]
             for rank in group.values():
-                rank.closed = rank.closed or closed
+                rank.close(closed)
             self._has_news = True
 
     def _add(self, hello: Message, peer: Peer) -> WatchedRank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class WatchedRank:
         stamp: How far it has come.
         record: The path of the record, if it has told it.
         closed: Why its connection has ended: "gone" or "unreachable"; None: it has not.
+        closed_s: When that was, by time.monotonic.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class WatchedRank:
     trouble: dict[str, Any] | None = None
     record: Path | None = None
     closed: str | None = None
+    closed_s: float = inf
     said_bye: bool = False
 
     @classmethod
@@ -88,7 +91,7 @@ class WatchedRank:
     def take(self, message: Message) -> None:
         """Takes note of a message."""
         if "closed" in message:
-            self.closed = message["closed"]
+            self.close(message["closed"], message.get("before_s", 0.0))
             return
         self.heard_s = time.monotonic()
         self.take_stamp(message.get("stamp", (message.get("steps", self.stamp.steps),)))
@@ -103,6 +106,11 @@ class WatchedRank:
         self.said_bye = self.said_bye or "bye" in message
         if "record" in message:
             self.record = Path(message["record"])
+
+    def close(self, why: str, before_s: float = 0.0) -> None:
+        """Takes note that its connection has ended, so many seconds ago."""
+        if self.closed is None:
+            self.closed, self.closed_s = why, time.monotonic() - before_s
 
     def take_stamp(self, numbers: tuple[int, ...] | list[int]) -> None:
         """Takes note of how far it has come; numbers that are left out are as they were."""

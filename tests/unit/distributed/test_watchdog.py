@@ -13,10 +13,12 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 
+import psutil
 import pytest
 
 from candle_p1.distributed import progress
 from candle_p1.records.record import make_record, write_record
+from tests.conftest import wait_until
 from tests.records import read_record
 from tests.watched_ranks import RUNNING, FakeRank, port_of, start_server
 
@@ -79,6 +81,19 @@ def test_a_dead_rank_is_named_and_the_others_are_told_to_end(job, dead):
     ended = end(ranks, process, record)
     assert ended["status"] == "failed"
     assert (ended["failure"]["rank"], ended["failure"]["phase"]) == (dead, "load")
+
+
+def test_the_first_of_dead_ranks_is_named_also_by_a_server_that_comes_late(job):
+    """On a busy machine, the launcher may have ended the others before the server runs again."""
+    ranks, process, record, _ = job
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 10)
+    for dead in (2, 0):
+        ranks[dead].die()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGCONT)
+    assert "rank 2 (host node2" in ranks[1].hear()["end"]
+    assert end(ranks, process, record)["failure"]["rank"] == 2
 
 
 def test_an_error_is_recorded_with_its_traceback(job):
