@@ -1,0 +1,63 @@
+"""Which backend Keras computes with: the one decision, taken before Keras is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+from candle_p1.errors import SetupError
+
+VARIABLE = "KERAS_BACKEND"
+"""Tells Keras its backend, when it is imported."""
+AUTO = "auto"
+BACKENDS = {"horovod": "tensorflow", "jax": "jax"}
+"""The backend that each engine trains with."""
+
+
+def choose_backend(engine: str = AUTO) -> str:
+    """Returns Keras's backend, "tensorflow" or "jax", and sets KERAS_BACKEND to it.
+
+    Nothing is imported. With "auto", what the user chose by KERAS_BACKEND or by importing Keras
+    holds; otherwise, TensorFlow is taken where it is installed, and JAX where TensorFlow is not.
+    Where neither is, the answer is "tensorflow", whose import then fails. Keras's own file
+    (~/.keras/keras.json) does not count: Keras writes it when it is first imported, so that what it
+    says need not be the choice of anyone.
+
+    Args:
+        engine: What averages gradients: "horovod", "jax" or "auto".
+
+    Raises:
+        SetupError: KERAS_BACKEND, or a Keras that is already imported, contradicts the engine or
+            each other, or KERAS_BACKEND names another backend.
+    """
+    told, imported = os.environ.get(VARIABLE) or None, _imported_backend()
+    for name, where in ((told, f"{VARIABLE} is"), (imported, "Keras is already imported with")):
+        if name is not None and name not in BACKENDS.values():
+            raise SetupError(
+                f"{where} {name}, with which nothing is trained here: set {VARIABLE} to"
+                f" {' or '.join(BACKENDS.values())}"
+            )
+    if engine != AUTO and told not in (None, BACKENDS[engine]):
+        raise SetupError(
+            f"the engine {engine} computes with {BACKENDS[engine]}, but {VARIABLE} is {told}:"
+            f" unset {VARIABLE}, or choose the other engine"
+        )
+    wanted = told or imported or _installed_backend() if engine == AUTO else BACKENDS[engine]
+    if imported not in (None, wanted):
+        why = f"{VARIABLE} is {wanted}" if engine == AUTO else f"the engine {engine} needs {wanted}"
+        raise SetupError(
+            f"{why}, but Keras is already imported with {imported}: set {VARIABLE}={wanted} before"
+            " this program starts"
+        )
+    os.environ[VARIABLE] = wanted
+    return wanted
+
+
+def _imported_backend() -> str | None:
+    keras = sys.modules.get("keras")
+    return None if keras is None else str(keras.backend.backend())
+
+
+def _installed_backend() -> str:
+    return next((name for name in BACKENDS.values() if find_spec(name)), "tensorflow")

@@ -1,0 +1,84 @@
+"""Which backend Keras computes with, in every combination of engine, variable and installation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from candle_p1.distributed import backend
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.errors import SetupError
+
+
+@pytest.fixture
+def situation(monkeypatch):
+    """Pretends which packages are installed, how Keras was imported, and what the variable says."""
+
+    def pretend(installed=(), imported=None, told=None):
+        monkeypatch.setattr(backend, "find_spec", lambda name: name if name in installed else None)
+        if imported is None:
+            monkeypatch.delitem(sys.modules, "keras", raising=False)
+        else:
+            keras = SimpleNamespace(backend=SimpleNamespace(backend=lambda: imported))
+            monkeypatch.setitem(sys.modules, "keras", keras)
+        monkeypatch.setenv("KERAS_BACKEND", told or "")  # Keras takes an empty one for none
+
+    return pretend
+
+
+BOTH = ("tensorflow", "jax")
+
+
+@pytest.mark.parametrize(
+    ("engine", "installed", "imported", "told", "expected"),
+    [
+        ("auto", BOTH, None, None, "tensorflow"),
+        ("auto", ("jax",), None, None, "jax"),
+        ("auto", (), None, None, "tensorflow"),
+        ("auto", BOTH, None, "jax", "jax"),
+        ("auto", ("jax",), None, "tensorflow", "tensorflow"),
+        ("auto", BOTH, "jax", None, "jax"),
+        ("auto", BOTH, "jax", "jax", "jax"),
+        ("jax", BOTH, None, None, "jax"),
+        ("jax", BOTH, "jax", "jax", "jax"),
+        ("jax", ("tensorflow",), None, None, "jax"),
+        ("horovod", ("jax",), None, None, "tensorflow"),
+        ("horovod", BOTH, "tensorflow", "tensorflow", "tensorflow"),
+    ],
+)
+def test_the_choice_is_returned_and_told_to_keras(
+    situation, engine, installed, imported, told, expected
+):
+    situation(installed, imported, told)
+    assert choose_backend(engine) == expected
+    assert os.environ["KERAS_BACKEND"] == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "imported", "told", "message"),
+    [
+        ("jax", None, "tensorflow", "jax computes with jax, but KERAS_BACKEND is tensorflow"),
+        ("horovod", None, "jax", "horovod computes with tensorflow, but KERAS_BACKEND is jax"),
+        ("jax", "tensorflow", None, "jax needs jax, but Keras is already imported with tensorflow"),
+        ("horovod", "jax", None, "needs tensorflow, but Keras is already imported with jax"),
+        ("auto", "tensorflow", "jax", "is jax, but Keras is already imported with tensorflow"),
+        ("auto", None, "torch", "KERAS_BACKEND is torch"),
+        ("horovod", "torch", None, "already imported with torch"),
+    ],
+)
+def test_a_contradiction_is_an_error_and_changes_nothing(
+    situation, engine, imported, told, message
+):
+    situation(BOTH, imported, told)
+    with pytest.raises(SetupError, match=message):
+        choose_backend(engine)
+    assert os.environ["KERAS_BACKEND"] == (told or "")
+
+
+def test_an_engine_that_does_not_exist_is_an_error(situation):
+    situation(BOTH)
+    with pytest.raises(KeyError, match="gloo"):
+        choose_backend("gloo")
