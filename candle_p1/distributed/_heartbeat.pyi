@@ -3,6 +3,8 @@
 class Heartbeat:
     """A thread that sends a beat on a socket at once, and then again and again.
 
+    If the process ends by `exit` or `abort` meanwhile, it sends a last word, the byte 0x7F.
+
     Args:
         socket: The file descriptor of a connected socket, which stays open until `stop`.
         stamp: What a beat says: numbers that are not negative; int64, shape (n,). They are read
@@ -23,7 +25,7 @@ class Heartbeat:
         code: int,
     ) -> None: ...
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; there will be no last word."""
 
     def spare(self) -> None:
         """Makes sure that the thread does not end this process: it is ending by itself."""

@@ -43,6 +43,9 @@ long as it likes."""
 LOOK_S = 1.0
 OPEN_MPI = ("mpirun", "mpiexec", "orterun", "prterun", "prted")
 """The launcher of Open MPI, and its daemon on other nodes."""
+ABORT_DELAY = "OMPI_MCA_opal_abort_delay"
+"""How long Open MPI waits, in s, before it ends a rank that has lost another one."""
+ABORT_DELAY_S = 2
 LOST_S = 3.0
 """How long these may take to end once a node is lost."""
 
@@ -316,13 +319,16 @@ _guard: JobGuard | None = None
 def begin() -> Iterator[None]:
     """Guards the job, if a launcher started this process, from the begin of the body on.
 
-    The body starts MPI, which holds Python's lock while it waits for the other ranks.
+    The body starts MPI, which holds Python's lock while it waits for the other ranks. Open MPI ends
+    a rank that has lost another one within a millisecond, by `_exit`, which leaves no last word, so
+    it is told to wait until the watchdog has noticed which one was lost first.
 
     Raises:
         SetupError: The time limit in the environment is not a number.
     """
     global _guard
     guard = JobGuard()
+    os.environ.setdefault(ABORT_DELAY, str(ABORT_DELAY_S))
     if guard.has_launcher:
         with guard.begin():
             yield

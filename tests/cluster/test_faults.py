@@ -98,11 +98,6 @@ def assert_named(job, ranks, host):
     return failure["reason"]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="Open MPI aborts a rank that loses its peer within a millisecond, and the watchdog may"
-    " name that rank",
-)
 def test_a_rank_is_killed_on_another_node(begin):
     _, job = begin(2, 2)
     os.kill(job.pids[3], signal.SIGKILL)

@@ -9,6 +9,8 @@
 //   0xC0           the end of a number
 //   0xFF           the end of a beat
 //
+// The process may say a last word between them (last_word.h).
+//
 // As a last resort it ends the process: when the other end has told it to end, or cannot be reached
 // any more, and nothing in the process has reacted for some seconds.
 
@@ -30,6 +32,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+
+#include "last_word.h"
 
 namespace heartbeat {
 
@@ -57,11 +61,13 @@ class Heartbeat {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { run(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    last_word::begin(socket_);
   }
 
   ~Heartbeat() { stop(); }
 
   void stop() {
+    last_word::end(socket_);
     if (!thread_.joinable()) return;
     if (getpid() != pid_) {  // after a fork there is no such thread
       thread_.detach();

@@ -25,6 +25,7 @@ from candle_p1.distributed.launch_environment import terminal
 from candle_p1.distributed.watchdog.connections import GONE
 from candle_p1.distributed.watchdog.leaving import leave
 from candle_p1.distributed.watchdog.listening import connect
+from candle_p1.distributed.watchdog.lost_peer import HOROVOD_SHUTDOWN, may_have_lost_peer
 from candle_p1.distributed.watchdog.protocol import BEAT_S, END_OF_MESSAGE, PROBE
 from candle_p1.distributed.watchdog.run_signals import RunSignals
 from candle_p1.distributed.watchdog.settings import (
@@ -52,8 +53,6 @@ SEND_S = 60.0
 """How long the server may take to read what a rank sends."""
 MAX_CHARS = 10_000
 """Of an error's message, and of its traceback, whose end says most."""
-HOROVOD_SHUTDOWN = "Horovod has been shut down"
-"""The error of Horovod's operations after a stall, and after another rank has died."""
 
 
 def watch(
@@ -224,9 +223,9 @@ class WatchdogClient:
         self._end_by_itself()
         stalled = HOROVOD_SHUTDOWN in message
         if stalled:
-            # The other ranks' step counts, and news of a dead rank, must arrive first.
-            time.sleep(2 * BEAT_S)
+            time.sleep(2 * BEAT_S)  # the other ranks' step counts must arrive first
         error: dict[str, Any] = {"message": message[:MAX_CHARS], "stalled": stalled}
+        error["lost_peer"] = may_have_lost_peer(message)
         self._send(error=error | {"traceback": traceback and traceback[-MAX_CHARS:]})
         self._thread.join(timeout=UNWIND_S)
         return not self._thread.is_alive()

@@ -96,6 +96,8 @@ class Peer:
         ]
         if arrived.stamp:
             others.append({"stamp": arrived.stamp})
+        if arrived.has_last_word:
+            others.append({"last_word": True})
         if not self.is_known:  # the hello comes first
             return [*messages, *others]
         self.heard_s, self.probed_s = time.monotonic(), None

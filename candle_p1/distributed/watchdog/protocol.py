@@ -8,6 +8,7 @@ because they come from parts of a rank that do not wait for each other:
   steps begun, can_save, trouble (with another process), signal, error, bye
 - signals: a byte for each, its number, never that of NUL, which Python's C-level handler writes
 - beats: bytes from 0x80 on, which are not in JSON as it is written here (heartbeat/heartbeat.h)
+- a last word: the byte 0x7F, from a rank that ends by itself (heartbeat/last_word.h)
 
 The answers are lines: welcome; an order in JSON: end (the reason), status, speak (whether this rank
 should print the reason), and from a hub lost, if it cannot reach the server. An empty line asks a
@@ -38,6 +39,7 @@ SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 CONTROLS = bytes(range(1, 32))
 """None of these is in JSON as it is written here, so they are signals."""
 BEATS = bytes(range(0x80, 0x100))
+LAST_WORD = b"\x7f"
 END_OF_NUMBER, END_OF_BEAT = b"\xc0", b"\xff"
 BEAT_S = 1.0
 """How often a rank gives a sign of life, and a hub reports those of its ranks."""
@@ -72,11 +74,13 @@ class Arrived:
         signals: The signals among it, each once.
         stamp: That of the last beat; None if there is no complete one.
         messages: The complete messages, in JSON.
+        has_last_word: Whether the rank has said that it ends by itself.
     """
 
     signals: list[int]
     stamp: Stamp | None
     messages: list[bytes]
+    has_last_word: bool
 
 
 class Inbox:
@@ -93,14 +97,14 @@ class Inbox:
             ProtocolError: A message or a beat is longer than any.
         """
         signals = [each for each in (*SIGNALS, *SAVE_SIGNALS) if bytes([each]) in data]
-        text = data.translate(None, delete=CONTROLS + BEATS)
+        text = data.translate(None, delete=CONTROLS + LAST_WORD + BEATS)
         beats = self._beat + data.translate(None, delete=bytes(range(0x80)))
         *messages, self._text = (self._text + text).split(END_OF_MESSAGE)
         *complete, self._beat = beats.split(END_OF_BEAT)
         if len(self._text) > MAX_MESSAGE_BYTES or len(self._beat) > MAX_MESSAGE_BYTES:
             raise ProtocolError("a message is too long")
         stamp = decode_beat(complete[-1]) if complete else None
-        return Arrived([int(each) for each in signals], stamp, messages)
+        return Arrived([int(each) for each in signals], stamp, messages, LAST_WORD in data)
 
 
 def decode_beat(beat: bytes) -> Stamp:

@@ -5,9 +5,12 @@ launcher's clean-up of its process group reaches it; when a scheduler kills what
 behind, the server has a few milliseconds, which suffice. Every rank holds a TCP connection to it,
 or to a hub that holds one (candle_p1.distributed.watchdog.protocol). The kernel closes that
 connection when a rank dies, however it dies, so the first one that closes without a goodbye
-belongs to the rank that failed. A rank that is stopped, or whose node is lost, closes nothing, so
-ranks also report who is stopped (candle_p1.distributed.job_guard), and give a sign of life every
-second. The server then completes the run record, tells the other ranks to end, and exits.
+belongs to the rank that failed. Connections of several may close within a millisecond, in any
+order: a rank that ends by itself, maybe because it has lost another one, says so, and the
+server waits a moment for news of that one. A rank that is stopped, or whose node is lost, closes
+nothing, so ranks also report who is stopped (candle_p1.distributed.job_guard), and give a sign of
+life every second. The server then completes the run record, tells the other ranks to end, and
+exits.
 
 A run that can save a checkpoint is given time to do so after SIGUSR1 or SIGUSR2. Then it ends by
 itself and writes its record; if it does not, the server interrupts it. The same signal again, after
@@ -42,7 +45,13 @@ from candle_p1.distributed.watchdog.connections import (
 from candle_p1.distributed.watchdog.listening import listen
 from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS, SIGNALS, TOKEN_VARIABLE
 from candle_p1.distributed.watchdog.settings import Limits
-from candle_p1.distributed.watchdog.verdict import Judge, Verdict, count_oom_kills
+from candle_p1.distributed.watchdog.verdict import (
+    Judge,
+    Verdict,
+    count_oom_kills,
+    find_cause,
+    find_consequence,
+)
 from candle_p1.distributed.watchdog.watched_rank import WatchedRank
 
 if TYPE_CHECKING:
@@ -50,8 +59,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.5
 """How long to wait, after a signal, for news of a dead rank: launchers signal the survivors."""
-STALL_GRACE_S = 2.0
-"""How long to wait, after a stall, for the other ranks that have noticed it."""
+CAUSE_GRACE_S = 2.0
+"""How long to wait, after what may be the consequence of another rank's end, for that end; and
+after a stall, for the other ranks that have noticed it."""
 CONNECT_LIMIT_S = 120.0
 """How long the server waits for all ranks to connect."""
 FAREWELL_S = 10.0
@@ -129,7 +139,7 @@ class WatchdogServer:
 
     _has_news = False
     _failed_at: float | None = None
-    _stalled_at: float | None = None
+    _suspected_at: float | None = None
     _signalled_at: float | None = None
 
     def _find_verdict(self) -> Verdict | None:
@@ -137,20 +147,12 @@ class WatchdogServer:
         ranks, now = self.ranks, time.monotonic()
         # What happens to a rank after a signal is a consequence of it.
         unsignalled = [rank for rank in ranks if rank.signal is None]
-        failed = (
-            next((rank for rank in unsignalled if rank.trouble), None)
-            or next((rank for rank in unsignalled if rank.error), None)
-            # Others that are lost by now died of it, or the launcher has ended them.
-            or min(
-                (rank for rank in unsignalled if rank.is_lost),
-                key=lambda rank: rank.closed_s,
-                default=None,
-            )
-            or self._absence.find(ranks)
-        )
-        if failed and not failed.trouble and failed.error and failed.error.get("stalled"):
-            self._stalled_at = self._stalled_at or now
-            if now - self._stalled_at < STALL_GRACE_S:
+        failed = find_cause(unsignalled) or self._absence.find(ranks)
+        if failed is None and (failed := find_consequence(unsignalled)):
+            # News of its cause may come in a moment, unless nobody is left.
+            self._suspected_at = self._suspected_at or now
+            some_left = any(rank.closed is None for rank in ranks)
+            if some_left and now - self._suspected_at < CAUSE_GRACE_S:
                 return None
         if failed and not failed.error and self._has_no_launcher():
             # A launcher that is interrupted signals its ranks before it ends.

@@ -59,6 +59,35 @@ class Verdict:
         )
 
 
+def find_cause(ranks: Iterable[WatchedRank]) -> WatchedRank | None:
+    """Returns the rank whose end, or what it reports, no other rank's end explains; None so far.
+
+    Other ranks that are lost as well died of it, or the launcher has ended them.
+    """
+    ranks = list(ranks)
+    unexplained = [rank for rank in ranks if rank.is_lost and not rank.ends_itself]
+    return (
+        next((rank for rank in ranks if rank.trouble), None)
+        or next((rank for rank in ranks if rank.has_own_error), None)
+        or _first_closed(rank for rank in unexplained if not rank.error)
+    )
+
+
+def find_consequence(ranks: Iterable[WatchedRank]) -> WatchedRank | None:
+    """Returns the first rank that has ended itself, or has lost another rank; None if none has.
+
+    It is the one to name if there is no cause.
+    """
+    ranks = list(ranks)
+    return _first_closed(rank for rank in ranks if rank.is_lost and not rank.error) or next(
+        (rank for rank in ranks if rank.error), None
+    )
+
+
+def _first_closed(ranks: Iterable[WatchedRank]) -> WatchedRank | None:
+    return min(ranks, key=lambda rank: rank.closed_s, default=None)
+
+
 @dataclass
 class Judge:
     """Finds out which rank is to blame.
@@ -104,6 +133,11 @@ class Judge:
             lost = (r for r in ranks if r.host == rank.host and (r.is_lost or not r.is_awake))
             rank = min(lost, key=lambda r: r.rank)
             reason = f"{rank} {how.format(_during(rank))}"
+        elif rank.ends_itself:
+            reason = (
+                f"{rank} ended{_during(rank)} by itself: its program, or a library such as MPI,"
+                " called exit or abort"
+            )
         else:
             reason = (
                 f"{rank} died{_during(rank)}: it was killed, crashed or ran out of memory"

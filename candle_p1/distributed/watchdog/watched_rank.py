@@ -32,6 +32,7 @@ class WatchedRank:
         phase: The phase that it has entered last.
         stamp: How far it has come.
         record: The path of the record, if it has told it.
+        ends_itself: Whether it has said so with its last word.
         closed: Why its connection has ended: "gone" or "unreachable"; None: it has not.
         closed_s: When that was, by time.monotonic.
     """
@@ -52,6 +53,7 @@ class WatchedRank:
     error: dict[str, Any] | None = None
     trouble: dict[str, Any] | None = None
     record: Path | None = None
+    ends_itself: bool = False
     closed: str | None = None
     closed_s: float = inf
     said_bye: bool = False
@@ -75,6 +77,12 @@ class WatchedRank:
     def is_lost(self) -> bool:
         """Whether its connection was closed without a goodbye."""
         return self.closed is not None and not self.said_bye
+
+    @property
+    def has_own_error(self) -> bool:
+        """Whether it has reported an error that is not the consequence of another rank's end."""
+        error = self.error
+        return error is not None and not (error.get("lost_peer") or error.get("stalled"))
 
     @property
     def is_unreachable(self) -> bool:
@@ -103,6 +111,7 @@ class WatchedRank:
             self._take_save_signal(message["save_signal"])
         self.error = message.get("error", self.error)
         self.trouble = message.get("trouble", self.trouble)
+        self.ends_itself = self.ends_itself or "last_word" in message
         self.said_bye = self.said_bye or "bye" in message
         if "record" in message:
             self.record = Path(message["record"])

@@ -14,7 +14,13 @@ from array import array
 import pytest
 
 from candle_p1.distributed._heartbeat import Heartbeat
-from candle_p1.distributed.watchdog.protocol import Inbox, ProtocolError, Stamp, decode_beat
+from candle_p1.distributed.watchdog.protocol import (
+    LAST_WORD,
+    Inbox,
+    ProtocolError,
+    Stamp,
+    decode_beat,
+)
 from tests.conftest import wait_until
 
 LIMITS = {"period_s": 0.02, "patience_s": 600, "code": 3}
@@ -59,11 +65,12 @@ def test_beats_go_on_while_the_main_thread_holds_pythons_lock(ends):
     heart.stop()
 
 
-def test_beats_and_signals_do_not_disturb_messages():
-    arrived = Inbox().take(b'{"a\xc0\xc0\x81\xc0\xff": \x0f\xc0\x831}\0{\xc0')
+def test_beats_signals_and_last_words_do_not_disturb_messages():
+    arrived = Inbox().take(b'{"a\xc0\xc0\x81\xc0\xff": \x0f\xc0\x831\x7f}\0{\xc0')
     assert arrived.messages == [b'{"a": 1}']
     assert arrived.signals == [signal.SIGTERM]
     assert arrived.stamp == Stamp(0, 0, 1)
+    assert arrived.has_last_word
 
 
 @pytest.mark.parametrize("beat", [b"", b"\xc0\xc0", b"\xc0\xc0\xc0\xc0", b"\xc0\xc0\xe0\xc0"])
@@ -120,6 +127,62 @@ def test_a_process_that_was_told_nothing_is_not_ended(hung):
     assert process.poll() is None
     process.kill()
     process.wait()
+
+
+ENDING = """
+import ctypes, os, signal, socket, sys
+from array import array
+from candle_p1.distributed._heartbeat import Heartbeat
+
+connection = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2] == "raises its handled signal":  # as a log does, or MPI
+    signal.signal(signal.SIGABRT, lambda *arguments: os._exit(9))
+heart = Heartbeat(connection.fileno(), array("q", [0] * 3), period_s=0.05, patience_s=600, code=7)
+libc, kill = ctypes.CDLL(None), lambda number: os.kill(os.getpid(), number)
+if sys.argv[2] == "has a child":
+    os.fork() or libc.exit(0)
+    os.wait()
+    sys.argv[2] = "is killed"
+if sys.argv[2] == "stops":
+    heart.stop()
+    libc.exit(5)
+{
+    "exits": lambda: libc.exit(5),
+    "aborts": libc.abort,
+    "raises its handled signal": lambda: kill(signal.SIGABRT),
+    "is killed": lambda: kill(signal.SIGKILL),
+    "crashes": lambda: kill(signal.SIGSEGV),
+    "leaves": lambda: os._exit(5),
+}[sys.argv[2]]()
+"""
+ENDS = {
+    "exits": (5, True),
+    "aborts": (-signal.SIGABRT, True),
+    "raises its handled signal": (9, True),
+    "is killed": (-signal.SIGKILL, False),
+    "has a child": (-signal.SIGKILL, False),
+    "crashes": (-signal.SIGSEGV, False),
+    "leaves": (5, False),
+    "stops": (5, False),
+}
+"""The exit code of a process that ends in this way, and whether it leaves a last word."""
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_process_that_ends_itself_leaves_a_last_word(what):
+    near, far = socket.socketpair()
+    with far:
+        with near:
+            command = [sys.executable, "-c", ENDING, str(near.fileno()), what]
+            process = subprocess.Popen(command, pass_fds=[near.fileno()])
+        far.settimeout(20)
+        data = b""
+        while received := far.recv(4096):
+            data += received
+    code, has_word = ENDS[what]
+    assert process.wait(timeout=20) == code
+    assert data.count(LAST_WORD) == has_word
+    assert Inbox().take(data).has_last_word == has_word
 
 
 def test_a_stopped_process_gives_no_sign_of_life(hung):

@@ -77,6 +77,38 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 
 
+def hub_of(stack, first_rank, num_ranks):
+    """Starts a hub; returns the connection on which it reports, and its port."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    process = stack.enter_context(start_hub(listener.getsockname()[1], first_rank, num_ranks))
+    stack.callback(process.kill)
+    server = stack.enter_context(listener.accept()[0])
+    server.settimeout(20)
+    server.recv(4096)
+    server.sendall(WELCOME)
+    return server, port_of(process)
+
+
+def test_a_last_word_passes_through_a_hub_before_the_end():
+    with ExitStack() as stack:
+        server, port = hub_of(stack, 40, 2)
+        ranks = [FakeRank(port, rank) for rank in (40, 41)]
+        ranks[1].socket.sendall(b"\x7f")
+        for rank in reversed(ranks):
+            rank.die()
+        data = b""
+        while received := server.recv(65536):
+            data += received
+    messages = [json.loads(text) for text in data.split(END_OF_MESSAGE)[:-1]]
+    said = [message for message in messages if message.get("of") == 41]
+    assert [set(message) - {"of", "before_s"} for message in said] == [
+        {"hello"},
+        {"last_word"},
+        {"closed"},
+    ]
+    assert not any("last_word" in message for message in messages if message.get("of") == 40)
+
+
 def test_what_a_beat_and_its_report_cost():
     """As docs/scale.md says: at most 15 bytes from a rank, and 30 from its hub, every second."""
     stamp = [10_000_000, 10_000_000, 1]
@@ -90,14 +122,7 @@ def test_what_a_beat_and_its_report_cost():
     with ExitStack() as stack:
         stack.callback(near.close)
         stack.callback(far.close)
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        process = stack.enter_context(start_hub(listener.getsockname()[1], 4000, GROUP))
-        stack.callback(process.kill)
-        server = stack.enter_context(listener.accept()[0])
-        server.settimeout(20)
-        server.recv(4096)
-        server.sendall(WELCOME)
-        port = port_of(process)
+        server, port = hub_of(stack, 4000, GROUP)
         ranks = [FakeRank(port, 4000 + rank) for rank in range(GROUP)]
         for rank in ranks:
             stack.callback(rank.die)

@@ -13,7 +13,12 @@ from contextlib import ExitStack, suppress
 import psutil
 import pytest
 
-from candle_p1.distributed.job_guard import STOPPED_VARIABLE, is_gone, limit_from
+from candle_p1.distributed.job_guard import (
+    ABORT_DELAY,
+    STOPPED_VARIABLE,
+    is_gone,
+    limit_from,
+)
 from candle_p1.errors import SetupError
 from tests.conftest import wait_until
 
@@ -136,6 +141,15 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(jobs):
     time.sleep(3)
     for mode, (_, ranks) in jobs.items():
         assert not any(map(is_gone, ranks)), mode
+
+
+@pytest.mark.parametrize(("chosen", "delay"), [({}, "2"), ({ABORT_DELAY: "9"}, "9")])
+def test_mpi_waits_before_it_ends_a_rank_unless_the_user_wants_another_delay(chosen, delay):
+    script = "import os; from candle_p1.distributed import job_guard\n"
+    script += f"with job_guard.begin(): print(os.environ[{ABORT_DELAY!r}])"
+    environment = {name: text for name, text in os.environ.items() if name != ABORT_DELAY}
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, env=environment | chosen, text=True) == f"{delay}\n"
 
 
 @pytest.mark.parametrize(("text", "limit_s"), [("", 10.0), ("2.5", 2.5), ("0", float("inf"))])

@@ -258,6 +258,43 @@ def test_only_rank_0_tells_the_watchdog_the_record(rank, tmp_path):
     assert sent == [{"record": str(tmp_path)}][rank:]
 
 
+JAX_GLOO = "JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/"
+MESSAGES = {
+    f"{JAX_GLOO}pair.cc:538] Read error [127.0.0.1]:12678: Connection reset by peer": True,
+    f"{JAX_GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:50342": True,
+    "JaxRuntimeError: UNAVAILABLE: Failed to send RPC to coordination service. Either the leader"
+    " task was preempted/died/restarted unexpectedly or this task is experiencing network"
+    " issues.": True,
+    "HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of"
+    " the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks"
+    " finished execution.": True,
+    "UnknownError: {{function_node __inference_one_step}} Horovod has been shut down.": True,
+    "Exception: MPI_ERR_PROC_FAILED: Process Failure": True,
+    "Exception: MPI_ERR_OTHER: known error not in list": True,
+    "XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited or"
+    " there was a network error.": True,
+    "ValueError: no": False,
+    "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.": False,
+    "FileNotFoundError: [Errno 2] No such file or directory: 'nt_train2.csv'": False,
+    "MemoryError": False,
+    "KeyError: 'communication_log'": False,
+}
+"""Messages of errors, and whether another rank's end may be their cause."""
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_an_error_that_another_ranks_end_may_explain_says_so(message, monkeypatch):
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    watched, sent = object.__new__(client.WatchdogClient), []
+    watched._signals = SimpleNamespace(is_interrupted=False)
+    watched._ending, watched._thread = threading.Event(), threading.Thread(target=int)
+    watched._thread.start()
+    watched._heartbeat = SimpleNamespace(spare=lambda: None)
+    watched._send = lambda **message: sent.append(message)
+    watched.report_error(message)
+    assert [each["error"]["lost_peer"] for each in sent] == [MESSAGES[message]]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_rank_that_leaves_writes_its_log_and_leaves_no_launcher_behind(is_lost, monkeypatch):
     calls = []

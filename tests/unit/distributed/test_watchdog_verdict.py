@@ -1,0 +1,129 @@
+"""Which rank the watchdog server names, for every order in which the news of ranks may arrive."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from candle_p1.distributed.watchdog import absence, server, watched_rank
+from candle_p1.distributed.watchdog.server import CAUSE_GRACE_S, WatchdogServer
+from candle_p1.distributed.watchdog.watched_rank import WatchedRank
+
+STEP_S = 0.001
+GONE = {"closed": "gone"}
+UNREACHABLE = {"closed": "unreachable"}
+WORD = {"last_word": True}
+SIGTERM = {"signal": 15}
+LOST_PEER = {"error": {"message": "Connection reset by peer", "lost_peer": True}}
+STALLED = {"error": {"message": "Horovod has been shut down", "stalled": True}}
+OWN = {"error": {"message": "ValueError: no"}}
+STOPPED = {"trouble": {"what": "was stopped", "pid": 103}}
+BYE = {"bye": True}
+
+CASES = {
+    "one is killed, MPI ends another": (3, {3: [GONE], 0: [WORD, GONE]}),
+    "one is killed, MPI ends all others": (
+        3,
+        {3: [GONE], **{rank: [WORD, GONE] for rank in range(3)}},
+    ),
+    "one is killed, another notices": (3, {3: [GONE], 0: [LOST_PEER, BYE, GONE]}),
+    "one is killed, Horovod ends": (3, {3: [GONE], 0: [STALLED], 1: [STALLED, WORD, GONE]}),
+    "one is killed, all kinds of ends": (
+        3,
+        {3: [GONE], 0: [LOST_PEER], 1: [WORD, GONE], 2: [SIGTERM, GONE]},
+    ),
+    "a node is lost": (3, {3: [UNREACHABLE], 0: [WORD, GONE], 1: [LOST_PEER]}),
+    "an error, others notice": (2, {2: [OWN], 0: [LOST_PEER, GONE], 1: [WORD, GONE]}),
+    "one is stopped, others notice": (3, {2: [STOPPED], 0: [LOST_PEER], 1: [WORD, GONE]}),
+    "one ends itself, another notices": (1, {1: [WORD, GONE], 0: [LOST_PEER]}),
+    "one ends itself, others are ended": (
+        1,
+        {1: [WORD, GONE], **{rank: [SIGTERM, GONE] for rank in (0, 2, 3)}},
+    ),
+    "one has lost a peer that is there": (0, {0: [LOST_PEER], 1: [SIGTERM]}),
+}
+"""Who is to be named, and what each rank says, in its order."""
+
+
+def orders_of(news):
+    """Returns all orders of (rank, message) in which each rank's messages keep theirs."""
+    if not any(news.values()):
+        return [[]]
+    return [
+        [(rank, messages[0]), *rest]
+        for rank, messages in news.items()
+        if messages
+        for rest in orders_of(news | {rank: messages[1:]})
+    ]
+
+
+class Job:
+    """The server, four ranks on two nodes, and their clock."""
+
+    def __init__(self, listener):
+        self.now = 1000.0
+        self.server = WatchdogServer(listener, "token", 4, os.getppid())
+        self.ranks = [
+            WatchedRank(rank, f"node{rank // 2}", 100 + rank, heard_s=self.now) for rank in range(4)
+        ]
+        self.server.ranks.extend(self.ranks)
+
+    def monotonic(self):
+        return self.now
+
+    def judge(self, news):
+        """Passes on the news, a moment apart; returns the verdict, and when it was, in s."""
+        for rank, message in news:
+            self.ranks[rank].take(message)
+            if verdict := self.server._find_verdict():
+                return verdict, self.now - 1000.0
+            self.now += STEP_S
+        while not (verdict := self.server._find_verdict()):
+            self.now += STEP_S
+        return verdict, self.now - 1000.0
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """Returns a function that judges news, each time by another server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def judge(news):
+            job = Job(listener)
+            for module in (absence, server, watched_rank):
+                monkeypatch.setattr(module, "time", job)
+            return job.judge(news)
+
+        yield judge
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rank_whose_end_no_other_explains_is_named_in_every_order(case, judge):
+    named, news = CASES[case]
+    for order in orders_of(news):
+        verdict, when_s = judge(order)
+        assert (verdict.status, verdict.culprit.rank) == ("failed", named), order
+        assert when_s < CAUSE_GRACE_S + 1
+
+
+def test_of_ranks_that_end_themselves_the_first_is_named(judge):
+    verdict, _ = judge([(2, WORD), (1, WORD), (2, GONE), (1, GONE)])
+    assert verdict.culprit.rank == 2
+    assert "by itself" in verdict.reason
+
+
+def test_news_of_a_cause_is_not_waited_for_in_vain(judge):
+    """The launcher kills what is left, and a scheduler may leave the server only milliseconds."""
+    first = [(0, WORD), (0, GONE)]
+    assert judge(first)[1] >= CAUSE_GRACE_S
+    others = [(rank, each) for rank in (1, 2, 3) for each in (SIGTERM, GONE)]
+    verdict, when_s = judge(first + others)
+    assert (verdict.status, verdict.culprit.rank) == ("failed", 0)
+    assert when_s <= len(first + others) * STEP_S
+
+
+def test_a_rank_that_is_killed_is_named_at_once(judge):
+    assert judge([(3, GONE)])[1] == 0
+    assert judge([(0, WORD), (0, GONE), (3, GONE)])[1] == pytest.approx(2 * STEP_S)
