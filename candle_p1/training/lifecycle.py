@@ -68,8 +68,7 @@ if TYPE_CHECKING:
     from candle_p1.checkpoints.manifest import Position
     from candle_p1.checkpoints.statistics import CheckpointStatistics
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.watchdog.client import WatchdogClient
-    from candle_p1.distributed.watchdog.unwatched import UnwatchedRun
+    from candle_p1.distributed.watchdog.reporter import Reporter
     from candle_p1.parameters.parameter_set import ParameterSet
 
 
@@ -102,7 +101,7 @@ class Run:
     profile: CallProfile
     screen: Screen
     comm: Communicator
-    watchdog: WatchdogClient | UnwatchedRun
+    watchdog: Reporter
     start: float
     part: int = 1
     checkpoint_root: Path | None = None

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.checkpoints.checkpoint import Checkpoint
-    from candle_p1.distributed.watchdog.client import WatchdogClient
-    from candle_p1.distributed.watchdog.unwatched import UnwatchedRun
+    from candle_p1.distributed.watchdog.reporter import Reporter
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.records.types import RunRecord
 
@@ -62,7 +61,7 @@ class RunOpening:
         """What to tell the user about it."""
         return self._place.notes if self._place else []
 
-    def open(self, record: RunRecord, watchdog: WatchdogClient | UnwatchedRun) -> tuple[Path, int]:
+    def open(self, record: RunRecord, watchdog: Reporter) -> tuple[Path, int]:
         """Writes the parameters and the record; returns the directory and the part's number.
 
         Raises:

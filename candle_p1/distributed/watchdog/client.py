@@ -27,7 +27,7 @@ from candle_p1.distributed.watchdog.leaving import leave
 from candle_p1.distributed.watchdog.listening import connect
 from candle_p1.distributed.watchdog.lost_peer import HOROVOD_SHUTDOWN, may_have_lost_peer
 from candle_p1.distributed.watchdog.protocol import BEAT_S, END_OF_MESSAGE, PROBE
-from candle_p1.distributed.watchdog.run_signals import RunSignals
+from candle_p1.distributed.watchdog.reporter import UNWIND_S, Reporter
 from candle_p1.distributed.watchdog.settings import (
     INTERFACE_VARIABLE,
     OFF_VARIABLE,
@@ -39,14 +39,10 @@ from candle_p1.errors import EXIT_CODE, DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.job_guard import Trouble
 
-UNWIND_S = 3.0
-"""How long the main thread may take to unwind after Ctrl-C, or the server to end this process after
-another signal. The process then ends itself."""
 PATIENCE_S = 6.0
 """How long this process may take to end once it was told to, or has lost the watchdog."""
 SEND_S = 60.0
@@ -55,9 +51,7 @@ MAX_CHARS = 10_000
 """Of an error's message, and of its traceback, whose end says most."""
 
 
-def watch(
-    comm: Communicator, record: Path, kept_open: Sequence[int] = ()
-) -> WatchdogClient | UnwatchedRun:
+def watch(comm: Communicator, record: Path, kept_open: Sequence[int] = ()) -> Reporter:
     """Starts the watchdog of a run, and connects all ranks to it; collective.
 
     Args:
@@ -83,7 +77,7 @@ def watch(
     return WatchdogClient(comm, server, station, memory)
 
 
-class WatchdogClient:
+class WatchdogClient(Reporter):
     """Connects a rank to the watchdog server of its run, or to its hub. Collective.
 
     Signals reach the server at once, even while the main thread is inside a collective or a library
@@ -100,9 +94,6 @@ class WatchdogClient:
         station: Where the server listens.
         memory: Where this rank counts its progress; int64, shape (3,).
 
-    Attributes:
-        warnings: What the user should know about the watchdog.
-
     Raises:
         DistributedError: Some rank cannot connect; the same on every rank.
     """
@@ -114,14 +105,11 @@ class WatchdogClient:
         station: Station,
         memory: memoryview,
     ) -> None:
-        self._server, self._memory, self._rank = server, memory, comm.rank
-        self.warnings = station.warnings
-        # Kept to print why a job ended: ranks other than 0 redirect their output to a file.
-        self._stderr = os.dup(2)
+        super().__init__(memory, station.warnings, lambda can_save: self._send(can_save=can_save))
+        self._server, self._rank = server, comm.rank
         self._silent_s = station.silent_s
         self._socket = self._connect(comm, start_hub(comm, station))
         self._send_lock = threading.Lock()
-        self._signals = RunSignals(lambda can_save: self._send(can_save=can_save))
         if threading.current_thread() is threading.main_thread():
             self._signals.catch(self._socket.fileno())
         self._ending = threading.Event()
@@ -178,33 +166,6 @@ class WatchdogClient:
         if self._rank == 0:
             self._send(record=str(record))
 
-    @property
-    def steps(self) -> int:
-        """The training steps that this rank has begun; see `count_step`."""
-        return self._memory[progress.STEPS]
-
-    def count_step(self) -> None:
-        """Counts a training step that begins.
-
-        Rank 0 counts in memory that it shares with the server, which knows the exact number even if
-        all ranks are killed at once.
-        """
-        progress.count_step()
-
-    @property
-    def save_signal(self) -> int | None:
-        """The number of the signal that asked this rank to save; None so far."""
-        return self._signals.save_signal
-
-    @property
-    def save_requested(self) -> bool:
-        """Whether a signal has asked this rank to save and end."""
-        return self.save_signal is not None
-
-    def saving(self) -> AbstractContextManager[None]:
-        """In the body, this rank can save: it looks at `save_requested` again and again."""
-        return self._signals.saving()
-
     def report_phase(self, path: tuple[str, ...]) -> None:
         """Reports the phase that this rank has entered."""
         self._send(phase="/".join(path))
@@ -212,10 +173,7 @@ class WatchdogClient:
     def report_error(self, message: str, traceback: str | None = None) -> bool:
         """Reports that this rank failed, and waits until the server has told the others to end.
 
-        Returns whether the server has done so; some rank has then printed why.
-
-        An error after Ctrl-C is reported as an interruption: libraries through which
-        KeyboardInterrupt propagates (TensorFlow, while it traces) raise their own errors instead.
+        Returns whether the server has done so; some rank has then printed why. See Reporter.
         """
         if self._signals.is_interrupted:
             self.report_interrupt()
@@ -315,10 +273,6 @@ class WatchdogClient:
             f" the node of rank 0 is lost, or {host} is cut off from the network"
         )
         leave(EXIT_CODE + 1, is_lost=True)
-
-    def _print(self, text: str) -> None:
-        with suppress(OSError):
-            os.write(self._stderr, f"\ncandle-p1: {text}\n".encode())
 
     def _obey(self, order: dict[str, Any]) -> None:
         """Ends this process at once: its main thread may be stuck in a collective."""

@@ -18,24 +18,21 @@ from typing import TYPE_CHECKING
 from candle_p1.distributed import job_guard, progress
 from candle_p1.distributed.watchdog.leaving import leave
 from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS, SIGNALS
-from candle_p1.distributed.watchdog.run_signals import RunSignals
+from candle_p1.distributed.watchdog.reporter import UNWIND_S, Reporter
 from candle_p1.distributed.watchdog.settings import OFF_VARIABLE, Limits
 from candle_p1.errors import EXIT_CODE
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from candle_p1.distributed.job_guard import Trouble
 
 
-UNWIND_S = 3.0
-"""How long the main thread may take to unwind after Ctrl-C."""
 LOOK_S = 0.2
 """How often to look whether that time is over."""
 
 
-class UnwatchedRun:
+class UnwatchedRun(Reporter):
     """Takes the place of a WatchdogClient.
 
     Python's C-level handler writes the number of a signal to a socket, which a thread reads: the
@@ -44,23 +41,18 @@ class UnwatchedRun:
     Args:
         rank: This rank.
         memory: Where it counts its progress; int64, shape (3,).
-
-    Attributes:
-        warnings: What the user should know.
     """
 
     def __init__(self, rank: int, memory: memoryview) -> None:
-        self._rank, self._memory = rank, memory
-        self._record: Path | None = None
-        # Kept to print why the job ended: ranks other than 0 redirect their output to a file.
-        self._stderr = os.dup(2)
-        self._phase: str | None = None
-        self._save_s = Limits.from_environment().save_s
-        self.warnings = [
+        warning = (
             f"nobody watches this run ({OFF_VARIABLE}=off): if a rank is killed or stopped, or a"
             ' node is lost, the record says "running", and the other ranks may wait forever'
-        ]
-        self._signals = RunSignals(lambda can_save: None)
+        )
+        super().__init__(memory, [warning], lambda can_save: None)
+        self._rank = rank
+        self._record: Path | None = None
+        self._phase: str | None = None
+        self._save_s = Limits.from_environment().save_s
         self._signal: int | None = None
         self._closed = threading.Event()
         self._wakeup, self._signalled = socket.socketpair()
@@ -74,29 +66,6 @@ class UnwatchedRun:
     def report_record(self, record: Path) -> None:
         """Keeps the path of the record to complete if the run fails; every rank may do so."""
         self._record = record
-
-    @property
-    def steps(self) -> int:
-        """The training steps that this rank has begun."""
-        return self._memory[progress.STEPS]
-
-    def count_step(self) -> None:
-        """Counts a training step that begins."""
-        progress.count_step()
-
-    @property
-    def save_signal(self) -> int | None:
-        """The number of the signal that asked this rank to save; None so far."""
-        return self._signals.save_signal
-
-    @property
-    def save_requested(self) -> bool:
-        """Whether a signal has asked this rank to save and end."""
-        return self.save_signal is not None
-
-    def saving(self) -> AbstractContextManager[None]:
-        """In the body, this rank can save: it looks at `save_requested` again and again."""
-        return self._signals.saving()
 
     def report_phase(self, path: tuple[str, ...]) -> None:
         """Keeps the phase that this rank has entered."""
@@ -120,8 +89,7 @@ class UnwatchedRun:
     def _report_trouble(self, trouble: Trouble) -> None:
         """Ends this process, because another one of the job has died or was stopped."""
         self._end_record("failed", str(trouble), rank=None)
-        with suppress(OSError):
-            os.write(self._stderr, f"\ncandle-p1: the job ends: {trouble}\n".encode())
+        self._print(f"the job ends: {trouble}")
         leave(EXIT_CODE + 1)
 
     def close(self) -> None:
