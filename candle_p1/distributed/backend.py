@@ -54,6 +54,11 @@ def choose_backend(engine: str = AUTO) -> str:
     return wanted
 
 
+def engine_of(backend: str) -> str:
+    """Returns the engine of several ranks that train with a backend of Keras."""
+    return next(engine for engine, needed in BACKENDS.items() if needed == backend)
+
+
 def _imported_backend() -> str | None:
     keras = sys.modules.get("keras")
     return None if keras is None else str(keras.backend.backend())

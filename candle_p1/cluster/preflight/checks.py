@@ -26,6 +26,7 @@ from candle_p1.cluster.preflight.facts import (
     NodeFacts,
 )
 from candle_p1.data.directory import data_directory
+from candle_p1.distributed.backend import engine_of
 from candle_p1.distributed.gpus import BACKENDS, USE_CPUS
 from candle_p1.text import count, name_nodes
 
@@ -34,7 +35,11 @@ STEPPED_S = 1.0
 """A wall clock that gains or loses more than this on the monotonic one has been set in between."""
 FOR_SEVERAL_RANKS = ("horovod", "mpi4py")
 
-INSTALL = "install candle-p1[cpu] or candle-p1[gpu], or start the Python that has it by its path"
+BY_PATH = "or start the Python that has it by its path"
+INSTALL = {
+    "horovod": f"install candle-p1[cpu] or candle-p1[gpu], {BY_PATH}",
+    "jax": f"install candle-p1[jax-mpi] or candle-p1[jax-gpu], {BY_PATH}",
+}
 SAME_EVERYWHERE = (
     "start the ranks with the full path of one Python environment on a file system that all nodes"
     " share, or copy the environment to every node again"
@@ -43,10 +48,15 @@ UNUSABLE = {
     "horovod": REINSTALL_HOROVOD,
     "mpi4py": "load the MPI module that it should use, also in the job",
 }
-ONE_MPI = (
-    "set MPI4PY_LIBMPI to the library that belongs to the launcher, and build Horovod with its"
-    " mpicxx on PATH: make setup MPI=system"
-)
+ONE_MPI = {
+    "horovod": "set MPI4PY_LIBMPI to the library that belongs to the launcher, and build Horovod"
+    " with its mpicxx on PATH: make setup MPI=system",
+    "jax": "set MPI4PY_LIBMPI to the library that belongs to the launcher",
+}
+INSTALL_FOR_GPUS = {
+    "tensorflow": "install candle-p1[gpu] (make setup GPU=1)",
+    "jax": "install candle-p1[jax-gpu] (make setup ENGINE=jax GPU=1)",
+}
 MORE_GPUS = (
     "check nvidia-smi and CUDA_VISIBLE_DEVICES there, request the GPUs from the scheduler, exclude"
     " the node, or state how many GPUs a node needs: --gpus"
@@ -103,13 +113,19 @@ def _ranks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 
 
 def _packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    needed = (name for name in PACKAGES if len(facts) > 1 or name not in FOR_SEVERAL_RANKS)
-    for name in (facts[0].backend if name == BACKEND else name for name in needed):
+    backend = facts[0].backend
+    engine = engine_of(backend)
+    needed = [name for name in PACKAGES if len(facts) > 1 or name not in FOR_SEVERAL_RANKS]
+    if len(facts) > 1:
+        engines = {one.rank: engine_of(one.backend) for one in facts}
+        yield _same("engine", engines, facts)
+        needed = [name for name in needed if name != "horovod" or engine == "horovod"]
+    for name in (backend if name == BACKEND else name for name in needed):
         versions = {one.rank: one.packages.get(name, "none") for one in facts}
         same = _same(name, versions, facts)
         unusable = [one for one in facts if name in one.unusable]
         if set(versions.values()) == {"none"}:
-            yield _fault(name, "none", facts, "it is not installed", INSTALL)
+            yield _fault(name, "none", facts, "it is not installed", INSTALL[engine])
         elif unusable and not same.fatal:
             why = unusable[0].unusable[name]
             fix = UNUSABLE.get(name, SAME_EVERYWHERE)
@@ -122,15 +138,18 @@ def _mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     if len(facts) == 1 or any({"mpi4py", "horovod"} & one.unusable.keys() for one in facts):
         return  # not needed, or reported by the packages
     library = facts[0].mpi_library or "none"
-    without = [one for one in facts if not one.horovod.get("mpi")]
+    engine = engine_of(facts[0].backend)
+    with_horovod = [one for one in facts if engine_of(one.backend) == "horovod"]
+    without = [one for one in with_horovod if not one.horovod.get("mpi")]
     several = [one for one in facts if len(one.mpi_files) > 1]
-    limited = [one for one in facts if one.mpi and one.mpi.problem]
+    limited = [one for one in with_horovod if one.mpi and one.mpi.problem]
     if without:
         yield _fault("MPI", library, without, "Horovod was built without MPI", REINSTALL_HOROVOD)
     elif several:
         paths = " and ".join(several[0].mpi_files)
-        what = f"mpi4py and Horovod use different MPI libraries, {paths}"
-        yield _fault("MPI", library, several, what, ONE_MPI)
+        users = "mpi4py and Horovod use" if engine == "horovod" else "this process has loaded"
+        what = f"{users} different MPI libraries, {paths}"
+        yield _fault("MPI", library, several, what, ONE_MPI[engine])
     elif limited and limited[0].mpi and limited[0].mpi.problem:
         yield _fault("MPI", library, limited, *limited[0].mpi.problem)
     else:
@@ -167,7 +186,7 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         yield _fault("GPUs", value, sharing, "all ranks see the same single GPU", GPU_EACH)
     elif blind:
         what = f"an NVIDIA driver is installed but {BACKENDS[blind[0].backend]} sees no GPU"
-        fix = "install candle-p1[gpu] (make setup GPU=1); request GPUs from the scheduler"
+        fix = f"{INSTALL_FOR_GPUS[blind[0].backend]}; request GPUs from the scheduler"
         yield _fault("GPUs", value, blind, what, fix, fatal=False)
     else:
         yield Finding("GPUs", value)

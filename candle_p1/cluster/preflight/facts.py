@@ -20,6 +20,7 @@ import psutil
 
 from candle_p1.data import shared
 from candle_p1.distributed import installation
+from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.gpus import Lack, why_none
 from candle_p1.distributed.mpi_library import MpiLibrary, mpi_in_use
 from candle_p1.files import expand_user
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 BACKEND = "backend"
 PACKAGES = ("Python", "candle-p1", "keras", BACKEND, "horovod", "mpi4py")
-"""What a job needs; BACKEND stands for the package that Keras computes with."""
+"""What a job needs; BACKEND stands for the package that Keras computes with. Horovod is needed with
+TensorFlow only."""
 SHARED_MEMORY = "shared memory"
 MEMORY = "memory"
 
@@ -73,7 +75,7 @@ class NodeFacts:
         mpi_library: Name and version of the MPI library; None if there is none.
         mpi: The MPI library that this rank has initialized; None if it has none.
         mpi_files: The MPI libraries that this process has loaded.
-        horovod: What Horovod was built with; empty if it cannot be used.
+        horovod: What Horovod was built with; empty if it cannot be used, or is not needed.
         num_gpus: The number of GPUs that the backend sees; None if it cannot be used.
         gpu_lack: Why it sees none; None if it does.
         gpu_ids: The UUIDs of the visible GPUs; None if they cannot be told apart.
@@ -109,7 +111,8 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     """Returns what is installed and usable, as fields of `NodeFacts`; takes seconds.
 
     Args:
-        with_mpi: Whether Horovod and MPI are needed, because there are several ranks.
+        with_mpi: Whether MPI, and with TensorFlow Horovod, are needed, because there are several
+            ranks.
     """
     unusable: dict[str, str] = {}
 
@@ -124,7 +127,8 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     if "tensorflow-cpu" in versions:
         versions["tensorflow"] = versions["tensorflow-cpu"]
     versions["Python"] = platform.python_version()
-    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    backend = probe("keras", choose_backend) or "tensorflow"
+    with_horovod = with_mpi and engine_of(backend) == "horovod"
     names = probe(backend, partial(installation.visible_gpus, backend))
     probe("keras", lambda: importlib.import_module("keras"))
     return {
@@ -132,7 +136,7 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
         "packages": {name: versions[name] for name in (backend, *PACKAGES) if name in versions},
         "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
         "mpi": mpi_in_use() if with_mpi else None,
-        "horovod": (probe("horovod", installation.horovod_build) or {}) if with_mpi else {},
+        "horovod": (probe("horovod", installation.horovod_build) or {}) if with_horovod else {},
         "mpi_files": loaded_mpi_libraries(),
         "num_gpus": None if names is None else len(names),
         "gpu_lack": why_none(backend) if names == [] else None,

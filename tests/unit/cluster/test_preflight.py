@@ -79,6 +79,7 @@ def test_nodes_that_are_alike_have_no_problem():
     assert not problems(job())
     assert findings == {
         "ranks": "6 on 3 nodes",
+        "engine": "horovod",
         **PACKAGES,
         "MPI": "Open MPI v5.0.11",
         "GPUs": "2 per node",
@@ -199,7 +200,43 @@ def test_jax_needs_no_tensorflow():
         for finding in check_facts([replace(one, backend="jax", packages=packages)], NEEDS)
     }
     assert values["jax"] == "0.6"
+    assert not {"tensorflow", "horovod", "engine"} & values.keys()
+
+
+def with_jax(**changes):
+    """Returns the facts of a job whose environments have neither TensorFlow nor Horovod."""
+    there = {name: PACKAGES[name] for name in PACKAGES if name not in ("tensorflow", "horovod")}
+    on_jax = {"backend": "jax", "packages": there | {"jax": "0.10.2"}, "horovod": {}}
+    ranks = [replace(one, **on_jax) for one in job()]
+    ranks[3] = replace(ranks[3], **changes)
+    return ranks
+
+
+def test_ranks_on_jax_need_no_horovod():
+    values = {finding.name: finding.value for finding in check_facts(with_jax(), NEEDS)}
+    assert not problems(with_jax())
+    assert (values["engine"], values["jax"], values["mpi4py"]) == ("jax", "0.10.2", "4.1")
     assert not {"tensorflow", "horovod"} & values.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"packages": {**with_jax()[0].packages, "mpi4py": "none"}}, "mpi4py"),
+        ({"packages": {**with_jax()[0].packages, "jax": "0.6"}}, "jax"),
+        ({"mpi_files": ["/a/libmpich.so", "/b/libmpi.so"]}, "MPI"),
+        ({"mpi_library": "MPICH 4.2"}, "MPI"),
+        ({"backend": "tensorflow", "horovod": {"mpi": True}}, "engine"),
+    ],
+)
+def test_what_ranks_on_jax_lack_is_named_without_horovod(changes, name):
+    (found,) = problems(with_jax(**changes))
+    assert found.problem.startswith(f"node b: {name}: ")
+    assert "Horovod" not in found.problem + found.fix
+
+
+def test_jax_is_called_from_one_thread_of_mpi():
+    assert not problems(with_jax(mpi=MpiLibrary("CRAY MPICH 8", "serialized")))
 
 
 def test_gpus_that_tensorflow_does_not_see_are_a_warning():
@@ -370,19 +407,28 @@ def test_loaded_mpi_libraries(tmp_path):
     assert facts.loaded_mpi_libraries(tmp_path / "absent") == []
 
 
-def test_import_errors_are_facts(monkeypatch):
+@pytest.mark.parametrize("needed", [("tensorflow", "mpi4py", "horovod"), ("jax", "mpi4py")])
+def test_import_errors_are_facts(monkeypatch, needed):
     def broken(*_):
         raise ImportError("libmpi.so.12: no such file\nand more")
 
     for name in ("visible_gpus", "mpi_library", "horovod_build"):
         monkeypatch.setattr(facts.installation, name, broken)
     monkeypatch.setattr(facts.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr(facts, "choose_backend", lambda: needed[0])
     found = facts.find_software(with_mpi=True)
-    assert found["unusable"] == dict.fromkeys(
-        ("tensorflow", "mpi4py", "horovod"), "libmpi.so.12: no such file"
-    )
+    assert found["unusable"] == dict.fromkeys(needed, "libmpi.so.12: no such file")
     assert found["num_gpus"] is None
-    assert facts.find_software(with_mpi=False)["unusable"].keys() == {"tensorflow"}
+    assert facts.find_software(with_mpi=False)["unusable"].keys() == {needed[0]}
+
+
+def test_a_backend_that_is_unknown_is_a_fact(monkeypatch):
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setattr(facts.installation, "visible_gpus", lambda backend: ["H100"])
+    monkeypatch.setattr(facts.importlib, "import_module", lambda name: None)
+    found = facts.find_software(with_mpi=False)
+    assert found["unusable"]["keras"].startswith("KERAS_BACKEND is torch")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from candle_p1.distributed.compression import average_as_half, largest_element, scale_for
+from tests.conftest import NEEDS_HOROVOD
 
-tf = pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
 
 
 def ring(values):

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import NEEDS_HOROVOD
+
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 from candle_p1.models import fast  # noqa: E402
@@ -16,7 +18,7 @@ from candle_p1.models.fast.optimizers import FORMS  # noqa: E402
 from candle_p1.models.fast.regularizers import L2  # noqa: E402
 
 if keras.backend.backend() != "tensorflow":
-    pytest.skip("the fast implementation needs TensorFlow", allow_module_level=True)
+    pytest.skip(NEEDS_HOROVOD, allow_module_level=True)
 
 import tensorflow as tf  # noqa: E402
 

@@ -10,8 +10,9 @@ import pytest
 
 from candle_p1 import ops
 from candle_p1.distributed import horovod
+from tests.conftest import NEEDS_HOROVOD
 
-tf = pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
 rng = np.random.default_rng(5)
 
 

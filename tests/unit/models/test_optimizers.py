@@ -122,7 +122,7 @@ def test_an_optimizer_has_keras_2s_formula_and_candles_constants(name):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", CANDLE_OPTIMIZERS)
-def test_so_it_has_in_double_precision(name):
+def test_so_it_has_in_double_precision(name, double_precision):
     assert_moves(make_optimizer(params("--optimizer", name), RATE), FORMULAS[name], 1e-8, "float64")
 
 

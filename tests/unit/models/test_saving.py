@@ -179,7 +179,7 @@ def test_weights_and_layers_make_the_model_again(tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("data_type", ["mixed_float16", "float64"])
-def test_other_precisions_are_kept(tmp_path, data_type):
+def test_other_precisions_are_kept(tmp_path, data_type, double_precision):
     floatx = "float64" if data_type == "float64" else "float32"
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(data_type)

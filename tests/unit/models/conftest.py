@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def double_precision():
+    """Lets Keras's backend compute in float64, which JAX does only where it is told to."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
