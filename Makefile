@@ -39,6 +39,8 @@ ifeq ($(ENGINE),jax)
   PINS := constraints-jax.txt
   PYTHONS := >=3.10,<3.14
   JAX_VENV := .venv
+else ifneq ($(ENGINE),horovod)
+  $(error ENGINE must be horovod or jax, not $(ENGINE))
 else
   PINS := constraints.txt
   # There is no TensorFlow 2.18 for later ones.
@@ -87,7 +89,7 @@ format: setup ## Format the code and apply the linter's fixes
 
 # What computes with Keras, and what examines an installation; the other unit tests depend on neither engine.
 JAX_UNIT_TESTS := $(addprefix tests/unit/,bench/test_roofline.py cluster/test_doctor.py cluster/test_preflight.py \
-  data/test_batches.py distributed models training)
+  data/test_batches.py distributed/test_backend.py distributed/test_devices.py distributed/test_gpus.py models training)
 test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and Horovod
 	@$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; import jax; \
 	  assert not any(map(find_spec, ("tensorflow", "horovod")))'
@@ -178,9 +180,8 @@ endef
 OPTIONS := ENGINE GPU MPI PYTHON
 changed = $(strip $(foreach name,$(OPTIONS),$(if $(filter-out $(CHOSEN_$(name)),$($(name))),$(name)=$($(name)))))
 same-choice:
-	@case "$(ENGINE) $(GPU) $(MPI)" in "horovod "[01]" wheel" | "horovod "[01]" system" | "jax "[01]" wheel" | "jax "[01]" system") ;; \
-	  *) echo "make: ENGINE must be horovod or jax, GPU must be 0 or 1, and MPI must be wheel or system," \
-	    "not ENGINE=$(ENGINE) GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
+	@case "$(GPU) $(MPI)" in "0 wheel" | "0 system" | "1 wheel" | "1 system") ;; \
+	  *) echo "make: GPU must be 0 or 1, and MPI must be wheel or system, not GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
 	@if [ -f .venv/choice.mk ] && [ -n "$(changed)" ]; then \
 	  echo "make: .venv was set up with $(foreach name,$(OPTIONS),$(name)=$(CHOSEN_$(name)));" \
 	    "run 'make clean' before 'make setup $(changed)'" >&2; \

@@ -155,7 +155,7 @@ class Source:
         byte order mark), or one of the bytes in `also`.
         """
         separator = layout.separator.encode()
-        unusual = [byte.to_bytes() for byte in b'"\0' + also]
+        unusual = [bytes([byte]) for byte in b'"\0' + also]
         with mmap.mmap(self.file, self.num_bytes, access=mmap.ACCESS_READ) as content:
             first, line = head.first_byte, b""
             while first < self.num_bytes and is_blank(line, layout.separator):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -234,6 +235,8 @@ def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # raises an error for a port that is not a number
+        if "[" in parts.netloc:
+            ip_address(host or "")  # urlsplit does not look at it before Python 3.11.4
     except ValueError:
         problem = "is not a valid URL"
     else:

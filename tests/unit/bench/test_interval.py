@@ -63,7 +63,7 @@ def test_intervals_do_not_depend_on_the_unit_of_time(cost_s, mtbf_s, factor):
 
 @given(means_s, restarts_s)
 def test_cheaper_checkpoints_are_advised_more_often_and_cost_less(mtbf_s, restart_s):
-    costs = np.geomspace(mtbf_s * 1e-6, mtbf_s * 0.4, 20)
+    costs = np.geomspace(mtbf_s * 1e-6, mtbf_s * 0.4, 20).tolist()
     for interval_s in (young_interval_s, daly_interval_s):
         intervals = [interval_s(cost_s, mtbf_s) for cost_s in costs]
         assert intervals == sorted(intervals)
