@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_to_end
+from candle_p1.distributed.backend import AUTO, choose_backend
 from candle_p1.distributed.launch_environment import (
     launcher_variable,
     module_command,
@@ -103,6 +104,8 @@ def run(job: Job, num_ranks: int) -> list[Any]:
         SetupError: The job was killed.
         RuntimeError: It failed in another way; holds everything it printed.
     """
+    # Workers import Keras before they read the job.
+    choose_backend(job.bind(find_benchmark(job.benchmark)).get("engine", AUTO))
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
         directory = Path(name)
         (directory / JOB_FILE).write_bytes(pickle.dumps(job))

@@ -178,6 +178,7 @@ def test_an_epoch_with_too_few_steps_is_refused(execute):
     assert "--steps" in output
 
 
+@pytest.mark.parallel
 def test_the_overhead_of_measuring_has_an_interval(execute, tmp_path):
     argv = ["nt3", "--size", "small", "--epochs", "1", "--rounds", "6", "--json", "overhead.json"]
     code, output = execute([*LOAD[:-1], "overhead", *argv, "--", *SMALL_MODEL])

@@ -15,6 +15,7 @@ from candle_p1.bench.load import (
 )
 from candle_p1.bench.tables import digits
 from candle_p1.data.reader import FileSet
+from candle_p1.distributed import backend
 from candle_p1.errors import CandleError, DataError, ParameterError, SetupError
 
 BOTH = ["original", "chunked"]
@@ -222,3 +223,14 @@ def test_a_job_that_fails_ends_the_comparison(monkeypatch, program, error, text)
     with pytest.raises(error, match=text) as raised:
         job.run(LoadJob("nt3", [], "chunked"), 1)
     assert type(raised.value) is error
+
+
+def test_ranks_are_told_which_backend_is_installed(monkeypatch):
+    monkeypatch.setattr(backend, "find_spec", lambda name: name if name == "jax" else None)
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setenv("KERAS_BACKEND", "")
+    program = "import os; print('error:', os.environ['KERAS_BACKEND']); raise SystemExit(2)"
+    command = job.on_this_machine(1, [sys.executable, "-c", program])
+    monkeypatch.setattr(job, "launch", lambda worker, num_ranks, directory: command)
+    with pytest.raises(CandleError, match="chunked: jax"):
+        job.run(LoadJob("nt3", [], "chunked"), 1)
