@@ -76,7 +76,7 @@ def examine() -> Iterator[Finding]:
         backend = choose_backend()
     except SetupError as error:
         what, _, fix = str(error).partition(": ")
-        yield Finding("Keras backend", "contradictory", what, fix, fatal=True)
+        yield Finding("Keras backend", "not usable", what, fix, fatal=True)
     else:
         yield from _engine(backend, versions)
         yield _gpus(backend)

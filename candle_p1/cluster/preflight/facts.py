@@ -130,7 +130,8 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     backend = probe("keras", choose_backend) or "tensorflow"
     with_horovod = with_mpi and engine_of(backend) == "horovod"
     names = probe(backend, partial(installation.visible_gpus, backend))
-    probe("keras", lambda: importlib.import_module("keras"))
+    if "keras" not in unusable:
+        probe("keras", lambda: importlib.import_module("keras"))
     return {
         "backend": backend,
         "packages": {name: versions[name] for name in (backend, *PACKAGES) if name in versions},

@@ -426,7 +426,11 @@ def test_a_backend_that_is_unknown_is_a_fact(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setattr(facts.installation, "visible_gpus", lambda backend: ["H100"])
-    monkeypatch.setattr(facts.importlib, "import_module", lambda name: None)
+
+    def import_module(name):
+        raise ImportError("No module named 'torch'")
+
+    monkeypatch.setattr(facts.importlib, "import_module", import_module)
     found = facts.find_software(with_mpi=False)
     assert found["unusable"]["keras"].startswith("KERAS_BACKEND is torch")
 
