@@ -183,6 +183,8 @@ if sys.argv[2] == "trouble":
     with output_to_file(record.parent / "rank.log"):
         print("last words", flush=True)
         watchdog._report_trouble(Trouble("died", 7, is_launcher=True))
+if sys.argv[2] == "aborts":  # as a library does that has lost a peer
+    ctypes.CDLL(None).abort()
 if sys.argv[2] == "stuck":  # in a call that signals do not interrupt, like a collective
     mutex = ctypes.create_string_buffer(64)
     while True:
@@ -191,6 +193,7 @@ time.sleep(600)
 """
 ENDS = {
     "on killed": ("failed", "rank 0 .* died during train", -9),
+    "on aborts": ("failed", "rank 0 .* ended during train by itself", -6),
     "on terminated": ("interrupted", "SIGTERM", 143),
     "on error": ("failed", "ValueError: no", 5),
     "off terminated": ("interrupted", "SIGTERM", 143),
@@ -218,7 +221,7 @@ def test_the_record_says_how_a_process_ended(tmp_path):
         line = process.stdout.readline()
         assert line.startswith("ready")
         assert ("nobody watches" in line) == name.startswith("off"), line
-        if "error" not in name and "trouble" not in name:
+        if not any(what in name for what in ("error", "trouble", "aborts")):
             process.send_signal(signal.SIGKILL if "killed" in name else signal.SIGTERM)
     for name, process in processes.items():
         status, reason, code = ENDS[name]
