@@ -44,8 +44,9 @@ LOOK_S = 1.0
 OPEN_MPI = ("mpirun", "mpiexec", "orterun", "prterun", "prted")
 """The launcher of Open MPI, and its daemon on other nodes."""
 ABORT_DELAY = "OMPI_MCA_opal_abort_delay"
-"""How long Open MPI waits, in s, before it ends a rank that has lost another one."""
-ABORT_DELAY_S = 2
+"""How long Open MPI waits, in s, before it ends a rank that has lost another one or has crashed."""
+ABORT_DELAY_S = 3
+"""Longer than the watchdog waits for news of what may be the cause."""
 LOST_S = 3.0
 """How long these may take to end once a node is lost."""
 

@@ -98,10 +98,15 @@ def assert_named(job, ranks, host):
     return failure["reason"]
 
 
-def test_a_rank_is_killed_on_another_node(begin):
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGKILL, "died"), (signal.SIGSEGV, "died"), (signal.SIGABRT, "by itself")],
+)
+def test_a_rank_is_killed_on_another_node(begin, number, how):
+    """MPI then ends the rank that communicated with it, on the node of the watchdog."""
     _, job = begin(2, 2)
-    os.kill(job.pids[3], signal.SIGKILL)
-    assert "died" in assert_named(job, [3], "node2")
+    os.kill(job.pids[3], number)
+    assert how in assert_named(job, [3], "node2")
 
 
 def test_a_rank_is_stopped_that_has_a_neighbour(begin, monkeypatch):

@@ -62,6 +62,9 @@ GRACE_S = 0.5
 CAUSE_GRACE_S = 2.0
 """How long to wait, after what may be the consequence of another rank's end, for that end; and
 after a stall, for the other ranks that have noticed it."""
+LAST_NEWS_S = 0.05
+"""How long to wait for it once ranks are signalled: the launcher has seen the end of one, and kills
+the others a quarter of a second later, after which nobody could print the reason."""
 CONNECT_LIMIT_S = 120.0
 """How long the server waits for all ranks to connect."""
 FAREWELL_S = 10.0
@@ -147,12 +150,17 @@ class WatchdogServer:
         ranks, now = self.ranks, time.monotonic()
         # What happens to a rank after a signal is a consequence of it.
         unsignalled = [rank for rank in ranks if rank.signal is None]
+        signalled = next((rank for rank in ranks if rank.signal is not None), None)
+        if signalled:
+            self._signalled_at = self._signalled_at or now
         failed = find_cause(unsignalled) or self._absence.find(ranks)
         if failed is None and (failed := find_consequence(unsignalled)):
-            # News of its cause may come in a moment, unless nobody is left.
             self._suspected_at = self._suspected_at or now
-            some_left = any(rank.closed is None for rank in ranks)
-            if some_left and now - self._suspected_at < CAUSE_GRACE_S:
+            until_s = self._suspected_at + CAUSE_GRACE_S
+            if self._signalled_at:
+                until_s = min(until_s, self._signalled_at + LAST_NEWS_S)
+            if now < until_s and any(rank.closed is None for rank in ranks):
+                self._has_news = True  # look again soon
                 return None
         if failed and not failed.error and self._has_no_launcher():
             # A launcher that is interrupted signals its ranks before it ends.
@@ -163,10 +171,8 @@ class WatchdogServer:
             if not failed.trouble and self._launcher and self._has_no_launcher():
                 return self._judge.launcher_died(self._launcher.pid, failed)
             return self._judge.failed(failed, ranks)
-        if signalled := next((rank for rank in ranks if rank.signal is not None), None):
-            self._signalled_at = self._signalled_at or now
-            if now - self._signalled_at > GRACE_S:
-                return self._judge.interrupted(signalled)
+        if signalled and self._signalled_at and now - self._signalled_at > GRACE_S:
+            return self._judge.interrupted(signalled)
         late = now - self._save_s
         unsaved = (each for each in ranks if each.save_signal is not None)
         if rank := next((each for each in unsaved if each.save_signalled_s < late), None):

@@ -143,7 +143,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(jobs):
         assert not any(map(is_gone, ranks)), mode
 
 
-@pytest.mark.parametrize(("chosen", "delay"), [({}, "2"), ({ABORT_DELAY: "9"}, "9")])
+@pytest.mark.parametrize(("chosen", "delay"), [({}, "3"), ({ABORT_DELAY: "9"}, "9")])
 def test_mpi_waits_before_it_ends_a_rank_unless_the_user_wants_another_delay(chosen, delay):
     script = "import os; from candle_p1.distributed import job_guard\n"
     script += f"with job_guard.begin(): print(os.environ[{ABORT_DELAY!r}])"

@@ -118,6 +118,9 @@ def test_news_of_a_cause_is_not_waited_for_in_vain(judge):
     """The launcher kills what is left, and a scheduler may leave the server only milliseconds."""
     first = [(0, WORD), (0, GONE)]
     assert judge(first)[1] >= CAUSE_GRACE_S
+    verdict, when_s = judge([*first, (1, SIGTERM), (2, SIGTERM), (3, SIGTERM)])
+    assert (verdict.status, verdict.culprit.rank) == ("failed", 0)
+    assert when_s < 0.1  # before the launcher kills who could print the reason
     others = [(rank, each) for rank in (1, 2, 3) for each in (SIGTERM, GONE)]
     verdict, when_s = judge(first + others)
     assert (verdict.status, verdict.culprit.rank) == ("failed", 0)
