@@ -82,7 +82,7 @@ def begin(cluster, start, tables, tmp_path, monkeypatch):
     return begin
 
 
-def assert_named(job, ranks, host):
+def assert_named(job, ranks, host, *, is_printed=True):
     """Asserts that one of these ranks is named as the one that failed; returns the reason."""
     code, output, record = job.await_end()
     assert code != 0
@@ -94,7 +94,7 @@ def assert_named(job, ranks, host):
     assert failure["steps"] > 0
     # A launcher that cannot end is killed, maybe before it has passed the ranks' last words on.
     named = f"rank {failure['rank']} (host {host}, pid {failure['pid']})"
-    assert named in output or code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    assert named in output or not is_printed or code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     return failure["reason"]
 
 
@@ -106,7 +106,8 @@ def test_a_rank_is_killed_on_another_node(begin, number, how):
     """MPI then ends the rank that communicated with it, on the node of the watchdog."""
     _, job = begin(2, 2)
     os.kill(job.pids[3], number)
-    assert how in assert_named(job, [3], "node2")
+    # While the watchdog looks for a cause, the launcher may kill all that could print the reason.
+    assert how in assert_named(job, [3], "node2", is_printed=number != signal.SIGABRT)
 
 
 def test_a_rank_is_stopped_that_has_a_neighbour(begin, monkeypatch):

@@ -122,7 +122,7 @@ class WatchdogServer:
         start = time.monotonic()
         looked_s = 0.0
         while True:
-            self._connections.receive()
+            self._connections.receive(LAST_NEWS_S if self._suspected_at else 0.1)
             now = time.monotonic()
             if not self._has_news and now - looked_s < LOOK_S:
                 continue
