@@ -31,7 +31,8 @@ from candle_p1.data.source import check_regular
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
-from candle_p1.distributed.horovod import COMPRESSIONS
+from candle_p1.distributed.engines import ENGINE_CHOICES
+from candle_p1.distributed.engines.engine import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
 from candle_p1.models.convolutions import CONV_FIELDS
@@ -93,6 +94,7 @@ CHOICES = {
     "compression": COMPRESSIONS,
     "data_parallel": DATA_PARALLEL_LEVELS,
     "data_type": tuple(DTYPE_POLICIES),
+    "engine": ENGINE_CHOICES,
     "epochs_scaling": EPOCHS_SCALINGS,
     "kernels": fast.KERNELS,
     "loader": READERS,

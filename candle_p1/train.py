@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.data.reader import Reader, describe_together, loading
-from candle_p1.distributed import horovod
-from candle_p1.distributed.allreduce_log import make_allreduce_log, unknown_efficiency
+from candle_p1.distributed.allreduce_log import unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
+from candle_p1.distributed.engines import make_engine
 from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
 from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.timeline import open_timeline
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from candle_p1.data.samples import DataSet
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.engines.engine import Engine
     from candle_p1.distributed.timeline import Timeline
     from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
     from candle_p1.records.types import Failure
@@ -107,14 +108,17 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                     this.screen.say(restart.explain())
             results = this.result_directory(params["save_path"])
             this.screen.say("importing Keras and its backend, which takes some seconds")
-            device, engine = _start(params, timeline, this)
+            engine = Attempt(partial(make_engine, params["engine"], comm)).agree(comm)
+            device, averaging = _start(params, timeline, engine, this)
             files = _locate_files(benchmark, params, this)
             from candle_p1.training.fit import train_model  # with Keras
             from candle_p1.training.model_files import ModelFiles
 
             models = ModelFiles(benchmark, params, results, this)
         log.begin()
-        allreduces = make_allreduce_log(this.communication, params, comm)
+        allreduces = None
+        if params["communication_log"]:
+            allreduces = engine.make_log(this.communication, is_gpu=device.is_gpu)
         threads = params["load_threads"] or device.threads
         reader = Reader(files, loading(params, comm, threads, this.screen.warn))
         for warning in reader.loading.warnings:
@@ -132,7 +136,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             with phases("build"):
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
                 check_passes(plan, params, restart)
-                model = build_model(benchmark, params, data, plan, device, comm, allreduces)
+                model = build_model(benchmark, params, data, plan, device, engine, allreduces)
                 check_best_metric(benchmark, params, model)
                 models.check(model)
             if restart is not None:
@@ -149,7 +153,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 data, plan, model = prepared.agree(comm)
                 check_same_data(reader, comm)
             with phases("transfer"):
-                horovod.broadcast_state(model, comm)
+                engine.broadcast_state(model)
 
         this.screen.say(plan.explain())
         for warning in plan.warnings:
@@ -192,7 +196,9 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             checkpoints = trained.writer.close() if trained.writer else None
             files_read = describe_together(reader, comm, this.start)
             captured = environment.capture() | describe_mpi() if comm.rank == 0 else {}
-        found: dict[str, Any] = unknown_efficiency(allreduces, comm)
+        found: dict[str, Any] = unknown_efficiency(
+            allreduces, comm, engine.name, is_wanted=params["communication_log"]
+        )
         found |= {"timeline": timeline.describe(this.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}
         this.finish(
@@ -222,7 +228,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "jit_compile": bool(model.jit_compile),
                 "kernels": "fast" if fast.are_fast() else "plain",
             },
-            distributed=engine,
+            distributed=averaging,
             training=trained.facts,
             quality=quality,
             begin=trained.begin,
@@ -334,17 +340,16 @@ def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
 
 
 def _start(
-    params: ParameterSet, timeline: Timeline | None, this: Run
+    params: ParameterSet, timeline: Timeline | None, engine: Engine, this: Run
 ) -> tuple[Device, dict[str, Any]]:
-    """Sets up the device, precision and Horovod, and tests that gradients are averaged."""
+    """Sets up device, precision and engine, and tests that gradients are averaged."""
     comm = this.comm
-    device = set_up_device(params, comm)
+    device = set_up_device(params, comm, engine)
     if params["verbose"]:
         this.screen.say(params.to_text())
     for warning in (*params.warnings, *device.warnings):
         this.screen.warn(warning)
-    engine = horovod.start_horovod(
-        comm,
+    averaging = engine.start(
         stall_shutdown_s=params["stall_shutdown_s"],
         deterministic=params["deterministic"],
         timeline=timeline.path if timeline else None,
@@ -354,10 +359,8 @@ def _start(
     Attempt(partial(check_names, params)).agree(comm)
     if comm.size > 1:
         this.screen.say(f"testing that {comm.size} ranks average their gradients")
-    horovod.self_test_averaging(
-        lambda: horovod.distribute_optimizer(plain(), comm, params["compression"]), plain, comm
-    )
-    return device, engine | {"averaging_checked": comm.size > 1}
+    engine.self_test(plain, lambda: engine.distribute_optimizer(plain(), params["compression"]))
+    return device, averaging | {"averaging_checked": comm.size > 1}
 
 
 def _open_log(params: ParameterSet, this: Run) -> RunLog:

@@ -37,8 +37,8 @@ from candle_p1.data.samples import DataSet, Samples
 from candle_p1.data.transforms import scale_features
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
 from candle_p1.distributed.gpus import check_gpus
-from candle_p1.distributed.horovod import reduce_metrics
 from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.metrics import reduce_metrics
 from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import DataError, DistributedError, RunInterrupted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.worker import locate
 from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed import horovod
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.training.setup import build_model, make_plan, set_up_device
 
@@ -76,8 +77,9 @@ def prepare_training(
     """
     partners = partners or comm
     benchmark, params, files = locate(job, comm)
-    device = set_up_device(params, comm)
-    horovod.start_horovod(partners, deterministic=params["deterministic"])
+    engine = Attempt(partial(make_engine, params["engine"], partners)).agree(comm)
+    device = set_up_device(params, comm, engine)
+    engine.start(deterministic=params["deterministic"])
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:
@@ -88,10 +90,10 @@ def prepare_training(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
                 " --steps, or --size full"
             )
-        models = [build_model(benchmark, params, data, plan, device, partners, log) for log in logs]
+        models = [build_model(benchmark, params, data, plan, device, engine, log) for log in logs]
         return data, plan, models
 
     data, plan, models = Attempt(prepare).agree(comm)
     for model in models:
-        horovod.broadcast_state(model, partners)
+        engine.broadcast_state(model)
     return Training(benchmark, params, comm.rank, device, data, plan, models, reader.matrix_bytes)

@@ -1,9 +1,6 @@
-"""When each gradient is passed to Horovod, and when its average over the ranks is available.
+"""When gradients are ready to be averaged over the ranks, and when their averages are available.
 
-The graph reads the clock twice per gradient and writes one row per step into a table, so logging
-takes a few microseconds per step and waits for nothing. On a GPU, the clock is read when one
-element of the tensor has arrived on the host: when the GPU has computed the tensor, and the time of
-that copy later. The table gives
+Reading the clock takes a few microseconds per step and waits for nothing. It gives
 
 - the time of each allreduce, from the gradient being ready to the average being available; this
   includes waiting for its turn and for other ranks;
@@ -13,12 +10,12 @@ that copy later. The table gives
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from candle_p1.instrument import phases
-from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,78 +24,33 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.records.types import ClockWaitsFor
+    from candle_p1.records.types import ClockWaitsFor, Library
 
 CAPACITY = 256
-"""The number of steps that the table holds."""
+"""The number of steps that are kept before they are read."""
 NOT_LOGGED = "gradient allreduces are not logged with --communication_log False"
+NOT_TIMED = "the engine {} does not time gradient allreduces on GPUs, where that would delay them"
 
 
-class AllreduceLog:
+class AllreduceLog(ABC):
     """The allreduces of one model's gradients, as seen by one rank.
 
     Args:
         log: Where the allreduces are added up.
 
     Attributes:
-        waits_for: What the clock waits for: "tensor", or "element" on a GPU; None before the graph
+        waits_for: What the clock waits for: "tensor", or "element" on a GPU; None before the step
             has been made.
     """
 
+    library: Library
+    """What performs them."""
+
     def __init__(self, log: CommunicationLog) -> None:
         self._log = log
-        self._sizes: dict[str, int] = {}
-        self._num_read = self._num_unread = 0
+        self._num_unread = 0
         self._exposed_s = self._allreduce_s = 0.0
-        self._table: Any = None
         self.waits_for: ClockWaitsFor | None = None
-
-    def write(
-        self, ready: list[Any], done: list[Any], sizes: dict[str, int], *, on_gpu: bool = False
-    ) -> None:
-        """Writes the times of one step into the table; part of the graph.
-
-        Args:
-            ready: The time at which each gradient was ready.
-            done: The time at which each average was available.
-            sizes: The number of bytes sent for each gradient, by name.
-            on_gpu: Whether gradients are on a GPU.
-        """
-        import tensorflow as tf
-
-        self._sizes = sizes
-        self.waits_for = "element" if on_gpu else "tensor"
-        with tf.device("CPU:0"):
-            if self._table is None:
-                with tf.init_scope():  # outside the graph
-                    zeros = tf.zeros((CAPACITY, 2, len(sizes)), tf.float64)
-                    self._table = tf.Variable(zeros, trainable=False)
-                    self._num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
-            step = self._num_steps.assign_add(1) - 1
-            self._table[step % CAPACITY].assign(tf.stack([tf.stack(ready), tf.stack(done)]))
-
-    def example(self, num_gradients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Returns two functions: a graph that does nothing but log, and one that does nothing.
-
-        Their difference in time is what logging adds to a step with this number of gradients.
-        """
-        import tensorflow as tf
-
-        value = tf.zeros(())
-        sizes = {str(number): value.dtype.size for number in range(num_gradients)}
-
-        @tf.function  # type: ignore[untyped-decorator]
-        def logged(value: Any) -> Any:
-            ready, done = ([read_clock(value) for _ in sizes] for _ in range(2))
-            self.write(ready, done, sizes)
-            return value
-
-        @tf.function  # type: ignore[untyped-decorator]
-        def bare(value: Any) -> Any:
-            return value + 0
-
-        return lambda: logged(value), lambda: bare(value)
 
     def count_step(self) -> None:
         """Counts a step that begins, and reads the table before it overflows."""
@@ -116,31 +68,40 @@ class AllreduceLog:
         self._exposed_s = self._allreduce_s = 0.0
         return taken
 
+    @abstractmethod
+    def example(self, num_gradients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """Returns two functions: a step that does nothing but log, and one that does nothing.
+
+        Their difference in time is what logging adds to a step with this number of gradients.
+        """
+
+    @abstractmethod
+    def _take_rows(self) -> tuple[dict[str, int], NDArray[np.float64]]:
+        """Returns what the steps since the last call have exchanged.
+
+        Returns:
+            The bytes that this rank has sent in every step, by the name of what was exchanged; and
+            when each was ready and when its average was available, in s, with the shape (steps, 2,
+            names). There may be no names before the first step.
+        """
+
     def _read(self) -> None:
-        """Reads the steps that the table holds and that have not been read yet."""
-        if self._table is None:
+        sizes, rows = self._take_rows()
+        self._num_unread = 0
+        if not sizes:
             return
-        num_steps = int(self._num_steps.numpy())
-        first = max(self._num_read, num_steps - CAPACITY)
-        rows = self._table.numpy()[np.arange(first, num_steps) % CAPACITY]
-        self._num_read, self._num_unread = num_steps, 0
         seconds = (rows[:, 1] - rows[:, 0]).sum(axis=0)
-        for (name, num_bytes), total_s in zip(self._sizes.items(), seconds, strict=True):
-            self._log.add("horovod", f"allreduce {name}", num_bytes, float(total_s), len(rows))
-        last_ready, last_done = rows[:, 0].max(axis=1), rows[:, 1].max(axis=1)
-        exposed_s = float(np.maximum(last_done - last_ready, 0.0).sum())
+        for (name, num_bytes), total_s in zip(sizes.items(), seconds, strict=True):
+            self._log.add(self.library, f"allreduce {name}", num_bytes, float(total_s), len(rows))
+        exposed_s = float(self._exposed(rows).sum())
         phases.add_communication(exposed_s)
         self._exposed_s += exposed_s
         self._allreduce_s += float(union_s(rows).sum())
 
-
-def make_allreduce_log(
-    log: CommunicationLog, params: ParameterSet, comm: Communicator
-) -> AllreduceLog | None:
-    """Returns a log of gradient allreduces; None if there are none or they are not to be logged."""
-    if comm.size == 1 or not params["communication_log"]:
-        return None
-    return AllreduceLog(log)
+    def _exposed(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the exposed time of each step, in s."""
+        last_ready, last_done = rows[:, 0].max(axis=1), rows[:, 1].max(axis=1)
+        return np.asarray(np.maximum(last_done - last_ready, 0.0))
 
 
 def allreduce_times(
@@ -153,10 +114,20 @@ def allreduce_times(
     return lambda: (nothing, nothing)
 
 
-def unknown_efficiency(log: AllreduceLog | None, comm: Communicator) -> dict[str, Any]:
-    """Returns the record's section "efficiency" if allreduces were not logged, else nothing."""
+def unknown_efficiency(
+    log: AllreduceLog | None, comm: Communicator, engine: str, *, is_wanted: bool
+) -> dict[str, Any]:
+    """Returns the record's section "efficiency" if allreduces were not logged, else nothing.
+
+    Args:
+        log: The log, if there is one.
+        comm: The ranks.
+        engine: The name of the engine.
+        is_wanted: Whether there was to be a log.
+    """
     if log is None and comm.size > 1:
-        return {"efficiency": {"kind": "absent", "reason": NOT_LOGGED}}
+        reason = NOT_TIMED.format(engine) if is_wanted else NOT_LOGGED
+        return {"efficiency": {"kind": "absent", "reason": reason}}
     return {}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from candle_p1.distributed.horovod import reduce_metrics
+from candle_p1.distributed.metrics import reduce_metrics
 from candle_p1.errors import DistributedError
 from candle_p1.scaling import warmup_learning_rate
 

@@ -26,6 +26,7 @@ EXPONENT_BITS = 0x7F800000
 """Of a float32. The other bits are sign and fraction, so these alone are a power of two."""
 TOP = 2.0**14
 """What the power of two below the largest element, times P, is scaled to."""
+LARGEST_FLOAT32 = 3.4028234663852886e38
 LARGEST_BYTES = 4
 """The size of the number that is sent in addition to a gradient."""
 _SMALLEST_POWER, _LARGEST_POWER = 2.0**-80, 2.0**100
@@ -47,20 +48,21 @@ def average_as_half(
         largest_of_all: Returns the maximum of a float32 scalar over the ranks; collective.
         sum_of_all: Returns the sum of a float16 tensor over the ranks; collective.
     """
-    import tensorflow as tf
+    from keras import backend, ops
 
-    wide = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
-    scale = tf.cast(scale_for(largest_of_all(largest_element(wide)), num_ranks), wide.dtype)
-    total = sum_of_all(tf.cast(wide * scale, tf.float16))
-    return tf.cast(tf.cast(total, wide.dtype) * (1 / (scale * num_ranks)), gradient.dtype)
+    dtype = backend.standardize_dtype(gradient.dtype)
+    wide = gradient if dtype == "float64" else ops.cast(gradient, "float32")
+    scale = ops.cast(scale_for(largest_of_all(largest_element(wide)), num_ranks), wide.dtype)
+    total = sum_of_all(ops.cast(wide * scale, "float16"))
+    return ops.cast(ops.cast(total, wide.dtype) * (1 / (scale * num_ranks)), dtype)
 
 
 def largest_element(gradient: Any) -> Any:
     """Returns the largest absolute value, a float32 scalar; its maximum, if one is not finite."""
-    import tensorflow as tf
+    from keras import ops
 
-    largest = tf.cast(tf.reduce_max(tf.abs(gradient)), tf.float32)
-    return tf.where(tf.math.is_finite(largest), largest, tf.float32.max)
+    largest = ops.cast(ops.max(ops.abs(gradient)), "float32")
+    return ops.where(ops.isfinite(largest), largest, LARGEST_FLOAT32)
 
 
 def scale_for(largest: Any, num_ranks: int) -> Any:
@@ -73,8 +75,21 @@ def scale_for(largest: Any, num_ranks: int) -> Any:
         largest: The largest element of any rank, a float32 scalar.
         num_ranks: The number of ranks.
     """
+    from keras import ops
+
+    bits = ops.bitwise_and(_bitcast(largest, "int32"), EXPONENT_BITS)
+    power = ops.clip(_bitcast(bits, "float32"), _SMALLEST_POWER, _LARGEST_POWER)
+    return TOP / 2.0 ** (num_ranks - 1).bit_length() / power
+
+
+def _bitcast(value: Any, dtype: str) -> Any:
+    """Returns the same bits as another type, which no operation of Keras does."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.bitcast_convert_type(value, dtype)
     import tensorflow as tf
 
-    bits = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int32), EXPONENT_BITS)
-    power = tf.clip_by_value(tf.bitcast(bits, tf.float32), _SMALLEST_POWER, _LARGEST_POWER)
-    return TOP / 2.0 ** (num_ranks - 1).bit_length() / power
+    return tf.bitcast(value, dtype)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.distributed.installation import jax_gpus
+from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.gpus import num_visible
+from candle_p1.distributed.installation import visible_gpus
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores, core_quota
 
@@ -18,9 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.distributed.engines.engine import Engine
 
-
+CPU = "cpu"
+"""The name of a device that is no GPU."""
 XLA_VARIABLE = "HOROVOD_ENABLE_XLA_OPS"
+XLA_THREADS_VARIABLE = "NPROC"
+"""Tells XLA how many threads to use on the CPU."""
+XLA_FLAGS_VARIABLE = "XLA_FLAGS"
+DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU."""
-        return self.name != "cpu"
+        return self.name != CPU
 
 
 def share_cores(
@@ -82,31 +90,63 @@ _configured: Device | None = None
 
 
 def configure(
-    comm: Communicator, *, gpus: Sequence[int] | None = None, deterministic: bool = True
+    comm: Communicator,
+    engine: Engine,
+    *,
+    gpus: Sequence[int] | None = None,
+    deterministic: bool = True,
 ) -> Device:
-    """Pins this rank to its GPU, or to its share of the cores; collective.
+    """Pins this rank to its GPU, or to its share of the cores, and joins the ranks; collective.
 
     OMP_NUM_THREADS, if set, is the number of threads, as in section 2.3.2 of the paper; unless they
     are set, KMP_BLOCKTIME and KMP_AFFINITY get the paper's values. Later calls in the same process
     return the result of the first.
 
     Args:
-        comm: The ranks of the job.
+        comm: The ranks of the job, which share its nodes.
+        engine: What averages gradients; it joins its ranks before the framework finds devices.
         gpus: The indices of the node's GPUs to use; None: all.
-        deterministic: Whether TensorFlow must use kernels with bit-identical results.
+        deterministic: Whether kernels must have bit-identical results.
 
     Raises:
         ParameterError: `gpus` contains an index that does not exist.
-        SetupError: Keras's backend cannot be imported, or OMP_NUM_THREADS is not a number.
+        SetupError: Keras's backend cannot be imported, OMP_NUM_THREADS is not a number, or the
+            ranks cannot be joined.
+        CandleError: One of these on some ranks only. All are the same on every rank.
     """
     global _configured
     if _configured is None:
-        _configured = _configure(comm, gpus, deterministic)
+        _configured = _configure(comm, engine, gpus, deterministic)
     return _configured
 
 
-def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bool) -> Device:
-    threads, warning = share_cores(_node_cores(comm), comm.local_rank, core_quota())
+def _configure(
+    comm: Communicator, engine: Engine, gpus: Sequence[int] | None, deterministic: bool
+) -> Device:
+    node_cores = comm.local.allgather(available_cores())
+    threads, warnings = Attempt(lambda: _set_threads(comm, engine, node_cores)).agree(comm)
+    if engine.backend == "jax":
+        Attempt(lambda: _choose_jax_gpu(comm, gpus, deterministic)).agree(comm)
+    engine.join()
+
+    def find() -> str:
+        if engine.backend == "jax":
+            return next(iter(visible_gpus("jax")), CPU)
+        try:
+            return _configure_tensorflow(comm, gpus, threads, deterministic)
+        except RuntimeError as error:  # thread pools and devices can no longer be changed
+            warnings.append(f"TensorFlow was in use before this run: {error}")
+            return _tensorflow_device_in_use()
+
+    name = Attempt(find).agree(comm)
+    return Device(name, threads, len(available_cores()), warnings)
+
+
+def _set_threads(
+    comm: Communicator, engine: Engine, node_cores: Sequence[Sequence[int]]
+) -> tuple[int, list[str]]:
+    """Returns the number of threads, of which the environment tells libraries, and warnings."""
+    threads, warning = share_cores(node_cores, comm.local_rank, core_quota())
     if "OMP_NUM_THREADS" in os.environ:
         try:
             threads = int(os.environ["OMP_NUM_THREADS"].split(",")[0])
@@ -118,38 +158,24 @@ def _configure(comm: Communicator, gpus: Sequence[int] | None, deterministic: bo
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    warnings = [each for each in (warning, warn_of_xla(comm.size, os.environ)) if each]
-    backend = backend_name()
-    name = "cpu"
-    if backend == "tensorflow":
-        try:
-            name = _configure_tensorflow(comm, gpus, threads, deterministic)
-        except RuntimeError as error:  # thread pools and devices can no longer be changed
-            warnings.append(f"TensorFlow was in use before this run: {error}")
-            name = _tensorflow_device_in_use()
-    elif backend == "jax":
-        name = _configure_jax(gpus)
-    return Device(name, threads, len(available_cores()), warnings)
+    os.environ.setdefault(XLA_THREADS_VARIABLE, str(threads))
+    _check_backend(engine.backend)
+    return threads, [each for each in (warning, warn_of_xla(comm.size, os.environ)) if each]
 
 
-def backend_name() -> str:
-    """Returns the name of Keras's backend.
+def _check_backend(backend: str) -> None:
+    """Imports Keras.
 
     Raises:
-        SetupError: It cannot be imported.
+        SetupError: It cannot be imported with this backend.
     """
     try:
-        import keras
+        import keras  # noqa: F401
     except ImportError as error:
         raise SetupError(
-            f"Keras's backend cannot be imported: {error}. Install candle-p1[cpu], candle-p1[gpu]"
-            " or candle-p1[jax], and set KERAS_BACKEND=jax for the last"
+            f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu],"
+            " candle-p1[gpu] or candle-p1[jax]"
         ) from error
-    return str(keras.backend.backend())
-
-
-def _node_cores(comm: Communicator) -> list[list[int]]:
-    return comm.local.allgather(available_cores())
 
 
 def _configure_tensorflow(
@@ -164,13 +190,8 @@ def _configure_tensorflow(
         tf.config.set_visible_devices([], "GPU")
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        return "cpu"
-    if 1 < len(found) < comm.local_size:
-        raise SetupError(
-            f"{comm.local_size} ranks on a node with {len(found)} GPUs: start at most one per GPU"
-        )
-    # A rank sees one GPU if the launcher gives each rank its own (jsrun -g1), else all.
-    mine = found[comm.local_rank % len(found)]
+        return CPU
+    mine = _of_rank(found, comm)
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)
     return _name_of(mine)
@@ -180,7 +201,7 @@ def _tensorflow_device_in_use() -> str:
     import tensorflow as tf
 
     visible = tf.config.get_visible_devices("GPU")
-    return _name_of(visible[0]) if visible else "cpu"
+    return _name_of(visible[0]) if visible else CPU
 
 
 def _name_of(gpu: Any) -> str:
@@ -189,15 +210,34 @@ def _name_of(gpu: Any) -> str:
     return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
 
 
-def _configure_jax(gpus: Sequence[int] | None) -> str:
+def _choose_jax_gpu(comm: Communicator, gpus: Sequence[int] | None, deterministic: bool) -> None:
+    """Hides all GPUs but this rank's from JAX, which would reserve the memory of all of them."""
     import jax
 
-    found = _select(jax_gpus(), gpus)
+    found = _select(list(range(num_visible())), gpus)
     if not found:
-        return "cpu"
-    if gpus is not None:
-        jax.config.update("jax_default_device", found[0])
-    return str(found[0].device_kind)
+        return
+    mine = str(_of_rank(found, comm))
+    jax.config.update("jax_cuda_visible_devices", mine)
+    jax.config.update("jax_rocm_visible_devices", mine)
+    flags = os.environ.get(XLA_FLAGS_VARIABLE, "")
+    if deterministic and DETERMINISTIC_FLAG not in flags:
+        os.environ[XLA_FLAGS_VARIABLE] = f"{flags} --{DETERMINISTIC_FLAG}=true".strip()
+
+
+def _of_rank(found: Sequence[Any], comm: Communicator) -> Any:
+    """Returns the GPU of this rank.
+
+    A rank sees one GPU if the launcher gives each rank its own (jsrun -g1), else all of the node.
+
+    Raises:
+        SetupError: There are more ranks than GPUs.
+    """
+    if 1 < len(found) < comm.local_size:
+        raise SetupError(
+            f"{comm.local_size} ranks on a node with {len(found)} GPUs: start at most one per GPU"
+        )
+    return found[comm.local_rank % len(found)]
 
 
 def _select(found: list[Any], gpus: Sequence[int] | None) -> list[Any]:

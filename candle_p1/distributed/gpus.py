@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,8 @@ DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd")
 """What the drivers of NVIDIA (on Linux, and in the Windows Subsystem for Linux) and AMD make."""
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 """What Keras's backends are called."""
+NO_DEVICES = "NoDevFiles"
+"""Slurm's word for none."""
 USE_CPUS = f"to train on CPUs, set {GPUS_VARIABLE}=0"
 
 
@@ -99,8 +102,7 @@ def why_none(backend: str, environ: Mapping[str, str] | None = None) -> Lack:
         return lack
     for name in dict.fromkeys(name for names in (*NVIDIA, *AMD) for name in names):
         value = environ.get(name)
-        # CUDA and HIP ignore everything from the first name on that they do not know; Slurm's is:
-        if value is not None and (not value.strip()[:1].isalnum() or value == "NoDevFiles"):
+        if value is not None and not _is_gpu(value):
             return Lack(f"{name}={value!r} hides all GPUs", f"unset {name}, or name GPUs in it")
     if not any(path for pattern in DEVICE_FILES for path in Path("/dev").glob(pattern)):
         return Lack(
@@ -136,6 +138,37 @@ def _jax_lacks(environ: Mapping[str, str]) -> Lack | None:
         f"JAX {package_versions().get('jax', '')} is installed without a plug-in for GPUs",
         "install jax[cuda12], or AMD's plug-in",
     )
+
+
+def num_visible(environ: Mapping[str, str] | None = None) -> int:
+    """Returns how many GPUs JAX may use in this process, without JAX looking for them.
+
+    Args:
+        environ: The environment; None means this process's own.
+    """
+    environ = os.environ if environ is None else environ
+    if _jax_lacks(environ) is not None:
+        return 0
+    nvidia = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    for names, there in ((NVIDIA, nvidia), (AMD, 0 if nvidia else _num_amd())):
+        for entry in names:
+            told = next((environ[name] for name in entry if name in environ), None)
+            if told is not None:
+                there = min(there, len(list(takewhile(_is_gpu, told.split(",")))))
+        if there:
+            return there
+    return 0
+
+
+def _is_gpu(named: str) -> bool:
+    """Returns whether CUDA and HIP take this for a GPU; they ignore everything from another on."""
+    return named.strip()[:1].isalnum() and named != NO_DEVICES
+
+
+def _num_amd() -> int:
+    """Returns the number of GPUs that AMD's driver shows."""
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    return sum(node.read_text().strip() not in ("", "0") for node in nodes)
 
 
 def check_gpus(

@@ -76,7 +76,7 @@ def visible_gpus(backend: str = "tensorflow") -> list[str]:
 
 
 def jax_gpus() -> list[Any]:
-    """Returns the GPUs that JAX sees.
+    """Returns the GPUs that JAX sees in this process.
 
     Raises:
         ImportError: It is not installed.
@@ -85,7 +85,7 @@ def jax_gpus() -> list[Any]:
     import jax
 
     try:
-        return [each for each in jax.devices() if each.platform != "cpu"]
+        return [each for each in jax.local_devices() if each.platform != "cpu"]
     except RuntimeError as error:
         told = os.environ.get(JAX_VARIABLE)
         raise SetupError(

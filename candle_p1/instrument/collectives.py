@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument import phases
 from candle_p1.records.spread import Seconds
-from candle_p1.records.types import ClockWaitsFor, Collective, CommunicationFacts, MessageSize
+from candle_p1.records.types import (
+    ClockWaitsFor,
+    Collective,
+    CommunicationFacts,
+    MessageSize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +65,7 @@ class CommunicationLog:
         """Adds calls of one message size.
 
         Args:
-            library: "mpi" or "horovod".
+            library: "mpi", or the name of an engine.
             name: The operation, and what it acts on.
             num_bytes: The bytes of one call.
             seconds: The time of all calls.
@@ -92,7 +97,7 @@ def collective(library: str, name: str, count_bytes: Callable[[], int]) -> Itera
     """Times a blocking operation, for the active log and the current phase.
 
     Args:
-        library: "mpi" or "horovod".
+        library: "mpi", or the name of an engine.
         name: The operation.
         count_bytes: Returns the bytes this rank contributes; called only if a log is active.
     """

@@ -411,6 +411,14 @@ _DATA = _group(
 _DATA_PARALLEL = _group(
     "data-parallel training",
     Parameter(
+        "engine",
+        str,
+        "auto",
+        "what averages gradients: Horovod on TensorFlow, or JAX's runtime. auto: the one that"
+        " trains with Keras's backend, which is that of KERAS_BACKEND or the one installed",
+        role=Role.SPEED,
+    ),
+    Parameter(
         "data_parallel",
         str,
         "epoch",

@@ -203,10 +203,10 @@ class DistributedFacts(Section):
     """What averaged the gradients.
 
     Attributes:
-        backend: "serial" or "horovod".
+        backend: The engine: "serial", "horovod" or "jax".
         averaging_checked: Whether the self-test of the averaging ran.
         stall_shutdown_s: The time after which a stalled collective ends the job; 0: never.
-        settings: Horovod's settings, by environment variable.
+        settings: The engine's settings, most by environment variable.
     """
 
     backend: str
@@ -352,6 +352,10 @@ class TrainingFacts(Section):
     traced: bool | None = None
 
 
+Library = Literal["mpi", "horovod", "jax"]
+"""MPI, or an engine of data-parallel training."""
+
+
 class Messages(Section):
     """Collective operations that have something in common.
 
@@ -362,7 +366,7 @@ class Messages(Section):
         time: The time from call to result, summed over all calls; overlapping ones count in full.
     """
 
-    library: Literal["mpi", "horovod"]
+    library: Library
     num_calls: Count
     num_bytes: Count
     time: Seconds

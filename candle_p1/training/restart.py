@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.checkpoints.policy import are_saved
-from candle_p1.distributed import horovod
+from candle_p1.distributed.seeds import seed_ranks
 from candle_p1.scaling import ScalingPlan, continued_learning_rate, remaining_epochs
 from candle_p1.text import count
 from candle_p1.training import identity
@@ -166,7 +166,7 @@ class Restart:
                 model.optimizer.learning_rate = rate
             return own
         self._release()
-        horovod.seed_ranks(model, seed, self._comm.rank, self._epoch, self._step)
+        seed_ranks(model, seed, self._comm.rank, self._epoch, self._step)
         model.optimizer.learning_rate = continued_learning_rate(rate, self.saved_plan, plan)
         return {}
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.data.reader import FileSet
 from candle_p1.datasets.synthetic import ensure
-from candle_p1.distributed import devices, gpus, horovod
+from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.launch_environment import node_name
+from candle_p1.distributed.seeds import seed_ranks
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.models import fast
 from candle_p1.models.optimizers import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.engines.engine import Engine
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.training.restart import Restart
 
@@ -65,19 +67,18 @@ def locate_files(
     return FileSet.of({role: manifest.directory / recipe.roles[role] for role in roles})
 
 
-def set_up_device(params: ParameterSet, comm: Communicator) -> Device:
-    """Sets up this rank's device, the precision and the kernels; collective.
+def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> Device:
+    """Joins the ranks, and sets up device, precision and kernels of each; collective.
 
     Raises:
         CandleError: The device is not available, or the job asked for GPUs and a rank finds none;
             the same on every rank.
     """
-    configure = partial(
-        devices.configure, comm, gpus=params["gpus"], deterministic=params["deterministic"]
+    device = devices.configure(
+        comm, engine, gpus=params["gpus"], deterministic=params["deterministic"]
     )
-    device = Attempt(configure).agree(comm)
     request = Attempt(partial(gpus.requested_gpus, params["gpus"])).agree(comm)
-    gpus.check_gpus(comm, device.is_gpu, request, devices.backend_name(), node_name())
+    gpus.check_gpus(comm, device.is_gpu, request, engine.backend, node_name())
     import keras
 
     keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
@@ -136,7 +137,7 @@ def build_model(
     data: DataSet,
     plan: ScalingPlan,
     device: Device,
-    comm: Communicator,
+    engine: Engine,
     log: AllreduceLog | None = None,
 ) -> Any:
     """Builds and compiles the model, with the same weights on all ranks that have the same seed.
@@ -148,25 +149,23 @@ def build_model(
     """
     import keras
 
-    _check_size(params, comm)
+    _check_size(params, engine.comm)
     keras.backend.clear_session()
     keras.utils.set_random_seed(params["rng_seed"])
     with explained_memory_errors():
         model = benchmark.build_model(params, data)
         if not model.built:  # a subclass of keras.Model makes its weights when it is first called
             model(data.train.x[0:1])
-    horovod.seed_ranks(model, params["rng_seed"], comm.rank)
+    seed_ranks(model, params["rng_seed"], engine.comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
-    # XLA knows none of Horovod's operations (docs/performance.md), and is slower on a CPU. JAX
-    # always uses XLA.
-    xla = keras.backend.backend() == "jax" or (device.is_gpu and comm.size == 1)
     model.compile(
-        optimizer=horovod.distribute_optimizer(optimizer, comm, params["compression"], log),
+        optimizer=engine.distribute_optimizer(optimizer, params["compression"], log),
         loss=benchmark.loss(params),
         metrics=_for_every_output(benchmark.metrics(params), model),
-        jit_compile="auto" if xla else False,
+        jit_compile="auto" if engine.uses_xla(is_gpu=device.is_gpu) else False,
         auto_scale_loss=False,
     )
+    engine.prepare(model)
     with explained_memory_errors():
         model.optimizer.build(model.trainable_variables)
     return model

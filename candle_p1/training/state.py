@@ -14,7 +14,7 @@ import numpy as np
 
 from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.horovod import seed_states
+from candle_p1.distributed.seeds import seed_states
 from candle_p1.errors import CandleError
 
 if TYPE_CHECKING:

@@ -1,0 +1,197 @@
+"""Horovod on TensorFlow: the default, and the engine of the paper.
+
+Horovod's own ``hvd.DistributedOptimizer`` overrides a method that Keras 3 never calls: it raises no
+error and averages nothing. This engine uses Horovod's operations directly, in the one method that
+every Keras 3 optimizer goes through, ``apply(gradients, variables)``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.compression import LARGEST_BYTES, average_as_half
+from candle_p1.distributed.engines.engine import Engine
+from candle_p1.distributed.graph_log import GraphLog
+from candle_p1.distributed.mpi_library import check_thread_level
+from candle_p1.distributed.timeline import TIMELINE_VARIABLE
+from candle_p1.errors import SetupError
+from candle_p1.instrument.collectives import note_collective
+from candle_p1.ops import read_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from candle_p1.distributed.allreduce_log import AllreduceLog
+    from candle_p1.instrument.collectives import CommunicationLog
+
+STALL_CHECK_S = 60
+HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
+"""The defaults of Horovod 0.28, in ms and bytes; when the paper was written: 5 and 67108864."""
+
+
+class HorovodEngine(Engine):
+    """Averages gradients by Horovod's operations in TensorFlow's graph."""
+
+    name = "horovod"
+
+    def start(
+        self,
+        *,
+        stall_shutdown_s: int = 300,
+        deterministic: bool = True,
+        timeline: Path | None = None,
+    ) -> dict[str, Any]:
+        """Initializes Horovod; its variables that are set in the environment take precedence.
+
+        Raises:
+            SetupError: Horovod is missing, was built without MPI, or does not see the ranks of the
+                job; MPI must not be called from several threads.
+        """
+        check = min(STALL_CHECK_S, stall_shutdown_s // 2) if stall_shutdown_s else STALL_CHECK_S
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(check, 1)))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall_shutdown_s))
+        if deterministic:
+            # Timing decides which gradients are fused and thereby, from three ranks on, the order
+            # in which MPI adds.
+            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        if timeline is not None:
+            os.environ[TIMELINE_VARIABLE] = str(timeline)
+        hvd = Attempt(_horovod).agree(self.comm)
+        check_thread_level(self.comm)
+        hvd.init()
+        comm = self.comm
+
+        def compare() -> None:
+            if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
+                raise SetupError(
+                    f"this is rank {hvd.rank()} of {hvd.size()} for Horovod and rank {comm.rank} of"
+                    f" {comm.size} for mpi4py: they use different MPI libraries. Rebuild one of"
+                    " them; candle-p1 doctor shows both"
+                )
+
+        Attempt(compare).agree(comm)
+        return {
+            "backend": self.name,
+            "stall_shutdown_s": int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
+            "settings": HOROVOD_DEFAULTS
+            | {k: v for k, v in sorted(os.environ.items()) if k.startswith("HOROVOD_")},
+        }
+
+    def uses_xla(self, *, is_gpu: bool) -> bool:
+        """Returns False: XLA knows none of Horovod's operations (docs/performance.md)."""
+        return False
+
+    def make_log(self, log: CommunicationLog, *, is_gpu: bool) -> AllreduceLog:
+        """Returns a log that the graph writes."""
+        return GraphLog(log)
+
+    def average(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        compression: str = "none",
+        log: AllreduceLog | None = None,
+    ) -> list[Any]:
+        """Returns the averages over ranks; of sparse gradients (tf.IndexedSlices), dense ones."""
+        import tensorflow as tf
+
+        hvd = _horovod()
+        given = {
+            f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
+            for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+            if gradient is not None
+        }
+        on_gpu = [
+            _is_on_gpu(variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+        ready = list(map(_clock, given.values(), on_gpu)) if log else []
+        average, num_bytes = _COMPRESSED[compression]
+        averaged = [average(hvd, gradient, name) for name, gradient in given.items()]
+        if isinstance(log, GraphLog):
+            sizes = [num_bytes(gradient) for gradient in given.values()]
+            log.write(
+                ready,
+                list(map(_clock, averaged, on_gpu)),
+                dict(zip(given, sizes, strict=True)),
+                on_gpu=any(on_gpu),
+            )
+        remaining = iter(averaged)
+        return [None if gradient is None else next(remaining) for gradient in gradients]
+
+    def broadcast_state(self, model: Any, root: int = 0) -> None:
+        """Copies the root's weights and optimizer state to every rank.
+
+        Of variables on a GPU, the host gets one element, to see when they have arrived.
+        """
+        import tensorflow as tf
+
+        hvd = _horovod()
+        state = [*model.weights, *model.optimizer.variables]
+        variables = [variable.value for variable in state]
+        on_gpu = list(map(_is_on_gpu, state))
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def copy() -> tuple[Any, Any]:
+            given = [tf.convert_to_tensor(variable) for variable in variables]
+            begins = list(map(_clock, given, on_gpu))
+            received = [
+                hvd.broadcast(value, root_rank=root, name=f"state.{i}")
+                for i, value in enumerate(given)
+            ]
+            ends = list(map(_clock, received, on_gpu))
+            for variable, value in zip(variables, received, strict=True):
+                variable.assign(value)
+            return tf.reduce_min(begins), tf.reduce_max(ends)
+
+        begin, end = copy()
+        num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
+        note_collective(
+            "horovod", "broadcast", num_bytes * (self.comm.rank == root), float(end - begin)
+        )
+
+
+def _average(hvd: Any, gradient: Any, name: str) -> Any:
+    return hvd.allreduce(gradient, op=hvd.Average, name=name)
+
+
+def _average_as_half(hvd: Any, gradient: Any, name: str) -> Any:
+    return average_as_half(
+        gradient,
+        hvd.size(),
+        lambda largest: hvd.allreduce(largest, op=hvd.Max, name=f"largest.{name}"),
+        lambda values: hvd.allreduce(values, op=hvd.Sum, name=name),
+    )
+
+
+_COMPRESSED: dict[str, tuple[Callable[..., Any], Callable[[Any], int]]] = {
+    "none": (_average, lambda value: value.shape.num_elements() * value.dtype.size),
+    "fp16": (_average_as_half, lambda value: value.shape.num_elements() * 2 + LARGEST_BYTES),
+}
+"""How a gradient is averaged, and how many bytes of it a rank sends, by compression."""
+
+
+def _is_on_gpu(variable: Any) -> bool:
+    """Returns whether a Keras variable, and thereby its gradient, is on a GPU."""
+    return "GPU" in str(variable.value.device)
+
+
+def _clock(tensor: Any, on_gpu: bool) -> Any:
+    return read_clock(tensor, on_gpu=on_gpu)
+
+
+def _horovod() -> Any:
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as error:  # of any type, if Horovod was built for another TensorFlow
+        raise SetupError(
+            f"more than one rank needs Horovod, which cannot be imported: {error}. Install"
+            " candle-p1[cpu] or candle-p1[gpu]"
+        ) from error
+    if not hvd.mpi_built():
+        raise SetupError("Horovod was built without MPI: rebuild it with HOROVOD_WITH_MPI=1")
+    return hvd
