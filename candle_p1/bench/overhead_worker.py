@@ -14,7 +14,7 @@ import keras
 from candle_p1.bench.overhead import OverheadJob, OverheadOutcome
 from candle_p1.bench.training import prepare_training
 from candle_p1.bench.worker import median_s, serve
-from candle_p1.distributed.allreduce_log import AllreduceLog, allreduce_times
+from candle_p1.distributed.allreduce_log import allreduce_times
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
@@ -22,6 +22,8 @@ from candle_p1.models.fast.batches import for_fit
 from candle_p1.training.callbacks import EpochTimer
 
 if TYPE_CHECKING:
+    from candle_p1.bench.training import Training
+    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
 
 NUM_CALLS = 1000
@@ -34,8 +36,8 @@ def measure(job: OverheadJob, comm: Communicator) -> OverheadOutcome:
         CandleError: Some rank cannot train; the same on every rank.
     """
     log, phase_timer = CommunicationLog(), PhaseTimer()
-    allreduces = AllreduceLog(log) if comm.size > 1 else None
-    training = prepare_training(job, comm, logs=(allreduces, None))
+    training = prepare_training(job, comm, logs=(log, None))
+    allreduces = training.allreduces[0]
     measured_model, bare_model = training.models
     batches = training.batches()
 
@@ -77,11 +79,16 @@ def measure(job: OverheadJob, comm: Communicator) -> OverheadOutcome:
         training.device.threads,
         training.device.name,
         num_steps,
-        direct_cost_s(len(bare_model.trainable_weights), num_steps, comm.size > 1),
+        direct_cost_s(len(bare_model.trainable_weights), num_steps, _unused_log(training)),
     )
 
 
-def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_allreduces: bool) -> float:
+def _unused_log(training: Training) -> AllreduceLog | None:
+    """Returns another log like that of the measured model."""
+    return training.engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
+
+
+def direct_cost_s(num_gradients: int, steps_per_epoch: int, log: AllreduceLog | None) -> float:
     """Returns the time of measuring one step, measured by itself, in s.
 
     It consists of the operations in the graph, timed in a graph that holds nothing else; of the
@@ -90,9 +97,8 @@ def direct_cost_s(num_gradients: int, steps_per_epoch: int, has_allreduces: bool
     timer = EpochTimer(0.0, lambda: (0.0, 0.0))
     timer.on_epoch_begin(0)
     seconds = median_s(lambda: timer.on_train_batch_begin(0), NUM_CALLS)
-    if not has_allreduces:
+    if log is None:
         return seconds
-    log = AllreduceLog(CommunicationLog())
     measured, bare = log.example(num_gradients)
     seconds += median_s(measured, NUM_CALLS) - median_s(bare, NUM_CALLS)
     seconds += median_s(log.count_step, NUM_CALLS)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
+    from candle_p1.distributed.engines.engine import Engine
+    from candle_p1.instrument.collectives import CommunicationLog
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.scaling import ScalingPlan
 
@@ -36,7 +38,9 @@ class Training:
         device: The device of this rank.
         data: The data, loaded and scaled.
         plan: The plan of an epoch.
+        engine: What averages the gradients.
         models: Compiled models with the weights of rank 0, one for each log.
+        allreduces: The log of each model's allreduces; None if there is none.
         matrix_bytes: The size of the matrices that the ranks of a node share.
     """
 
@@ -46,7 +50,9 @@ class Training:
     device: Device
     data: DataSet
     plan: ScalingPlan
+    engine: Engine
     models: list[Any]
+    allreduces: list[AllreduceLog | None]
     matrix_bytes: int
 
     def batches(self, samples: Samples | None = None) -> TrainBatches:
@@ -61,7 +67,7 @@ def prepare_training(
     *,
     partners: Communicator | None = None,
     num_steps: int = 1,
-    logs: tuple[AllreduceLog | None, ...] = (None,),
+    logs: tuple[CommunicationLog | None, ...] = (None,),
 ) -> Training:
     """Sets up the device, loads the data and builds the models; collective.
 
@@ -70,7 +76,7 @@ def prepare_training(
         comm: The ranks, which load together.
         partners: The ranks that average gradients; None selects the same.
         num_steps: The number of steps that an epoch must have.
-        logs: For each model, the log of its gradients' allreduces.
+        logs: For each model, where its gradients' allreduces are added up; None: nowhere.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
@@ -82,6 +88,10 @@ def prepare_training(
     engine.start(deterministic=params["deterministic"])
     reader = Reader(files, loading(params, comm, device.threads))
 
+    allreduces = [
+        None if log is None else engine.make_log(log, is_gpu=device.is_gpu) for log in logs
+    ]
+
     def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:
         data = benchmark.preprocess(benchmark.load_data(reader, params), params)
         plan = make_plan(benchmark, params, len(data.train), comm)
@@ -90,10 +100,21 @@ def prepare_training(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
                 " --steps, or --size full"
             )
-        models = [build_model(benchmark, params, data, plan, device, engine, log) for log in logs]
+        models = [build_model(benchmark, params, data, plan, device, engine, log) for log in allreduces]
         return data, plan, models
 
     data, plan, models = Attempt(prepare).agree(comm)
     for model in models:
         engine.broadcast_state(model)
-    return Training(benchmark, params, comm.rank, device, data, plan, models, reader.matrix_bytes)
+    return Training(
+        benchmark,
+        params,
+        comm.rank,
+        device,
+        data,
+        plan,
+        engine,
+        models,
+        allreduces,
+        reader.matrix_bytes,
+    )

@@ -6,12 +6,13 @@ import sys
 
 import keras
 import numpy as np
+from engines import compiled, distribute
 
 from candle_p1.benchmark import RegressionScore, Samples, Several, Trained
 from candle_p1.data.batches import EvaluationBatches
 from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.horovod import distribute_optimizer, seed_ranks
+from candle_p1.distributed.seeds import seed_ranks
 from tests.conftest import ROOT
 
 sys.path.append(str(ROOT / "examples/p2b1"))
@@ -25,8 +26,7 @@ def autoencoder(optimizer, noise=0.0):
 
     keras.utils.set_random_seed(7)
     model = build_autoencoder(NUM_INPUTS, [5, 2], "elu", noise, penalty=0.01)
-    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False)
-    return model
+    return compiled(model, optimizer)
 
 
 def sgd():
@@ -47,7 +47,7 @@ def train(model, steps):
 
 def an_own_step_trains_like_one_process(comm):
     of_ranks = batches(comm)
-    mine = train(autoencoder(distribute_optimizer(sgd(), comm)), of_ranks[:, comm.rank])
+    mine = train(autoencoder(distribute(sgd())), of_ranks[:, comm.rank])
     whole = train(autoencoder(sgd()), of_ranks.reshape(STEPS, -1, NUM_INPUTS))
     alone = train(autoencoder(sgd()), of_ranks[:, comm.rank])
     assert len({weights.tobytes() for weights in comm.allgather(mine)}) == 1
@@ -56,7 +56,7 @@ def an_own_step_trains_like_one_process(comm):
 
 
 def ranks_draw_noise_of_their_own_and_stay_equal(comm):
-    model = autoencoder(distribute_optimizer(sgd(), comm), noise=0.3)
+    model = autoencoder(distribute(sgd()), noise=0.3)
     seed_ranks(model, 7, comm.rank)
     states = comm.allgather(model.random.state.numpy().tolist())
     assert len({str(state) for state in states}) == comm.size

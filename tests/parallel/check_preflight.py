@@ -96,4 +96,4 @@ CHECKS = (
 
 if __name__ == "__main__":
     os.environ[NODE_VARIABLE] = NODE
-    run_checks(named(CHECKS), horovod=False)
+    run_checks(named(CHECKS), trains=False)

@@ -6,10 +6,12 @@ import importlib
 import sys
 import traceback
 
+from engines import engine
+
 from candle_p1.distributed.comm import connect
 
 
-def run_checks(checks, *, horovod=True):
+def run_checks(checks, *, trains=True):
     """Calls each check with the communicator; prints every rank's error, and exits 1 if any failed.
 
     The ranks meet after each check, so that a failure on one rank does not make the others hang in
@@ -17,15 +19,11 @@ def run_checks(checks, *, horovod=True):
 
     Args:
         checks: By name.
-        horovod: Whether the checks use Horovod.
+        trains: Whether the checks use an engine.
     """
     comm = connect()
-    if horovod:
-        from candle_p1.distributed import devices
-        from candle_p1.distributed.horovod import start_horovod
-
-        devices.configure(comm)
-        start_horovod(comm)
+    if trains:
+        engine()
     num_failed = 0
     for name, check in checks.items():
         try:

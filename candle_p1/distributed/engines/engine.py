@@ -94,6 +94,25 @@ class Engine(ABC):
             log: Records the allreduces.
         """
 
+    def average_passes(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        compression: str = "none",
+        log: AllreduceLog | None = None,
+    ) -> list[Any]:
+        """Returns what `average` does, for the mean gradients of several passes.
+
+        Args:
+            optimizer: The optimizer that accumulates them, which is about to clip them.
+            gradients: See `average`.
+            variables: See `average`.
+            compression: See `average`.
+            log: See `average`.
+        """
+        return self.average(gradients, variables, compression, log)
+
     def prepare(self, model: Any) -> None:  # noqa: B027
         """Lets a model, compiled with an optimizer of `distribute_optimizer`, train with it."""
 
@@ -130,7 +149,9 @@ class Engine(ABC):
             raise DistributedError(
                 "an optimizer must be distributed before it is built, or its state would be lost"
             )
-        plain, average = type(optimizer), self.average
+        from keras.optimizers import LossScaleOptimizer
+
+        plain, engine = type(optimizer), self
 
         class Distributed(plain):  # type: ignore[misc,valid-type]
             def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -140,12 +161,21 @@ class Engine(ABC):
                     else trainable_variables
                 )
                 if not self.gradient_accumulation_steps:
-                    grads = average(grads, variables, compression, log)
+                    grads = engine.average(grads, variables, compression, log)
                 super().apply(grads, trainable_variables)
+
+            def stateless_apply(
+                self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+            ) -> Any:
+                if isinstance(self, LossScaleOptimizer):  # the only one that does not call apply
+                    variables = self._trainable_variables
+                    grads = engine.average(grads, variables, compression, log)
+                return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
             def _clip_gradients(self, grads: Sequence[Any]) -> Any:
                 if self.gradient_accumulation_steps:  # Keras calls this with the mean of the passes
-                    grads = average(grads, self._trainable_variables, compression, log)
+                    variables = self._trainable_variables
+                    grads = engine.average_passes(self, grads, variables, compression, log)
                 return super()._clip_gradients(grads)
 
         Distributed.__name__ = f"Distributed{plain.__name__}"

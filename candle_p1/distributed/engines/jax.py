@@ -142,6 +142,26 @@ class JaxEngine(Engine):
         remaining = iter(averaged)
         return [None if gradient is None else next(remaining) for gradient in gradients]
 
+    def average_passes(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        compression: str = "none",
+        log: AllreduceLog | None = None,
+    ) -> list[Any]:
+        """Returns the averages at the last pass; with JAX, Keras clips at all, to no effect."""
+        import jax
+
+        is_last = (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
+        averaged: list[Any] = jax.lax.cond(
+            is_last,
+            lambda given: self.average(given, variables, compression, log),
+            lambda given: list(given),
+            gradients,
+        )
+        return averaged
+
     def prepare(self, model: Any) -> None:
         """Lets the model's training steps span the ranks."""
         steps = _Steps(model, self._map, self._across)
@@ -169,11 +189,7 @@ class JaxEngine(Engine):
         import jax
 
         is_root = self.comm.rank == root
-
-        def add(bits: Any) -> Any:
-            return jax.lax.psum(bits, AXIS)
-
-        total = self._map(add)
+        total = self._map(lambda bits: jax.lax.psum(bits, AXIS))
         num_bytes, seconds = 0, 0.0
         for variable in (*model.weights, *model.optimizer.variables):
             value = jax.numpy.asarray(variable.value)
@@ -188,6 +204,21 @@ class JaxEngine(Engine):
             if not is_root:
                 variable.assign(_as_values(received.addressable_data(0), value.dtype))
         note_collective("jax", "broadcast", num_bytes * is_root, seconds)
+
+    def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that is called with this rank's arrays, and may average them.
+
+        Args:
+            function: A function of trees of arrays that JAX can compile; it returns such a tree.
+        """
+        import jax
+
+        compiled = self._map(function)
+
+        def call(*arguments: Any) -> Any:
+            return jax.tree.map(_local, compiled(*jax.tree.map(self._across, arguments)))
+
+        return call
 
     def _map(self, function: Callable[..., Any], *, batch: bool = False, **options: Any) -> Any:
         """Returns a function compiled for the devices of all ranks.

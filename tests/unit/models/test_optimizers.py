@@ -7,8 +7,9 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.benchmark import find_benchmark  # noqa: E402
 from candle_p1.distributed.horovod import distribute_optimizer  # noqa: E402
+
+from candle_p1.benchmark import find_benchmark  # noqa: E402
 from candle_p1.errors import ParameterError  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS, make_optimizer  # noqa: E402

@@ -1,0 +1,82 @@
+"""The engine that the checks of this process test, and averaging with it outside a training.
+
+To be imported before Keras, whose backend is the engine's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.distributed.comm import connect
+from candle_p1.distributed.engines import make_engine
+
+NAME = os.environ.get("CHECKED_ENGINE", "horovod")
+choose_backend(NAME)
+
+
+@functools.cache
+def engine():
+    """Returns the engine, started with the devices of all ranks; collective at the first call."""
+    from candle_p1.distributed import devices
+
+    comm = connect()
+    made = make_engine(NAME, comm)
+    devices.configure(comm, made)
+    made.start()
+    return made
+
+
+def distribute(optimizer, compression="none", log=None):
+    """Returns an optimizer that averages with the engine, and marks it for `compiled`."""
+    distributed = engine().distribute_optimizer(optimizer, compression, log)
+    distributed.is_distributed = True
+    return distributed
+
+
+def compiled(model, optimizer, **options):
+    """Compiles a model as a run does, for all ranks if the optimizer is distributed."""
+    xla = engine().uses_xla(is_gpu=False)
+    model.compile(optimizer=optimizer, jit_compile=xla, auto_scale_loss=False, **options)
+    if getattr(optimizer, "is_distributed", False):
+        engine().prepare(model)
+    return model
+
+
+def averages(gradients, variables, compression="none"):
+    """Returns the averages of arrays over ranks, as arrays; None stays None."""
+
+    def average(*given):
+        return engine().average(given, variables, compression)
+
+    if NAME == "jax":
+        averaged = engine().mapped(average)(*gradients)
+    else:
+        import tensorflow as tf
+
+        averaged = tf.function(average)(
+            *(each if each is None else tf.convert_to_tensor(each) for each in gradients)
+        )
+    return [each if each is None else np.asarray(each) for each in averaged]
+
+
+def apply_gradients(optimizer, gradients, variables):
+    """Lets a distributed optimizer update variables by this rank's gradients."""
+    if NAME != "jax":
+        import tensorflow as tf
+
+        optimizer.apply([tf.convert_to_tensor(each) for each in gradients], variables)
+        return
+    if not optimizer.built:
+        optimizer.build(variables)
+    state, values = ([each.value for each in of] for of in (optimizer.variables, variables))
+    step = engine().mapped(optimizer.stateless_apply)
+    for variable, value in zip(
+        [*variables, *optimizer.variables],
+        [each for part in step(state, list(map(np.asarray, gradients)), values) for each in part],
+        strict=True,
+    ):
+        variable.assign(value)
