@@ -100,7 +100,9 @@ def prepare_training(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
                 " --steps, or --size full"
             )
-        models = [build_model(benchmark, params, data, plan, device, engine, log) for log in allreduces]
+        models = [
+            build_model(benchmark, params, data, plan, device, engine, log) for log in allreduces
+        ]
         return data, plan, models
 
     data, plan, models = Attempt(prepare).agree(comm)

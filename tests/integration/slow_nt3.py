@@ -9,13 +9,13 @@ import time
 sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
-from candle_p1.distributed import horovod
 from candle_p1.distributed.comm import connect
+from candle_p1.distributed.engines.horovod import HorovodEngine
 from nt3 import BENCHMARK, Nt3
 
 is_slow = str(connect().rank) in os.environ["SLOW_RANKS"].split(",")
 delay_s = float(os.environ["SLOW_S"]) if is_slow else 0.0
-broadcast_state = horovod.broadcast_state
+broadcast_state = HorovodEngine.broadcast_state
 
 
 def broadcast_slowly(*arguments):
@@ -35,6 +35,6 @@ def slow_callbacks(self, params):
     ]
 
 
-horovod.broadcast_state = broadcast_slowly
+HorovodEngine.broadcast_state = broadcast_slowly
 Nt3.callbacks = slow_callbacks
 train.main(BENCHMARK)

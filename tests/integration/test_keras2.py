@@ -16,6 +16,7 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.samples import DataSet, Samples, Several
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines.serial import SerialEngine
 from candle_p1.models import fast
 from candle_p1.models.fast import KERNELS
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS, make_optimizer
@@ -203,7 +204,8 @@ def ours(name, flags, data, kernels):
     benchmark, comm = find_benchmark(name), SerialCommunicator()
     params = benchmark.read_parameters([*flags.split(), "--dropout", "0"])
     plan = make_plan(benchmark, params, len(data.train), comm)
-    model = build_model(benchmark, params, data, plan, SimpleNamespace(is_gpu=False), comm)
+    engine = SerialEngine(comm, "tensorflow")
+    model = build_model(benchmark, params, data, plan, SimpleNamespace(is_gpu=False), engine)
     if keras.config.floatx() == "float64":
         # Keras 2 keeps the settings of an optimizer in float32.
         for setting in ("learning_rate", "beta_1", "beta_2"):

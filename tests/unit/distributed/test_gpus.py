@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import SimpleNamespace
@@ -128,26 +129,58 @@ def test_ranks_on_gpus_and_ranks_on_cpus_do_not_train_together(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES=-1" in message
 
 
-def test_jax_computes_on_the_gpu_that_the_flag_names(monkeypatch):
-    there = [SimpleNamespace(platform="gpu", device_kind=f"H{i}") for i in range(2)]
+def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):
+    """Returns the GPU that JAX may see in one rank of a node with so many."""
     chosen = {}
-    jax = SimpleNamespace(devices=lambda: there, config=SimpleNamespace(update=chosen.__setitem__))
+    jax = SimpleNamespace(config=SimpleNamespace(update=chosen.__setitem__))
     monkeypatch.setitem(sys.modules, "jax", jax)
-    assert devices._configure_jax(None) == "H0"
-    assert not chosen
-    assert devices._configure_jax([1]) == "H1"
-    assert chosen == {"jax_default_device": there[1]}
+    monkeypatch.setattr(devices, "num_visible", lambda: num_there)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    rank = SimpleNamespace(local_rank=local_rank, local_size=local_size)
+    devices._choose_jax_gpu(rank, gpus, True)
+    assert ("xla_gpu_deterministic_ops" in os.environ.get("XLA_FLAGS", "")) == bool(chosen)
+    assert chosen.keys() in (set(), {"jax_cuda_visible_devices", "jax_rocm_visible_devices"})
+    return next(iter(chosen.values()), None)
+
+
+def test_jax_sees_the_gpu_of_its_rank_alone(monkeypatch):
+    assert [chosen_gpu(monkeypatch, 4, rank, 4) for rank in range(4)] == ["0", "1", "2", "3"]
+    assert chosen_gpu(monkeypatch, 1, 3, 4) == "0"  # the launcher gives each rank its own
+    assert chosen_gpu(monkeypatch, 4, 1, 2, gpus=[1, 3]) == "3"
+    assert chosen_gpu(monkeypatch, 0, 0, 1, gpus=[0]) is None  # which check_gpus explains
     with pytest.raises(ParameterError, match=r"gpus \[2\]: this node has 2 GPUs"):
-        devices._configure_jax([2])
-    there[:] = [SimpleNamespace(platform="cpu", device_kind="cpu")]
-    assert devices._configure_jax([0]) == "cpu"  # which check_gpus explains
+        chosen_gpu(monkeypatch, 2, 0, 1, gpus=[2])
+    with pytest.raises(SetupError, match="3 ranks on a node with 2 GPUs"):
+        chosen_gpu(monkeypatch, 2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "expected"),
+    [
+        (["nvidia0", "nvidia1", "nvidiactl"], {}, 2),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, 1),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        (["nvidia0"], {"JAX_PLATFORMS": "cpu"}, 0),
+        ([], {}, 0),
+    ],
+)
+def test_gpus_are_counted_before_jax_looks_for_them(
+    monkeypatch, tmp_path, files, environ, expected
+):
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(gpus, "Path", lambda path: tmp_path if path == "/dev" else tmp_path / "no")
+    monkeypatch.setattr(gpus, "entry_points", lambda group: ["a plug-in"])
+    assert gpus.num_visible(environ) == expected
 
 
 def test_a_jax_that_finds_nothing_it_may_use_is_an_error(monkeypatch):
     def devices():
         raise RuntimeError("Unknown backend cuda")
 
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(devices=devices))
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=devices))
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     with pytest.raises(SetupError, match=r"JAX_PLATFORMS=cuda: Unknown backend cuda.*unset"):
         installation.visible_gpus("jax")

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.distributed import horovod, mpi_library
+from candle_p1.distributed import mpi_library
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines import horovod
 from candle_p1.distributed.mpi_library import MpiLibrary, check_thread_level, mpi_in_use
 from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.errors import SetupError
@@ -70,7 +71,7 @@ def test_a_lower_level_is_an_error_of_all_ranks(mpi, monkeypatch, version, level
 
     def work(comm):
         with pytest.raises(SetupError) as raised:
-            horovod.start_horovod(comm, deterministic=False)
+            horovod.HorovodEngine(comm, "tensorflow").start(deterministic=False)
         return raised.value.agreed, str(raised.value)
 
     ((agreed, message),) = set(SimulatedJob(2).run(work))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from candle_p1 import ops
-from candle_p1.distributed import horovod
+from candle_p1.distributed.engines import horovod
 from tests.conftest import NEEDS_HOROVOD
 
 tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
@@ -77,7 +77,8 @@ def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_ho
     weights = [tf.Variable(tf.zeros((50, 4))), tf.Variable(tf.zeros(3))]
     state = [SimpleNamespace(value=weight) for weight in weights]
     model = SimpleNamespace(weights=state, optimizer=SimpleNamespace(variables=[]))
-    horovod.broadcast_state(model, SimpleNamespace(size=2, rank=0))
+    ranks = SimpleNamespace(size=2, rank=0)
+    horovod.HorovodEngine(ranks, "tensorflow").broadcast_state(model)
     ((library, name, num_bytes, seconds),) = noted
     assert (library, name, num_bytes) == ("horovod", "broadcast", 4 * 203)
     assert seconds >= 0.05

@@ -7,9 +7,8 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.distributed.horovod import distribute_optimizer  # noqa: E402
-
 from candle_p1.benchmark import find_benchmark  # noqa: E402
+from candle_p1.distributed.engines.serial import SerialEngine  # noqa: E402
 from candle_p1.errors import ParameterError  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS, make_optimizer  # noqa: E402
@@ -174,7 +173,7 @@ class TwoRanks:
 @pytest.mark.parametrize("name", CANDLE_OPTIMIZERS)
 def test_an_optimizer_can_be_made_again_from_its_settings(name):
     optimizer = make_optimizer(params("--optimizer", name), RATE)
-    distributed = distribute_optimizer(optimizer, TwoRanks())
+    distributed = SerialEngine(TwoRanks(), "tensorflow").distribute_optimizer(optimizer)
     assert type(optimizer) in type(distributed).__mro__
     assert distributed.get_config() == optimizer.get_config()
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))

@@ -9,6 +9,7 @@ import pytest
 
 from candle_p1.benchmark import DataSet, Samples, Several, find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.models.optimizers import check_names
 from candle_p1.parameters.parameter import Parameter
@@ -38,7 +39,8 @@ def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentr
     data = DataSet(samples, samples, samples)
     params, device = NT3.read_parameters([]), SimpleNamespace(is_gpu=False)
     plan = SimpleNamespace(learning_rate=0.1)
-    return build_model(Own(), params, data, plan, device, SerialCommunicator())
+    engine = make_engine("auto", SerialCommunicator())
+    return build_model(Own(), params, data, plan, device, engine)
 
 
 def two_outputs(form):
