@@ -16,6 +16,7 @@ from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
 from candle_p1.models.initializers import initial_weights
+from candle_p1.models.losses import same_loss
 from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import SIZES, Nt3Recipe
 
@@ -167,6 +168,10 @@ class Nt3(Benchmark):
         # The softmax and the loss stay in float32 under mixed precision.
         model.add(layers.Activation(params["out_activation"], dtype=keras.config.floatx()))
         return model
+
+    def loss(self, params: ParameterSet) -> Any:
+        """Returns the requested loss; of sigmoids, the one that TensorFlow computes."""
+        return same_loss(params["loss"], params["out_activation"])
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the accuracy of always predicting the most common class."""

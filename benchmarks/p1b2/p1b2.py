@@ -27,6 +27,7 @@ from candle_p1.data.samples import Selected
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
 from candle_p1.models.initializers import initial_weights
+from candle_p1.models.losses import same_loss
 from candle_p1.models.scores import ConfusionScore
 from p1b2_synthetic import SIZES, P1b2Recipe
 
@@ -134,6 +135,10 @@ class P1b2(Benchmark):
             )
         )
         return model
+
+    def loss(self, params: ParameterSet) -> Any:
+        """Returns the requested loss; of sigmoids, the one that TensorFlow computes."""
+        return same_loss(params["loss"], params["out_activation"] or params["activation"])
 
     def evaluate(self, trained: Trained) -> Quality:
         """Returns test loss, accuracy and macro F1; writes ``classes.csv``.

@@ -13,6 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import engines  # noqa: F401, which chooses Keras's backend
 import keras
 import numpy as np
 

@@ -1,0 +1,123 @@
+"""The four benchmarks train alike on all ranks, in one process, and with either engine.
+
+The last weights and losses of each are stored in trained/ENGINE/, for a comparison of engines: the
+initial weights are drawn by NumPy, because each framework's generator draws its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+from engines import NAME, engine
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.batches import TrainBatches
+from candle_p1.data.reader import Reader
+from candle_p1.data.samples import join_batches
+from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines.serial import SerialEngine
+from candle_p1.training.setup import build_model, locate_files, make_plan
+
+NUM_EPOCHS = 3
+FLAGS = f"--epochs {NUM_EPOCHS} --epochs_scaling weak --dropout 0 --train_steps 8"
+OF = {
+    "nt3": "--batch_size 10 --momentum 0.9",
+    "p1b1": "--batch_size 20",
+    "p1b2": "--batch_size 20",
+    "p1b3": "--batch_size 20 --learning_rate 0.01",
+}
+TOLERANCE = 1e-3
+"""Of a difference, relative to the way that the weights have gone."""
+CPU = SimpleNamespace(is_gpu=False)
+
+
+def built(benchmark, params, data, plan, by):
+    """Returns the compiled model with weights that every engine starts from."""
+    model = build_model(benchmark, params, data, plan, CPU, by)
+    rng = np.random.default_rng(5)
+    for weight in model.trainable_variables:
+        scale = np.sqrt(2 / (weight.shape[0] + weight.shape[-1])) if len(weight.shape) > 1 else 0.01
+        weight.assign(rng.normal(scale=scale, size=weight.shape).astype("float32"))
+    return model
+
+
+def weights_of(model):
+    every = [keras.ops.convert_to_numpy(each).ravel() for each in model.trainable_variables]
+    return np.concatenate(every).astype(float)
+
+
+def differ_by(one, other, start):
+    """Returns the distance of two models, relative to that from where they have started."""
+    return np.linalg.norm(one - other) / np.linalg.norm(other - start)
+
+
+def trains_like_one_process(name, comm):
+    benchmark = find_benchmark(name)
+    params = benchmark.read_parameters([*FLAGS.split(), *OF[name].split()])
+    files = comm.broadcast(locate_files(benchmark, params) if comm.rank == 0 else None)
+    data = benchmark.preprocess(benchmark.load_data(Reader(files), params), params)
+    plan = make_plan(benchmark, params, len(data.train), comm)
+    of_ranks = [
+        TrainBatches(data.train, plan, seed=3, rank=rank, shuffle=True) for rank in range(comm.size)
+    ]
+    mine = of_ranks[comm.rank]
+
+    def train_each_epoch(model, *callbacks):
+        history = model.fit(
+            mine,
+            epochs=NUM_EPOCHS,
+            shuffle=False,
+            verbose=0,
+            callbacks=[
+                keras.callbacks.LambdaCallback(lambda epoch, logs: mine.set_epoch(epoch)),
+                *callbacks,
+            ],
+        )
+        return history.history["loss"]
+
+    model = built(benchmark, params, data, plan, engine())
+    start = weights_of(model)
+    losses = train_each_epoch(model, ReplicaCheck(comm), EpochMetrics(comm))
+    together = weights_of(model)
+
+    serial = SerialEngine(SerialCommunicator(), engine().backend)
+    whole = built(benchmark, params, data, plan, serial)
+    for epoch in range(NUM_EPOCHS):
+        for batches in of_ranks:
+            batches.set_epoch(epoch)
+        for step in range(len(mine)):
+            whole.train_on_batch(*join_batches([batches[step] for batches in of_ranks]))
+    assert differ_by(together, weights_of(whole), start) < TOLERANCE
+
+    alone = built(benchmark, params, data, plan, serial)
+    train_each_epoch(alone)
+    unaveraged = differ_by(weights_of(alone), weights_of(whole), start)
+    assert unaveraged > 10 * TOLERANCE, "the comparison would not notice missing averages"
+
+    if comm.rank == 0:
+        directory = Path("trained") / NAME
+        directory.mkdir(parents=True, exist_ok=True)
+        np.savez(directory / f"{name}.npz", start=start, weights=together, losses=losses)
+
+
+def nt3(comm):
+    trains_like_one_process("nt3", comm)
+
+
+def p1b1(comm):
+    trains_like_one_process("p1b1", comm)
+
+
+def p1b2(comm):
+    trains_like_one_process("p1b2", comm)
+
+
+def p1b3(comm):
+    trains_like_one_process("p1b3", comm)
+
+
+CHECKS = (nt3, p1b1, p1b2, p1b3)
