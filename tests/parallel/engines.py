@@ -1,4 +1,4 @@
-"""The engine that the checks of this process test, and averaging with it outside a training.
+"""The engine of this environment, which checks test, and averaging with it outside a training.
 
 To be imported before Keras, whose backend is the engine's.
 """
@@ -6,16 +6,14 @@ To be imported before Keras, whose backend is the engine's.
 from __future__ import annotations
 
 import functools
-import os
 
 import numpy as np
 
-from candle_p1.distributed.backend import choose_backend
+from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.comm import connect
 from candle_p1.distributed.engines import make_engine
 
-NAME = os.environ.get("CHECKED_ENGINE", "horovod")
-choose_backend(NAME)
+NAME = engine_of(choose_backend())
 
 
 @functools.cache

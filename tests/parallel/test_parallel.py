@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.conftest import await_end, shell_environment, start_group, wait_until
+from candle_p1.distributed.engines import ENGINES
+from tests.conftest import ROOT, await_end, shell_environment, start_group, wait_until
 from tests.records import read_record
 
 HERE = Path(__file__).parent
+
+
+EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 
 
 @pytest.mark.extended
@@ -20,14 +27,12 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(
     ("command", "num_ranks", "num_checks"),
     [
-        ("harness.py check_averaging check_comm", 3, 13 + 6),
+        pytest.param("harness.py check_averaging check_comm", 3, 14 + 6, marks=EITHER),
+        pytest.param("harness.py check_benchmarks", 4, 4, marks=EITHER),
+        pytest.param("harness.py check_measuring check_evaluation", 2, 3 + 6, marks=EITHER),
         # The runs of check_losses come last, because they choose kernels for the process.
-        (
-            "harness.py check_measuring check_evaluation check_own_step check_losses",
-            2,
-            3 + 6 + 6 + 4,
-        ),
-        ("check_preflight.py", 2, 5),
+        pytest.param("harness.py check_own_step check_losses", 2, 6 + 4, marks=pytest.mark.horovod),
+        pytest.param("check_preflight.py", 2, 5, marks=EITHER),
     ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_checks):
@@ -52,6 +57,8 @@ def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, 
 
 @pytest.mark.extended
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks):
     command = mpirun(num_ranks, HERE / "harness.py", "check_restart")
@@ -127,6 +134,35 @@ def test_loading_on_any_layout_of_ranks(mpirun, execute, layouts):
     print(output)
     assert code == 0, output
     assert output.count("ok ") == 12 * len(layouts)
+
+
+HOROVODS_PYTHON = ROOT / ".venv/bin/python"
+TOLERANCE = 1e-4
+"""Of the distance between two models, relative to the way that they have gone in three epochs."""
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+@pytest.mark.jax_engine
+def test_the_engines_train_the_same_models(mpirun, execute, tmp_path):
+    """Two ranks of the engine jax, and two of Horovod's in the environment beside it."""
+    found = [HOROVODS_PYTHON, "-c", "import tensorflow, horovod"]
+    if not HOROVODS_PYTHON.exists() or subprocess.run(found, capture_output=True).returncode:
+        pytest.skip("Horovod is not installed beside JAX: make setup")
+    command = mpirun(2, HERE / "harness.py", "check_benchmarks")
+    code, output = execute(command, limit_s=1800)
+    assert code == 0, output
+    launcher = HOROVODS_PYTHON.with_name(Path(command[0]).name)
+    others = [HOROVODS_PYTHON if each == sys.executable else each for each in command[1:]]
+    path = f"{HOROVODS_PYTHON.parent}{os.pathsep}{os.environ['PATH']}"
+    code, output = execute([launcher, *others], limit_s=1800, env=os.environ | {"PATH": path})
+    assert code == 0, output
+    for name in ("nt3", "p1b1", "p1b2", "p1b3"):
+        ours, theirs = (np.load(tmp_path / f"trained/{each}/{name}.npz") for each in ENGINES)
+        np.testing.assert_array_equal(ours["start"], theirs["start"])
+        way = np.linalg.norm(theirs["weights"] - theirs["start"])
+        assert np.linalg.norm(ours["weights"] - theirs["weights"]) < TOLERANCE * way
+        np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=TOLERANCE)
 
 
 MANY = 128

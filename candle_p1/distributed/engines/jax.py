@@ -407,6 +407,6 @@ def _import() -> Any:
     except ImportError as error:
         raise SetupError(
             f"the engine jax needs JAX, which cannot be imported: {error}. Run make setup"
-            " ENGINE=jax, or install candle-p1[jax]"
+            " ENGINE=jax, or install candle-p1[jax-mpi]"
         ) from error
     return jax
