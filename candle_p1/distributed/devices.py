@@ -173,8 +173,8 @@ def _check_backend(backend: str) -> None:
         import keras  # noqa: F401
     except ImportError as error:
         raise SetupError(
-            f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu] or"
-            " candle-p1[gpu]; for the engine jax, candle-p1[jax-mpi] or candle-p1[jax-gpu]"
+            f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu]"
+            " or candle-p1[gpu]; for the engine jax, candle-p1[jax-mpi] or candle-p1[jax-gpu]"
         ) from error
 
 
