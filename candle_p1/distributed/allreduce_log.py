@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
-    from candle_p1.records.types import ClockWaitsFor, Library
+    from candle_p1.records.types import ClockWaitsFor
 
 CAPACITY = 256
 """The number of steps that are kept before they are read."""
@@ -43,7 +43,7 @@ class AllreduceLog(ABC):
             has been made.
     """
 
-    library: Library
+    library: str
     """What performs them."""
 
     def __init__(self, log: CommunicationLog) -> None:

@@ -1,18 +1,39 @@
-"""Which backend Keras computes with: the one decision, taken before Keras is imported."""
+"""The engines there are, and which backend Keras computes with: decided before it is imported."""
 
 from __future__ import annotations
 
 import os
 import sys
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from candle_p1.errors import SetupError
 
 VARIABLE = "KERAS_BACKEND"
 """Tells Keras its backend, when it is imported."""
 AUTO = "auto"
-BACKENDS = {"horovod": "tensorflow", "jax": "jax"}
-"""The backend that each engine trains with."""
+
+
+class EngineKind(NamedTuple):
+    """What must be known of an engine before it is imported.
+
+    Attributes:
+        backend: Keras's backend.
+        extras: The extras of this package that install it: for CPUs, and for NVIDIA GPUs.
+        set_up: The command that installs it in a checkout.
+    """
+
+    backend: str
+    extras: tuple[str, str]
+    set_up: str
+
+
+ENGINES = {
+    "horovod": EngineKind("tensorflow", ("cpu", "gpu"), "make setup"),
+    "jax": EngineKind("jax", ("jax-mpi", "jax-gpu"), "make setup ENGINE=jax"),
+}
+"""The engines by name: candle_p1.distributed.engines has a module for each."""
+BACKENDS = tuple(kind.backend for kind in ENGINES.values())
 
 
 def choose_backend(engine: str = AUTO) -> str:
@@ -33,17 +54,17 @@ def choose_backend(engine: str = AUTO) -> str:
     """
     told, imported = os.environ.get(VARIABLE) or None, _imported_backend()
     for name, where in ((told, f"{VARIABLE} is"), (imported, "Keras is already imported with")):
-        if name is not None and name not in BACKENDS.values():
+        if name is not None and name not in BACKENDS:
             raise SetupError(
                 f"{where} {name}, with which nothing is trained here: set {VARIABLE} to"
-                f" {' or '.join(BACKENDS.values())}"
+                f" {' or '.join(BACKENDS)}"
             )
-    if engine != AUTO and told not in (None, BACKENDS[engine]):
+    if engine != AUTO and told not in (None, ENGINES[engine].backend):
         raise SetupError(
-            f"the engine {engine} computes with {BACKENDS[engine]}, but {VARIABLE} is {told}:"
-            f" unset {VARIABLE}, or choose the other engine"
+            f"the engine {engine} computes with {ENGINES[engine].backend}, but {VARIABLE} is"
+            f" {told}: unset {VARIABLE}, or choose the other engine"
         )
-    wanted = told or imported or _installed_backend() if engine == AUTO else BACKENDS[engine]
+    wanted = told or imported or _installed_backend() if engine == AUTO else ENGINES[engine].backend
     if imported not in (None, wanted):
         why = f"{VARIABLE} is {wanted}" if engine == AUTO else f"the engine {engine} needs {wanted}"
         raise SetupError(
@@ -56,7 +77,7 @@ def choose_backend(engine: str = AUTO) -> str:
 
 def engine_of(backend: str) -> str:
     """Returns the engine of several ranks that train with a backend of Keras."""
-    return next(engine for engine, needed in BACKENDS.items() if needed == backend)
+    return next(name for name, kind in ENGINES.items() if kind.backend == backend)
 
 
 def _imported_backend() -> str | None:
@@ -65,4 +86,4 @@ def _imported_backend() -> str | None:
 
 
 def _installed_backend() -> str:
-    return next((name for name in BACKENDS.values() if find_spec(name)), "tensorflow")
+    return next((name for name in BACKENDS if find_spec(name)), "tensorflow")

@@ -352,21 +352,17 @@ class TrainingFacts(Section):
     traced: bool | None = None
 
 
-Library = Literal["mpi", "horovod", "jax"]
-"""MPI, or an engine of data-parallel training."""
-
-
 class Messages(Section):
     """Collective operations that have something in common.
 
     Attributes:
-        library: The library that performed them.
+        library: The library that performed them: "mpi", or the name of an engine.
         num_calls: The number of calls of all ranks together.
         num_bytes: The data that all ranks contributed in all calls together.
         time: The time from call to result, summed over all calls; overlapping ones count in full.
     """
 
-    library: Library
+    library: str
     num_calls: Count
     num_bytes: Count
     time: Seconds

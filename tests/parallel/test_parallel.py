@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from candle_p1.distributed.engines import ENGINES
+from candle_p1.distributed.backend import ENGINES
 from tests.conftest import ROOT, await_end, shell_environment, start_group, wait_until
 from tests.records import read_record
 

@@ -26,7 +26,7 @@ from candle_p1.cluster.preflight.facts import (
     NodeFacts,
 )
 from candle_p1.data.directory import data_directory
-from candle_p1.distributed.backend import engine_of
+from candle_p1.distributed.backend import ENGINES, engine_of
 from candle_p1.distributed.gpus import BACKENDS, USE_CPUS
 from candle_p1.text import count, name_nodes
 
@@ -36,10 +36,7 @@ STEPPED_S = 1.0
 FOR_SEVERAL_RANKS = ("horovod", "mpi4py")
 
 BY_PATH = "or start the Python that has it by its path"
-INSTALL = {
-    "horovod": f"install candle-p1[cpu] or candle-p1[gpu], {BY_PATH}",
-    "jax": f"install candle-p1[jax-mpi] or candle-p1[jax-gpu], {BY_PATH}",
-}
+INSTALL = f"install candle-p1[{{}}] or candle-p1[{{}}], {BY_PATH}"
 SAME_EVERYWHERE = (
     "start the ranks with the full path of one Python environment on a file system that all nodes"
     " share, or copy the environment to every node again"
@@ -48,15 +45,9 @@ UNUSABLE = {
     "horovod": REINSTALL_HOROVOD,
     "mpi4py": "load the MPI module that it should use, also in the job",
 }
-ONE_MPI = {
-    "horovod": "set MPI4PY_LIBMPI to the library that belongs to the launcher, and build Horovod"
-    " with its mpicxx on PATH: make setup MPI=system",
-    "jax": "set MPI4PY_LIBMPI to the library that belongs to the launcher",
-}
-INSTALL_FOR_GPUS = {
-    "tensorflow": "install candle-p1[gpu] (make setup GPU=1)",
-    "jax": "install candle-p1[jax-gpu] (make setup ENGINE=jax GPU=1)",
-}
+ONE_MPI = "set MPI4PY_LIBMPI to the library that belongs to the launcher"
+ONE_MPI_FOR_HOROVOD = f"{ONE_MPI}, and build Horovod with its mpicxx on PATH: make setup MPI=system"
+INSTALL_FOR_GPUS = "install candle-p1[{}] ({} GPU=1); request GPUs from the scheduler"
 MORE_GPUS = (
     "check nvidia-smi and CUDA_VISIBLE_DEVICES there, request the GPUs from the scheduler, exclude"
     " the node, or state how many GPUs a node needs: --gpus"
@@ -125,7 +116,9 @@ def _packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         same = _same(name, versions, facts)
         unusable = [one for one in facts if name in one.unusable]
         if set(versions.values()) == {"none"}:
-            yield _fault(name, "none", facts, "it is not installed", INSTALL[engine])
+            yield _fault(
+                name, "none", facts, "it is not installed", INSTALL.format(*ENGINES[engine].extras)
+            )
         elif unusable and not same.fatal:
             why = unusable[0].unusable[name]
             fix = UNUSABLE.get(name, SAME_EVERYWHERE)
@@ -149,7 +142,8 @@ def _mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         paths = " and ".join(several[0].mpi_files)
         users = "mpi4py and Horovod use" if engine == "horovod" else "this process has loaded"
         what = f"{users} different MPI libraries, {paths}"
-        yield _fault("MPI", library, several, what, ONE_MPI[engine])
+        fix = ONE_MPI_FOR_HOROVOD if engine == "horovod" else ONE_MPI
+        yield _fault("MPI", library, several, what, fix)
     elif limited and limited[0].mpi and limited[0].mpi.problem:
         yield _fault("MPI", library, limited, *limited[0].mpi.problem)
     else:
@@ -186,7 +180,8 @@ def _gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         yield _fault("GPUs", value, sharing, "all ranks see the same single GPU", GPU_EACH)
     elif blind:
         what = f"an NVIDIA driver is installed but {BACKENDS[blind[0].backend]} sees no GPU"
-        fix = f"{INSTALL_FOR_GPUS[blind[0].backend]}; request GPUs from the scheduler"
+        kind = ENGINES[engine_of(blind[0].backend)]
+        fix = INSTALL_FOR_GPUS.format(kind.extras[1], kind.set_up)
         yield _fault("GPUs", value, blind, what, fix, fatal=False)
     else:
         yield Finding("GPUs", value)

@@ -1,6 +1,7 @@
 """Engines: what averages the gradients of several ranks, and with which framework.
 
-`Engine` is the interface. An engine is one module of this package and one entry of `ENGINES`.
+`Engine` is the interface. An engine is one module of this package, which names its class ENGINE,
+and one entry of `candle_p1.distributed.backend.ENGINES`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed.backend import AUTO, BACKENDS, choose_backend
+from candle_p1.distributed.backend import AUTO, ENGINES, choose_backend, engine_of
 from candle_p1.distributed.engines.serial import SerialEngine
 
 if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.engines.engine import Engine
 
-ENGINES = {"horovod": "HorovodEngine", "jax": "JaxEngine"}
-"""The class of each engine for several ranks, in the module of its name."""
 ENGINE_CHOICES = (AUTO, *ENGINES)
 
 
@@ -35,7 +34,6 @@ def make_engine(name: str, comm: Communicator) -> Engine:
     backend = choose_backend(name)
     if comm.size == 1:
         return SerialEngine(comm, backend)
-    chosen = name if name != AUTO else next(each for each in ENGINES if BACKENDS[each] == backend)
-    module = import_module(f"{__name__}.{chosen}")
-    engine: Engine = getattr(module, ENGINES[chosen])(comm, backend)
+    chosen = engine_of(backend) if name == AUTO else name
+    engine: Engine = import_module(f"{__name__}.{chosen}").ENGINE(comm, backend)
     return engine

@@ -155,6 +155,9 @@ class HorovodEngine(Engine):
         )
 
 
+ENGINE = HorovodEngine
+
+
 def _average(hvd: Any, gradient: Any, name: str) -> Any:
     return hvd.allreduce(gradient, op=hvd.Average, name=name)
 

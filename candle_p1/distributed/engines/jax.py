@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +33,7 @@ from candle_p1.errors import SetupError
 from candle_p1.instrument.collectives import note_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.instrument.collectives import CommunicationLog
@@ -41,6 +44,7 @@ JOIN_S = 120
 """How long ranks wait for each other while they join."""
 SHUTDOWN_S = 20
 """How long a rank that has finished waits for the others to finish, too."""
+GROUP_BYTES = 1 << 26
 LOOPBACK = "127.0.0.1"
 OF_XLA = ("XLA_", "JAX_", "NCCL_", "RCCL_")
 """What the names of environment variables begin with that change what this engine does."""
@@ -75,13 +79,14 @@ class JaxEngine(Engine):
         deterministic: bool = True,
         timeline: Path | None = None,
     ) -> dict[str, Any]:
-        """Makes the mesh of the ranks' devices.
+        """Makes the mesh of the ranks' devices, and connects them.
 
         Repeated runs are bit-identical on CPUs in any case, and on GPUs with XLA's own flag, which
         `candle_p1.distributed.devices` sets. A rank that stalls is found by the watchdog.
 
         Raises:
-            SetupError: JAX does not see the ranks of the job, or a timeline is asked for.
+            SetupError: JAX does not see the ranks of the job, or cannot connect them; or a timeline
+                is asked for.
         """
         jax = _import()
         if timeline is not None:
@@ -99,7 +104,7 @@ class JaxEngine(Engine):
                 )
 
         Attempt(compare).agree(self.comm)
-        self._mesh()
+        Attempt(self._meet).agree(self.comm)
         return {
             "backend": self.name,
             "settings": {
@@ -181,28 +186,31 @@ class JaxEngine(Engine):
         model.jax_state_sync = jax_state_sync
 
     def broadcast_state(self, model: Any, root: int = 0) -> None:
-        """Copies the root's weights and optimizer state to every rank, one array at a time.
+        """Copies the root's weights and optimizer state to every rank, some arrays at a time.
 
-        An array of which all ranks but the root contribute zeros is summed bit by bit, as integers,
+        Arrays of which all ranks but the root contribute zeros are summed as integers, bit by bit,
         because -0.0 and NaN would not survive a sum of floating-point numbers.
         """
         import jax
 
         is_root = self.comm.rank == root
-        total = self._map(lambda bits: jax.lax.psum(bits, AXIS))
-        num_bytes, seconds = 0, 0.0
-        for variable in (*model.weights, *model.optimizer.variables):
-            value = jax.numpy.asarray(variable.value)
-            bits = _bits(value)
-            given = self._across(bits if is_root else jax.numpy.zeros_like(bits))
+        variables = [*model.weights, *model.optimizer.variables]
+        total = self._map(lambda arrays: [jax.lax.psum(each, AXIS) for each in arrays])
+        seconds = 0.0
+        for group in _groups(variables):
+            bits = [_bits(each.value) for each in group]
+            mine = bits if is_root else list(map(jax.numpy.zeros_like, bits))
+            given = list(map(self._across, mine))
+            compiled = total.lower(given).compile()
             jax.block_until_ready(given)
             begin = time.perf_counter()
-            received = total(given)
+            received = compiled(given)
             jax.block_until_ready(received)
             seconds += time.perf_counter() - begin
-            num_bytes += value.nbytes
             if not is_root:
-                variable.assign(_as_values(received.addressable_data(0), value.dtype))
+                for variable, each in zip(group, received, strict=True):
+                    variable.assign(_as_values(_local(each), variable.value.dtype))
+        num_bytes = sum(variable.value.nbytes for variable in variables)
         note_collective("jax", "broadcast", num_bytes * is_root, seconds)
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -236,7 +244,7 @@ class JaxEngine(Engine):
         # why nothing is to be verified.
         mapped = jax.shard_map(
             function,
-            mesh=self._mesh(),
+            mesh=self._mesh,
             in_specs=(spec(), spec(AXIS)) if batch else spec(),
             out_specs=spec(),
             check_vma=False,
@@ -248,26 +256,39 @@ class JaxEngine(Engine):
         import jax
 
         spec = jax.sharding.PartitionSpec(AXIS) if batch else jax.sharding.PartitionSpec()
-        local = jax.device_put(value, self._device)
+        local = jax.device_put(value, self._mesh.local_devices[0])
         shape = (self.comm.size * local.shape[0], *local.shape[1:]) if batch else local.shape
-        sharding = jax.sharding.NamedSharding(self._mesh(), spec)
+        sharding = jax.sharding.NamedSharding(self._mesh, spec)
         return jax.make_array_from_single_device_arrays(shape, sharding, [local])
 
+    @cached_property
     def _mesh(self) -> Any:
-        """Returns the devices of all ranks, one of each, in their order; the first call meets."""
+        """The devices of all ranks, one of each, in their order."""
         import jax
 
-        if self._cached_mesh is None:
-            local = jax.local_devices()
-            self._device = local[self.comm.local_rank % len(local)]
-            by_id = {device.id: device for device in jax.devices()}
-            devices = [by_id[number] for number in self.comm.allgather(self._device.id)]
-            jax.config.update("jax_default_device", self._device)
-            self._cached_mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
-        return self._cached_mesh
+        of_ranks: dict[int, Any] = {}
+        for device in jax.devices():  # a rank sees one GPU, if it is known how many there are
+            of_ranks.setdefault(device.process_index, device)
+        devices = [of_ranks[rank] for rank in range(self.comm.size)]
+        return jax.sharding.Mesh(np.array(devices), (AXIS,))
 
-    _cached_mesh: Any = None
-    _device: Any = None
+    def _meet(self) -> None:
+        """Lets the ranks connect, and checks that they do.
+
+        Raises:
+            SetupError: They do not.
+        """
+        import jax
+
+        try:
+            with _quiet():
+                found = int(self.mapped(lambda one: jax.lax.psum(one, AXIS))(np.int32(1)))
+        except Exception as error:  # of many types
+            raise SetupError(
+                f"JAX cannot connect the ranks for its collectives: {str(error).splitlines()[0]}"
+            ) from error
+        if found != self.comm.size:
+            raise SetupError(f"JAX's collectives reach {found} of {self.comm.size} ranks")
 
     def _check_names(self) -> None:
         """Checks that other nodes find this one by its name, where Gloo listens.
@@ -324,6 +345,9 @@ class JaxEngine(Engine):
             ) from error
 
 
+ENGINE = JaxEngine
+
+
 class _Steps:
     """The training steps of a model, on the devices of all ranks.
 
@@ -366,6 +390,32 @@ class _Steps:
             self._model._jax_state = {
                 name: list(map(_local, values)) for name, values in state.items()
             }
+
+
+def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Returns variables in groups of about GROUP_BYTES, which are compiled and sent at once."""
+    group: list[Any] = []
+    for variable in variables:
+        if group and sum(each.value.nbytes for each in [*group, variable]) > GROUP_BYTES:
+            yield group
+            group = []
+        group.append(variable)
+    if group:
+        yield group
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Discards what C++ prints: Gloo has a line for every rank and peer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _local(value: Any) -> Any:
