@@ -215,5 +215,5 @@ def checks_of(nodes):
 
 layout.SMALL_BYTES = sharing.SMALL_BYTES = 1000
 run_checks(
-    {name: check for nodes in sys.argv[1:] for name, check in checks_of(nodes)}, horovod=False
+    {name: check for nodes in sys.argv[1:] for name, check in checks_of(nodes)}, trains=False
 )

@@ -391,5 +391,5 @@ def checks_of(layout):
 
 
 run_checks(
-    {name: check for layout in sys.argv[1:] for name, check in checks_of(layout)}, horovod=False
+    {name: check for layout in sys.argv[1:] for name, check in checks_of(layout)}, trains=False
 )
