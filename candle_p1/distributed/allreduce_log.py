@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 CAPACITY = 256
 """The number of steps that are kept before they are read."""
 NOT_LOGGED = "gradient allreduces are not logged with --communication_log False"
-NOT_TIMED = "the engine {} does not time gradient allreduces on GPUs, where that would delay them"
+NOT_TIMED = (
+    "the engine {} does not time gradient allreduces here: on GPUs that would delay them, and older"
+    " releases of its framework tell wrong times"
+)
 
 
 class AllreduceLog(ABC):

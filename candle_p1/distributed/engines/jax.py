@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ JOIN_S = 120
 SHUTDOWN_S = 20
 """How long a rank that has finished waits for the others to finish, too."""
 GROUP_BYTES = 1 << 26
+TIMED_SINCE = (0, 10)
+"""The release of JAX with which the times of allreduces were compared with those of slow ranks."""
 LOOPBACK = "127.0.0.1"
 OF_XLA = ("XLA_", "JAX_", "NCCL_", "RCCL_")
 """What the names of environment variables begin with that change what this engine does."""
@@ -114,8 +117,13 @@ class JaxEngine(Engine):
         }
 
     def make_log(self, log: CommunicationLog, *, is_gpu: bool) -> AllreduceLog | None:
-        """Returns a log that the step writes; None on GPUs, which would wait for the host."""
-        return None if is_gpu else HostLog(log)
+        """Returns a log that the step writes; None where its times would be wrong.
+
+        GPUs would wait for the host, and JAX 0.6 calls the host too late.
+        """
+        import jax
+
+        return None if is_gpu or jax.__version_info__ < TIMED_SINCE else HostLog(log)
 
     def average(
         self,
@@ -329,6 +337,9 @@ class JaxEngine(Engine):
         # A signal is the watchdog's concern, and JAX would take SIGTERM for itself.
         _set(jax, "jax_enable_preemption_service", False)
         _set(jax, "jax_cpu_collectives_implementation", "gloo")
+        options: dict[str, Any] = {}
+        if "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters:
+            options["shutdown_timeout_seconds"] = SHUTDOWN_S  # not in JAX 0.6
         try:
             jax.distributed.initialize(
                 address,
@@ -336,7 +347,7 @@ class JaxEngine(Engine):
                 self.comm.rank,
                 cluster_detection_method="deactivate",
                 initialization_timeout=JOIN_S,
-                shutdown_timeout_seconds=SHUTDOWN_S,
+                **options,
             )
             jax.devices()  # meets the others, too
         except Exception as error:  # of many types
