@@ -95,7 +95,9 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, pl
     argv = ["run", "nt3", "--np", 2, "--", *flags.split()]
     job = start([*CANDLE_P1, *argv], cwd=place)
     directory = place / "killed/EXP000/RUN000"
-    wait_until((directory / "history.csv").exists, 120, job)
+    table = directory / "history.csv"
+    # Its second line is written after an epoch, in which both ranks have trained.
+    wait_until(lambda: table.exists() and table.read_text().count("\n") > 1, 120, job)
     family = psutil.Process(job.pid).children(recursive=True)
     victim = next(
         process for process in family if process.environ().get("OMPI_COMM_WORLD_RANK") == "1"
