@@ -67,6 +67,7 @@ def _sections(
     exchange=None,
     training=None,
     jit_compile=None,
+    engine="horovod",
     status="ok",
     **parameters,
 ):
@@ -142,7 +143,7 @@ def _sections(
         "plan": plan.to_dict() | {"epochs_per_rank": epochs_per_rank},
         "model": {"num_parameters": 1000, "optimizer": "sgd"}
         | ({} if jit_compile is None else {"jit_compile": jit_compile}),
-        "distributed": {"backend": "horovod", "settings": exchange or {}}
+        "distributed": {"backend": engine, "settings": exchange or {}}
         if num_ranks > 1
         else {"backend": "serial"},
         "phases": phases,

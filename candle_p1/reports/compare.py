@@ -33,6 +33,7 @@ from candle_p1.reports.quantities import (
     phase_time,
     quality_on_test,
 )
+from candle_p1.reports.runs import ENGINE
 from candle_p1.reports.sides import caveats
 from candle_p1.reports.statistics import estimate_difference, estimate_ratio
 from candle_p1.reports.words import listed
@@ -270,7 +271,7 @@ def _row(
 def _differences(a: Side, b: Side) -> list[Difference]:
     found = []
     for kind, facts in (
-        (PARAMETER, lambda run: run.parameters),
+        (PARAMETER, _parameters),
         ("plan", lambda run: run.plan),
         ("machine", _machine),
         ("version", lambda run: run.versions),
@@ -294,6 +295,11 @@ def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
         for name, value in each.items():
             values[name][str(value)] = None
     return {name: list(found) for name, found in values.items()}
+
+
+def _parameters(run: RecordedRun) -> Mapping[str, Any]:
+    """Returns the parameters, with the engine that was used: "auto" does not say which."""
+    return run.parameters if run.engine is None else {**run.parameters, ENGINE: run.engine}
 
 
 def _machine(run: RecordedRun) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def notes_on(experiment: Experiment) -> list[str]:
         _data,
         _versions,
         _threads,
+        _engines,
         _repeatable,
         _compiled,
         _clocks,
@@ -159,6 +160,15 @@ def _threads(experiment: Experiment) -> Iterator[str]:
             )
     for words in sorted(told):
         yield f"The number of threads per rank differs within a series: {words}."
+
+
+def _engines(experiment: Experiment) -> Iterator[str]:
+    engines = sorted({run.engine for run in experiment.runs if run.engine})
+    if len(engines) > 1:
+        yield (
+            f"These runs have different engines ({listed(engines)}), which train with different"
+            " frameworks: a difference in time between them says nothing about their settings."
+        )
 
 
 def _repeatable(experiment: Experiment) -> Iterator[str]:

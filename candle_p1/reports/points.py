@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.reports.runs import DATA, LIMITS
+from candle_p1.reports.runs import DATA, ENGINE, LIMITS
 from candle_p1.reports.statistics import estimate_median
 
 if TYPE_CHECKING:
@@ -194,7 +194,9 @@ def _kinds(runs: Sequence[RecordedRun]) -> dict[RecordedRun, tuple[Any, ...]]:
 
 
 def _without_batch_scaling(run: RecordedRun) -> tuple[Any, ...]:
-    settings = {name: v for name, v in run.settings.items() if name != "batch_scaling"}
+    # A single rank need not have recorded an engine, of which it makes no use.
+    others = ("batch_scaling", ENGINE)
+    settings = {name: v for name, v in run.settings.items() if name not in others}
     return run.benchmark, _key(settings)
 
 

@@ -52,6 +52,11 @@ FUSION = "HOROVOD_FUSION_THRESHOLD"
 LIMITS = ("train_steps", "val_steps", "test_steps")
 """Parameters that end an epoch, its validation or the test early, where they are not 0."""
 
+ENGINE = "engine"
+"""The setting for what averaged the gradients, whatever the parameter asked for."""
+ENGINES_OF_BACKENDS = {"tensorflow": "horovod", "jax": "jax"}
+"""The engine that trains with each backend of Keras, and so that of a rank that has no others."""
+
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 
 
@@ -157,7 +162,8 @@ class RecordedRun:
 
         Omitted are the seed, places, logging, names of data files (DATA stands for these) and what
         CANDLE Supervisor adds. Where caches are staged does not matter, only whether they are. A
-        run that had to write its cache has another loader (FIRST_TIME). Lists become tuples.
+        run that had to write its cache has another loader (FIRST_TIME), and the engine is the one
+        that was used. Lists become tuples.
         """
         settings: dict[str, Any] = {
             name: _frozen(value)
@@ -172,6 +178,9 @@ class RecordedRun:
             settings["staged"] = self.parameters["stage_dir"] is not None
         if self._part("load", "write"):
             settings["loader"] = FIRST_TIME
+        settings.pop(ENGINE, None)
+        if self.engine:
+            settings[ENGINE] = self.engine
         settings |= {name: self.plan[name] for name in PLANNED if name in self.plan}
         if self.data:
             settings[DATA] = self.data
@@ -195,6 +204,21 @@ class RecordedRun:
             for name, value in ((distributed.settings if distributed else None) or {}).items()
             if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
         }
+
+    @cached_property
+    def engine(self) -> str | None:
+        """What averaged the gradients; None where it is not known.
+
+        A single rank averages nothing, but trains with the backend of an engine. A run that ended
+        early has the engine that was asked for, unless that was left to the installation.
+        """
+        distributed, environment = self.record.distributed, self.record.environment
+        if distributed and distributed.backend in ENGINES_OF_BACKENDS.values():
+            return distributed.backend
+        if environment:
+            return ENGINES_OF_BACKENDS.get(environment.settings.get("KERAS_BACKEND", ""))
+        asked = self.parameters.get(ENGINE)
+        return asked if asked in ENGINES_OF_BACKENDS.values() else None
 
     @property
     def repeats_exactly(self) -> bool | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.reports.runs import RecordedRun
 
 SPEED_SETTINGS: Mapping[str, Callable[[RecordedRun], object]] = {
+    "engine (what averaged the gradients)": lambda run: run.engine,
     "deterministic (whether runs repeat bit for bit)": lambda run: run.repeats_exactly,
     "Horovod's fusion": lambda run: run.fusion,
     "jit_compile (whether XLA compiled the training step)": lambda run: run.jit_compile,

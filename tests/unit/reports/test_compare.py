@@ -208,6 +208,22 @@ def test_sides_and_runs_that_xla_compiled_are_distinguished(sides):
     ]
 
 
+def test_engines_are_distinguished_whatever_the_parameter_says(sides):
+    a, b = sides(
+        [{"num_ranks": 2, "engine": "horovod"}],
+        [{"num_ranks": 2, "engine": "jax"}, {"num_ranks": 2, "engine": "jax"}],
+    )
+    comparison = compare(a, b)
+    (warning,) = comparison.warnings
+    assert warning.startswith("engine (what averaged the gradients) differs, which affects times")
+    assert warning.endswith("A horovod; B jax")
+    (difference,) = (each for each in comparison.differences if each.name == "engine")
+    assert (difference.kind, difference.a, difference.b) == ("parameter", "horovod", "jax")
+    mixed = Side("mixed", (*a.runs, *b.runs))
+    pairings = compare(mixed, mixed).pairings
+    assert [pairing.settings for pairing in pairings] == ["engine horovod", "engine jax"]
+
+
 def test_real_and_synthetic_data_are_distinguished(sides):
     a, b = sides([{}], [{}])
     (warning,) = compare(a, with_change(b, {"data.synthetic": False})).warnings

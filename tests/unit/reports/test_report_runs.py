@@ -265,6 +265,44 @@ def test_runs_that_xla_compiled_are_a_series_of_their_own(tmp_path):
     assert any("(jit_compile) of 2 runs, and not of 1 other" in n for n in notes_on(experiment))
 
 
+def test_runs_with_different_engines_are_never_pooled(tmp_path):
+    """A single rank belongs to the engine whose backend it has; without one, to both."""
+    for engine in ("horovod", "jax"):
+        plant(tmp_path, "nt3", 2, engine=engine)
+    with_jax = {"settings": {"KERAS_BACKEND": "jax"}}
+    plant(tmp_path, "nt3", 1, environment=with_jax)
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment) == {
+        "engine horovod": {2: (1, 0, 0)},
+        "engine jax": {1: (1, 0, 0), 2: (1, 0, 0)},
+    }
+    assert any("different engines (horovod and jax)" in note for note in notes_on(experiment))
+    plant(tmp_path, "nt3", 1)
+    (experiment,) = group(runs_in(tmp_path))
+    assert outline(experiment) == {
+        "engine horovod": {1: (1, 0, 0), 2: (1, 0, 0)},
+        "engine jax": {1: (2, 0, 0), 2: (1, 0, 0)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "asked", "engine"),
+    [
+        ({"num_ranks": 2, "engine": "jax"}, "auto", "jax"),
+        ({"num_ranks": 2, "status": "failed"}, "jax", "jax"),
+        ({"num_ranks": 2, "status": "failed"}, "auto", None),
+        ({"environment": {"settings": {"KERAS_BACKEND": "tensorflow"}}}, "auto", "horovod"),
+        ({}, "jax", None),
+    ],
+)
+def test_the_engine_is_the_one_that_a_run_used(kwargs, asked, engine):
+    """Or, if it ended before it recorded that, the one that it asked for."""
+    changes = {"parameters.engine": {"value": asked, "origin": "flag"}}
+    run = RecordedRun(None, changed(planted_record(**kwargs), changes))
+    assert run.engine == engine
+    assert run.settings.get("engine") == engine
+
+
 def test_a_run_on_one_rank_is_the_base_of_all_communication_settings(tmp_path):
     plant(tmp_path, "nt3", 1)
     for size in ("0", "134217728"):
