@@ -82,6 +82,14 @@ def begin(cluster, start, tables, tmp_path, monkeypatch):
     return begin
 
 
+@pytest.fixture
+def begin_training(begin, nt3_script, monkeypatch):
+    """Returns a function that starts NT3 with its network and default time limits on two nodes."""
+    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+    script = ROOT / "tests/integration/faulty_nt3.py"
+    return lambda: begin(1, 1, command=(script, *TRAINING.split()))
+
+
 def assert_named(job, ranks, host, *, is_printed=True):
     """Asserts that one of these ranks is named as the one that failed; returns the reason."""
     code, output, record = job.await_end()
@@ -135,10 +143,19 @@ def test_the_network_drops_the_packets_of_a_node(begin, soon):
     assert_named(job, [3], "node3")
 
 
-def test_the_cable_of_a_node_is_pulled_while_horovod_averages(begin, nt3_script, monkeypatch):
-    """With the time limits that a run has by default."""
-    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
-    nodes, job = begin(1, 1, command=(ROOT / "tests/integration/faulty_nt3.py", *TRAINING.split()))
+@pytest.mark.horovod
+@pytest.mark.jax_engine
+def test_a_rank_on_another_node_is_killed_while_gradients_are_averaged(begin_training):
+    """The engine of the other rank may notice before the watchdog does, and fail."""
+    _, job = begin_training()
+    os.kill(job.pids[1], signal.SIGKILL)
+    assert "died" in assert_named(job, [1], "node2")
+
+
+@pytest.mark.horovod
+@pytest.mark.jax_engine
+def test_the_cable_of_a_node_is_pulled_while_gradients_are_averaged(begin_training):
+    nodes, job = begin_training()
     nodes.cut(nodes.nodes[1])
     assert_named(job, [1], "node2")
 

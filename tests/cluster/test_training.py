@@ -22,20 +22,30 @@ steps multiply that, and losses were found to differ by 1e-7. Another batch, see
 changes them by far more."""
 
 
-def test_the_losses_are_those_of_one_node(cluster, execute, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "runs", "placements"),
+    [
+        pytest.param("horovod", RUNS, ([3], [2, 1], [1, 1, 1]), marks=pytest.mark.horovod),
+        pytest.param("jax", ["nt3"], ([2], [1, 1]), marks=pytest.mark.jax_engine),
+    ],
+)
+def test_the_losses_are_those_of_one_node(
+    cluster, execute, monkeypatch, tmp_path, engine, runs, placements
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # however many ranks share a node's cores
-    nodes = cluster(3)
+    nodes = cluster(len(placements[-1]))
     losses = {}
-    for num_ranks_of_nodes in ([3], [2, 1], [1, 1, 1]):
+    for num_ranks_of_nodes in placements:
         name = "-".join(map(str, num_ranks_of_nodes))
-        lines = [f"{line} --run_id {run}-{name}" for run, line in RUNS.items()]
+        lines = [f"{RUNS[run]} --engine {engine} --run_id {run}-{name}" for run in runs]
         command = nodes.mpirun(num_ranks_of_nodes, ROOT / "tests/train_all.py", *lines)
         code, output = execute(command, LIMIT_S)
         print(output)
         assert code == 0, output
-        for run in RUNS:
+        for run in runs:
             record = read_record(tmp_path / f"out/EXP000/{run}-{name}/run.json")
             assert record["status"] == "ok"
+            assert record["distributed"]["backend"] == engine
             assert record["num_nodes"] == len(num_ranks_of_nodes)
             assert [rank["host"] for rank in record["ranks"]] == [
                 f"node{i + 1}" for i, num in enumerate(num_ranks_of_nodes) for _ in range(num)
@@ -50,4 +60,4 @@ def test_the_losses_are_those_of_one_node(cluster, execute, monkeypatch, tmp_pat
             print(one_node, each)
             assert each == pytest.approx(one_node, rel=SAME_LOSS)
     assert nodes.await_silence(LIMIT_S) == ""
-    assert [node.shared_memory() for node in nodes.nodes] == [[]] * 3
+    assert [node.shared_memory() for node in nodes.nodes] == [[]] * len(nodes.nodes)

@@ -91,6 +91,8 @@ def test_what_a_rank_of_another_program_starts_can_run_alone(supervise, mpirun, 
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 def test_a_loss_that_is_not_a_number_fails_the_run_on_all_ranks(execute, mpirun, tmp_path):
     flags = ["--spoil", "train", "--data_parallel", "batch_step", "--output_dir", tmp_path]
     code, output = execute(mpirun(2, TINY_SCRIPT, *flags))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,8 @@ def watchdogs(directory):
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 @pytest.mark.parametrize(
     ("fault", "phase"),
     [
@@ -100,6 +103,8 @@ def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 def test_a_killed_rank_0_is_named(job, tmp_path):
     process = job("-1::")
     os.kill(pid_in_phase(process, tmp_path, 0, "train"), signal.SIGKILL)
@@ -110,6 +115,8 @@ def test_a_killed_rank_0_is_named(job, tmp_path):
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 @pytest.mark.parametrize(("rank", "what"), [(0, "raise"), (1, "exhaust memory")])
 def test_an_exception_on_one_rank(job, tmp_path, rank, what):
     process = job(f"{rank}:train:{what}")
@@ -126,7 +133,12 @@ def test_an_exception_on_one_rank(job, tmp_path, rank, what):
 
 
 @pytest.mark.parallel
-def test_a_stalled_collective_ends_by_itself(job, tmp_path):
+@pytest.mark.horovod
+@pytest.mark.jax_engine
+def test_a_stalled_collective_ends_by_itself(job, tmp_path, monkeypatch):
+    """By Horovod's own limit, or, with the other engine, by the watchdog's."""
+    if not find_spec("horovod"):
+        monkeypatch.setenv("CANDLE_P1_HUNG_S", "4")
     process = job("1:train:sleep", "--stall_shutdown_s", "4")
     pid_in_phase(process, tmp_path, 0, "train")
     code, output, record = end_of(process, tmp_path)
@@ -138,6 +150,8 @@ def test_a_stalled_collective_ends_by_itself(job, tmp_path):
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_is_interrupted(job, tmp_path, number):
     process = job("-1::")
@@ -190,6 +204,8 @@ def test_bad_input_gives_one_message_and_code_2(mpirun, execute, nt3_script, fla
 
 
 @pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
 def test_bad_data_gives_one_message_with_file_and_line(mpirun, execute, nt3_script, tmp_path):
     (tmp_path / "train.csv").write_text("1,2,3\n0,1,1\n1,x,2\n")
     (tmp_path / "test.csv").write_text("1,2,3\n0,1,1\n")

@@ -9,7 +9,10 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import await_end, wait_until
+from candle_p1.records.record import read_record as read_record_as_type
+from candle_p1.records.record import write_record
+from tests.conftest import CANDLE_P1, await_end, wait_until
+from tests.planted_records import changed, plant
 from tests.records import read_record
 
 pytestmark = pytest.mark.extended
@@ -147,3 +150,39 @@ def test_a_signal_ends_the_ranks_and_the_study(command, start, tmp_path):
     assert "interrupted: 0 of 2 runs are done" in output
     assert not ranks_of(tmp_path)
     assert [read_record(path)["status"] for path in records(tmp_path).values()] == ["interrupted"]
+
+
+@pytest.mark.parallel
+@pytest.mark.jax_engine
+def test_a_study_with_the_engine_jax_is_reported_and_compared_with_horovod(
+    command, execute, tmp_path
+):
+    text = TINY.replace('["original", "parallel"]', '["parallel"]')
+    code, output = execute(command(text.replace("[flags]", '[flags]\nengine = "jax"')))
+    print(output)
+    assert code == 0
+    assert "1 of 1 runs are done" in output
+    (path,) = records(tmp_path).values()
+    record = read_record(path)
+    assert record["distributed"]["backend"] == "jax"
+
+    other = tmp_path / "horovod"
+    other.mkdir()
+    plant(other, "nt3", 2, engine="horovod")
+    code, output = execute([*CANDLE_P1, "compare", other, path])
+    print(output)
+    assert code == 0
+    assert "engine (what averaged the gradients) differs" in " ".join(output.split())
+
+    # The same machine and settings, so that both runs could be in one point.
+    facts = read_record_as_type(path)
+    changes = {"distributed.backend": "horovod", "started": "2026-01-01T00:00:00+00:00"}
+    twin = tmp_path / "output/tiny-tiny/twin"
+    twin.mkdir()
+    write_record(twin / "run.json", changed(facts, changes))
+    code, output = execute([*CANDLE_P1, "report", "output/tiny-tiny", "-o", "report"])
+    print(output)
+    assert code == 0
+    page = (tmp_path / "report/index.html").read_text()
+    for words in ("different engines (horovod and jax)", "engine horovod", "engine jax"):
+        assert words in page
