@@ -13,7 +13,7 @@ from candle_p1.datasets.synthetic import ensure
 from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.launch_environment import node_name
-from candle_p1.distributed.seeds import seed_ranks
+from candle_p1.distributed.seeds import seed_process, seed_ranks
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.models import fast
 from candle_p1.models.optimizers import (
@@ -151,7 +151,7 @@ def build_model(
 
     _check_size(params, engine.comm)
     keras.backend.clear_session()
-    keras.utils.set_random_seed(params["rng_seed"])
+    seed_process(params["rng_seed"])
     with explained_memory_errors():
         model = benchmark.build_model(params, data)
         if not model.built:  # a subclass of keras.Model makes its weights when it is first called
