@@ -76,6 +76,11 @@ class Job:
         """The parameters that the job sets itself: here one epoch, for any number of ranks."""
         return {"epochs": 1, "epochs_scaling": "none", "train_steps": 0}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that the job sets for its processes."""
+        return {}
+
     def bind(self, benchmark: Benchmark) -> ParameterSet:
         """Returns the benchmark's parameters for this job.
 
@@ -112,7 +117,8 @@ def run(job: Job, num_ranks: int) -> list[Any]:
         output = directory / "output.log"
         command = launch(job.worker, num_ranks, name).command
         with output.open("wb") as file:
-            code, _ = run_to_end(command, without_terminal(os.environ), file, grace_s=GRACE_S)
+            variables = without_terminal(os.environ) | job.environment
+            code, _ = run_to_end(command, variables, file, grace_s=GRACE_S)
         if code:
             raise _failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
         outcomes: list[Any] = pickle.loads((directory / OUTCOMES_FILE).read_bytes())

@@ -27,8 +27,17 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     rounds, steps = count(report["num_rounds"], "round"), count(report["num_steps"], "step")
     yield (
         f"{report['benchmark']}: training step, {ours['batch_size']} samples per rank,"
-        f" {ours['device']}, {rounds} of {steps}"
+        f" {ours['device']}, {ours['backend']}, {rounds} of {steps}"
     )
+    other = report["other"]
+    if other:
+        version = next(each["backend"] for each in results if each["python"] == other["python"])
+        yield f"{other['name']}: the same with {version}, by {other['python']}"
+    if any(each["kernels"] == "plain" and not each["has_fast_kernels"] for each in results):
+        yield (
+            "the fast kernels are for TensorFlow on CPUs only: elsewhere, a run and plain Keras"
+            " compute with the same layers and optimizers, and differ in how batches are made"
+        )
     yield _times(results)
     if ours["ci95_s"] is None:
         yield too_few(ours, "step")
@@ -41,12 +50,13 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield _roofline(report["roofline"], ours["median_s"])
     else:
         yield "roofline bound: not known, because the model does not say which products it computes"
-    if report["communication"]:
-        exposed = report["communication"]
-        yield (
-            f"exposed communication: {_ms(exposed['exposed_s'])} ms per step,"
-            f" {100 * exposed['share']:.1f} % of the step"
-        )
+    of_other = other["communication"] if other else None
+    for of, exposed in (("", report["communication"]), (f", {other and other['name']}", of_other)):
+        if exposed:
+            yield (
+                f"exposed communication{of}: {_ms(exposed['exposed_s'])} ms per step,"
+                f" {100 * exposed['share']:.1f} % of the step"
+            )
     yield _memory(results)
     if report["synthetic"]:
         yield "the data are synthetic"

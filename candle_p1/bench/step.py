@@ -3,7 +3,8 @@
 Every measurement is a job of its own, which trains a few steps. The jobs run in rounds of all
 variants, every second round in reverse order, so that a steady drift of the machine affects all
 variants alike. Variants that should compute the same must agree in their losses and in the updates
-of the first steps; otherwise no result is reported.
+of the first steps; otherwise no result is reported. Models of two backends of Keras begin with
+different random numbers, so they are compared by their times alone.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import numpy as np
 from candle_p1.bench.job import Job, Measurement, OnStart, run
 from candle_p1.bench.memory import peak_of_sum_bytes
 from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import CandleError
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.errors import CandleError, ParameterError
 from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from candle_p1.bench.elsewhere import Elsewhere
     from candle_p1.bench.memory import MemorySamples
     from candle_p1.data.reader import FileSet
 
@@ -52,6 +55,7 @@ class StepJob(Job):
         averages_gradients: Whether the ranks average their gradients.
         num_steps: The number of timed steps.
         measures_machine: Whether to measure the machine's rates, and the memory in a further step.
+        python: The interpreter of another environment in which it is measured; None: this one.
     """
 
     worker: ClassVar[str] = "candle_p1.bench.step_worker"
@@ -63,6 +67,7 @@ class StepJob(Job):
     averages_gradients: bool = True
     num_steps: int = 5
     measures_machine: bool = False
+    python: str | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +96,8 @@ class StepOutcome:
         batch_size: The number of samples in a step of this rank.
         threads: The number of threads of an operation.
         device: "cpu", or the GPU's name.
+        backend: Keras's backend and its version.
+        has_fast_kernels: Whether there are fast kernels for this backend and device.
         flops: Operations in the matrix products of a step; see candle_p1.bench.roofline. None if
             they are not known.
         state_bytes: Size of the weights, gradients and optimizer state.
@@ -105,6 +112,8 @@ class StepOutcome:
     batch_size: int
     threads: int
     device: str
+    backend: str
+    has_fast_kernels: bool
     flops: float | None
     state_bytes: int
     matrix_bytes: int
@@ -119,14 +128,49 @@ class StepComparison(Measurement):
     Attributes:
         against: Whether to compare with other variants.
         num_rounds: Jobs of each variant.
+        other: Another environment, in which all variants are measured, too; None: there is none.
     """
 
     job: StepJob
     against: bool = True
     num_rounds: int = 2
+    other: Elsewhere | None = None
+
+    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
+        """Returns the benchmark's files; see Measurement.
+
+        Raises:
+            CandleError: See Measurement; or one engine is chosen for two environments.
+        """
+        if self.other is not None:
+            benchmark = find_benchmark(self.job.benchmark)
+            if self.job.bind(benchmark).origin("engine").kind == "flag":
+                raise ParameterError(
+                    "--engine cannot be combined with --other_python: each environment trains with"
+                    " its own engine"
+                )
+        return super().locate_files(progress)
+
+    @property
+    def other_name(self) -> str | None:
+        """What the other environment's variants are called after: its backend."""
+        if self.other is None:
+            return None
+        is_same = self.other.backend == choose_backend()
+        return f"other {self.other.backend}" if is_same else self.other.backend
 
     def variants(self) -> list[StepJob]:
-        """Returns a job of each variant, that of a run first."""
+        """Returns a job of each variant, that of a run first; then those of the other Python."""
+        here = self._variants()
+        if self.other is None:
+            return here
+        there = [
+            replace(job, variant=f"{job.variant}, {self.other_name}", python=self.other.python)
+            for job in here
+        ]
+        return [*here, *there]
+
+    def _variants(self) -> list[StepJob]:
         if not self.against:
             return [self.job]
         if self.num_ranks > 1:
@@ -140,7 +184,6 @@ class StepComparison(Measurement):
     def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs; see Measurement."""
         variants = self.variants()
-        num_ranks = {job.variant: self.num_ranks for job in variants} | {ONE_PROCESS: 1}
         measured: dict[str, list[list[StepOutcome]]] = {job.variant: [] for job in variants}
         total = len(variants) * self.num_rounds
         for number in range(self.num_rounds):
@@ -148,10 +191,14 @@ class StepComparison(Measurement):
                 job = replace(variant, measures_machine=number == 0)
                 done = sum(map(len, measured.values()))
                 on_start(done, total, f"{job.variant}, round {number + 1}")
-                measured[job.variant].append(run(job, num_ranks[job.variant]))
-        first = measured[OURS][0][0]
-        same = [job.variant for job in variants[1:]] if self.num_ranks == 1 else []
-        differences = {name: difference(first, measured[name][0][0]) for name in same}
+                num_ranks = 1 if job.variant.startswith(ONE_PROCESS) else self.num_ranks
+                run_there = run if self.other is None or job.python is None else self.other.run
+                measured[job.variant].append(run_there(job, num_ranks))
+        differences = {}
+        for of_python in _by_python(variants) if self.num_ranks == 1 else ():
+            first = measured[of_python[0].variant][0][0]
+            for job in of_python[1:]:
+                differences[job.variant] = difference(first, measured[job.variant][0][0])
         _check(differences)
         results = [_result(job, measured[job.variant]) for job in variants]
         for result in results:
@@ -159,14 +206,26 @@ class StepComparison(Measurement):
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
+        here, *there = (
+            [result for result in results if result["python"] == of_python[0].python]
+            for of_python in _by_python(variants)
+        )
+        other = {"python": there[0][0]["python"], "name": self.other_name} if there else None
         return {
             "num_steps": self.job.num_steps,
             "num_rounds": self.num_rounds,
             "results": results,
             "differences": differences,
-            "roofline": first.roofline,
-            "communication": _communication(results),
+            "roofline": measured[OURS][0][0].roofline,
+            "communication": _communication(here),
+            "other": other and other | {"communication": _communication(there[0])},
         }
+
+
+def _by_python(variants: list[StepJob]) -> list[list[StepJob]]:
+    """Returns the variants of each environment, this one first."""
+    pythons = dict.fromkeys(job.python for job in variants)
+    return [[job for job in variants if job.python == python] for python in pythons]
 
 
 def difference(one: StepOutcome, other: StepOutcome) -> dict[str, float]:
@@ -215,6 +274,8 @@ def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
         "num_ranks": len(first),
         "threads": first[0].threads,
         "device": first[0].device,
+        "backend": first[0].backend,
+        "has_fast_kernels": first[0].has_fast_kernels,
         "batch_size": first[0].batch_size,
         **summary,
         "samples_per_s": samples / summary["median_s"],
@@ -226,9 +287,13 @@ def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
 
 
 def _communication(results: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Returns the exposed communication: how long a step waits for allreduces of gradients."""
-    median_s = {result["variant"]: result["median_s"] for result in results}
-    if ALONE not in median_s:
+    """Returns the exposed communication: how long a step waits for allreduces of gradients.
+
+    Args:
+        results: Those of one environment.
+    """
+    ours = results[0]["median_s"]
+    alone = [each["median_s"] for each in results if not each["averages_gradients"]]
+    if not alone:
         return None
-    exposed_s = median_s[OURS] - median_s[ALONE]
-    return {"exposed_s": exposed_s, "share": exposed_s / median_s[OURS]}
+    return {"exposed_s": ours - alone[0], "share": (ours - alone[0]) / ours}

@@ -15,9 +15,10 @@ from candle_p1.bench.memory import MemorySampler
 from candle_p1.bench.roofline import bound, matrix_product_flops, state_bytes
 from candle_p1.bench.step import MAX_COMPARED, WARM_UP_STEPS, StepJob, StepOutcome
 from candle_p1.bench.training import prepare_training
-from candle_p1.bench.worker import serve
+from candle_p1.bench.worker import backend_version, serve
 from candle_p1.data.samples import join_batches
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.models import fast
 from candle_p1.models.fast.batches import for_fit
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
         batch_size=plan.batch_size,
         threads=device.threads,
         device=device.name,
+        backend=backend_version(),
+        has_fast_kernels=fast.exist(on_cpu=not device.is_gpu),
         flops=matrix_product_flops(model, plan.batch_size),
         state_bytes=state_bytes(model),
         matrix_bytes=training.matrix_bytes,

@@ -14,6 +14,7 @@ from candle_p1.bench.job import JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.records import environment
 from candle_p1.text import print_error
 from candle_p1.training.setup import locate_files
 
@@ -60,6 +61,15 @@ def locate(job: Job, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileS
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: job.bind(benchmark)).agree(comm)
     return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
+
+
+def backend_version() -> str:
+    """Returns the name and version of Keras's backend, such as "jax 0.10.2"."""
+    import keras
+
+    name = str(keras.backend.backend())
+    installed = environment.package_versions()
+    return next((f"{name} {v}" for k, v in installed.items() if k.startswith(name)), name)
 
 
 def median_s(work: Callable[[], Any], num_calls: int) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_loaders
+from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_options import (
     count_option,
     json_option,
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: data loaders, steps, checkpoints, large jobs, the cost of measuring."""
+    """Measure and compare: data loaders, steps, GPUs, checkpoints, large jobs, measuring itself."""
+
+
+command.add_command(gpu_command)
 
 
 @command.command(
@@ -158,7 +162,12 @@ def read_command(
 
 
 @command.command(
-    "step", cls=BenchmarkCommand, examples=["candle-p1 bench step nt3 --np 2 --batch_size 40"]
+    "step",
+    cls=BenchmarkCommand,
+    examples=[
+        "candle-p1 bench step nt3 --np 2 --batch_size 40",
+        "candle-p1 bench step nt3 --np 2 --other_python .venv-jax/bin/python",
+    ],
 )
 @measurement_options(
     count_option("--np", "num_ranks", 1, "Number of ranks, all on this machine."),
@@ -177,11 +186,18 @@ def read_command(
         2,
         "Jobs of each variant. A 95 % interval of the median needs at least 6 steps in total.",
     ),
+    click.option(
+        "--other_python",
+        metavar="PYTHON",
+        help="Measure the same in turn in the environment of this interpreter, such as one with JAX"
+        " beside one with TensorFlow.",
+    ),
 )
 def step_command(
     benchmark: str,
     against: str,
     num_steps: int,
+    other_python: str | None,
     json_file: Path | None,
     flags: list[str],
     **conditions: Any,
@@ -189,15 +205,18 @@ def step_command(
     """Compare BENCHMARK's training step with that of plain Keras and with its roofline bound.
 
     The bound is the time of the matrix products and of the optimizer's memory traffic at the rates
-    that this machine reaches, which are measured in the same job.
+    that this machine reaches, which are measured in the same job. The step has the engine of this
+    environment (--engine), and with --other_python that of another one, too.
 
     All other flags go to the benchmark.
     """
     from candle_p1.bench import show_step
+    from candle_p1.bench.elsewhere import Elsewhere
     from candle_p1.bench.step import StepComparison, StepJob
 
     job = StepJob(benchmark, flags, num_steps=num_steps)
-    report = measure(StepComparison(job, against=against == "plain", **conditions))
+    other = Elsewhere.of(other_python) if other_python else None
+    report = measure(StepComparison(job, against=against == "plain", other=other, **conditions))
     show(show_step.parts(report), report, json_file)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from candle_p1.bench.job import Measurement, OnStart
+
+Found = TypeVar("Found")
 
 
 def output_file_option(flag: str, name: str, text: str) -> Callable[..., Any]:
@@ -100,7 +102,7 @@ def measure(comparison: Measurement) -> dict[str, Any]:
     return with_progress(lambda on_start: comparison.measure(files, on_start))
 
 
-def with_progress(measure: Callable[[OnStart], dict[str, Any]]) -> dict[str, Any]:
+def with_progress(measure: Callable[[OnStart], Found]) -> Found:
     """Returns what a function measures, with a bar of the jobs that it starts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:

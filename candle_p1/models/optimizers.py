@@ -26,8 +26,13 @@ CANDLE_CONSTANTS = {
 """The arguments that CANDLE's build_optimizer passes to those optimizers that have them, from
 keras_default_config. Its learning rate's decay is 0. It knows constants of Adamax and Nadam, but
 does not build them."""
-DTYPE_POLICIES = {"f16": "mixed_float16", "f32": "float32", "f64": "float64"}
-"""Keras's policy for each ``--data_type``; f16 also scales the loss."""
+DTYPE_POLICIES = {
+    "bf16": "mixed_bfloat16",
+    "f16": "mixed_float16",
+    "f32": "float32",
+    "f64": "float64",
+}
+"""Keras's policy for each ``--data_type``; f16 also scales the loss, which bf16 does not need."""
 
 
 def default_learning_rate(name: str) -> float:

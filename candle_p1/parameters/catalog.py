@@ -47,7 +47,11 @@ _GENERAL = _group(
         role=Role.PLACE,
     ),
     Parameter(
-        "data_type", str, "f32", "floating-point type; f16 is mixed precision", short=("-d",)
+        "data_type",
+        str,
+        "f32",
+        "floating-point type; f16 and bf16 are mixed precision",
+        short=("-d",),
     ),
     Parameter(
         "rng_seed", int, 7102, "seed", role=Role.SEED, short=("-r",), minimum=0, maximum=MAX_SEED

@@ -9,7 +9,9 @@ from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.power_trace import Channel, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from candle_p1.instrument.power.gpus import JobGpus
 
 MILLI = 1e-3
 LIMIT_W = 20_000.0
@@ -23,11 +25,19 @@ class NvmlSource(GpuSource):
     """Reads the energy counters of NVIDIA's GPUs, or the power of cards that have no counter.
 
     A card divided by MIG counts as absent, because its sensors show the whole card.
+
+    Args:
+        job: The GPUs of this job.
+        readings: What is read, of which a card's first that can be read is used.
     """
 
     name = "nvml"
     vendor = "NVIDIA"
     variables = NVIDIA
+
+    def __init__(self, job: JobGpus, readings: Sequence[Reading] = tuple(RESOLUTION_S)) -> None:
+        self._readings = readings
+        super().__init__(job)
 
     def read(self, channel: Channel) -> float:
         """Returns millijoules or milliwatts."""
@@ -67,7 +77,7 @@ class NvmlSource(GpuSource):
         return found
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
-        for reading, resolution_s in RESOLUTION_S.items():
+        for reading in self._readings:
             yield Channel(
                 f"gpu:{gpu.uuid}",
                 gpu.model,
@@ -76,7 +86,7 @@ class NvmlSource(GpuSource):
                 reading,
                 unit=MILLI,
                 limit_w=LIMIT_W,
-                resolution_s=resolution_s,
+                resolution_s=RESOLUTION_S[reading],
             )
 
     def _check(self, channel: Channel) -> None:

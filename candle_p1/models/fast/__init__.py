@@ -11,15 +11,22 @@ KERNELS = ("fast", "plain")
 """The implementations, as named by ``--kernels``; plain is Keras's own."""
 STRETCH = 64
 """The number of positions of a short sequence, into which convolutions cut long ones."""
+HALF_TYPES = ("float16", "bfloat16")
+"""The types of mixed precision, in which Keras's own layers compute."""
 _fast = False
 
 
 def choose(kind: str, *, on_cpu: bool) -> None:
     """Chooses one of KERNELS for all models that this process builds from now on."""
+    global _fast
+    _fast = kind == "fast" and exist(on_cpu=on_cpu)
+
+
+def exist(*, on_cpu: bool) -> bool:
+    """Returns whether there is a fast implementation for Keras's backend and this device."""
     import keras
 
-    global _fast
-    _fast = kind == "fast" and on_cpu and keras.backend.backend() == "tensorflow"
+    return on_cpu and bool(keras.backend.backend() == "tensorflow")
 
 
 def are_fast() -> bool:

@@ -27,7 +27,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             and self.padding == "valid"
             and self.data_format == "channels_last"
             and self.use_bias
-            and self.compute_dtype != "float16"
+            and self.compute_dtype not in fast.HALF_TYPES
             and inputs.shape[1] is not None
             and inputs.shape[1] >= fast.STRETCH + self.kernel_size[0]
         )
@@ -65,7 +65,9 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs, shape (batch, units)."""
         kernel = self._penalized_kernel()
-        simple = self.use_bias and len(inputs.shape) == 2 and self.compute_dtype != "float16"
+        simple = (
+            self.use_bias and len(inputs.shape) == 2 and self.compute_dtype not in fast.HALF_TYPES
+        )
         if not (fast.are_fast() and simple):
             return super().call(inputs, training=training)
         from candle_p1.models.fast.operations import multiply

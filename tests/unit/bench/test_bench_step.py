@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from candle_p1.bench import show_step, step
+from candle_p1.bench.elsewhere import Elsewhere
 from candle_p1.bench.step import StepComparison, StepJob, StepOutcome, difference
 from candle_p1.data.reader import FileSet
-from candle_p1.errors import CandleError
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.errors import CandleError, ParameterError
 
 OUTCOME = StepOutcome(
     steps_s=[0.2, 0.1, 0.3],
@@ -17,6 +20,8 @@ OUTCOME = StepOutcome(
     batch_size=20,
     threads=2,
     device="cpu",
+    backend="tensorflow 2.18.1",
+    has_fast_kernels=True,
     flops=6e9,
     state_bytes=5_000_000,
     matrix_bytes=7_000_000,
@@ -130,3 +135,91 @@ def test_the_tables_show_all_variants(compare, num_ranks):
     assert all(table.row_count == len(report["results"]) for table in tables)
     assert any("bound of a rank: 120 ms" in line for line in lines)
     assert any("exposed communication" in line for line in lines) == (num_ranks > 1)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Another environment, with JAX and without fast kernels, where all takes three times as long.
+
+    Its models begin with other random numbers.
+    """
+    there = replace(OUTCOME, backend="jax 0.10.2", has_fast_kernels=False, losses=[9.0, 8.0, 7.0])
+
+    def run(self, job, num_ranks):
+        of_variant = EXPOSED_S if job.averages_gradients else 0.0
+        return [replace(there, steps_s=[0.6 + of_variant] * 3)] * num_ranks
+
+    monkeypatch.setattr(Elsewhere, "run", run)
+    monkeypatch.setattr(step, "choose_backend", lambda: "tensorflow")
+    return Elsewhere("/opt/jax/bin/python", "jax")
+
+
+EXPOSED_S = 0.3
+
+
+def test_another_environment_is_measured_in_turn(compare, elsewhere):
+    report, jobs = compare(slower, num_ranks=2, num_rounds=1, other=elsewhere)
+    names = ["as in a run", "no allreduce", "one process"]
+    found = [result["variant"] for result in report["results"]]
+    assert found == [*names, *(f"{name}, jax" for name in names)]
+    assert [job.variant for job in jobs] == names  # the others were not measured here
+    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1, 2, 2, 1]
+    ratio = report["results"][0]["speedup"]["as in a run, jax"]
+    assert ratio == pytest.approx((0.6 + EXPOSED_S) / 0.2)
+    assert report["communication"]["exposed_s"] == 0
+    assert report["other"]["communication"]["exposed_s"] == pytest.approx(EXPOSED_S)
+    lines = [part for part in show_step.parts(report) if isinstance(part, str)]
+    assert any("jax 0.10.2, by /opt/jax/bin/python" in line for line in lines)
+    assert any("exposed communication, jax: 300 ms" in line for line in lines)
+
+
+def test_models_are_compared_within_an_environment_only(compare, elsewhere):
+    report, _ = compare(slower, num_rounds=1, other=elsewhere)
+    assert set(report["differences"]) == {"plain Keras", "plain Keras, jax"}
+    lines = [part for part in show_step.parts(report) if isinstance(part, str)]
+    assert any("fast kernels are for TensorFlow on CPUs only" in line for line in lines)
+
+
+def test_the_note_on_kernels_is_for_environments_without_them(compare):
+    report, _ = compare(slower, num_rounds=1)
+    lines = [part for part in show_step.parts(report) if isinstance(part, str)]
+    assert not any("fast kernels" in line for line in lines)
+
+
+def test_an_environment_of_the_same_backend_has_another_name(elsewhere):
+    same = replace(elsewhere, backend="tensorflow")
+    names = [job.variant for job in StepComparison(StepJob("nt3", []), other=same).variants()]
+    assert names[-1] == "plain Keras, other tensorflow"
+
+
+def test_one_engine_cannot_be_chosen_for_two_environments(elsewhere):
+    job = StepJob("nt3", ["--size", "small", "--engine", "auto"])
+    with pytest.raises(ParameterError, match=r"--engine .* --other_python"):
+        StepComparison(job, other=elsewhere).locate_files()
+
+
+def test_an_interpreter_says_what_it_has():
+    here = Elsewhere.of(sys.executable)
+    assert here == Elsewhere(sys.executable, choose_backend())
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (None, "cannot be started"),
+        ("#!/bin/sh\necho 'No module named candle_p1' >&2; exit 1\n", "No module named candle_p1"),
+        ('#!/bin/sh\necho \'{"version": "0.0.1", "backend": "jax"}\'\n', "has candle_p1 0.0.1"),
+    ],
+)
+def test_an_interpreter_without_this_package_is_refused(tmp_path, program, message):
+    python = tmp_path / "python"
+    if program:
+        python.write_text(program)
+        python.chmod(0o755)
+    with pytest.raises(ParameterError, match=f"--other_python {python} .*{message}"):
+        Elsewhere.of(str(python))
+
+
+def test_an_error_of_another_environment_is_raised_here():
+    with pytest.raises(CandleError, match="'nt3'"):
+        Elsewhere(sys.executable, "jax").run(StepJob("nt4", []), 1)

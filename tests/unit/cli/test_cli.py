@@ -154,6 +154,7 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
         (["run", "nt3", "--epochs", "x"], "epochs = 'x'"),
         (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),
         (["bench", "step", "nt3", "--step", "2"], "'--steps'"),
+        (["bench", "step", "nt3", "--other_python", "nowhere/python"], "cannot be started"),
         (["submit", "nt3", "--machine", "slurm", "--node", "2"], "'--nodes'"),
         (["submit", "nt3", "--machine", "slurn"], "'slurm'"),
         (["study", "show", "strong-nt4"], "'strong-nt3'"),
@@ -509,6 +510,8 @@ ABSURD = str(10**12)
         ["bench", "load", "nt3", "--repeats", ABSURD],
         ["bench", "load", "nt3", "--load_threads", ABSURD],
         ["bench", "step", "nt3", "--steps", ABSURD],
+        ["bench", "gpu", "nt3", "--np", ABSURD],
+        ["bench", "gpu", "nt3", "--seconds", ABSURD],
         ["bench", "record", "--ranks", ABSURD],
     ],
 )

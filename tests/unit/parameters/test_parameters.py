@@ -26,7 +26,7 @@ NT3_OWN = (
     Parameter("min_logconc", float, -5, "a number that may be negative"),
 )
 DECLARED = (PARAMETERS, NT3_OWN)
-CHOICES = {"size": ("full", "small"), "data_type": ("f16", "f32", "f64")}
+CHOICES = {"size": ("full", "small"), "data_type": ("bf16", "f16", "f32", "f64")}
 NT3 = Declaration(
     *DECLARED, program="nt3_baseline_keras2.py", description="NT3, 100%", choices=CHOICES
 )
@@ -222,7 +222,7 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         ("learning_rate = 1e999", ["learning_rate = inf", "line 7"]),
         ("learning_rate = '0.1'", ["learning_rate = '0.1'", "line 7"]),
         ("dropout = 1", ["dropout = 1", "line 7", "below 1"]),
-        ("data_type = 'f8'", ["data_type = 'f8'", "line 7", "f16, f32, f64"]),
+        ("data_type = 'f8'", ["data_type = 'f8'", "line 7", "bf16, f16, f32, f64"]),
         ("run_id = None", ["run_id = None", "line 7"]),
         ("conv = [1, [2], 3]", ["conv = [1, [2], 3]", "line 7", "at least 0"]),
         (f"conv = {[-1] * 100}", [f"conv = {str([-1] * 100)[:77]}...", "line 7"]),
@@ -378,7 +378,7 @@ def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, m
         "usage: nt3_baseline_keras2.py [--FLAG VALUE ...]",
         "NT3, 100%",
         "-lr FLOAT, --learning_rate FLOAT" if before_3_13 else "-lr, --learning_rate FLOAT",
-        "[one of f16, f32, f64; default: 'f32']",
+        "[one of bf16, f16, f32, f64; default: 'f32']",
         "[an integer, at least 1 and at most 10000000; default: 400 (model file "
         "nt3_default_model.txt, line 15)]",
         "--conv INT [INT ...]",

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1.bench import gpu, gpu_energy, show_gpu
+from candle_p1.bench.gpu import DeviceFacts, DeviceJob, GpuJob, GpuMeasurement, GpuOutcome
+from candle_p1.cli.bench_gpu import gpu_command
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import SetupError
+
+DEVICE = DeviceFacts(
+    kind="NVIDIA H100",
+    platform="cuda 12090",
+    driver="570.1",
+    num_devices=4,
+    memory_bytes=60 << 30,
+    flops_per_s={"float32": 50e12, "tf32": 400e12, "bfloat16": 800e12},
+    copy_bytes_per_s=3e12,
+    upload_bytes_per_s=50e9,
+)
+OUTCOME = GpuOutcome(
+    steps_s=[0.010, 0.011, 0.013],
+    steps_per_epoch=56,
+    batch_size=20,
+    flops=1e12,
+    optimizer_bytes=3_000_000_000,
+    prepared_s=20.0,
+    first_step_s=8.0,
+    step_energies_j={"energy": 5.0, "power": 4.5},
+    no_energy=None,
+)
+
+
+@pytest.fixture
+def measure(monkeypatch):
+    """Measures with jobs whose outcomes a function (job, number of ranks) returns."""
+
+    def measure(outcome_of, **conditions):
+        jobs = []
+
+        def run(job, num_ranks):
+            jobs.append((job, num_ranks))
+            return [DEVICE] if type(job) is DeviceJob else [outcome_of(job)] * num_ranks
+
+        monkeypatch.setattr(gpu, "run", run)
+        monkeypatch.setattr(gpu, "launch", lambda *arguments: None)
+        monkeypatch.setattr(gpu, "find_spec", lambda name: True)
+        measurement = GpuMeasurement(("nt3",), **conditions)
+        device = measurement.measure_device(lambda *progress: None)
+        return measurement.measure(device, lambda *progress: None), jobs[1:]
+
+    return measure
+
+
+def by_precision(job):
+    """Plain Keras takes twice as long; the first start of a job is slower than the next."""
+    factor = {"float32": 4.0, "tf32": 2.0, "bfloat16": 1.0}[job.precision]
+    factor *= 2 if job.inputs == "arrays" else 1
+    return replace(OUTCOME, steps_s=[factor * seconds for seconds in OUTCOME.steps_s])
+
+
+def test_every_precision_is_compared_with_plain_keras(measure):
+    report, jobs = measure(by_precision, num_ranks=1)
+    names = [(job.precision, job.inputs) for job, _ in jobs]
+    in_order = [(name, each) for name in gpu.PRECISIONS for each in ("samples", "arrays")]
+    assert names == [*in_order, *reversed(in_order)]
+    assert {num_ranks for _, num_ranks in jobs} == {1}
+    ours, plain, *_, best, _ = report["results"]
+    assert ours["step_s"] == pytest.approx(4 * 0.011)
+    assert plain["step_s"] == pytest.approx(8 * 0.011)
+    assert ours["epoch_s"] == pytest.approx(56 * 4 * 0.011)
+    assert ours["samples_per_s"] == pytest.approx(20 / 0.044)
+    assert ours["epoch_energies_j"] == {"energy": 280.0, "power": 252.0}
+    assert best["precision"] == "bfloat16"
+
+
+def test_the_bound_has_the_rate_of_its_precision(measure):
+    report, _ = measure(by_precision, num_ranks=1)
+    bounds_s = [each["bound_s"] for each in report["results"]]
+    assert bounds_s[0] == pytest.approx(1e12 / 50e12 + 1e-3)
+    assert bounds_s[2] == pytest.approx(1e12 / 400e12 + 1e-3)
+    assert bounds_s[4] == pytest.approx(1e12 / 800e12 + 1e-3)
+
+
+def test_a_job_computes_in_its_precision_with_a_cache_of_its_own(measure):
+    _, jobs = measure(by_precision, num_ranks=1)
+    products = "JAX_DEFAULT_MATMUL_PRECISION"
+    found = {job.precision: (job.settings["data_type"], job.environment) for job, _ in jobs}
+    assert {name: type_ for name, (type_, _) in found.items()} == {
+        "float32": "f32",
+        "tf32": "f32",
+        "bfloat16": "bf16",
+    }
+    assert found["float32"][1][products] == "highest"
+    assert found["tf32"][1][products] == "tensorfloat32"
+    assert all(job.settings["engine"] == "jax" for job, _ in jobs)
+    caches = [job.environment["JAX_COMPILATION_CACHE_DIR"] for job, _ in jobs]
+    assert len(set(caches)) == 6
+    assert caches == [*caches[:6], *reversed(caches[:6])]  # warm in the second round
+
+
+def test_the_first_round_starts_cold(measure):
+    seen = set()
+
+    def outcome(job):
+        is_first = job.cache_dir not in seen
+        seen.add(job.cache_dir)
+        return replace(OUTCOME, first_step_s=30.0 if is_first else 2.0)
+
+    report, _ = measure(outcome, num_ranks=1, num_rounds=3)
+    for result in report["results"]:
+        assert (result["cold_start_s"], result["warm_start_s"]) == (50.0, 22.0)
+        assert result["first_steps_s"] == [30.0, 2.0, 2.0]
+
+
+def test_all_gpus_train_together_unless_told_otherwise(measure):
+    report, jobs = measure(by_precision, num_rounds=1)
+    assert [num_ranks for _, num_ranks in jobs] == [1] * 6 + [4]
+    assert report["results"][-1]["samples_per_s"] == pytest.approx(4 * 20 / 0.022)
+    _, jobs = measure(by_precision, num_rounds=1, device="cpu")
+    assert {num_ranks for _, num_ranks in jobs} == {1}
+
+
+def test_on_cpus_no_gpu_is_seen():
+    assert GpuJob("nt3", [], "cpu").environment["JAX_PLATFORMS"] == "cpu"
+    assert "JAX_PLATFORMS" not in GpuJob("nt3", [], "gpu").environment
+
+
+def text(report):
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        for part in show_gpu.parts(report):
+            console.print(part)
+    return capture.get()
+
+
+def first_row(shown):
+    """Returns the words of the first row of the table of steps."""
+    words = ["nt3,", "as", "in", "a", "run", "float32"]
+    rows = map(str.split, shown.splitlines())
+    return next(row for row in rows if row[: len(words)] == words)
+
+
+def test_the_tables_show_all_variants(measure):
+    report, _ = measure(by_precision)
+    shown = text(report)
+    assert "NVIDIA H100, 4 devices, cuda 12090; driver: 570.1; JAX " in shown
+    assert "MEASURED ON CPUs" not in shown
+    assert "400 TFLOP/s" in shown
+    bound = (0.044 / 0.021, 2.0)
+    assert first_row(shown)[-2:] == [f"{value:#.3g}" for value in bound]
+    assert "integrated power" in shown
+
+
+def test_what_is_not_measured_is_not_a_number(measure):
+    nothing = replace(OUTCOME, flops=None, step_energies_j={}, no_energy="no sensor")
+    report, _ = measure(lambda job: nothing, num_rounds=1, device="cpu")
+    shown = text(report)
+    assert "MEASURED ON CPUs" in shown
+    assert "energy: absent (no sensor)" in shown
+    assert first_row(shown)[-3:] == ["-", "-", "1.00"]
+
+
+def test_without_jax_there_is_one_message(monkeypatch):
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    result = CliRunner().invoke(gpu_command, ["nt3"])
+    assert isinstance(result.exception, SetupError)
+    assert "ENGINE=jax GPU=1" in str(result.exception)
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """Two cards, of which the counters grow by 30 J and the power is 310 W at each reading."""
+    counts = {"GPU-0": 1_000_000, "GPU-1": 5_000_000}
+
+    def count(card):
+        counts[card] += 30_000
+        return counts[card]
+
+    found = SimpleNamespace(
+        NVML_DEVICE_MIG_DISABLE=0,
+        NVMLError=NVMLError,
+        NVMLError_NoPermission=type("NVMLError_NoPermission", (NVMLError,), {}),
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"GPU-{index}",
+        nvmlDeviceGetUUID=str,
+        nvmlDeviceGetName=lambda card: "NVIDIA H100",
+        nvmlDeviceGetTotalEnergyConsumption=count,
+        nvmlDeviceGetPowerUsage=lambda card: 310_000,
+        nvmlDeviceGetMigMode=lambda card: (0, 0),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    return found
+
+
+def sampled(num_samples):
+    """The energies between the first and the last of some samples, one a second."""
+    clock = iter(range(10**6))
+    meter = gpu_energy.EnergyMeter(SerialCommunicator())
+    sampler = meter._sampler
+    if sampler is not None:
+        times = {"now": 0.0}
+        sampler._clock = lambda: times["now"]
+        for _ in range(num_samples):
+            times["now"] = float(next(clock))
+            sampler.sample()
+    return meter.energies_j(0.0, num_samples - 1.0)
+
+
+def test_counter_and_power_are_read_at_the_same_time(nvml):
+    found, reason = sampled(21)
+    assert reason is None
+    assert found["energy"] == pytest.approx(20 * 30.0)
+    assert found["power"] == pytest.approx(20 * 310.0)
+
+
+def test_a_card_without_a_counter_has_its_power(nvml):
+    def unsupported(card):
+        raise NVMLError("Not Supported")
+
+    nvml.nvmlDeviceGetTotalEnergyConsumption = unsupported
+    found, _ = sampled(21)
+    assert set(found) == {"power"}
+
+
+def test_an_energy_of_few_samples_is_absent(nvml):
+    found, reason = sampled(2)
+    assert found == {}
+    assert "--seconds" in reason
+
+
+def test_without_a_sensor_there_is_no_energy(monkeypatch):
+    for name in ("pynvml", "amdsmi"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found, reason = sampled(21)
+    assert found == {}
+    assert "nvidia-ml-py" in reason
