@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from candle_p1.bench.job import Job, launch, run
 from candle_p1.benchmark import find_benchmark
+from candle_p1.distributed.gpus import GPUS_VARIABLE
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records import environment
@@ -74,13 +75,15 @@ class DeviceJob(Job):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """One epoch, with JAX."""
-        return super().settings | {"engine": "jax"}
+        """One epoch, with JAX and its fastest kernels, as jobs of the paper's sizes have them."""
+        return super().settings | {"engine": "jax", "deterministic": False}
 
     @property
     def environment(self) -> dict[str, str]:
         """Chooses the device."""
-        return {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
+        if self.device == "gpu":
+            return {}
+        return {"JAX_PLATFORMS": "cpu", GPUS_VARIABLE: "0"}
 
 
 @dataclass(frozen=True)

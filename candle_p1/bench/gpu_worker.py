@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 WARM_UP_STEPS = 3
-"""Steps that are not timed, after the first one; XLA compiles the second one again."""
+"""Steps that are not timed, after the first one, in which XLA compiles."""
 MIN_BLOCKS = 3
 MAX_BLOCKS = 10_000
 MAX_ARRAY_BYTES = 2 << 30
