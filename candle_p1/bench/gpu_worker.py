@@ -22,6 +22,7 @@ from candle_p1.errors import SetupError
 from candle_p1.models.fast.batches import for_fit
 
 if TYPE_CHECKING:
+    from candle_p1.data.batches import TrainBatches
     from candle_p1.distributed.comm import Communicator
 
 WARM_UP_STEPS = 3
@@ -51,18 +52,16 @@ def measure(job: GpuJob, comm: Communicator) -> GpuOutcome:
         x, y = join_batches([batches[step] for step in range(num_steps)])
         given = {"x": x, "y": y, "batch_size": plan.batch_size}
     else:
-        given = {"x": for_fit(batches)}
+        given = {"x": for_fit(_Blocks(batches, num_steps))}
     prepared_s = time.time() - psutil.Process().create_time()
     begin = time.perf_counter()
     model.fit(**given, steps_per_epoch=1, **options)
     first_step_s = time.perf_counter() - begin
     model.fit(**given, steps_per_epoch=min(WARM_UP_STEPS, num_steps), **options)
-    timer = _BlockTimer(comm, job.seconds)
+    timer = _TimedBlocks(comm, job.seconds)
     comm.barrier()
     with EnergyMeter(comm) as meter:
-        model.fit(
-            **given, steps_per_epoch=num_steps, epochs=MAX_BLOCKS, callbacks=[timer], **options
-        )
+        model.fit(**given, epochs=MAX_BLOCKS, callbacks=[timer], **options)
     steps = len(timer.seconds) * num_steps
     energies_j, no_energy = meter.energies_j(timer.begin_s, timer.end_s)
     return GpuOutcome(
@@ -78,7 +77,27 @@ def measure(job: GpuJob, comm: Communicator) -> GpuOutcome:
     )
 
 
-class _BlockTimer(keras.callbacks.Callback):  # type: ignore[misc]
+class _Blocks(keras.utils.PyDataset):  # type: ignore[misc]
+    """The batches of an epoch, of which each of Keras's epochs takes a number, round and round.
+
+    Keras itself would end an epoch of ``steps_per_epoch`` early where the batches end.
+    """
+
+    def __init__(self, batches: TrainBatches, num_steps: int) -> None:
+        super().__init__()
+        self._batches, self._num_steps, self._first = batches, num_steps, 0
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> tuple[Any, Any]:
+        return self._batches[(self._first + step) % len(self._batches)]
+
+    def on_epoch_end(self) -> None:
+        self._first += self._num_steps
+
+
+class _TimedBlocks(keras.callbacks.Callback):  # type: ignore[misc]
     """Times blocks of steps, which are Keras's epochs, until rank 0 has had enough.
 
     Attributes:
