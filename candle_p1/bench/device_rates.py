@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
 
 REPEATS = 5
-NUM_PRODUCTS = 8
-"""Products that follow one another without the host."""
+NUM_PRODUCTS = NUM_PASSES = 8
+"""Products, and passes through an array, that follow one another without the host."""
 MATRIX_SIZE = {"gpu": 8192, "cpu": 1024}
 ARRAY_BYTES = {"gpu": 1 << 30, "cpu": 1 << 26}
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
@@ -80,14 +80,21 @@ def _products_per_s(size: int, name: str) -> float:
 
 
 def _copy_bytes_per_s(num_bytes: int) -> float:
+    """Returns the bytes per second, read and written, of passes through an array."""
     import jax
 
     given = jax.numpy.zeros(num_bytes // 4, "float32")
-    add = jax.jit(lambda values: values + 1)
-    return 2.0 * num_bytes / median_s(lambda: jax.block_until_ready(add(given)), REPEATS)
+
+    def add(values: Any) -> Any:
+        return jax.lax.fori_loop(0, NUM_PASSES, lambda _, each: each + 1, values)
+
+    compiled = jax.jit(add)
+    seconds = median_s(lambda: jax.block_until_ready(compiled(given)), REPEATS)
+    return 2.0 * NUM_PASSES * num_bytes / seconds
 
 
 def _upload_bytes_per_s(num_bytes: int) -> float:
+    """Returns the bytes per second of copies of an array of the host to the device."""
     import jax
 
     given, device = np.zeros(num_bytes // 4, np.float32), jax.devices()[0]

@@ -100,6 +100,8 @@ class _Blocks(keras.utils.PyDataset):  # type: ignore[misc]
 class _TimedBlocks(keras.callbacks.Callback):  # type: ignore[misc]
     """Times blocks of steps, which are Keras's epochs, until rank 0 has had enough.
 
+    The first block is not timed: something is still compiled in it.
+
     Attributes:
         seconds: The time of each block.
         begin_s: When the first one began, by time.perf_counter.
@@ -114,12 +116,15 @@ class _TimedBlocks(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._start = time.perf_counter()
-        self.begin_s = self.begin_s or self._start
+        if epoch == 1:
+            self.begin_s = self._start
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         assert logs is not None
         float(logs["loss"])  # waits for the last step
         self.end_s = time.perf_counter()
+        if epoch == 0:
+            return
         self.seconds.append(self.end_s - self._start)
         enough = len(self.seconds) >= MIN_BLOCKS and self.end_s - self.begin_s >= self._limit_s
         if self._comm.broadcast(enough):
