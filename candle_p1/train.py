@@ -329,7 +329,8 @@ def main(benchmark: Benchmark) -> None:
     except KeyboardInterrupt:
         comm.abort(128 + signal.SIGINT)
     except Exception:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # of a terminal that has gone with the launcher
+            traceback.print_exc()
         comm.abort(1)
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -360,9 +360,14 @@ class MpiCommunicator(Communicator):
         return divided
 
     def abort(self, code: int) -> NoReturn:
-        """Ends all ranks with MPI_Abort."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        """Ends all ranks with MPI_Abort.
+
+        What cannot be printed any more is lost: an error of a terminal that has gone with its
+        launcher would let this process end as usual, and JAX then wait for the other ranks.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         job_guard.remove_shared_memory()
         self._ranks.Abort(code)
         raise AssertionError("MPI_Abort returned")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import pickle
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from candle_p1.distributed import comm as comm_module
-from candle_p1.distributed.comm import Attempt, SerialCommunicator
+from candle_p1.distributed.comm import Attempt, MpiCommunicator, SerialCommunicator
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, DataError, DistributedError, ParameterError
 
@@ -46,6 +49,28 @@ def test_the_serial_communicator_returns_what_it_is_given():
     total = comm.allreduce_sum(array)
     assert total is not array
     np.testing.assert_array_equal(total, array)
+
+
+class Aborted(BaseException):
+    pass
+
+
+def test_ranks_are_ended_although_their_terminal_has_gone(monkeypatch):
+    """Otherwise this process would end as usual, and a framework might wait for the others."""
+
+    def fail():
+        raise OSError(errno.EIO, "Input/output error")
+
+    def abort(code):
+        raise Aborted(code)
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(flush=fail))
+    comm = object.__new__(MpiCommunicator)
+    comm._ranks = SimpleNamespace(Abort=abort)
+    with pytest.raises(Aborted) as raised:
+        comm.abort(7)
+    assert raised.value.args == (7,)
 
 
 def test_an_attempt_returns_its_result_if_no_rank_failed():
