@@ -14,7 +14,7 @@ from candle_p1.distributed.seeds import seed_ranks
 from candle_p1.errors import DistributedError
 from candle_p1.scaling import ScalingPlan, share_bounds
 
-NUM_SAMPLES, NUM_FEATURES, BATCH = 64, 30, 4
+NUM_SAMPLES, NUM_FEATURES, BATCH = 96, 30, 4
 
 
 def samples():
