@@ -43,6 +43,11 @@ class Job:
         """Waits until all ranks train; they write a file each."""
         wait_until(lambda: self._find(num_ranks), START_S, self._process)
 
+    def await_epoch(self):
+        """Waits until the ranks have trained for an epoch."""
+        history = self._directory / "out/EXP000/RUN000/history.csv"
+        wait_until(history.exists, START_S, self._process)
+
     def _find(self, num_ranks):
         self.pids = []
         with suppress(FileNotFoundError):
@@ -87,7 +92,13 @@ def begin_training(begin, nt3_script, monkeypatch):
     """Returns a function that starts NT3 with its network and default time limits on two nodes."""
     monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
     script = ROOT / "tests/integration/faulty_nt3.py"
-    return lambda: begin(1, 1, command=(script, *TRAINING.split()))
+
+    def begin_training():
+        nodes, job = begin(1, 1, command=(script, *TRAINING.split()))
+        job.await_epoch()
+        return nodes, job
+
+    return begin_training
 
 
 def assert_named(job, ranks, host, *, is_printed=True):
