@@ -37,7 +37,6 @@ def ended(mpirun, data_directory, tmp_path_factory):
 @pytest.mark.extended
 @pytest.mark.parallel
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda number: "-".join(FAULTS[number]))
 def test_a_run_ends_as_documented(ended, number):
     fault = ended[number]

@@ -57,9 +57,10 @@ def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, 
 
 @pytest.mark.extended
 @pytest.mark.parallel
-@pytest.mark.horovod
-@pytest.mark.jax_engine
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    "num_ranks",
+    [pytest.param(1, marks=pytest.mark.horovod), pytest.param(2, marks=EITHER)],
+)
 def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks):
     command = mpirun(num_ranks, HERE / "harness.py", "check_restart")
     code, output = execute(command, limit_s=3600)
