@@ -15,7 +15,6 @@ NUM_KILLS = 6
 @pytest.mark.extended
 @pytest.mark.parallel
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_killed_runs_end_as_if_nobody_had_killed_them(
     mpirun, data_directory, tmp_path, monkeypatch
 ):

@@ -166,28 +166,12 @@ def test_a_step_is_compared_with_plain_keras(bench_step):
 
 @pytest.mark.parallel
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench_step):
     report, output = bench_step("--np", "2")
     together, alone, one = report["results"]
     assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
     assert [result["averages_gradients"] for result in (together, alone)] == [True, False]
     assert together["state_bytes"] == 2 * one["state_bytes"]
-    assert "exposed communication" in output
-
-
-@pytest.mark.parallel
-@pytest.mark.jax_engine
-@pytest.mark.parametrize("name", ["nt3", "p1b1", "p1b2", "p1b3"])
-def test_the_engine_jax_is_measured_in_every_benchmark(mpirun, execute, tmp_path, name):
-    argv = [name, "--size", "small", "--engine", "jax", "--np", "2", "--steps", "1"]
-    argv += ["--rounds", "1", "--json", "step.json"]
-    code, output = execute([*LOAD[:-1], "step", *argv])
-    assert code == 0, output
-    report = json.loads((tmp_path / "step.json").read_text())
-    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
-    assert all(result["backend"].startswith("jax ") for result in report["results"])
-    assert math.isfinite(report["communication"]["exposed_s"])
     assert "exposed communication" in output
 
 
@@ -223,29 +207,6 @@ def test_without_a_gpu_there_is_one_message(execute, tmp_path):
     assert "JAX finds no GPU" in output
     assert "--device cpu --size small" in output
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.jax_engine
-def test_every_precision_is_measured(execute, tmp_path):
-    argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0", "--json", "gpu.json"]
-    code, output = execute([*GPU, *argv])
-    assert code == 0, output
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["on"] == "cpu"
-    assert "MEASURED ON CPUs" in output
-    assert min(report["device"]["flops_per_s"].values()) > 0
-    found = [(each["precision"], each["variant"]) for each in report["results"]]
-    kinds = ("as in a run", "plain Keras")
-    assert found == [(name, kind) for name in ("float32", "tf32", "bfloat16") for kind in kinds]
-    for result in report["results"]:
-        assert len(result["blocks_s"]) >= 6  # three of each round
-        assert result["range_s"][0] <= result["step_s"] <= result["range_s"][1]
-        assert result["epoch_s"] == pytest.approx(result["step_s"] * result["steps_per_epoch"])
-        assert result["bound_s"] > 0
-        assert result["cold_start_s"] > result["first_steps_s"][0] > 0
-        assert result["warm_start_s"] > result["first_steps_s"][1] > 0
-        assert result["epoch_energies_j"] == {}
-        assert result["no_energy"]
 
 
 def test_an_epoch_with_too_few_steps_is_refused(execute):

@@ -28,7 +28,7 @@ EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
     ("command", "num_ranks", "num_checks"),
     [
         pytest.param("harness.py check_averaging check_comm", 3, 14 + 6, marks=EITHER),
-        pytest.param("harness.py check_benchmarks", 4, 4, marks=EITHER),
+        pytest.param("harness.py check_benchmarks", 2, 4, marks=EITHER),
         pytest.param("harness.py check_measuring check_evaluation", 2, 3 + 6, marks=EITHER),
         # The runs of check_losses come last, because they choose kernels for the process.
         pytest.param("harness.py check_own_step check_losses", 2, 6 + 4, marks=pytest.mark.horovod),
