@@ -94,24 +94,20 @@ class Engine(ABC):
             log: Records the allreduces.
         """
 
-    def average_passes(
+    def at_last_pass(
         self,
         optimizer: Any,
+        average: Callable[[Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
-        variables: Sequence[Any],
-        compression: str = "none",
-        log: AllreduceLog | None = None,
     ) -> list[Any]:
-        """Returns what `average` does, for the mean gradients of several passes.
+        """Returns the averages of the mean gradients of several passes.
 
         Args:
-            optimizer: The optimizer that accumulates them, which is about to clip them.
-            gradients: See `average`.
-            variables: See `average`.
-            compression: See `average`.
-            log: See `average`.
+            optimizer: The optimizer that accumulates them, and is about to clip their mean.
+            average: Averages them over ranks.
+            gradients: The mean gradients.
         """
-        return self.average(gradients, variables, compression, log)
+        return average(gradients)
 
     def prepare(self, model: Any) -> None:  # noqa: B027
         """Lets a model, compiled with an optimizer of `distribute_optimizer`, train with it."""
@@ -154,28 +150,25 @@ class Engine(ABC):
         plain, engine = type(optimizer), self
 
         class Distributed(plain):  # type: ignore[misc,valid-type]
+            def _average(self, grads: Sequence[Any], variables: Any = None) -> list[Any]:
+                variables = self._trainable_variables if variables is None else variables
+                return engine.average(grads, variables, compression, log)
+
             def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-                variables = (
-                    self._trainable_variables
-                    if trainable_variables is None
-                    else trainable_variables
-                )
                 if not self.gradient_accumulation_steps:
-                    grads = engine.average(grads, variables, compression, log)
+                    grads = self._average(grads, trainable_variables)
                 super().apply(grads, trainable_variables)
 
             def stateless_apply(
                 self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
             ) -> Any:
                 if isinstance(self, LossScaleOptimizer):  # the only one that does not call apply
-                    variables = self._trainable_variables
-                    grads = engine.average(grads, variables, compression, log)
+                    grads = self._average(grads)
                 return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
             def _clip_gradients(self, grads: Sequence[Any]) -> Any:
                 if self.gradient_accumulation_steps:  # Keras calls this with the mean of the passes
-                    variables = self._trainable_variables
-                    grads = engine.average_passes(self, grads, variables, compression, log)
+                    grads = engine.at_last_pass(self, self._average, grads)
                 return super()._clip_gradients(grads)
 
         Distributed.__name__ = f"Distributed{plain.__name__}"

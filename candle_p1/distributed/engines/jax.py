@@ -155,24 +155,17 @@ class JaxEngine(Engine):
         remaining = iter(averaged)
         return [None if gradient is None else next(remaining) for gradient in gradients]
 
-    def average_passes(
+    def at_last_pass(
         self,
         optimizer: Any,
+        average: Callable[[Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
-        variables: Sequence[Any],
-        compression: str = "none",
-        log: AllreduceLog | None = None,
     ) -> list[Any]:
         """Returns the averages at the last pass; with JAX, Keras clips at all, to no effect."""
         import jax
 
         is_last = (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
-        averaged: list[Any] = jax.lax.cond(
-            is_last,
-            lambda given: self.average(given, variables, compression, log),
-            lambda given: list(given),
-            gradients,
-        )
+        averaged: list[Any] = jax.lax.cond(is_last, average, list, gradients)
         return averaged
 
     def prepare(self, model: Any) -> None:
