@@ -489,7 +489,7 @@ _MONITORING = _group(
         "stall_shutdown_s",
         int,
         300,
-        "time after which a stalled collective ends the job, in s; 0: never",
+        "time after which a stalled collective of Horovod ends the job, in s; 0: never",
         minimum=0,
         maximum=10**9,
     ),
