@@ -43,7 +43,11 @@ def identical_nodes_pass(comm):
     values = {finding.name: finding.value for finding in findings}
     assert comm.allgather(values) == [values] * comm.size
     assert values["ranks"] == f"{comm.size} on 2 nodes"
-    assert values["horovod"] == environment.package_versions()["horovod"]
+    engine, packages = values["engine"], environment.package_versions()
+    assert engine in {"horovod", "jax"}
+    assert values[engine] == packages[engine]
+    assert ("horovod" in values) == (engine == "horovod")
+    assert values["keras"] == packages["keras"]
     assert values["MPI"].startswith("Open MPI")
     assert len(facts.loaded_mpi_libraries()) == 1
 
