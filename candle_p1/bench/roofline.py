@@ -1,7 +1,8 @@
 """The roofline bound of a training step: its matrix products and the optimizer's memory traffic.
 
 Both are derived from the model, and divided by the rates of this machine, which the same job
-measures with the same threads.
+measures with the same threads. Where the fast kernels compute a convolution by fewer
+multiplications, there is a second bound, that of the form in use.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ REPEATS = 5
 def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | None:
     """Returns the shortest possible time of a step, ``total_s``, and what it is derived from.
 
-    Returns None if the number of operations is not known.
+    ``total_s`` is the bound of the direct form of all products; ``used_total_s`` that of the form
+    in use, of whose transforms between sequences and spectra nothing is counted. Returns None if
+    the number of operations is not known.
     """
     flops, num_bytes = matrix_product_flops(model, batch_size), optimizer_bytes(model)
-    if flops is None:
+    used = matrix_product_flops(model, batch_size, as_computed=True)
+    if flops is None or used is None:
         return None
     flops_per_s, bytes_per_s = matmul_flops_per_s(), copy_bytes_per_s(num_threads)
     return {
+        "used_flops": used,
+        "used_total_s": used / flops_per_s + num_bytes / bytes_per_s,
         "flops": flops,
         "matmul_flops_per_s": flops_per_s,
         "products_s": flops / flops_per_s,
@@ -40,15 +46,22 @@ def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | N
     }
 
 
-def matrix_product_flops(model: Any, batch_size: int) -> float | None:
+def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = False) -> float | None:
     """Returns the number of floating-point operations in the matrix products of a step.
 
     A product of (m, k) and (k, n) has 2 m k n operations. The forward pass and the gradients of
     weights and of inputs have the same number each; the inputs of the first layer need no gradient.
     Only dense layers and convolutions are counted, each as used once. None if the shape of their
     outputs is not known, as in a model that is a class of its own.
+
+    Args:
+        model: A Keras model that has been built.
+        batch_size: The samples of a step.
+        as_computed: Whether to count what the chosen kernels compute, and not the direct form.
     """
     import keras
+
+    from candle_p1.models.fast.layers import Conv1D
 
     kinds = (keras.layers.Dense, *(getattr(keras.layers, f"Conv{n}D") for n in (1, 2, 3)))
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
@@ -62,7 +75,10 @@ def matrix_product_flops(model: Any, batch_size: int) -> float | None:
         positions = shape[2:] if first else shape[1:-1]
         if None in positions:
             return None
-        forward = 2.0 * batch_size * math.prod(positions) * math.prod(layer.kernel.shape)
+        weights = math.prod(layer.kernel.shape)
+        if as_computed and isinstance(layer, Conv1D):
+            weights = layer.multiplications()
+        forward = 2.0 * batch_size * math.prod(positions) * weights
         flops += forward * (3 if i else 2)
     return flops
 

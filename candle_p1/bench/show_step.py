@@ -63,7 +63,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
 
 
 def _roofline(bound: Mapping[str, float], median_s: float) -> str:
-    return (
+    text = (
         f"roofline bound of a rank: {_ms(bound['total_s'])} ms, of which matrix products take"
         f" {_ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
         f" {digits(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
@@ -71,6 +71,13 @@ def _roofline(bound: Mapping[str, float], median_s: float) -> str:
         f" {digits(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
         f" a step takes {digits(median_s / bound['total_s'])} times as long"
     )
+    if bound["used_flops"] < bound["flops"]:
+        text += (
+            f". With convolutions by tiles ({digits(bound['used_flops'] / GIGA)} GFLOP) the bound"
+            f" is {_ms(bound['used_total_s'])} ms, and a step takes"
+            f" {digits(median_s / bound['used_total_s'])} times as long"
+        )
+    return text
 
 
 def _times(results: list[dict[str, Any]]) -> Table:

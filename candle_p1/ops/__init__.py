@@ -22,6 +22,11 @@ def load() -> Any:
       once. Variable and mean square are handles; epsilon is added under the root, outer_epsilon to
       the root.
     - ``candle_p1_clock(after)``: see `read_clock`.
+    - ``candle_p1_convolve(values, first_kernel, first_biases, kernel, biases, pool, rectify,
+      by_tiles, threads)`` gives the maxima of pools of a 1D convolution and their places, and
+      ``candle_p1_convolve_gradient`` the gradients; see `candle_p1.models.fast.convolutions`. The
+      variable ``CANDLE_P1_INSTRUCTIONS`` (avx512, avx2 or portable) limits what they use of the
+      processor.
     """
     import tensorflow as tf
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from candle_p1.models import fast
+from candle_p1.models.fast import tile_costs
 from candle_p1.models.fast.regularizers import L2
 
 
@@ -15,30 +16,45 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     """A 1D convolution.
 
     The fast implementation is for inputs of known length, with a bias, a stride of one, and no
-    padding, dilation or groups. It cuts long sequences, and gains nothing for one of up to STRETCH
-    positions.
+    padding, dilation or groups. It gains nothing for a sequence of up to STRETCH positions.
     """
 
     def call(self, inputs: Any) -> Any:
         """Returns the convolution, shape (batch, positions, filters)."""
-        simple = (
-            self.strides == self.dilation_rate == (1,)
-            and self.groups == 1
-            and self.padding == "valid"
-            and self.data_format == "channels_last"
-            and self.use_bias
-            and self.compute_dtype not in fast.HALF_TYPES
-            and inputs.shape[1] is not None
-            and inputs.shape[1] >= fast.STRETCH + self.kernel_size[0]
-        )
-        if not (fast.are_fast() and simple):
+        if not self._is_fast(inputs.shape[1]):
             return super().call(inputs)
-        from candle_p1.models.fast.operations import convolve
+        from candle_p1.models.fast.convolutions import convolve
 
         kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
         rectify = self.activation is keras.activations.relu
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
         return outputs if rectify else self.activation(outputs)
+
+    def multiplications(self) -> float:
+        """Returns how many multiplications the products take for each output position."""
+        length, (taps, channels, filters) = self.input.shape[1], self.kernel.shape
+        by_tiles = (
+            self._is_fast(length)
+            and self.compute_dtype == "float32"
+            and tile_costs.pay(length - taps + 1, taps, channels, filters)
+        )
+        if by_tiles:
+            return tile_costs.products(taps, channels, filters)
+        return float(taps * channels * filters)
+
+    def _is_fast(self, length: int | None) -> bool:
+        """Returns whether the fast implementation is used for inputs of this length."""
+        return (
+            fast.are_fast()
+            and self.strides == self.dilation_rate == (1,)
+            and self.groups == 1
+            and self.padding == "valid"
+            and self.data_format == "channels_last"
+            and self.use_bias
+            and self.compute_dtype not in fast.HALF_TYPES
+            and length is not None
+            and length >= fast.STRETCH + self.kernel_size[0]
+        )
 
 
 @keras.saving.register_keras_serializable("candle_p1")
@@ -53,7 +69,13 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Creates the kernel (features, units) and the bias (units,)."""
+        initializer: Any = self.kernel_initializer  # type: ignore[has-type]
+        if fast.are_fast():
+            from candle_p1.models.fast.operations import in_place
+
+            self.kernel_initializer = in_place(initializer)
         super().build(input_shape)
+        self.kernel_initializer = initializer
         self._adds_penalty = (
             fast.are_fast()
             and type(self.kernel_regularizer) is L2
@@ -90,10 +112,24 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class MaxPooling1D(keras.layers.MaxPooling1D):  # type: ignore[misc]
-    """Maxima of neighbouring positions. The fast implementation skips a pool of one."""
+    """Maxima of neighbouring positions, without padding.
+
+    The fast implementation skips a pool of one, and lets a convolution that computes by tiles find
+    the maxima of its outputs.
+    """
 
     def call(self, inputs: Any) -> Any:
         """Returns the maxima, shape (batch, pools, channels)."""
-        if fast.are_fast() and self.pool_size == self.strides == (1,):
+        simple = (
+            self.pool_size == self.strides
+            and self.padding == "valid"
+            and self.data_format == "channels_last"
+        )
+        if not (fast.are_fast() and simple):
+            return super().call(inputs)
+        if self.pool_size == (1,):
             return inputs
-        return super().call(inputs)
+        from candle_p1.models.fast.convolutions import pool
+
+        maxima = pool(inputs, *self.pool_size)
+        return super().call(inputs) if maxima is None else maxima

@@ -1,9 +1,7 @@
-"""The fast implementations, in TensorFlow.
+"""The fast implementations in TensorFlow, except convolutions.
 
 What is slow on CPUs, and what is done instead:
 
-- oneDNN computes the gradient of a convolution's kernel at a small fraction of the speed of matrix
-  products for a long sequence, but nearly at full speed for many short ones. Long ones are cut.
 - The gradient of a dense layer's inputs, as a product with a large transposed kernel, is half as
   fast as the transposed product.
 - The gradient of a penalty, computed as a separate matrix and added to the gradient of the loss,
@@ -17,38 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from candle_p1 import ops
-from candle_p1.models.fast import STRETCH
-
-
-def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
-    """Returns the 1D convolution with a stride of one and no padding, plus a bias for each filter.
-
-    With inputs of shape (batch, length, channels), a kernel (size, channels, filters) and a bias
-    (filters,), the result has shape (batch, length - size + 1, filters). `rectify` replaces
-    negative values by zeros.
-    """
-
-    # TensorFlow fuses the three operations only within one function.
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def compute(inputs: Any, kernel: Any, bias: Any) -> Any:
-        image = tf.nn.conv2d(inputs[:, tf.newaxis], kernel[tf.newaxis], 1, "VALID")
-        image = tf.nn.bias_add(image, bias)
-        outputs = tf.squeeze(tf.nn.relu(image) if rectify else image, axis=1)
-
-        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
-            if rectify:
-                upstream = tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
-            return (
-                tf.nn.conv1d_transpose(upstream, kernel, tf.shape(inputs), 1, "VALID"),
-                _kernel_gradient(inputs, upstream, kernel.shape),
-                tf.raw_ops.BiasAddGrad(out_backprop=upstream),
-            )
-
-        return outputs, gradient
-
-    return compute(inputs, kernel, bias)
 
 
 def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
@@ -56,12 +25,15 @@ def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
 
     The inputs have shape (batch, features), the kernel (features, units), the bias (units,).
     """
+    wanted = record.should_record_backprop((inputs,))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def compute(inputs: Any, kernel: Any, bias: Any) -> Any:
         def gradient(upstream: Any) -> tuple[Any, Any, Any]:
             of_inputs = tf.transpose(tf.matmul(kernel, upstream, transpose_b=True))
-            of_kernel = tf.matmul(inputs, upstream, transpose_a=True)
+            # The kernel cannot be updated in place while another operation still reads it.
+            with tf.control_dependencies([of_inputs] if wanted else []):
+                of_kernel = tf.matmul(inputs, upstream, transpose_a=True)
             return of_inputs, of_kernel, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
 
         return tf.nn.bias_add(tf.matmul(inputs, kernel), bias), gradient
@@ -69,27 +41,17 @@ def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
     return compute(inputs, kernel, bias)
 
 
-def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
-    """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters).
+def in_place(initializer: Any) -> Any:
+    """Returns an initializer with the same values, which needs less memory for large weights.
 
-    It is a sum over positions, so each stretch of positions can become a sample of its own. The
-    last stretch of a sequence is padded with zeros.
+    Operations called one by one keep the result of each, and TensorFlow's allocator keeps their
+    memory for later. As one function they compute in the memory of the first.
     """
-    size, channels, filters = shape
-    positions = upstream.shape[1]
-    num = -(-positions // STRETCH)
-    missing = num * STRETCH - positions
-    padded = tf.pad(upstream, [[0, 0], [0, missing], [0, 0]])
-    longer = tf.pad(inputs, [[0, 0], [0, missing], [0, 0]])
-    stretches = tf.signal.frame(longer, STRETCH + size - 1, STRETCH, axis=1)
-    gradient = tf.raw_ops.Conv2DBackpropFilter(
-        input=tf.reshape(stretches, [-1, 1, STRETCH + size - 1, channels]),
-        filter_sizes=[1, size, channels, filters],
-        out_backprop=tf.reshape(padded, [-1, 1, STRETCH, filters]),
-        strides=[1, 1, 1, 1],
-        padding="VALID",
-    )
-    return tf.squeeze(gradient, axis=0)
+
+    def compute(shape: Any, dtype: Any = None) -> Any:
+        return tf.function(lambda: initializer(shape, dtype))()
+
+    return compute
 
 
 def descend(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:

@@ -11,6 +11,7 @@ __attribute__((constructor)) void register_operations() {
   Outcome outcome;
   register_add_scaled(outcome);
   if (outcome.ok()) register_clock(outcome);
+  if (outcome.ok()) register_convolve(outcome);
   if (outcome.ok()) register_rmsprop(outcome);
   if (!outcome.ok()) std::fprintf(stderr, "candle_p1: %s\n", tf.message(outcome));
 }

@@ -15,6 +15,7 @@ namespace tensorflow_c {
 constexpr char kLibrary[] = "libtensorflow_framework.so.2";
 constexpr int kFloat = 1;   // TF_FLOAT
 constexpr int kDouble = 2;  // TF_DOUBLE
+constexpr int kByte = 4;    // TF_UINT8
 
 // Opaque types of the interface.
 struct OpBuilder;
@@ -42,6 +43,7 @@ struct Functions {
   void (*get_shape)(ShapeContext*, int, ShapeHandle*, Status*);
   void (*set_shape)(ShapeContext*, int, ShapeHandle*, Status*);
   void (*delete_shape)(ShapeHandle*);
+  void (*unknown_shapes)(ShapeContext*, Status*);
 
   KernelBuilder* (*new_kernel)(const char*, const char*, void* (*)(Construction*),
                                void (*)(void*, Context*), void (*)(void*));
@@ -88,6 +90,7 @@ struct Functions {
            find("TF_ShapeInferenceContextGetInput", get_shape) &&
            find("TF_ShapeInferenceContextSetOutput", set_shape) &&
            find("TF_DeleteShapeHandle", delete_shape) &&
+           find("TF_ShapeInferenceContextSetUnknownShape", unknown_shapes) &&
            find("TF_NewKernelBuilder", new_kernel) &&
            find("TF_RegisterKernelBuilder", register_kernel) &&
            find("TF_OpKernelConstruction_GetAttrFloat", get_float) &&
@@ -146,6 +149,7 @@ class Held {
   Tensor** out() { return &tensor_; }
   const Tensor* get() const { return tensor_; }
   float* floats() const { return static_cast<float*>(tf.data(tensor_)); }
+  std::uint8_t* bytes() const { return static_cast<std::uint8_t*>(tf.data(tensor_)); }
   std::size_t num_bytes() const { return tf.num_bytes(tensor_); }
   bool is_float() const { return tf.type(tensor_) == kFloat; }
 
@@ -155,6 +159,7 @@ class Held {
 
 void register_add_scaled(Status* status);
 void register_clock(Status* status);
+void register_convolve(Status* status);
 void register_rmsprop(Status* status);
 
 }  // namespace tensorflow_c

@@ -26,6 +26,8 @@ OUTCOME = StepOutcome(
     state_bytes=5_000_000,
     matrix_bytes=7_000_000,
     roofline={
+        "used_flops": 6e9,
+        "used_total_s": 0.12,
         "flops": 6e9,
         "matmul_flops_per_s": 100e9,
         "products_s": 0.06,

@@ -22,7 +22,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf  # noqa: E402
 
-from candle_p1.models.fast import operations  # noqa: E402
+from candle_p1.models.fast import convolutions  # noqa: E402
 
 rng = np.random.default_rng(1)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
@@ -95,9 +95,11 @@ def test_other_convolutions_are_left_to_keras():
 @pytest.mark.parametrize(("positions", "is_fast"), [(64, False), (65, True)])
 def test_a_short_convolution_is_left_to_keras(monkeypatch, positions, is_fast):
     calls = []
-    fast_form = operations.convolve
+    fast_form = convolutions.convolve
     monkeypatch.setattr(
-        operations, "convolve", lambda *args, **named: calls.append(1) or fast_form(*args, **named)
+        convolutions,
+        "convolve",
+        lambda *args, **named: calls.append(1) or fast_form(*args, **named),
     )
     layer = Conv1D(4, 5)
     layer.build((None, positions + 4, 3))
