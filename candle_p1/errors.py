@@ -8,6 +8,7 @@ Every error that this package raises on purpose is a CandleError::
     ├── DataError               a data file: what is wrong, in which file, on which line
     ├── SetupError              the installation, the launcher or the machine
     ├── RecordError             a run record that does not match its schema
+    ├── ModelError              runs, measurements or values from which no model can be made
     ├── CheckpointError         a checkpoint that is damaged or cannot be written
     ├── DistributedError        ranks that disagree, or gradients that are not averaged
     └── RunInterrupted          a run that a signal has ended, after a checkpoint was saved
@@ -101,6 +102,10 @@ class DataError(CandleError):
 
 class SetupError(CandleError):
     """Something in the installation, the launcher or the machine is missing or unsuitable."""
+
+
+class ModelError(CandleError):
+    """Runs, measurements or published values from which no model of the time can be made."""
 
 
 class RecordError(CandleError):

@@ -1,0 +1,416 @@
+"""A model of the time and the energy of the runs of a series, fitted phase by phase.
+
+Uncertainty comes from a bootstrap over runs: every sample replaces the deviations of each run by a
+random mixture of those that were found, with all phases of a run kept together, and fits and
+chooses again. Deviations are enlarged as for Student's t, so that few runs give wide intervals.
+docs/modelling.md derives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from candle_p1.errors import ModelError
+from candle_p1.modelling.fitting import choose
+from candle_p1.modelling.observation import POWER_GROUPS
+from candle_p1.modelling.phases import PHASES, POWER, candidates, free_candidates
+from candle_p1.modelling.samples import TimeSamples, ValueInterval
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from candle_p1.modelling.fitting import ChosenFits
+    from candle_p1.modelling.observation import Observation
+    from candle_p1.modelling.phases import Candidate, ModelTerm
+    from candle_p1.modelling.shape import JobShape
+
+    Array = NDArray[np.float64]
+
+NUM_SAMPLES = 999
+"""Samples of the bootstrap; their first is the fit itself."""
+
+PARAMETER_CONFIDENCE = 0.95
+BAD_FIT = 0.10
+"""A phase whose held-out runs are missed by more than this gets free terms, and is reported."""
+
+FREE_FROM = 4
+"""Free terms take at least so many sizes."""
+
+SMALLEST_SHARE = 0.005
+"""Deviations of a phase are measured against its time, and at least this share of the total."""
+
+FORM_ERROR = 0.05
+"""What extrapolating by a factor of two adds to the standard deviation of a time, relatively, as
+far as larger sizes that are held out do not tell: it counts like one of them. It is a choice, and
+stands in every report."""
+
+TINY = 1e-9
+"""Times and powers that are smaller count as this."""
+
+
+@dataclass(frozen=True)
+class FittedParameter:
+    """A coefficient of a model.
+
+    Attributes:
+        phase: The phase to which it belongs; for a power, what it is the power of.
+        name: What it tells.
+        unit: Its unit.
+        value: Its value, with an interval of PARAMETER_CONFIDENCE.
+        is_free: Whether no law stands behind its term.
+        num_runs: The number of runs that it was fitted to.
+    """
+
+    phase: str
+    name: str
+    unit: str
+    value: ValueInterval
+    is_free: bool
+    num_runs: int
+
+
+@dataclass(frozen=True)
+class PhaseFit:
+    """The fit of one phase, or of a power.
+
+    Attributes:
+        name: One of PHASES; for a power, of POWER_GROUPS, or "" for that of the whole run.
+        candidates: What was tried.
+        fits: What was chosen, by the measured runs (first) and the samples.
+        used: Which runs tell of it, shape (runs,).
+        residuals: (measured - fitted) / scale of each run, shape (runs,); 0 for others.
+        held_out: The error with which runs that were held out are predicted, relative to the
+            time of the phase, or SMALLEST_SHARE of the whole; None where none could be held out.
+    """
+
+    name: str
+    candidates: Sequence[Candidate]
+    fits: ChosenFits
+    used: NDArray[np.bool_]
+    residuals: Array
+    held_out: float | None
+
+    @property
+    def chosen(self) -> Candidate:
+        """The terms that fit the measured runs best."""
+        return self.candidates[int(self.fits.choices[0])]
+
+    @property
+    def rivals(self) -> list[Candidate]:
+        """Other candidates that these runs cannot tell from the chosen one."""
+        return [self.candidates[i] for i in self.fits.alike() if i != self.fits.choices[0]]
+
+    def at(self, shape: JobShape) -> Array:
+        """Returns the phase's time, or the power, of a shape for every sample."""
+        rows = [np.array([term.of(shape) for term in each]) for each in self.candidates]
+        return self.fits.values(rows)
+
+    def parameters(self) -> list[FittedParameter]:
+        """Returns the coefficients of the chosen terms."""
+        coefficients = self.fits.coefficients[self.fits.choices[0]]
+        assert coefficients is not None
+        return [
+            FittedParameter(
+                self.name,
+                term.name,
+                term.unit,
+                _parameter(coefficients[:, i], term),
+                term.is_free,
+                int(self.used.sum()),
+            )
+            for i, term in enumerate(self.chosen)
+        ]
+
+
+def _parameter(samples: Array, term: ModelTerm) -> ValueInterval:
+    """Returns a coefficient; the infinite rate of a term that takes no time has no upper end."""
+    tail = 50 * (1 - PARAMETER_CONFIDENCE)
+    low, high = np.percentile(samples[1:], [tail, 100 - tail])
+    value = samples[0]
+    if term.is_rate:
+        value, low, high = (1 / each if each > 0 else inf for each in (value, high, low))
+    return ValueInterval(float(value), float(low), float(high), PARAMETER_CONFIDENCE)
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """A model of a series.
+
+    Attributes:
+        observations: What it was fitted to.
+        phases: The fit of each phase.
+        powers: The fits of power; empty where it was not measured.
+        degrees: The degrees of freedom of the deviations.
+        form_error: What extrapolating by a factor of two adds to the relative standard deviation.
+        extrapolation_errors: By how much larger sizes were missed when they were held out, each
+            relatively and for a factor of two.
+        scatter: The deviations of new runs, for each sample and phase, shape (samples, phases).
+        power_scatter: Likewise of the powers, shape (samples, powers).
+        form: The deviation of every sample for a factor of two, shape (samples,).
+    """
+
+    observations: Sequence[Observation]
+    phases: Sequence[PhaseFit]
+    powers: Sequence[PhaseFit]
+    degrees: int
+    form_error: float
+    extrapolation_errors: Sequence[float]
+    scatter: Array = field(repr=False)
+    power_scatter: Array = field(repr=False)
+    form: Array = field(repr=False)
+
+    @property
+    def rank_counts(self) -> list[int]:
+        """The numbers of ranks that it was fitted to."""
+        return sorted({each.shape.num_ranks for each in self.observations})
+
+    @property
+    def parameters(self) -> list[FittedParameter]:
+        """The coefficients of all phases and powers."""
+        return [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
+
+    def extrapolation(self, num_ranks: int) -> float:
+        """Returns by which factor a number of ranks is outside those that were measured."""
+        least, most = self.rank_counts[0], self.rank_counts[-1]
+        return max(1.0, num_ranks / most, least / num_ranks)
+
+    def curve(self, shape: JobShape) -> TimeSamples:
+        """Returns the mean over runs, with the uncertainty of the fit alone."""
+        return self._samples(shape, runs=False)
+
+    def predict(self, shape: JobShape) -> TimeSamples:
+        """Returns single runs: with their scatter, and what extrapolating adds."""
+        return self._samples(shape, runs=True)
+
+    def _samples(self, shape: JobShape, *, runs: bool) -> TimeSamples:
+        times = {fit.name: fit.at(shape) for fit in self.phases}
+        factor = self.extrapolation(shape.num_ranks)
+        if runs:
+            least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
+            form = np.maximum(0.0, 1 + log2(factor) * self.form)
+            for i, (name, seconds) in enumerate(times.items()):
+                deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
+                times[name] = np.maximum(deviating, 0.0) * form
+        watts = self._watts(shape, times, runs=runs)
+        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded)
+
+    def _watts(
+        self, shape: JobShape, phases: Iterable[str], *, runs: bool
+    ) -> dict[str, Array] | None:
+        """Returns the power of the job in each phase; None where it was not measured."""
+        if not self.powers:
+            return None
+        watts = {}
+        for i, fit in enumerate(self.powers):
+            scatter = 1 + self.power_scatter[:, i] if runs else 1.0
+            watts[fit.name] = np.maximum(fit.at(shape) * scatter, 0.0)
+        group_of = {phase: group for group, phases in POWER_GROUPS.items() for phase in phases}
+        return {name: watts.get(group_of.get(name, ""), watts[""]) for name in phases}
+
+
+def fit_model(
+    observations: Sequence[Observation],
+    allreduce_s: Callable[[JobShape], float] | None = None,
+    seed: int = 0,
+) -> RunModel:
+    """Fits a model to the runs of a series.
+
+    Args:
+        observations: At least two runs more than a phase has terms.
+        allreduce_s: Returns the measured time of averaging all gradients of a step once, in s.
+        seed: That of the bootstrap.
+
+    Raises:
+        ModelError: There are too few runs for an interval.
+    """
+    if len(observations) < 2:
+        raise ModelError(
+            f"a model takes at least 2 runs of a series, and there is {len(observations)}: repeat"
+            " the runs"
+        )
+    random = np.random.default_rng(seed)
+    shapes = [each.shape for each in observations]
+    totals_s = np.array([each.total_s for each in observations])
+    values = {name: np.array([each.phases_s[name] for each in observations]) for name in PHASES}
+    tried = {
+        name: _tried(name, shapes, seconds, totals_s, allreduce_s)
+        for name, seconds in values.items()
+        if seconds.any()
+    }
+    scales = {name: _scale(values[name], shapes, SMALLEST_SHARE * totals_s) for name in tried}
+    first = [_fit(n, tried[n], shapes, values[n][None, :], scales[n], random) for n in tried]
+    most_terms = max(len(fit.chosen) for fit in first)
+    degrees = len(observations) - most_terms
+    if degrees < 1:
+        raise ModelError(
+            f"{count(len(observations), 'run')} leave nothing to estimate the scatter from, with"
+            f" {most_terms} terms for a phase: repeat the runs"
+        )
+    spread = _spread(first, random)
+    residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
+    drawn = _mixed(residuals, len(observations), spread, random)
+    fits = []
+    for i, fit in enumerate(first):
+        fitted = values[fit.name] - fit.residuals * scales[fit.name]
+        samples = fitted + drawn[:, :, i] * scales[fit.name]
+        samples[0] = values[fit.name]
+        fits.append(_fit(fit.name, tried[fit.name], shapes, samples, scales[fit.name], random))
+    scatter = _mixed(residuals, 1, spread, random)[:, 0, :]
+    powers, power_scatter = _fit_powers(observations, random)
+    errors = _extrapolation_errors(first, tried, shapes, values, scales, random)
+    form_error = float(np.sqrt(np.mean(np.square([FORM_ERROR, *errors]))))
+    form = form_error * random.standard_normal(NUM_SAMPLES)
+    form[0] = 0.0
+    return RunModel(
+        observations, fits, powers, degrees, form_error, errors, scatter, power_scatter, form
+    )
+
+
+def _tried(
+    name: str,
+    shapes: Sequence[JobShape],
+    seconds: Array,
+    totals_s: Array,
+    allreduce_s: Callable[[JobShape], float] | None,
+) -> list[Candidate]:
+    """Returns the candidates of a phase: free ones too, where no law predicts held-out sizes."""
+    lawful = candidates(name, shapes, allreduce_s)
+    if len({shape.num_ranks for shape in shapes}) < FREE_FROM:
+        return lawful
+    random = np.random.default_rng(0)
+    scale = _scale(seconds, shapes, SMALLEST_SHARE * totals_s)
+    fit = _fit(name, lawful, shapes, seconds[None, :], scale, random)
+    if fit.held_out is None or fit.held_out <= BAD_FIT:
+        return lawful
+    both = [*lawful, *free_candidates(name)]
+    chosen = _fit(name, both, shapes, seconds[None, :], scale, random).chosen
+    return [*lawful, chosen] if chosen not in lawful else lawful
+
+
+def _fit(
+    name: str,
+    tried: Sequence[Candidate],
+    shapes: Sequence[JobShape],
+    samples: Array,
+    scale: Array,
+    random: np.random.Generator,
+) -> PhaseFit:
+    """Fits a phase to samples of its times, shape (samples, runs)."""
+    designs = [np.array([[term.of(s) for term in each] for s in shapes]) for each in tried]
+    used = np.any([design.any(axis=1) for design in designs], axis=0)
+    weights = 1 / scale[used]
+    groups = np.array([hash(shape) for shape in shapes])[used]
+    weighted = [design[used] * weights[:, None] for design in designs]
+    fits = choose(weighted, samples[:, used] * weights, groups, random)
+    choice = fits.choices[0]
+    coefficients = fits.coefficients[choice]
+    assert coefficients is not None
+    residuals = np.zeros(len(shapes))
+    residuals[used] = samples[0, used] * weights - weighted[choice] @ coefficients[0]
+    score = fits.scores[0, choice]
+    held_out = float(np.sqrt(score)) if np.isfinite(score) else None
+    return PhaseFit(name, tried, fits, used, residuals, held_out)
+
+
+def _scale(values: Array, shapes: Sequence[JobShape], least: Array | float) -> Array:
+    """Returns what deviations are relative to: the mean of the runs of the same shape."""
+    means: dict[JobShape, list[float]] = {}
+    for shape, value in zip(shapes, values, strict=True):
+        means.setdefault(shape, []).append(value)
+    of_each = np.array([np.mean(means[shape]) for shape in shapes])
+    scale: Array = np.maximum(of_each, np.maximum(least, TINY))
+    return scale
+
+
+def _enlarged(fit: PhaseFit) -> Array:
+    """Returns the deviations, enlarged by what fitting the terms has taken from them."""
+    num, num_terms = int(fit.used.sum()), len(fit.chosen)
+    enlarged: Array = fit.residuals * np.sqrt(len(fit.used) / max(num - num_terms, 1))
+    return enlarged
+
+
+def _spread(fits: Sequence[PhaseFit], random: np.random.Generator) -> Array:
+    """Returns how uncertain the scatter of each phase is, shape (samples, phases).
+
+    Times a normal deviate, it is a deviate of Student's t with the phase's degrees of freedom.
+    """
+    degrees = np.array([max(1, int(fit.used.sum()) - len(fit.chosen)) for fit in fits])
+    spread: Array = np.sqrt(degrees / random.chisquare(degrees, (NUM_SAMPLES, len(fits))))
+    return spread
+
+
+def _mixed(residuals: Array, num_runs: int, spread: Array, random: np.random.Generator) -> Array:
+    """Returns random mixtures of the deviations of runs, shape (samples, runs, phases).
+
+    Each is a sum over the runs that were measured, with normal weights, so that what deviates
+    together in a run does so here. The first sample has none.
+    """
+    num = len(residuals)
+    weights = random.standard_normal((NUM_SAMPLES, num_runs, num)) / np.sqrt(num)
+    weights[0] = 0.0
+    mixed: Array = (weights @ residuals) * spread[:, None, :]
+    return mixed
+
+
+def _fit_powers(
+    observations: Sequence[Observation], random: np.random.Generator
+) -> tuple[list[PhaseFit], Array]:
+    """Fits the powers that all runs have, and returns the deviations of new runs."""
+    known = [group for group in ("", *POWER_GROUPS) if all(group in o.watts for o in observations)]
+    if "" not in known:
+        return [], np.zeros((NUM_SAMPLES, 0))
+    shapes = [each.shape for each in observations]
+    values = {name: np.array([o.watts[name] for o in observations]) for name in known}
+    scales = {name: _scale(values[name], shapes, TINY) for name in known}
+    first = [_fit(n, POWER, shapes, values[n][None, :], scales[n], random) for n in known]
+    spread = _spread(first, random)
+    residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
+    drawn = _mixed(residuals, len(observations), spread, random)
+    fits = []
+    for i, fit in enumerate(first):
+        samples = values[fit.name] + (drawn[:, :, i] - fit.residuals) * scales[fit.name]
+        samples[0] = values[fit.name]
+        fits.append(_fit(fit.name, POWER, shapes, samples, scales[fit.name], random))
+    scatter: Array = _mixed(residuals, 1, spread, random)[:, 0, :]
+    return fits, scatter
+
+
+def _extrapolation_errors(
+    fits: Sequence[PhaseFit],
+    tried: Mapping[str, Sequence[Candidate]],
+    shapes: Sequence[JobShape],
+    values: Mapping[str, Array],
+    scales: Mapping[str, Array],
+    random: np.random.Generator,
+) -> list[float]:
+    """Returns by how much the total is missed, relatively and for a factor of two in ranks.
+
+    The runs on the most ranks are predicted from all others, then those on the second most from
+    the ones on fewer, as long as two sizes remain. What the laws do not know shows in that.
+    """
+    counts = np.array([shape.num_ranks for shape in shapes])
+    sizes = sorted(set(counts.tolist()))
+    errors = []
+    for largest, before in list(zip(sizes[2:], sizes[1:], strict=False))[::-1]:
+        kept, out = counts < largest, counts == largest
+        few = [shape for shape, keep in zip(shapes, kept, strict=True) if keep]
+        there = next(shape for shape, is_out in zip(shapes, out, strict=True) if is_out)
+        predicted_s = 0.0
+        for fit in fits:
+            seconds = values[fit.name][kept]
+            if seconds.any():
+                lawful = [each for each in tried[fit.name] if not any(t.is_free for t in each)]
+                again = _fit(
+                    fit.name, lawful, few, seconds[None, :], scales[fit.name][kept], random
+                )
+                predicted_s += float(again.at(there)[0])
+        measured_s = float(np.mean(sum(values[fit.name][out] for fit in fits)))
+        errors.append((predicted_s / measured_s - 1) / log2(largest / before))
+    return errors
