@@ -26,6 +26,8 @@ COMMANDS = (
     "show",
     "report",
     "compare",
+    "model",
+    "predict",
     "timeline",
     "data",
     "bench",

@@ -99,7 +99,11 @@ def nonnegative_least_squares(design: Array, values: Array) -> Array:
 
 
 def choose(
-    designs: Sequence[Array], values: Array, groups: NDArray[np.int64], random: np.random.Generator
+    designs: Sequence[Array],
+    values: Array,
+    groups: NDArray[np.int64],
+    fallbacks: NDArray[np.bool_],
+    random: np.random.Generator,
 ) -> ChosenFits:
     """Returns for each sample the candidate that predicts held-out runs best.
 
@@ -112,6 +116,7 @@ def choose(
         designs: For each candidate the terms of every run, weighted, shape (runs, terms).
         values: The weighted values, shape (samples, runs).
         groups: The size of every run, as a number, shape (runs,).
+        fallbacks: Which candidates are taken only where they predict better, shape (candidates,).
         random: For ties.
 
     Raises:
@@ -141,7 +146,8 @@ def choose(
     eligible = np.where(worth & (num_terms == fewest), scores, np.inf)
     tied = eligible <= eligible.min(axis=1, keepdims=True) * (1 + ALIKE) + ALIKE**2
     order = random.random(tied.shape)
-    order[0] = np.arange(len(designs))
+    order[0] = np.arange(len(designs)) / len(designs)
+    order += fallbacks
     choices = np.where(tied, order, np.inf).argmin(axis=1)
     return ChosenFits(choices, coefficients, scores)
 

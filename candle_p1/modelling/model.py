@@ -153,7 +153,7 @@ class RunModel:
             relatively and for a factor of two.
         scatter: The deviations of new runs, for each sample and phase, shape (samples, phases).
         power_scatter: Likewise of the powers, shape (samples, powers).
-        form: The deviation of every sample for a factor of two, shape (samples,).
+        form: The deviation of every sample for a factor of two, as a logarithm, shape (samples,).
     """
 
     observations: Sequence[Observation]
@@ -194,7 +194,7 @@ class RunModel:
         factor = self.extrapolation(shape.num_ranks)
         if runs:
             least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
-            form = np.maximum(0.0, 1 + log2(factor) * self.form)
+            form = np.exp(log2(factor) * self.form)
             for i, (name, seconds) in enumerate(times.items()):
                 deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
                 times[name] = np.maximum(deviating, 0.0) * form
@@ -308,7 +308,8 @@ def _fit(
     weights = 1 / scale[used]
     groups = np.array([hash(shape) for shape in shapes])[used]
     weighted = [design[used] * weights[:, None] for design in designs]
-    fits = choose(weighted, samples[:, used] * weights, groups, random)
+    fallbacks = np.array([any(term.is_fallback for term in each) for each in tried])
+    fits = choose(weighted, samples[:, used] * weights, groups, fallbacks, random)
     choice = fits.choices[0]
     coefficients = fits.coefficients[choice]
     assert coefficients is not None

@@ -45,6 +45,7 @@ class ModelTerm:
         of: Returns the term for a shape, without the coefficient.
         is_rate: Whether the inverse of the coefficient is shown, such as bytes per second.
         is_free: Whether no law stands behind it.
+        is_fallback: Whether it is taken only where it predicts better than others.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelTerm:
     of: Callable[[JobShape], float]
     is_rate: bool = False
     is_free: bool = False
+    is_fallback: bool = False
 
 
 Candidate = tuple[ModelTerm, ...]
@@ -75,9 +77,20 @@ def _constant(name: str) -> ModelTerm:
     return ModelTerm(name, "s", lambda shape: shape.crowding)
 
 
+def _uncrowded(name: str) -> ModelTerm:
+    return ModelTerm(f"{name}, however crowded the cores", "s", lambda _: 1.0, is_fallback=True)
+
+
 _GROWING = ModelTerm("start-up, for each doubling of the ranks", "s", lambda s: log2(s.num_ranks))
 _PARSE = ModelTerm(
     "rate at which a rank reads and parses", "bytes/s", lambda s: s.file_bytes * s.crowding, True
+)
+_READ = ModelTerm(
+    "rate at which a rank reads and parses, however crowded the cores",
+    "bytes/s",
+    lambda s: float(s.file_bytes),
+    is_rate=True,
+    is_fallback=True,
 )
 _CONTEND = ModelTerm(
     "reading that ranks do one after the other, of all ranks together",
@@ -150,7 +163,12 @@ _FIRST_SHARED = ModelTerm(
     "first step, as far as threads share it, on one thread", "s", lambda s: s.crowding / s.threads
 )
 
-_LOAD_ALONE: tuple[Candidate, ...] = ((_PARSE,), (_PARSE, _NEIGHBOURS), (_PARSE, _CONTEND))
+_LOAD_ALONE: tuple[Candidate, ...] = (
+    (_PARSE,),
+    (_READ,),
+    (_PARSE, _NEIGHBOURS),
+    (_PARSE, _CONTEND),
+)
 _LOAD_TOGETHER: tuple[Candidate, ...] = (
     (_PARSE_SHARE,),
     (_constant("loading, whatever the size"),),
@@ -159,7 +177,11 @@ _LOAD_TOGETHER: tuple[Candidate, ...] = (
     (_PARSE_SHARE, _ROWS_OF_OTHERS),
 )
 _OTHERS: dict[str, tuple[Candidate, ...]] = {
-    STARTUP: ((_constant("start-up"),), (_constant("start-up"), _GROWING)),
+    STARTUP: (
+        (_constant("start-up"),),
+        (_uncrowded("start-up"),),
+        (_constant("start-up"), _GROWING),
+    ),
     WAIT: ((_SLOWEST_LOADER,), (_MEET,)),
     TRANSFER: ((_TREE_BYTES,), (_TREE_LEVELS,), (_TREE_BYTES, _TREE_LEVELS)),
     COMPUTE: (
@@ -171,6 +193,7 @@ _OTHERS: dict[str, tuple[Candidate, ...]] = {
     ),
     FIRST_STEP: (
         (_constant("first step"),),
+        (_uncrowded("first step"),),
         (_FIRST_SHARED,),
         (_constant("first step"), _FIRST_SHARED),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
@@ -109,18 +110,61 @@ def _nt3_inputs() -> dict[str, Any]:
     }
 
 
-def inputs_used(benchmark: str) -> list[Published]:
-    """Returns the published values that the model of a benchmark is made from."""
-    used = [
-        *_cells(benchmark),
-        *_stated(benchmark, "weak", "improvement_total_s"),
-    ]
+def inputs_used(benchmark: str) -> list[str]:
+    """Returns the published values that the model of a benchmark is made from, in words."""
+    used = list(map(str, _cells(benchmark)))
     if benchmark != "nt3":
-        used += [*_cells("nt3"), *_stated("nt3", "weak", "improvement_total_s")]
+        used += map(str, (*_stated(benchmark, "weak", "improvement_total_s"), *_cells("nt3")))
+    used += [f"{each}; of these, only the largest" for each in gains_beside("nt3", "weak")]
     for mode in ("strong", "weak"):
         for quantity in ("epoch_s", "load_s", "broadcast_overhead_s"):
-            used += _stated("nt3", mode, quantity)
+            used += map(str, _stated("nt3", mode, quantity))
     return used
+
+
+@dataclass(frozen=True)
+class PrintedGain:
+    """A gain in time that the paper prints, and that its model is not made from.
+
+    Attributes:
+        benchmark: The benchmark.
+        mode: strong or weak.
+        num_ranks: The number of ranks of the gain.
+        percent: The gain.
+        note: What to know of the number of ranks.
+    """
+
+    benchmark: str
+    mode: str
+    num_ranks: int
+    percent: float
+    note: str = ""
+
+
+def gains_to_check(benchmark: str, mode: str) -> list[PrintedGain]:
+    """Returns the gains that a prediction can be checked by.
+
+    Under strong scaling the paper prints the largest gain, "up to" which it improves; that is on
+    the most ranks, on which loading has the largest share. Under weak scaling it prints a range,
+    whose lower end is on the most ranks.
+    """
+    gain = gains_beside(benchmark, mode)[0]
+    if mode == "weak":
+        if benchmark != "nt3":
+            return []  # both ends are inputs
+        return [PrintedGain(benchmark, mode, gain.num_ranks or 0, _number(gain.value))]
+    percent = _number(gain.value)
+    most = _one("nt3", "strong", "improvement_total_s").num_ranks or 0
+    found = [PrintedGain(benchmark, mode, most, percent)]
+    for each in _stated(benchmark, mode, "epochs_to_run", any_mode=True):
+        limit = each.num_ranks or most
+        found = [
+            PrintedGain(
+                benchmark, mode, limit, percent, "the most GPUs on which the paper runs it"
+            ),
+            PrintedGain(benchmark, mode, most, percent, f"the paper runs it on at most {limit}"),
+        ]
+    return found
 
 
 def gains_beside(benchmark: str, mode: str) -> list[Published]:
@@ -141,10 +185,13 @@ def _loading_s(benchmark: str, loader: str) -> float:
     return sum(each.seconds for each in cells if each.loader == loader)
 
 
-def _stated(benchmark: str, mode: str, quantity: str) -> Iterator[Published]:
+def _stated(
+    benchmark: str, mode: str, quantity: str, *, any_mode: bool = False
+) -> Iterator[Published]:
+    modes = (mode, "any") if any_mode else (mode,)
     for each in all_published():
-        where = (each.benchmark, each.mode, each.machine, each.quantity)
-        if where == (benchmark, mode, MACHINE, quantity) and each.section.startswith("section"):
+        where = (each.benchmark, each.machine, each.quantity, each.section.split()[0])
+        if where == (benchmark, MACHINE, quantity, "section") and each.mode in modes:
             yield each
 
 

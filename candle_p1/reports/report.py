@@ -18,7 +18,7 @@ from candle_p1.reports.words import file_name
 from candle_p1.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.findings.registry import Statement
@@ -48,7 +48,7 @@ class ReportSection:
     @property
     def title(self) -> str:
         """Benchmark, mode, and whether the steps are limited."""
-        return _title(self.experiment)
+        return section_title(self.experiment)
 
     @property
     def headlines(self) -> list[Statement]:
@@ -103,10 +103,8 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     sections: list[ReportSection] = []
     experiments = group(runs.runs)
     for experiment in experiments:
-        stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
-        slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(experiments) + 1)))
-        slug = next(each for each in slugs if each not in {section.slug for section in sections})
-        starting(_title(experiment))
+        slug = free_slug(experiment, {section.slug for section in sections})
+        starting(section_title(experiment))
         has_times = bool(experiment.runs)
         figures, missing = draw_figures(experiment, slug)
         statements = find(experiment) if has_times else []
@@ -125,7 +123,15 @@ def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: Non
     )
 
 
-def _title(experiment: Experiment) -> str:
+def free_slug(experiment: Experiment, taken: Collection[str]) -> str:
+    """Returns the beginning of the names of a section's files, which no other section has."""
+    stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
+    slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 2)))
+    return next(each for each in slugs if each not in taken)
+
+
+def section_title(experiment: Experiment) -> str:
+    """Returns benchmark, mode, and whether the steps are limited."""
     limited = f" ({describe(dict(experiment.limits))})" if experiment.limits else ""
     return f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}{limited}"
 

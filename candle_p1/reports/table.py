@@ -13,6 +13,8 @@ from candle_p1.reports.words import cell, csv_text, markdown_text, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.table import Table
+
     Cell = str | int | float | Estimate | None
 
 LEGEND = (
@@ -61,6 +63,16 @@ class ReportTable:
         kept = [each for each in columns if any(cell not in (None, "") for cell in each[1:])]
         headings, *rows = zip(*kept, strict=True) if kept else [()]
         return replace(self, headings=headings, rows=tuple(rows))
+
+    def to_rich(self) -> Table:
+        """Returns the table for a terminal, without notes."""
+        from candle_p1.records.tables import empty_table
+
+        num_words = next((i for i in range(len(self.headings)) if not self.is_words(i)), 1)
+        table = empty_table(self.title, *self.headings, num_words=num_words)
+        for row in self.texts:
+            table.add_row(*row)
+        return table
 
     def to_markdown(self) -> str:
         """Returns the table as Markdown, with title and notes."""

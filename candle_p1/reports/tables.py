@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from candle_p1.reports.gains import improvements, method_pairs, other_pairs, speedups
 from candle_p1.reports.loading import file_loads
+from candle_p1.reports.model_tables import what_if_table
+from candle_p1.reports.modelled import model_experiment
 from candle_p1.reports.points import STRONG, WEAK
 from candle_p1.reports.published import EPOCHS_TOLD, all_published, published, published_loading
 from candle_p1.reports.quantities import (
@@ -60,7 +62,8 @@ def make_tables(experiment: Experiment, prefix: str) -> list[ReportTable]:
             beneath = (*notes, *map(str, told))
             table = ReportTable(f"{prefix}-{slug}", title, tuple(headings), tuple(rows), beneath)
             tables.append(table.without_empty_columns())
-    return tables
+    models, _ = model_experiment(experiment)
+    return tables + ([what_if_table(models, prefix)] if models else [])
 
 
 Content = tuple[str, "Sequence[str]", "list[tuple[Cell, ...]]", "Sequence[str]", "Sequence[str]"]

@@ -14,10 +14,13 @@ from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.report import Report
     from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.table import ReportTable
 
 PAGE_NAME = "index.html"
 
@@ -30,19 +33,35 @@ def write_report(report: Report, directory: Path) -> Path:
     Raises:
         ParameterError: The directory cannot be created or written to.
     """
-    contents = dict(report.exports)
     tables = [report.runs, report.problems]
+    figures = [figure for section in report.sections for figure in section.figures]
     for section in report.sections:
         tables += section.tables
-        for figure in section.figures:
-            contents |= {f"figures/{figure.slug}.svg": figure.svg}
-            contents |= {f"figures/{figure.slug}.png": figure.png}
+    contents = dict(report.exports) | files_of(figures, tables)
+    contents[PAGE_NAME] = rendered(
+        "page.html", report=report, source=source(), machines=machines(), legend=LEGEND
+    )
+    return write_page(contents, directory)
+
+
+def files_of(figures: Iterable[Drawing], tables: Iterable[ReportTable]) -> dict[str, str | bytes]:
+    """Returns the files of figures and tables, by their paths within a report."""
+    contents: dict[str, str | bytes] = {}
+    for figure in figures:
+        contents |= {f"figures/{figure.slug}.svg": figure.svg}
+        contents |= {f"figures/{figure.slug}.png": figure.png}
     for table in tables:
         contents |= {f"tables/{table.slug}.csv": table.to_csv()}
         contents |= {f"tables/{table.slug}.md": table.to_markdown()}
-    contents[PAGE_NAME] = _rendered(
-        "page.html", report=report, source=source(), machines=machines(), legend=LEGEND
-    )
+    return contents
+
+
+def write_page(contents: Mapping[str, str | bytes], directory: Path) -> Path:
+    """Writes files with these contents, by their paths below a directory; returns PAGE_NAME's.
+
+    Raises:
+        ParameterError: The directory cannot be created or written to.
+    """
     try:
         for name, content in contents.items():
             path = directory / name
@@ -66,12 +85,17 @@ def run_page(run: RecordedRun) -> str:
     drawn = list(run_drawings(run))
     figures = [each for each in drawn if not isinstance(each, str)]
     missing = [each for each in drawn if isinstance(each, str)]
-    return _rendered("run_page.html", run=run, parts=parts, figures=figures, missing=missing)
+    return rendered("run_page.html", run=run, parts=parts, figures=figures, missing=missing)
 
 
-def _rendered(template: str, **content: Any) -> str:
+def rendered(template: str, **content: Any) -> str:
+    """Returns a page that is made from one of the templates beside this module."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    text = files("candle_p1.reports").joinpath(template).read_text(encoding="utf-8")
-    return environment.from_string(text).render(**content)
+    def load(name: str) -> str:
+        return files("candle_p1.reports").joinpath(name).read_text(encoding="utf-8")
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(load), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**content)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import BARS, LOOK, Drawing, to_drawing
-from candle_p1.reports.figures import bars, lines
+from candle_p1.reports.figures import bars, lines, model
 from candle_p1.reports.figures.power import power_caption, power_figure, read_measured
 from candle_p1.reports.figures.timeline import read_traced, timeline_caption, timeline_figure
 from candle_p1.reports.gains import BASES, method_pairs
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from candle_p1.reports.figures.model import AllreduceTime
     from candle_p1.reports.points import Experiment, Series
     from candle_p1.reports.runs import RecordedRun
 
@@ -41,6 +43,7 @@ class FigureKind:
         slug: The name of the kind in file names.
         draw: Draws some series; raises MissingDataError.
         whole: Whether it always draws all series at once.
+        told: Returns what to add to the caption; raises MissingDataError as `draw` does.
     """
 
     slug: str
@@ -48,6 +51,7 @@ class FigureKind:
     caption: str
     draw: Callable[[Experiment, Sequence[Series]], Figure]
     whole: bool = False
+    told: Callable[[Experiment, Sequence[Series]], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,35 @@ OVER_TIME = (
         ("broadcast_overhead_s",),
     ),
 )
+
+
+def model_kinds(allreduce_s: AllreduceTime | None = None) -> tuple[FigureKind, ...]:
+    """Returns the kinds of figures of models.
+
+    Args:
+        allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
+    """
+    told = partial(model.told, allreduce_s=allreduce_s)
+    return (
+        FigureKind(
+            "model",
+            "Model: total time against ranks",
+            "The model's curve and band through the measured runs, and beyond them to four times as"
+            " many ranks. Numbers of ranks that cannot share the epochs are left out.",
+            partial(model.curve, allreduce_s=allreduce_s),
+            told=told,
+        ),
+        FigureKind(
+            "model-shares",
+            "Model: where the time goes",
+            "The share of each phase in the predicted time. To the right of the dotted line nothing"
+            " was measured.",
+            partial(model.shares, allreduce_s=allreduce_s),
+            told=told,
+        ),
+    )
+
+
 KINDS = (
     FigureKind(
         "performance",
@@ -170,17 +203,23 @@ KINDS = (
         f" over nodes with the devices of a node added up. {BARS}",
         lines.energy,
     ),
+    *model_kinds(),
 )
 
 
 def draw_figures(
-    experiment: Experiment, prefix: str
+    experiment: Experiment,
+    prefix: str,
+    kinds: Sequence[FigureKind] = KINDS,
+    over_time: Sequence[OverTimeKind] = OVER_TIME,
 ) -> tuple[list[Drawing], list[tuple[str, str]]]:
     """Draws all figures that an experiment has data for.
 
     Args:
         experiment: What to draw. Traced runs have no times, but their timelines are drawn.
         prefix: The beginning of the figures' file names.
+        kinds: The kinds of figures to draw.
+        over_time: The kinds of figures over time to draw.
 
     Returns:
         The figures, and the titles of those that could not be drawn, with the reasons.
@@ -191,20 +230,21 @@ def draw_figures(
     missing: dict[tuple[str, str], None] = {}
     with mpl.rc_context(LOOK):
         timed = [each for each in experiment.series if each.timed]
-        for kind in KINDS if timed else ():
+        for kind in kinds if timed else ():
             facets = [timed] if kind.whole else _facets(timed)
             for i, series in enumerate(facets):
                 slug = f"{prefix}-{kind.slug}" + (f"-{i + 1}" if len(facets) > 1 else "")
                 try:
                     figure = kind.draw(experiment, series)
+                    told = f" {kind.told(experiment, series)}" if kind.told else ""
                 except (MissingDataError, RecordError) as error:
                     missing[kind.title, str(error)] = None
                     continue
                 title = kind.title + (f" ({i + 1} of {len(facets)})" if len(facets) > 1 else "")
-                caption = kind.caption + _paper(experiment, kind.slug)
+                caption = kind.caption + told + _paper(experiment, kind.slug)
                 drawn.append(to_drawing(figure, slug, title, caption))
-        for over_time in OVER_TIME:
-            drawn += _draw_over_time(over_time, experiment, prefix, missing)
+        for each in over_time:
+            drawn += _draw_over_time(each, experiment, prefix, missing)
     return drawn, list(missing)
 
 

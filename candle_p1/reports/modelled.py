@@ -1,0 +1,149 @@
+"""Models of the series of an experiment, and what has to be said about them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.errors import ModelError
+from candle_p1.modelling.changes import Changes
+from candle_p1.modelling.forecast import RecordSource
+from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
+from candle_p1.modelling.observation import observe, shape_rule
+from candle_p1.modelling.samples import PREDICTION_CONFIDENCE
+from candle_p1.reports.points import describe
+from candle_p1.reports.words import listed, percent
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from candle_p1.modelling.model import PhaseFit, RunModel
+    from candle_p1.modelling.shape import JobShape, ShapeRule
+    from candle_p1.reports.points import Experiment, Series
+
+POOLED = ("batch_size", "epochs")
+"""Settings that the laws of a model know, so that series that differ only in them share one."""
+
+BEYOND = 4
+"""Curves and what-if tables go on to so many times the largest number of ranks that ran."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelledSeries:
+    """A series with its model.
+
+    Attributes:
+        series: The series.
+        model: The model, which others share that differ in POOLED only.
+        rule: How the shape of its runs follows from the number of ranks.
+    """
+
+    series: Series
+    model: RunModel
+    rule: ShapeRule
+
+    @property
+    def name(self) -> str:
+        """The name of the series."""
+        return self.series.name
+
+    def source(self, changes: Changes | None = None) -> RecordSource:
+        """Returns what predicts runs of the series."""
+        return RecordSource(self.model, self.rule, changes or Changes())
+
+    def counts(self) -> list[int]:
+        """Returns the numbers of ranks that a curve is drawn through: all that can run, by 2."""
+        measured = [point.num_ranks for point in self.series.timed]
+        found, num = set(measured), measured[0]
+        while num <= BEYOND * measured[-1]:
+            found.add(num)
+            num *= 2
+        return sorted(num for num in found if num in measured or self.rule.can_run(num))
+
+
+@lru_cache(maxsize=16)
+def model_experiment(
+    experiment: Experiment,
+    allreduce_s: Callable[[JobShape], float] | None = None,
+    ranks_per_node: int | None = None,
+) -> tuple[tuple[ModelledSeries, ...], tuple[tuple[str, str], ...]]:
+    """Returns the models of an experiment's series, and why others have none.
+
+    Args:
+        experiment: The experiment.
+        allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
+        ranks_per_node: The ranks that fill a node, if they are not those of the runs.
+    """
+    pools: dict[Any, list[Series]] = defaultdict(list)
+    for series in experiment.series:
+        if series.timed:
+            key = tuple((k, repr(v)) for k, v in sorted(series.settings.items()) if k not in POOLED)
+            pools[key].append(series)
+    modelled, missing = [], []
+    for pool in pools.values():
+        runs = [run for series in pool for point in series.timed for run in point.runs]
+        found = [each for run in runs if (each := observe(run.record, run.place))]
+        try:
+            model = fit_model(found, allreduce_s)
+        except ModelError as error:
+            missing.append((_pool_name(pool), str(error)))
+            continue
+        for series in pool:
+            records = [run.record for point in series.timed for run in point.runs]
+            rule = shape_rule(records, ranks_per_node)
+            modelled.append(ModelledSeries(series, model, rule))
+    return tuple(modelled), tuple(missing)
+
+
+def _pool_name(pool: Sequence[Series]) -> str:
+    settings = {k: v for k, v in pool[0].settings.items() if len(pool) == 1 or k not in POOLED}
+    return describe(settings) or "all runs"
+
+
+def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
+    """Returns what was fitted, to how many runs, and what it cannot know, as sentences."""
+    models = list({id(each.model): each.model for each in modelled}.values())
+    told = [_fitted(model) for model in models]
+    first = told[0] if len(set(told)) == 1 else listed(told)
+    counts = sorted({num for model in models for num in model.rank_counts})
+    crowded = any(each.shape.is_crowded for model in models for each in model.observations)
+    words = (
+        f"Fitted phase by phase to {first}. Bands are {percent(PREDICTION_CONFIDENCE)} prediction"
+        " intervals for single runs, from a bootstrap over runs."
+        f" Beyond {count(counts[-1], 'rank')} nothing was measured:"
+        f" {_form(models)} What no measured size shows, such as a network or a file system that"
+        " saturates, the model cannot know."
+    )
+    if crowded:
+        words += " Some runs had more threads than cores; their times are illustrations."
+    return words
+
+
+def _fitted(model: RunModel) -> str:
+    return f"{count(len(model.observations), 'run')} on {_ranks(model.rank_counts)}"
+
+
+def _ranks(counts: Sequence[int]) -> str:
+    return f"{listed(counts)} rank{'s' * (counts != [1])}"
+
+
+def _form(models: Sequence[RunModel]) -> str:
+    num = max(len(model.extrapolation_errors) for model in models)
+    error = max(model.form_error for model in models)
+    if num:
+        return (
+            f"there, each factor of two adds {percent(error)} to the standard deviation, from"
+            f" {count(num, 'larger size')} held out and {percent(FORM_ERROR)} that is assumed."
+        )
+    return (
+        f"there, each factor of two adds {percent(FORM_ERROR)} to the standard deviation, which is"
+        " an assumption, because fewer than three sizes tell nothing about it."
+    )
+
+
+def badly_fitted(model: RunModel) -> list[PhaseFit]:
+    """Returns the phases whose held-out runs are missed by more than BAD_FIT."""
+    return [fit for fit in model.phases if fit.held_out is not None and fit.held_out > BAD_FIT]
