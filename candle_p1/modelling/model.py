@@ -210,7 +210,7 @@ class RunModel:
         watts = {}
         for i, fit in enumerate(self.powers):
             scatter = 1 + self.power_scatter[:, i] if runs else 1.0
-            watts[fit.name] = np.maximum(fit.at(shape) * scatter, 0.0)
+            watts[fit.name] = np.maximum(fit.at(shape) * scatter, TINY)
         group_of = {phase: group for group, phases in POWER_GROUPS.items() for phase in phases}
         return {name: watts.get(group_of.get(name, ""), watts[""]) for name in phases}
 
@@ -219,6 +219,7 @@ def fit_model(
     observations: Sequence[Observation],
     allreduce_s: Callable[[JobShape], float] | None = None,
     seed: int = 0,
+    num_samples: int = NUM_SAMPLES,
 ) -> RunModel:
     """Fits a model to the runs of a series.
 
@@ -226,6 +227,7 @@ def fit_model(
         observations: At least two runs more than a phase has terms.
         allreduce_s: Returns the measured time of averaging all gradients of a step once, in s.
         seed: That of the bootstrap.
+        num_samples: The samples of the bootstrap.
 
     Raises:
         ModelError: There are too few runs for an interval.
@@ -253,7 +255,7 @@ def fit_model(
             f"{count(len(observations), 'run')} leave nothing to estimate the scatter from, with"
             f" {most_terms} terms for a phase: repeat the runs"
         )
-    spread = _spread(first, random)
+    spread = _spread(first, num_samples, random)
     residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
     drawn = _mixed(residuals, len(observations), spread, random)
     fits = []
@@ -263,10 +265,10 @@ def fit_model(
         samples[0] = values[fit.name]
         fits.append(_fit(fit.name, tried[fit.name], shapes, samples, scales[fit.name], random))
     scatter = _mixed(residuals, 1, spread, random)[:, 0, :]
-    powers, power_scatter = _fit_powers(observations, random)
+    powers, power_scatter = _fit_powers(observations, num_samples, random)
     errors = _extrapolation_errors(first, tried, shapes, values, scales, random)
     form_error = float(np.sqrt(np.mean(np.square([FORM_ERROR, *errors]))))
-    form = form_error * random.standard_normal(NUM_SAMPLES)
+    form = form_error * random.standard_normal(num_samples)
     form[0] = 0.0
     return RunModel(
         observations, fits, powers, degrees, form_error, errors, scatter, power_scatter, form
@@ -337,13 +339,13 @@ def _enlarged(fit: PhaseFit) -> Array:
     return enlarged
 
 
-def _spread(fits: Sequence[PhaseFit], random: np.random.Generator) -> Array:
+def _spread(fits: Sequence[PhaseFit], num_samples: int, random: np.random.Generator) -> Array:
     """Returns how uncertain the scatter of each phase is, shape (samples, phases).
 
     Times a normal deviate, it is a deviate of Student's t with the phase's degrees of freedom.
     """
     degrees = np.array([max(1, int(fit.used.sum()) - len(fit.chosen)) for fit in fits])
-    spread: Array = np.sqrt(degrees / random.chisquare(degrees, (NUM_SAMPLES, len(fits))))
+    spread: Array = np.sqrt(degrees / random.chisquare(degrees, (num_samples, len(fits))))
     return spread
 
 
@@ -354,24 +356,24 @@ def _mixed(residuals: Array, num_runs: int, spread: Array, random: np.random.Gen
     together in a run does so here. The first sample has none.
     """
     num = len(residuals)
-    weights = random.standard_normal((NUM_SAMPLES, num_runs, num)) / np.sqrt(num)
+    weights = random.standard_normal((len(spread), num_runs, num)) / np.sqrt(num)
     weights[0] = 0.0
     mixed: Array = (weights @ residuals) * spread[:, None, :]
     return mixed
 
 
 def _fit_powers(
-    observations: Sequence[Observation], random: np.random.Generator
+    observations: Sequence[Observation], num_samples: int, random: np.random.Generator
 ) -> tuple[list[PhaseFit], Array]:
     """Fits the powers that all runs have, and returns the deviations of new runs."""
     known = [group for group in ("", *POWER_GROUPS) if all(group in o.watts for o in observations)]
     if "" not in known:
-        return [], np.zeros((NUM_SAMPLES, 0))
+        return [], np.zeros((num_samples, 0))
     shapes = [each.shape for each in observations]
     values = {name: np.array([o.watts[name] for o in observations]) for name in known}
     scales = {name: _scale(values[name], shapes, TINY) for name in known}
     first = [_fit(n, POWER, shapes, values[n][None, :], scales[n], random) for n in known]
-    spread = _spread(first, random)
+    spread = _spread(first, num_samples, random)
     residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
     drawn = _mixed(residuals, len(observations), spread, random)
     fits = []

@@ -21,6 +21,7 @@ from candle_p1.reports.paper_inputs import (
 )
 from candle_p1.reports.points import MODES, STRONG, WEAK, group
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
+from candle_p1.reports.table import ReportTable
 from candle_p1.reports.words import listed
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.published import Published
     from candle_p1.reports.runs import Runs
-    from candle_p1.reports.table import ReportTable
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,204 @@
+"""Models of synthetic runs: what was planted is recovered, in intervals of the right width."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from candle_p1.errors import ModelError
+from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
+from candle_p1.modelling.observation import Observation
+from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, STARTUP
+from candle_p1.modelling.samples import ValueInterval
+from tests.modelled_runs import (
+    BYTES_PER_S,
+    SAMPLE_S,
+    TRUE,
+    WATTS,
+    lawful_run,
+    lawful_times,
+    shape_of,
+)
+
+CASES = 100
+SIZES, REPEATS = (1, 2, 4), 3
+
+
+def model_of(seed, sizes=SIZES, repeats=REPEATS, num_samples=999, **kwargs):
+    random = np.random.default_rng(seed)
+    runs = [lawful_run(random, num, **kwargs) for num in sizes for _ in range(repeats)]
+    return fit_model(runs, seed=seed, num_samples=num_samples)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [model_of(case, num_samples=399) for case in range(CASES)]
+
+
+def test_known_parameters_are_in_their_intervals_in_90_to_98_of_100_cases(models):
+    covered, known = Counter(), Counter()
+    for model in models:
+        for each in model.parameters:
+            if each.name in TRUE:
+                known[each.name] += 1
+                covered[each.name] += each.value.low <= TRUE[each.name] <= each.value.high
+    assert set(known) == set(TRUE)
+    assert min(known.values()) > 0.8 * CASES  # the law that was planted is the one that is found
+    assert 0.90 <= sum(covered.values()) / sum(known.values()) <= 0.98
+    # One parameter in 100 cases: as few as 88 or as many as 100 are chance, where 95 are expected.
+    assert all(covered[name] / known[name] >= 0.86 for name in known), covered
+
+
+def test_held_out_runs_are_in_their_prediction_intervals(models):
+    inside, widths = [], []
+    for case, model in enumerate(models):
+        run = lawful_run(np.random.default_rng(10_000 + case), 8)
+        found = ValueInterval.of(model.predict(run.shape).total_s)
+        inside.append(found.low <= run.total_s <= found.high)
+        widths.append((found.high - found.low) / 2 / found.value)
+    assert np.mean(inside) >= 0.88
+    assert np.median(widths) < 0.25  # for a factor of two in ranks
+
+
+def test_runs_of_the_sizes_that_were_measured_are_covered_as_often_as_the_intervals_say(models):
+    inside = []
+    for case, model in enumerate(models):
+        run = lawful_run(np.random.default_rng(20_000 + case), 2)
+        found = ValueInterval.of(model.predict(run.shape).total_s)
+        inside.append(found.low <= run.total_s <= found.high)
+    assert 0.82 <= np.mean(inside) <= 0.97
+
+
+def test_few_runs_give_wider_intervals_than_many():
+    def width(repeats):
+        widths = []
+        for seed in range(8):
+            model = model_of(seed, (1, 2), repeats, 399)
+            found = ValueInterval.of(model.predict(shape_of(2)).total_s)
+            widths.append((found.high - found.low) / found.value)
+        return np.median(widths)
+
+    assert width(2) > 1.15 * width(8)
+
+
+def test_a_model_says_how_far_it_extrapolates():
+    model = model_of(0)
+    assert [model.extrapolation(num) for num in (1, 3, 4, 8, 40)] == [1, 1, 1, 2, 10]
+    near, far = (model.predict(shape_of(num)).total_s for num in (8, 64))
+    assert np.std(far) / np.median(far) > 1.5 * np.std(near) / np.median(near)
+    # The curve of the mean has no scatter of single runs.
+    assert np.std(model.curve(shape_of(2)).total_s) < np.std(model.predict(shape_of(2)).total_s)
+
+
+def test_what_extrapolating_adds_is_assumed_where_two_sizes_tell_nothing():
+    assert model_of(0, (1, 2)).extrapolation_errors == []
+    assert model_of(0, (1, 2)).form_error == FORM_ERROR
+    assert len(model_of(0, (1, 2, 4, 8)).extrapolation_errors) == 2
+
+
+def test_a_surprise_at_the_largest_size_widens_what_lies_beyond():
+    def doubled_at_four(shape):
+        return {n: s * (2 if shape.num_ranks == 4 else 1) for n, s in lawful_times(shape).items()}
+
+    surprised = model_of(0, times=doubled_at_four, noise=0.01)
+    assert surprised.form_error > 4 * FORM_ERROR
+
+
+def test_a_phase_that_follows_no_law_gets_a_free_term_or_is_called_bad():
+    def contended(shape):
+        return lawful_times(shape) | {LOAD: 5 + 3 * shape.num_ranks**1.5}
+
+    few = model_of(0, (1, 2, 4), times=contended, noise=0.01)
+    fit = next(each for each in few.phases if each.name == LOAD)
+    assert fit.held_out > BAD_FIT
+    assert not any(term.is_free for term in fit.chosen)
+    many = model_of(0, (1, 2, 4, 8, 16), times=contended, noise=0.01)
+    fit = next(each for each in many.phases if each.name == LOAD)
+    assert any(term.is_free for term in fit.chosen)
+    assert fit.held_out < BAD_FIT
+    found = np.median(many.predict(shape_of(32)).phases_s[LOAD])
+    assert found == pytest.approx(5 + 3 * 32**1.5, rel=0.1)
+
+
+def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
+    def with_steps(shape):
+        return lawful_times(shape) | {COMPUTE: 0.02 * shape.steps + SAMPLE_S * shape.samples}
+
+    random = np.random.default_rng(0)
+    batches = ({"batch_size": 20, "steps_per_epoch": 50}, {"batch_size": 40, "steps_per_epoch": 25})
+    runs = [
+        lawful_run(random, num, 0.005, with_steps, **batch)
+        for num in (1, 2)
+        for batch in batches
+        for _ in range(3)
+    ]
+    model = fit_model(runs)
+    found = {each.name: each.value.value for each in model.parameters}
+    assert found["computing, for each step"] == pytest.approx(0.02, rel=0.1)
+    assert found["computing, for each sample"] == pytest.approx(SAMPLE_S, rel=0.1)
+    # Other epochs and a batch size between those that ran.
+    other = shape_of(2, batch_size=30, steps_per_epoch=34, epochs=16)
+    expected = with_steps(other)[COMPUTE]
+    assert np.median(model.predict(other).phases_s[COMPUTE]) == pytest.approx(expected, rel=0.05)
+
+
+def test_ranks_that_share_cores_take_turns():
+    runs = [
+        lawful_run(np.random.default_rng(i), num, 0.01, cores_per_node=2)
+        for num in (1, 2)
+        for i in range(3)
+    ]
+    model = fit_model(runs)
+    found = model.predict(shape_of(4, cores_per_node=2))
+    assert found.is_crowded
+    assert np.median(found.phases_s[COMPUTE]) == pytest.approx(2 * 8 * 50 * 20 * SAMPLE_S, rel=0.1)
+    assert np.median(found.phases_s[STARTUP]) == pytest.approx(20, rel=0.1)
+
+
+def test_energy_is_power_times_time_of_all_ranks():
+    model = model_of(0, noise=0.01)
+    found = model.predict(shape_of(4))
+    expected = WATTS * 4 * sum(lawful_times(shape_of(4)).values())
+    assert np.median(found.energy_j) == pytest.approx(expected, rel=0.05)
+    without = fit_model([_without_power(each) for each in model.observations], num_samples=50)
+    assert without.predict(shape_of(4)).energy_j is None
+
+
+def _without_power(run):
+    return Observation(run.name, run.shape, run.phases_s, run.total_s, {}, "", None)
+
+
+def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
+    random = np.random.default_rng(0)
+    runs = [lawful_run(random, num, 0.01) for num in (1, 2, 4) for _ in range(3)]
+
+    def allreduce_s(shape):  # twice what the runs show: half of it is hidden
+        return 2 * lawful_times(shape)[EXPOSED] / shape.steps
+
+    model = fit_model(runs, allreduce_s)
+    (share,) = (each for each in model.parameters if each.phase == EXPOSED)
+    assert share.value.low < 0.5 < share.value.high
+    assert share.value.value == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [((2,), "at least 2 runs"), ((1, 2, 4), None), ((1, 2), None)],
+)
+def test_too_few_runs_are_refused(counts, words):
+    runs = [lawful_run(np.random.default_rng(i), num) for i, num in enumerate(counts)]
+    if words is None:
+        assert fit_model(runs, num_samples=50).degrees >= 1
+    else:
+        with pytest.raises(ModelError, match=words):
+            fit_model(runs)
+
+
+def test_the_same_seed_gives_the_same_model():
+    first, second = model_of(3), model_of(3)
+    assert first.parameters == second.parameters
+    assert first.parameters != model_of(4).parameters
+    (rate,) = (each for each in first.parameters if each.phase == LOAD)
+    assert rate.value.low < BYTES_PER_S < rate.value.high

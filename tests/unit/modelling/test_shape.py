@@ -1,0 +1,108 @@
+"""How the shape of a run follows from the number of ranks, and from a record."""
+
+from __future__ import annotations
+
+import pytest
+
+from candle_p1.modelling.observation import observe, shape_rule
+from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, PHASES, STARTUP, VALIDATE, WAIT
+from tests.modelled_runs import shape_of
+from tests.planted_records import REMOVED, changed, planted_record
+
+
+def record(num_ranks=2, **kwargs):
+    return planted_record("nt3", num_ranks, epochs=48, load_s=[4.0, 6.0][:num_ranks], **kwargs)
+
+
+def test_the_phases_of_a_run_add_up_to_its_time():
+    found = observe(record(wait_s=1.5, communication_s=3.0, epoch_s=2.0))
+    assert set(found.phases_s) == set(PHASES)
+    assert sum(found.phases_s.values()) == pytest.approx(found.total_s)
+    assert found.phases_s[STARTUP] == 3.0
+    assert found.phases_s[LOAD] == 5.0  # the mean over ranks
+    assert found.phases_s[WAIT] == 1.5
+    assert found.phases_s[EXPOSED] == 3.0
+    # 24 epochs of 2 s and the first step of 0.5 s, without 3 s of communication; the first step
+    # exceeds the others by 0.3 s.
+    assert found.phases_s[COMPUTE] == pytest.approx(24 * 2 + 0.5 - 3.0 - 0.3)
+
+
+def test_exposed_communication_and_validation_are_those_of_the_epochs():
+    spread = record().phases["train"].mean_s
+    epochs = record().model_dump(exclude_unset=True)["training"]["epochs"]
+    for epoch in epochs:
+        epoch["exposed_communication"] = epoch["train"] | {"mean_s": 0.125}
+        epoch["validation"] = epoch["train"] | {"mean_s": 0.25}
+    found = observe(changed(record(communication_s=9.0), {"training.epochs": epochs}))
+    assert found.phases_s[EXPOSED] == pytest.approx(24 * 0.125)
+    assert found.phases_s[VALIDATE] == pytest.approx(24 * 0.25)
+    assert spread > 0
+
+
+def test_one_rank_neither_waits_nor_communicates():
+    found = observe(record(1, wait_s=1.0))
+    assert found.phases_s[WAIT] == found.phases_s[EXPOSED] == 0
+    assert sum(found.phases_s.values()) == pytest.approx(found.total_s)
+
+
+def test_a_run_without_times_or_power_is_no_observation_of_them():
+    assert observe(record(status="failed")) is None
+    assert observe(record()).watts == {}
+    assert observe(record(energy_j=60.0)).watts[""] == pytest.approx(60 / record().total_s)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "counts", "epochs"),
+    [("strong", (1, 2, 16, 48), (48, 24, 3, 1)), ("weak", (1, 2, 16, 48), (48, 48, 48, 48))],
+)
+def test_epochs_are_shared_as_in_the_plan(scaling, counts, epochs):
+    rule = shape_rule([record(epochs_scaling=scaling)])
+    assert tuple(rule.at(num).epochs for num in counts) == epochs
+    assert all(rule.can_run(num) for num in counts)
+    assert rule.is_strong == (scaling == "strong")
+    assert rule.can_run(5) == (scaling == "weak")
+    assert rule.at(5).epochs == (10 if scaling == "strong" else 48)
+
+
+def test_batches_that_grow_with_the_ranks_have_fewer_steps():
+    several = record(epochs_scaling="weak", batch_scaling="sqrt")
+    free = changed(several, {"plan.samples_per_epoch": 1120, "plan.steps_per_epoch": 40})
+    rule = shape_rule([free])
+    assert rule.at(4).batch_size == 40
+    assert rule.at(4).steps_per_epoch == 28
+    # A limit of the steps holds whatever the batch size.
+    limited = changed(free, {"plan.steps_per_epoch": 10})
+    assert shape_rule([limited]).at(4).steps_per_epoch == 10
+
+
+def test_ranks_that_share_a_node_share_its_cores():
+    records = [record(1, threads=2), record(2, threads=1)]
+    rule = shape_rule(records)
+    assert [rule.at(num).threads for num in (1, 2, 4)] == [2, 1, 1]
+    assert [rule.at(num).crowding for num in (1, 2, 4)] == [1, 1, 2]
+    assert rule.at(4).num_nodes == 1
+    several = shape_rule(records, ranks_per_node=2)
+    assert (several.at(8).num_nodes, several.at(8).crowding) == (4, 1)
+
+
+def test_ranks_on_gpus_do_not_share_cores():
+    rule = shape_rule([record(device="NVIDIA V100")])
+    assert rule.at(64).crowding == 1
+    assert shape_of(64, cores_per_node=None).crowding == 1
+
+
+def test_readers_are_the_threads_of_a_node_and_at_most_its_cores():
+    assert shape_of(8, load_threads=4).readers_on_node == 32
+    assert shape_of(8, load_threads=4, cores_per_node=16).readers_on_node == 16
+
+
+def test_a_record_without_a_plan_has_no_shape():
+    assert (
+        observe(
+            changed(
+                record(),
+                {"status": "failed", "failure": {"reason": "x", "rank": 0}, "plan": REMOVED},
+            )
+        )
+        is None
+    )

@@ -1,0 +1,242 @@
+"""candle-p1 model and predict: their page, files and messages, from planted records."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.errors import CandleError, ModelError
+from candle_p1.modelling.changes import Changes
+from candle_p1.reports.modelled import fitted_words, model_experiment
+from candle_p1.reports.points import group
+from candle_p1.reports.prediction import predict_runs
+from candle_p1.reports.runs import read_runs
+from tests.planted_records import plant
+
+LOADERS = {"original": 24.0, "parallel": 4.0}
+COMM = {"operation": "allreduce", "ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e9}
+
+
+def plant_lawful(directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, seed=0, **kwargs):
+    """Writes strong-scaling runs: loading that ranks repeat or share, and 48 shared epochs."""
+    random = np.random.default_rng(seed)
+    for num, repeat, loader in itertools.product(counts, range(repeats), loaders):
+        scatter = 1 + 0.02 * random.standard_normal(4)
+        crowding = max(1, num / 2)
+        load_s = LOADERS[loader] * (1 / min(num, 2) if loader == "parallel" else crowding)
+        plant(
+            directory,
+            "nt3",
+            num,
+            loader=loader,
+            load_s=load_s * scatter[0],
+            epoch_s=1.0 * crowding * scatter[1],
+            startup_s=3 * crowding * scatter[2],
+            first_step_s=0.1 * crowding,
+            communication_s=0.2 * scatter[3] if num > 1 else 0.0,
+            rng_seed=repeat,
+            **{"epochs": 48} | kwargs,
+        )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    plant_lawful(directory, energy_j=5000.0)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def modelled(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model")
+    return invoke("model", runs, "-o", out, "--json", out / "given.json"), out
+
+
+def rows_of(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli.cli, [str(word) for word in words])
+
+
+def test_the_page_has_figures_with_what_was_fitted_and_what_cannot_be_known(modelled):
+    result, out = modelled
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("index.html: 18 runs, 2 modelled series\n")
+    page = (out / "index.html").read_text()
+    captions = page.split("<figcaption>")[1:]
+    assert len(captions) == 2
+    for caption in captions:
+        text = caption.split("</figcaption>")[0]
+        assert "Fitted phase by phase to 9 runs on 1, 2 and 4 ranks." in text
+        assert "Beyond 4 ranks nothing was measured" in text
+        assert "the model cannot know" in text
+    assert "<script" not in page
+    assert 'href="http' not in page
+    for name in ("nt3-strong-model", "nt3-strong-model-shares"):
+        root = ET.fromstring((out / f"figures/{name}.svg").read_text())
+        assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 5
+    assert "more threads than cores" in page
+
+
+def test_the_tables_hold_what_was_planted(modelled):
+    _, out = modelled
+    rows = rows_of(out / "tables/nt3-strong-model-sizes.csv")
+    at = {(row["series"], row["ranks"]): row for row in rows}
+    four = at["loader original", "4"]
+    assert float(four["measured (s)"]) == pytest.approx(48 + 6 + 12 * 2 + 0.2, rel=0.05)
+    assert abs(float(four["model is off by (%)"])) < 5
+    assert four["note"] == "more threads than cores"
+    assert float(at["loader original", "16"]["extrapolation factor"]) == 4
+    assert at["loader original", "16"]["measured (s)"] == ""
+    parameters = {
+        (row["series"], row["parameter"]): row
+        for row in rows_of(out / "tables/nt3-strong-model-parameters.csv")
+    }
+    rate = parameters["loader original", "rate at which a rank reads and parses"]
+    assert float(rate["value"]) == pytest.approx(5e6 / 24, rel=0.03)
+    assert float(rate["low"]) < 5e6 / 24 < float(rate["high"])
+    shared = parameters["loader parallel", "rate at which one thread parses its share of a file"]
+    assert float(shared["value"]) == pytest.approx(5e6 / 4, rel=0.05)
+    what_if = rows_of(out / "tables/nt3-strong-what-if.csv")
+    assert {row["what if"] for row in what_if} >= {"as it is", "network twice as fast"}
+
+
+def test_the_json_has_all_parameters_with_intervals_and_residuals(modelled):
+    _, out = modelled
+    content = json.loads((out / "model.json").read_text())
+    assert content == json.loads((out / "given.json").read_text())
+    (section,) = content["sections"]
+    first = section["series"][0]
+    assert (first["runs"], first["ranks"]) == (9, [1, 2, 4])
+    assert all(each["confidence"] == 0.95 for each in first["parameters"])
+    assert all(len(each["residuals"]) == 9 for each in first["phases"])
+
+
+def test_a_report_shows_the_models_too(runs, tmp_path):
+    result = invoke("report", runs, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "index.html").read_text()
+    assert "Model: total time against ranks" in page
+    assert "Fitted phase by phase to 9 runs" in page
+    assert (tmp_path / "tables/nt3-strong-what-if.csv").exists()
+
+
+def test_a_measurement_of_communication_is_used(runs, tmp_path):
+    comm = tmp_path / "comm.json"
+    comm.write_text(json.dumps({"fits": [COMM]}))
+    result = invoke("model", runs, "--comm", comm)
+    assert result.exit_code == 0, result.output
+    assert "share of the measured allreduce that is exposed" in result.output
+    assert "latency 0.001 s, bandwidth 1e+09 bytes/s" in result.output
+
+
+def test_series_that_differ_in_epochs_only_share_a_model(tmp_path):
+    for epochs in (16, 48):
+        plant_lawful(tmp_path, (1, 2), 2, ("original",), epochs=epochs)
+    (experiment,) = group(read_runs([tmp_path]).runs)
+    (first, second), _ = model_experiment(experiment)
+    assert first.model is second.model
+    assert len(first.model.observations) == 8
+    assert (first.rule.at(2).epochs, second.rule.at(2).epochs) == (8, 24)
+
+
+def test_predictions_from_runs_have_gains_and_the_best_scale(runs, tmp_path):
+    path = tmp_path / "predicted.json"
+    result = invoke("predict", "nt3", "--from", runs, "--ranks", "8,16", "--json", path)
+    assert result.exit_code == 0, result.output
+    (prediction,) = json.loads(path.read_text())
+    points = {(each["series"], each["ranks"]): each for each in prediction["points"]}
+    original, parallel = (points[f"loader {name}", 8] for name in LOADERS)
+    # 8 ranks on 2 cores: loading, computing and start-up take four times as long as on 2.
+    assert original["time_s"]["value"] == pytest.approx(96 + 12 + 6 * 4 + 0.6, rel=0.06)
+    assert original["oversubscribed"]
+    assert original["extrapolation"] == 2
+    assert original["gain_percent"] is None
+    assert parallel["gain_percent"]["value"] > 50
+    assert original["energy_j"]["low"] < original["energy_j"]["high"]
+    assert {each["series"] for each in prediction["best"]} == {f"loader {name}" for name in LOADERS}
+    assert "Fitted phase by phase to 9 runs" in prediction["notes"][0]
+
+
+def test_the_layout_of_a_machine_takes_the_crowding_away(runs):
+    def time_s(ranks_per_node):
+        found = predict_runs(read_runs([runs]), "nt3", ["strong"], [8], Changes(), ranks_per_node)
+        return found[0].found.points[0].time_s.value
+
+    assert time_s(2) < 0.5 * time_s(None)
+
+
+def test_what_if_stands_beside_what_is(runs):
+    result = invoke("predict", "nt3", "--from", runs, "--ranks", "8", "--set", "network=4")
+    assert result.exit_code == 0, result.output
+    assert "as it is" in result.output
+    assert "network 4 times as fast" in result.output
+
+
+def test_two_sizes_predict_a_third(tmp_path):
+    """Of ten series, at least eight have their runs on 4 ranks in the interval from 1 and 2."""
+    inside, widths = [], []
+    for case in range(5):
+        known, held = tmp_path / f"known{case}", tmp_path / f"held{case}"
+        for i, (directory, counts) in enumerate(((known, (1, 2)), (held, (4,)))):
+            directory.mkdir()
+            plant_lawful(directory, counts, seed=2 * case + i)
+        (prediction,) = predict_runs(read_runs([known]), "nt3", ["strong"], [4], Changes())
+        for point in prediction.found.points:
+            loader = point.series.removeprefix("loader ")
+            totals = [r.total_s for r in read_runs([held]).runs if r.loader == loader]
+            inside.append(point.time_s.low <= np.median(totals) <= point.time_s.high)
+            widths.append((point.time_s.high - point.time_s.low) / 2 / point.time_s.value)
+    assert sum(inside) >= 8
+    assert max(widths) <= 0.25
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("predict", "nt3", "--ranks", "8"), "--machine summit"),
+        (("predict", "nt3", "--ranks", "8", "--machine", "theta"), "--machine theta"),
+        (("predict", "p1b3", "--ranks", "8", "--machine", "summit"), "too little about p1b3"),
+        (("predict", "nt3", "--ranks", "8", "--machine", "summit", "--mode", "batch"), "--mode"),
+        (("predict", "nt3", "--ranks", "0", "--machine", "summit"), "--ranks 0"),
+        (("predict", "nt3", "--ranks", "8", "--machine", "summit", "--set", "x=1"), "--set x=1"),
+        (("predict", "nt3", "--ranks", "8", "--machine", "summit", "--comm", "c.json"), "--comm"),
+        (("predict", "p1b2", "--ranks", "8", "--from", "RUNS"), "no finished run of p1b2"),
+        (("predict", "nt3", "--ranks", "8", "--from", "RUNS", "--machine", "nowhere"), "nowhere"),
+        (("model", "RUNS", "--comm", "missing.json"), "--comm missing.json"),
+        (("model", "missing"), "missing"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(words, message, runs):
+    result = invoke(*(runs if word == "RUNS" else word for word in words))
+    assert isinstance(result.exception, CandleError)
+    assert message in str(result.exception)
+    assert result.exception.exit_code == 2
+
+
+def test_too_few_runs_are_named_with_their_series(tmp_path):
+    plant_lawful(tmp_path, (2,), 1)
+    with pytest.raises(ModelError, match="loader original: a model takes at least 2 runs"):
+        predict_runs(read_runs([tmp_path]), "nt3", ["strong"], [4], Changes())
+    plant(tmp_path, "p1b1", 1, status="failed")
+    result = invoke("model", tmp_path)
+    assert "repeat the runs" in str(result.exception)
+
+
+def test_the_words_tell_of_crowded_runs_and_of_two_sizes(runs, tmp_path):
+    (experiment,) = group(read_runs([runs]).runs)
+    models, _ = model_experiment(experiment)
+    assert "Some runs had more threads than cores" in fitted_words(models)
+    plant_lawful(tmp_path, (1, 2), 2)
+    (few,) = group(read_runs([tmp_path]).runs)
+    models, _ = model_experiment(few)
+    assert "which is an assumption" in fitted_words(models)
