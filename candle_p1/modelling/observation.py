@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from candle_p1.errors import ModelError
 from candle_p1.modelling.phases import (
     COMPUTE,
     EVALUATE,
@@ -20,6 +21,7 @@ from candle_p1.modelling.phases import (
     WAIT,
 )
 from candle_p1.modelling.shape import JobShape, ShapeRule
+from candle_p1.scaling import BATCH_SCALINGS, EPOCHS_SCALINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,12 +106,17 @@ def shape_rule(records: Sequence[RunRecord], ranks_per_node: int | None = None) 
         records: The records of finished runs that differ in nothing else; at least one.
         ranks_per_node: The ranks that fill a node; by default, as many as the fullest node had, or
             any number where all runs had one node.
+
+    Raises:
+        ModelError: The plan of the runs is not one of this version.
     """
     largest = max(records, key=lambda record: record.num_ranks)
     shapes = [shape for record in records if (shape := _shape(record))]
     base, plan = _shape(largest), largest.plan
     assert base is not None
     assert plan is not None
+    if plan.epochs_scaling not in EPOCHS_SCALINGS or plan.batch_scaling not in BATCH_SCALINGS:
+        raise ModelError("its scaling of epochs or batches is not one that models know")
     if ranks_per_node is None:
         on_node = max(shape.ranks_on_node for shape in shapes)
         alone = all((record.num_nodes or 1) == 1 for record in records)

@@ -87,13 +87,15 @@ def model_experiment(
         runs = [run for series in pool for point in series.timed for run in point.runs]
         found = [each for run in runs if (each := observe(run.record, run.place))]
         try:
+            rules = [
+                shape_rule([r.record for point in each.timed for r in point.runs], ranks_per_node)
+                for each in pool
+            ]
             model = fit_model(found, allreduce_s)
         except ModelError as error:
             missing.append((_pool_name(pool), str(error)))
             continue
-        for series in pool:
-            records = [run.record for point in series.timed for run in point.runs]
-            rule = shape_rule(records, ranks_per_node)
+        for series, rule in zip(pool, rules, strict=True):
             modelled.append(ModelledSeries(series, model, rule))
     return tuple(modelled), tuple(missing)
 

@@ -210,16 +210,16 @@ KINDS = (
 def draw_figures(
     experiment: Experiment,
     prefix: str,
-    kinds: Sequence[FigureKind] = KINDS,
-    over_time: Sequence[OverTimeKind] = OVER_TIME,
+    kinds: Sequence[FigureKind] | None = None,
+    over_time: Sequence[OverTimeKind] | None = None,
 ) -> tuple[list[Drawing], list[tuple[str, str]]]:
     """Draws all figures that an experiment has data for.
 
     Args:
         experiment: What to draw. Traced runs have no times, but their timelines are drawn.
         prefix: The beginning of the figures' file names.
-        kinds: The kinds of figures to draw.
-        over_time: The kinds of figures over time to draw.
+        kinds: The kinds of figures to draw; by default KINDS.
+        over_time: The kinds of figures over time to draw; by default OVER_TIME.
 
     Returns:
         The figures, and the titles of those that could not be drawn, with the reasons.
@@ -230,7 +230,7 @@ def draw_figures(
     missing: dict[tuple[str, str], None] = {}
     with mpl.rc_context(LOOK):
         timed = [each for each in experiment.series if each.timed]
-        for kind in kinds if timed else ():
+        for kind in (KINDS if kinds is None else kinds) if timed else ():
             facets = [timed] if kind.whole else _facets(timed)
             for i, series in enumerate(facets):
                 slug = f"{prefix}-{kind.slug}" + (f"-{i + 1}" if len(facets) > 1 else "")
@@ -243,7 +243,7 @@ def draw_figures(
                 title = kind.title + (f" ({i + 1} of {len(facets)})" if len(facets) > 1 else "")
                 caption = kind.caption + told + _paper(experiment, kind.slug)
                 drawn.append(to_drawing(figure, slug, title, caption))
-        for each in over_time:
+        for each in OVER_TIME if over_time is None else over_time:
             drawn += _draw_over_time(each, experiment, prefix, missing)
     return drawn, list(missing)
 

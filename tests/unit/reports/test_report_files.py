@@ -48,11 +48,11 @@ def test_the_command_writes_page_figures_and_tables(written):
     result, out = written
     assert result.exit_code == 0, result.output
     assert "bad/run.json: line 1: not JSON" in result.output
-    assert result.output.endswith("index.html: 9 runs, 10 figures\n")
+    assert result.output.endswith("index.html: 9 runs, 12 figures\n")
     figures = sorted(path.name for path in (out / "figures").iterdir())
     names = (
-        "communication", "energy", "epochs", "improvement", "loaders", "parts", "performance",
-        "quality", "ranks", "scaling",
+        "communication", "energy", "epochs", "improvement", "loaders", "model", "model-shares",
+        "parts", "performance", "quality", "ranks", "scaling",
     )  # fmt: skip
     assert figures == sorted(
         f"nt3-strong-{name}.{ending}" for name in names for ending in ("png", "svg")
