@@ -99,6 +99,11 @@ def command(
         predictions = predict_runs(
             runs, benchmark, modes, ranks, changed, ranks_per_node, allreduce_s
         )
+        if ranks_per_node:
+            screen.say(
+                f"--machine {machine}: {ranks_per_node} ranks on each node; all rates and powers"
+                " are still those of the machine of the runs"
+            )
     else:
         if comm:
             raise ParameterError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.modelling.phases import EXPOSED, LOAD, TRANSFER
+from candle_p1.modelling.phases import EXPOSED, LOAD, TRANSFER, WAIT
 from candle_p1.modelling.samples import TimeSamples
 from candle_p1.text import count
 
@@ -80,8 +80,9 @@ class Changes:
         shares: Any = reading_share
         if shares is None:
             shares = np.random.default_rng(seed).random(len(times[LOAD])) if LOAD in times else 0
-        if LOAD in times:
-            times[LOAD] = times[LOAD] * (1 - shares + shares / self.file_system)
+        for phase in (LOAD, WAIT):  # ranks wait for the loading of others
+            if phase in times:
+                times[phase] = times[phase] * (1 - shares + shares / self.file_system)
         for phase in (EXPOSED, TRANSFER):
             if phase in times:
                 times[phase] = times[phase] / self.network

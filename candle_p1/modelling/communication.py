@@ -1,31 +1,35 @@
 """A measurement of communication, as ``candle-p1 bench comm --json`` writes it, for models.
 
-Of the file, this reads ``fits``, a list with an entry for each operation and number of ranks::
+Of the file, this reads ``fits``, a list with an entry for each transport and operation::
 
-    {"operation": "allreduce", "ranks": 4, "latency_s": 2.1e-5, "bandwidth_bytes_per_s": 8.4e9,
-     "latency_s_interval": [2.0e-5, 2.3e-5], "bandwidth_bytes_per_s_interval": [8.1e9, 8.6e9]}
+    {"transport": "horovod", "operation": "allreduce", "num_ranks": 4,
+     "latency_s": 2.1e-5, "latency_ci95_s": [2.0e-5, 2.3e-5],
+     "bandwidth_bytes_per_s": 8.4e9, "bandwidth_ci95_bytes_per_s": [8.1e9, null]}
 
 ``latency_s`` (alpha) is the time of an operation without data, ``bandwidth_bytes_per_s`` (beta) the
-rate at which its data are added to that: a message of n bytes takes alpha + n / beta. Everything
-else in the file is left alone. Where ``ranks`` is missing in an entry, that of the file stands.
+rate at which its data add to that: n bytes take alpha + n / beta. Beta is null where the time does
+not grow with the size, and an end of an interval where it has no bound. Everything else in the file
+is left alone. Where ``num_ranks`` is missing in an entry, that of the file stands.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import isfinite, log2
+from math import inf, isfinite, log2
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
 from candle_p1.files import read_regular_bytes
+from candle_p1.modelling.samples import ValueInterval
+from candle_p1.text import count, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.modelling.shape import JobShape
 
-ALLREDUCE = "allreduce"
+ALLREDUCE, MPI = "allreduce", "mpi"
 MAX_FILE_BYTES = 2**26
 
 
@@ -35,19 +39,27 @@ class CommunicationFit:
 
     Attributes:
         operation: Its name.
+        transport: What performed it: mpi, or the name of an engine; "" where the file does not say.
         num_ranks: The ranks among which it was measured; None where the file does not say.
-        latency_s: Alpha, in s.
-        bandwidth_bytes_per_s: Beta, in bytes/s.
-        latency_interval_s: The ends of its interval; None without one.
-        bandwidth_interval: The ends of its interval, in bytes/s; None without one.
+        latency: Alpha, in s, with its interval.
+        bandwidth: Beta, in bytes/s, with its interval; infinite where the time does not grow.
     """
 
     operation: str
+    transport: str
     num_ranks: int | None
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    latency_interval_s: tuple[float, float] | None
-    bandwidth_interval: tuple[float, float] | None
+    latency: ValueInterval
+    bandwidth: ValueInterval
+
+    def __str__(self) -> str:
+        of = f" on {count(self.num_ranks, 'rank')}" if self.num_ranks else ""
+        through = f" through {self.transport}" if self.transport else ""
+        alpha, beta = self.latency, self.bandwidth
+        return (
+            f"{self.operation}{through}{of}: latency {alpha.value:.3g} s ({alpha.low:.3g} to"
+            f" {alpha.high:.3g}), bandwidth {beta.value:.3g} bytes/s ({beta.low:.3g} to"
+            f" {beta.high:.3g})"
+        )
 
     def allreduce_s(self, shape: JobShape) -> float:
         """Returns the time of averaging all gradients of a step once.
@@ -62,8 +74,8 @@ class CommunicationFit:
         measured = self.num_ranks or shape.num_ranks
         levels = log2(shape.num_ranks) / log2(measured)
         share = (shape.num_ranks - 1) / shape.num_ranks / ((measured - 1) / measured)
-        transfer_s = shape.weight_bytes / self.bandwidth_bytes_per_s
-        return levels * self.latency_s + share * transfer_s
+        transfer_s = shape.weight_bytes / self.bandwidth.value
+        return levels * self.latency.value + share * transfer_s
 
 
 def read_communication(path: Path) -> list[CommunicationFit]:
@@ -87,7 +99,9 @@ def read_communication(path: Path) -> list[CommunicationFit]:
 
 
 def allreduce_of(path: Path, fits: list[CommunicationFit]) -> CommunicationFit:
-    """Returns the fit of the allreduce, of several that on the most ranks.
+    """Returns the fit of the allreduce: through an engine rather than MPI, on the most ranks.
+
+    Engines average the gradients; only JAX on several CPUs leaves that to MPI.
 
     Raises:
         ModelError: There is none.
@@ -96,40 +110,54 @@ def allreduce_of(path: Path, fits: list[CommunicationFit]) -> CommunicationFit:
     if not found:
         names = ", ".join(sorted({each.operation for each in fits}))
         raise ModelError(f"--comm {path}: there is no fit of {ALLREDUCE}, only of {names}")
-    return max(found, key=lambda each: each.num_ranks or 0)
+    return max(found, key=lambda each: (each.transport != MPI, each.num_ranks or 0))
 
 
 def _fit(path: Path, i: int, entry: Any, content: dict[str, Any]) -> CommunicationFit:
     where = f"--comm {path}: fits[{i}]"
     if not isinstance(entry, dict) or not isinstance(entry.get("operation"), str):
         raise ModelError(f"{where} has no operation")
-    ranks = entry.get("ranks", content.get("ranks"))
+    ranks = entry.get("num_ranks", content.get("num_ranks"))
     if ranks is not None and not (type(ranks) is int and ranks > 1):
-        raise ModelError(f"{where}.ranks is {ranks!r}: at least 2 ranks communicate")
+        raise ModelError(f"{where}.num_ranks is {ranks!r}: at least 2 ranks communicate")
+    transport = entry.get("transport", "")
+    if not isinstance(transport, str):
+        raise ModelError(f"{where}.transport is {transport!r}: a name is needed")
     return CommunicationFit(
-        entry["operation"],
+        printable(entry["operation"]),
+        printable(transport),
         ranks,
-        _number(where, entry, "latency_s", least=0.0),
-        _number(where, entry, "bandwidth_bytes_per_s"),
-        _interval(where, entry, "latency_s_interval"),
-        _interval(where, entry, "bandwidth_bytes_per_s_interval"),
+        _interval(where, entry, "latency_s", "latency_ci95_s", least=0.0, unbounded=False),
+        _interval(where, entry, "bandwidth_bytes_per_s", "bandwidth_ci95_bytes_per_s"),
     )
 
 
-def _number(where: str, entry: dict[str, Any], key: str, least: float | None = None) -> float:
-    value = entry.get(key)
+def _interval(
+    where: str,
+    entry: dict[str, Any],
+    key: str,
+    interval_key: str,
+    *,
+    least: float | None = None,
+    unbounded: bool = True,
+) -> ValueInterval:
+    """Returns a number with its interval; without one, the number is both ends."""
+    value = _number(f"{where}.{key}", entry.get(key), least, unbounded=unbounded)
+    ends = entry.get(interval_key)
+    if ends is None:
+        return ValueInterval(value, value, value, 0.95)
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise ModelError(f"{where}.{interval_key} is {ends!r}: two numbers are needed")
+    place = f"{where}.{interval_key}"
+    low, high = (_number(place, end, 0.0, unbounded=unbounded) for end in ends)
+    return ValueInterval(value, min(low, high), max(low, high), 0.95)
+
+
+def _number(place: str, value: Any, least: float | None, *, unbounded: bool) -> float:
+    if value is None and unbounded:
+        return inf
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value)
         if isfinite(number) and (number > 0 or number == least):
             return number
-    raise ModelError(f"{where}.{key} is {value!r}: a positive number is needed")
-
-
-def _interval(where: str, entry: dict[str, Any], key: str) -> tuple[float, float] | None:
-    value = entry.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise ModelError(f"{where}.{key} is {value!r}: two numbers are needed")
-    low, high = (_number(where, {key: each}, key, least=0.0) for each in value)
-    return low, high
+    raise ModelError(f"{place} is {value!r}: a positive number is needed")

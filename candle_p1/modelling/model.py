@@ -9,16 +9,24 @@ docs/modelling.md derives it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, log2
+from math import log2
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.fitting import choose
 from candle_p1.modelling.observation import POWER_GROUPS
+from candle_p1.modelling.phase_fit import (
+    TINY,
+    PhaseFit,
+    enlarged,
+    fit_phase,
+    mixed_deviations,
+    scale_of,
+    uncertain_scatter,
+)
 from candle_p1.modelling.phases import PHASES, POWER, candidates, free_candidates
-from candle_p1.modelling.samples import TimeSamples, ValueInterval
+from candle_p1.modelling.samples import TimeSamples
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -26,9 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.modelling.fitting import ChosenFits
     from candle_p1.modelling.observation import Observation
-    from candle_p1.modelling.phases import Candidate, ModelTerm
+    from candle_p1.modelling.phase_fit import FittedParameter
+    from candle_p1.modelling.phases import Candidate
     from candle_p1.modelling.shape import JobShape
 
     Array = NDArray[np.float64]
@@ -36,7 +44,6 @@ if TYPE_CHECKING:
 NUM_SAMPLES = 999
 """Samples of the bootstrap; their first is the fit itself."""
 
-PARAMETER_CONFIDENCE = 0.95
 BAD_FIT = 0.10
 """A phase whose held-out runs are missed by more than this gets free terms, and is reported."""
 
@@ -50,93 +57,6 @@ FORM_ERROR = 0.05
 """What extrapolating by a factor of two adds to the standard deviation of a time, relatively, as
 far as larger sizes that are held out do not tell: it counts like one of them. It is a choice, and
 stands in every report."""
-
-TINY = 1e-9
-"""Times and powers that are smaller count as this."""
-
-
-@dataclass(frozen=True)
-class FittedParameter:
-    """A coefficient of a model.
-
-    Attributes:
-        phase: The phase to which it belongs; for a power, what it is the power of.
-        name: What it tells.
-        unit: Its unit.
-        value: Its value, with an interval of PARAMETER_CONFIDENCE.
-        is_free: Whether no law stands behind its term.
-        num_runs: The number of runs that it was fitted to.
-    """
-
-    phase: str
-    name: str
-    unit: str
-    value: ValueInterval
-    is_free: bool
-    num_runs: int
-
-
-@dataclass(frozen=True)
-class PhaseFit:
-    """The fit of one phase, or of a power.
-
-    Attributes:
-        name: One of PHASES; for a power, of POWER_GROUPS, or "" for that of the whole run.
-        candidates: What was tried.
-        fits: What was chosen, by the measured runs (first) and the samples.
-        used: Which runs tell of it, shape (runs,).
-        residuals: (measured - fitted) / scale of each run, shape (runs,); 0 for others.
-        held_out: The error with which runs that were held out are predicted, relative to the
-            time of the phase, or SMALLEST_SHARE of the whole; None where none could be held out.
-    """
-
-    name: str
-    candidates: Sequence[Candidate]
-    fits: ChosenFits
-    used: NDArray[np.bool_]
-    residuals: Array
-    held_out: float | None
-
-    @property
-    def chosen(self) -> Candidate:
-        """The terms that fit the measured runs best."""
-        return self.candidates[int(self.fits.choices[0])]
-
-    @property
-    def rivals(self) -> list[Candidate]:
-        """Other candidates that these runs cannot tell from the chosen one."""
-        return [self.candidates[i] for i in self.fits.alike() if i != self.fits.choices[0]]
-
-    def at(self, shape: JobShape) -> Array:
-        """Returns the phase's time, or the power, of a shape for every sample."""
-        rows = [np.array([term.of(shape) for term in each]) for each in self.candidates]
-        return self.fits.values(rows)
-
-    def parameters(self) -> list[FittedParameter]:
-        """Returns the coefficients of the chosen terms."""
-        coefficients = self.fits.coefficients[self.fits.choices[0]]
-        assert coefficients is not None
-        return [
-            FittedParameter(
-                self.name,
-                term.name,
-                term.unit,
-                _parameter(coefficients[:, i], term),
-                term.is_free,
-                int(self.used.sum()),
-            )
-            for i, term in enumerate(self.chosen)
-        ]
-
-
-def _parameter(samples: Array, term: ModelTerm) -> ValueInterval:
-    """Returns a coefficient; the infinite rate of a term that takes no time has no upper end."""
-    tail = 50 * (1 - PARAMETER_CONFIDENCE)
-    low, high = np.percentile(samples[1:], [tail, 100 - tail])
-    value = samples[0]
-    if term.is_rate:
-        value, low, high = (1 / each if each > 0 else inf for each in (value, high, low))
-    return ValueInterval(float(value), float(low), float(high), PARAMETER_CONFIDENCE)
 
 
 @dataclass(frozen=True)
@@ -246,8 +166,8 @@ def fit_model(
         for name, seconds in values.items()
         if seconds.any()
     }
-    scales = {name: _scale(values[name], shapes, SMALLEST_SHARE * totals_s) for name in tried}
-    first = [_fit(n, tried[n], shapes, values[n][None, :], scales[n], random) for n in tried]
+    scales = {name: scale_of(values[name], shapes, SMALLEST_SHARE * totals_s) for name in tried}
+    first = [fit_phase(n, tried[n], shapes, values[n][None, :], scales[n], random) for n in tried]
     most_terms = max(len(fit.chosen) for fit in first)
     degrees = len(observations) - most_terms
     if degrees < 1:
@@ -255,16 +175,16 @@ def fit_model(
             f"{count(len(observations), 'run')} leave nothing to estimate the scatter from, with"
             f" {most_terms} terms for a phase: repeat the runs"
         )
-    spread = _spread(first, num_samples, random)
-    residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
-    drawn = _mixed(residuals, len(observations), spread, random)
+    spread = uncertain_scatter(first, num_samples, random)
+    residuals = np.stack([enlarged(fit) for fit in first], axis=1)
+    drawn = mixed_deviations(residuals, len(observations), spread, random)
     fits = []
     for i, fit in enumerate(first):
         fitted = values[fit.name] - fit.residuals * scales[fit.name]
         samples = fitted + drawn[:, :, i] * scales[fit.name]
         samples[0] = values[fit.name]
-        fits.append(_fit(fit.name, tried[fit.name], shapes, samples, scales[fit.name], random))
-    scatter = _mixed(residuals, 1, spread, random)[:, 0, :]
+        fits.append(fit_phase(fit.name, tried[fit.name], shapes, samples, scales[fit.name], random))
+    scatter = mixed_deviations(residuals, 1, spread, random)[:, 0, :]
     powers, power_scatter = _fit_powers(observations, num_samples, random)
     errors = _extrapolation_errors(first, tried, shapes, values, scales, random)
     form_error = float(np.sqrt(np.mean(np.square([FORM_ERROR, *errors]))))
@@ -287,79 +207,13 @@ def _tried(
     if len({shape.num_ranks for shape in shapes}) < FREE_FROM:
         return lawful
     random = np.random.default_rng(0)
-    scale = _scale(seconds, shapes, SMALLEST_SHARE * totals_s)
-    fit = _fit(name, lawful, shapes, seconds[None, :], scale, random)
+    scale = scale_of(seconds, shapes, SMALLEST_SHARE * totals_s)
+    fit = fit_phase(name, lawful, shapes, seconds[None, :], scale, random)
     if fit.held_out is None or fit.held_out <= BAD_FIT:
         return lawful
     both = [*lawful, *free_candidates(name)]
-    chosen = _fit(name, both, shapes, seconds[None, :], scale, random).chosen
+    chosen = fit_phase(name, both, shapes, seconds[None, :], scale, random).chosen
     return [*lawful, chosen] if chosen not in lawful else lawful
-
-
-def _fit(
-    name: str,
-    tried: Sequence[Candidate],
-    shapes: Sequence[JobShape],
-    samples: Array,
-    scale: Array,
-    random: np.random.Generator,
-) -> PhaseFit:
-    """Fits a phase to samples of its times, shape (samples, runs)."""
-    designs = [np.array([[term.of(s) for term in each] for s in shapes]) for each in tried]
-    used = np.any([design.any(axis=1) for design in designs], axis=0)
-    weights = 1 / scale[used]
-    groups = np.array([hash(shape) for shape in shapes])[used]
-    weighted = [design[used] * weights[:, None] for design in designs]
-    fallbacks = np.array([any(term.is_fallback for term in each) for each in tried])
-    fits = choose(weighted, samples[:, used] * weights, groups, fallbacks, random)
-    choice = fits.choices[0]
-    coefficients = fits.coefficients[choice]
-    assert coefficients is not None
-    residuals = np.zeros(len(shapes))
-    residuals[used] = samples[0, used] * weights - weighted[choice] @ coefficients[0]
-    score = fits.scores[0, choice]
-    held_out = float(np.sqrt(score)) if np.isfinite(score) else None
-    return PhaseFit(name, tried, fits, used, residuals, held_out)
-
-
-def _scale(values: Array, shapes: Sequence[JobShape], least: Array | float) -> Array:
-    """Returns what deviations are relative to: the mean of the runs of the same shape."""
-    means: dict[JobShape, list[float]] = {}
-    for shape, value in zip(shapes, values, strict=True):
-        means.setdefault(shape, []).append(value)
-    of_each = np.array([np.mean(means[shape]) for shape in shapes])
-    scale: Array = np.maximum(of_each, np.maximum(least, TINY))
-    return scale
-
-
-def _enlarged(fit: PhaseFit) -> Array:
-    """Returns the deviations, enlarged by what fitting the terms has taken from them."""
-    num, num_terms = int(fit.used.sum()), len(fit.chosen)
-    enlarged: Array = fit.residuals * np.sqrt(len(fit.used) / max(num - num_terms, 1))
-    return enlarged
-
-
-def _spread(fits: Sequence[PhaseFit], num_samples: int, random: np.random.Generator) -> Array:
-    """Returns how uncertain the scatter of each phase is, shape (samples, phases).
-
-    Times a normal deviate, it is a deviate of Student's t with the phase's degrees of freedom.
-    """
-    degrees = np.array([max(1, int(fit.used.sum()) - len(fit.chosen)) for fit in fits])
-    spread: Array = np.sqrt(degrees / random.chisquare(degrees, (num_samples, len(fits))))
-    return spread
-
-
-def _mixed(residuals: Array, num_runs: int, spread: Array, random: np.random.Generator) -> Array:
-    """Returns random mixtures of the deviations of runs, shape (samples, runs, phases).
-
-    Each is a sum over the runs that were measured, with normal weights, so that what deviates
-    together in a run does so here. The first sample has none.
-    """
-    num = len(residuals)
-    weights = random.standard_normal((len(spread), num_runs, num)) / np.sqrt(num)
-    weights[0] = 0.0
-    mixed: Array = (weights @ residuals) * spread[:, None, :]
-    return mixed
 
 
 def _fit_powers(
@@ -371,17 +225,17 @@ def _fit_powers(
         return [], np.zeros((num_samples, 0))
     shapes = [each.shape for each in observations]
     values = {name: np.array([o.watts[name] for o in observations]) for name in known}
-    scales = {name: _scale(values[name], shapes, TINY) for name in known}
-    first = [_fit(n, POWER, shapes, values[n][None, :], scales[n], random) for n in known]
-    spread = _spread(first, num_samples, random)
-    residuals = np.stack([_enlarged(fit) for fit in first], axis=1)
-    drawn = _mixed(residuals, len(observations), spread, random)
+    scales = {name: scale_of(values[name], shapes, TINY) for name in known}
+    first = [fit_phase(n, POWER, shapes, values[n][None, :], scales[n], random) for n in known]
+    spread = uncertain_scatter(first, num_samples, random)
+    residuals = np.stack([enlarged(fit) for fit in first], axis=1)
+    drawn = mixed_deviations(residuals, len(observations), spread, random)
     fits = []
     for i, fit in enumerate(first):
         samples = values[fit.name] + (drawn[:, :, i] - fit.residuals) * scales[fit.name]
         samples[0] = values[fit.name]
-        fits.append(_fit(fit.name, POWER, shapes, samples, scales[fit.name], random))
-    scatter: Array = _mixed(residuals, 1, spread, random)[:, 0, :]
+        fits.append(fit_phase(fit.name, POWER, shapes, samples, scales[fit.name], random))
+    scatter: Array = mixed_deviations(residuals, 1, spread, random)[:, 0, :]
     return fits, scatter
 
 
@@ -410,7 +264,7 @@ def _extrapolation_errors(
             seconds = values[fit.name][kept]
             if seconds.any():
                 lawful = [each for each in tried[fit.name] if not any(t.is_free for t in each)]
-                again = _fit(
+                again = fit_phase(
                     fit.name, lawful, few, seconds[None, :], scales[fit.name][kept], random
                 )
                 predicted_s += float(again.at(there)[0])

@@ -182,7 +182,9 @@ class PaperModel:
         alone_s = inputs.loading.of(loader)
         # Of the time in one process nobody knows what the file system takes, so what a job takes
         # in addition is all that a faster file system shortens.
+        in_job_s = load_s
         load_s = alone_s + (load_s - alone_s) / self._file_system
+        broadcast_s *= load_s / in_job_s
         first_s = _epoch_s(inputs, 1, reading)
         epoch_s = _epoch_s(inputs, num_ranks, reading)
         epochs = self.epochs_of(num_ranks)

@@ -16,14 +16,14 @@ from candle_p1.reports.report import free_slug, section_title
 from candle_p1.reports.table import LEGEND
 from candle_p1.reports.words import listed
 from candle_p1.reports.writing import PAGE_NAME, files_of, rendered, write_page
-from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from candle_p1.modelling.communication import CommunicationFit
-    from candle_p1.modelling.model import FittedParameter, RunModel
+    from candle_p1.modelling.model import RunModel
+    from candle_p1.modelling.phase_fit import FittedParameter
     from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.modelled import ModelledSeries
     from candle_p1.reports.points import Experiment
@@ -146,10 +146,8 @@ def _general_notes(communication: CommunicationFit | None) -> list[str]:
         " that are marked as badly fitted, before you believe a number.",
     ]
     if communication:
-        of = f" on {count(communication.num_ranks, 'rank')}" if communication.num_ranks else ""
         notes.append(
-            f"The allreduce was measured{of}: latency {communication.latency_s:.3g} s, bandwidth"
-            f" {communication.bandwidth_bytes_per_s:.3g} bytes/s. Of its time, the share that is"
+            f"Measured: {communication}, with 95 % intervals. Of this time, the share that is"
             " exposed is fitted."
         )
     return notes

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from candle_p1.modelling.changes import Changes
     from candle_p1.modelling.forecast import Forecast, ForecastPoint, ForecastSource
-    from candle_p1.modelling.model import PhaseFit, RunModel
+    from candle_p1.modelling.model import RunModel
+    from candle_p1.modelling.phase_fit import PhaseFit
     from candle_p1.reports.modelled import ModelledSeries
     from candle_p1.reports.table import Cell
 

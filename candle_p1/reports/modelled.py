@@ -20,7 +20,8 @@ from candle_p1.text import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from candle_p1.modelling.model import PhaseFit, RunModel
+    from candle_p1.modelling.model import RunModel
+    from candle_p1.modelling.phase_fit import PhaseFit
     from candle_p1.modelling.shape import JobShape, ShapeRule
     from candle_p1.reports.points import Experiment, Series
 

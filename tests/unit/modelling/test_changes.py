@@ -8,7 +8,7 @@ import pytest
 from candle_p1.errors import ParameterError
 from candle_p1.modelling.changes import Changes, parse_changes
 from candle_p1.modelling.observation import shape_rule
-from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, TRANSFER
+from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, TRANSFER, WAIT
 from candle_p1.modelling.samples import TimeSamples
 from tests.planted_records import planted_record
 
@@ -68,6 +68,9 @@ def test_a_faster_network_shortens_what_ranks_wait_for_each_other():
 def test_a_faster_file_system_shortens_the_share_that_is_reading():
     found = Changes(file_system=4).apply_to_times(samples(), 0.5)
     assert found.phases_s[LOAD][0] == pytest.approx(4 + 1)
+    assert Changes(file_system=4).apply_to_times(samples(**{WAIT: 4.0}), 0.5).phases_s[WAIT][
+        0
+    ] == pytest.approx(2 + 0.5)
     unknown = Changes(file_system=4).apply_to_times(samples(), None).phases_s[LOAD]
     assert unknown.min() == pytest.approx(2, abs=0.3)  # all of it is reading
     assert unknown.max() == pytest.approx(8, abs=0.3)  # nothing is

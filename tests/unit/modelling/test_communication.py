@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -10,7 +11,15 @@ from candle_p1.errors import ModelError
 from candle_p1.modelling.communication import allreduce_of, read_communication
 from tests.modelled_runs import shape_of
 
-ENTRY = {"operation": "allreduce", "ranks": 4, "latency_s": 1e-4, "bandwidth_bytes_per_s": 1e9}
+ENTRY = {
+    "transport": "horovod",
+    "operation": "allreduce",
+    "num_ranks": 4,
+    "latency_s": 1e-4,
+    "latency_ci95_s": [9e-5, 2e-4],
+    "bandwidth_bytes_per_s": 1e9,
+    "bandwidth_ci95_bytes_per_s": [9e8, None],
+}
 
 
 def written(tmp_path, content):
@@ -20,13 +29,20 @@ def written(tmp_path, content):
 
 
 def test_latency_and_bandwidth_are_scaled_to_other_ranks(tmp_path):
-    interval = {"latency_s_interval": [9e-5, 2e-4], "bandwidth_bytes_per_s_interval": [9e8, 2e9]}
-    other = ENTRY | {"operation": "broadcast"}
-    path = written(tmp_path, {"fits": [other, ENTRY | {"ranks": 2}, ENTRY | interval], "more": 1})
+    others = [
+        ENTRY | {"operation": "broadcast"},
+        ENTRY | {"transport": "mpi", "num_ranks": 8},
+        ENTRY | {"num_ranks": 2, "bandwidth_bytes_per_s": None},
+    ]
+    path = written(tmp_path, {"fits": [*others, ENTRY], "more": 1})
     fits = read_communication(path)
-    assert len(fits) == 3
+    assert len(fits) == 4
+    assert fits[2].allreduce_s(shape_of(2)) == 1e-4  # whatever the bytes
     found = allreduce_of(path, fits)
-    assert (found.num_ranks, found.latency_interval_s) == (4, (9e-5, 2e-4))
+    assert (found.transport, found.num_ranks) == ("horovod", 4)
+    assert (found.latency.low, found.latency.high) == (9e-5, 2e-4)
+    assert (found.bandwidth.low, found.bandwidth.high) == (9e8, math.inf)
+    assert "latency 0.0001 s (9e-05 to 0.0002)" in str(found)
     shape = shape_of(4, weight_bytes=10**9)
     assert found.allreduce_s(shape) == pytest.approx(1e-4 + 1)
     assert found.allreduce_s(shape_of(1)) == 0
@@ -42,10 +58,12 @@ def test_latency_and_bandwidth_are_scaled_to_other_ranks(tmp_path):
         ({"fits": []}, "no list of fits"),
         ({"fits": [3]}, r"fits\[0\] has no operation"),
         ({"fits": [ENTRY | {"latency_s": "1"}]}, r"fits\[0\].latency_s is '1'"),
+        ({"fits": [ENTRY | {"latency_s": None}]}, "latency_s is None"),
+        ({"fits": [ENTRY | {"transport": 1}]}, "transport is 1"),
         ({"fits": [ENTRY | {"latency_s": True}]}, "latency_s is True"),
         ({"fits": [ENTRY | {"bandwidth_bytes_per_s": 0}]}, "bandwidth_bytes_per_s is 0"),
-        ({"fits": [ENTRY, ENTRY | {"ranks": 1}]}, r"fits\[1\].ranks is 1"),
-        ({"fits": [ENTRY | {"latency_s_interval": [1]}]}, "two numbers"),
+        ({"fits": [ENTRY, ENTRY | {"num_ranks": 1}]}, r"fits\[1\].num_ranks is 1"),
+        ({"fits": [ENTRY | {"latency_ci95_s": [1]}]}, "two numbers"),
         ('{"fits": [{"operation": "a", "latency_s": NaN}]}', "latency_s is nan"),
     ],
 )

@@ -21,7 +21,7 @@ from candle_p1.reports.runs import read_runs
 from tests.planted_records import plant
 
 LOADERS = {"original": 24.0, "parallel": 4.0}
-COMM = {"operation": "allreduce", "ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e9}
+COMM = {"operation": "allreduce", "num_ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e9}
 
 
 def plant_lawful(directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, seed=0, **kwargs):
@@ -136,7 +136,7 @@ def test_a_measurement_of_communication_is_used(runs, tmp_path):
     result = invoke("model", runs, "--comm", comm)
     assert result.exit_code == 0, result.output
     assert "share of the measured allreduce that is exposed" in result.output
-    assert "latency 0.001 s, bandwidth 1e+09 bytes/s" in result.output
+    assert "Measured: allreduce on 2 ranks: latency 0.001 s" in result.output
 
 
 def test_series_that_differ_in_epochs_only_share_a_model(tmp_path):
