@@ -16,6 +16,7 @@ from candle_p1.text import count
     cls=Command,
     examples=[
         "candle-p1 model output",
+        "candle-p1 model output --hold-out 4",
         "candle-p1 model output --comm comm.json -o model",
     ],
 )
@@ -26,6 +27,11 @@ from candle_p1.text import count
     "--comm",
     type=click.Path(dir_okay=False, path_type=Path),
     help="A measurement of communication, from bench comm; gives latency and bandwidth.",
+)
+@click.option(
+    "--hold-out",
+    "held_out",
+    help="Numbers of ranks whose runs are not used, but compared with what is predicted for them.",
 )
 @click.option(
     "-o",
@@ -41,7 +47,11 @@ from candle_p1.text import count
     help="Write the models to this file: parameters with intervals, residuals.",
 )
 def command(
-    directories: tuple[Path, ...], comm: Path | None, out: Path | None, json_path: Path | None
+    directories: tuple[Path, ...],
+    comm: Path | None,
+    held_out: str | None,
+    out: Path | None,
+    json_path: Path | None,
 ) -> None:
     """Model the time and the energy of all runs in or below each DIR.
 
@@ -50,6 +60,7 @@ def command(
     and predictions have intervals, from a bootstrap over runs; bad fits are named.
     """
     from candle_p1.modelling.communication import allreduce_of, read_communication
+    from candle_p1.modelling.forecast import parse_ranks
     from candle_p1.reports.model_page import make_model_report, write_model_report
     from candle_p1.reports.runs import read_runs
     from candle_p1.training.screen import Screen
@@ -58,8 +69,9 @@ def command(
     runs = read_runs(directories)
     for record, reason in runs.problems.items():
         screen.warn(f"{record}: {reason}")
+    ranks = parse_ranks(held_out, "--hold-out") if held_out else []
     communication = allreduce_of(comm, read_communication(comm)) if comm else None
-    report = make_model_report(runs, communication, draws=out is not None)
+    report = make_model_report(runs, communication, ranks, draws=out is not None)
     for note in report.notes:
         screen.say(note)
     for section in report.sections:

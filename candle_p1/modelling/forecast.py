@@ -358,8 +358,12 @@ def what_if(
     ]
 
 
-def parse_ranks(text: str) -> list[int]:
+def parse_ranks(text: str, flag: str = "--ranks") -> list[int]:
     """Returns the numbers of ranks of a list such as ``1,2,4``, ascending.
+
+    Args:
+        text: The list.
+        flag: The option that has it, for messages.
 
     Raises:
         ParameterError: It is not a list of possible numbers.
@@ -367,7 +371,7 @@ def parse_ranks(text: str) -> list[int]:
     try:
         ranks = sorted({int(each) for each in text.split(",")})
     except ValueError as error:
-        raise ParameterError(f"--ranks {text}: give numbers, such as 1,2,4") from error
+        raise ParameterError(f"{flag} {text}: give numbers, such as 1,2,4") from error
     if not 1 <= ranks[0] <= ranks[-1] <= MOST_RANKS:
-        raise ParameterError(f"--ranks {text}: a number of ranks is from 1 to {MOST_RANKS:,}")
+        raise ParameterError(f"{flag} {text}: a number of ranks is from 1 to {MOST_RANKS:,}")
     return ranks

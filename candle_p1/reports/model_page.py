@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import ModelError
 from candle_p1.reports.figures.registry import draw_figures, model_kinds
 from candle_p1.reports.model_tables import model_tables
-from candle_p1.reports.modelled import badly_fitted, fitted_words, model_experiment
+from candle_p1.reports.modelled import (
+    ModelOptions,
+    badly_fitted,
+    fitted_words,
+    model_experiment,
+    runs_inside,
+)
 from candle_p1.reports.points import group
 from candle_p1.reports.report import free_slug, section_title
 from candle_p1.reports.table import LEGEND
 from candle_p1.reports.words import listed
 from candle_p1.reports.writing import PAGE_NAME, files_of, rendered, write_page
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from candle_p1.modelling.communication import CommunicationFit
@@ -91,31 +98,37 @@ class ModelReport:
 
 
 def make_model_report(
-    runs: Runs, communication: CommunicationFit | None = None, *, draws: bool = True
+    runs: Runs,
+    communication: CommunicationFit | None = None,
+    held_out: Collection[int] = (),
+    *,
+    draws: bool = True,
 ) -> ModelReport:
     """Returns the models of some runs.
 
     Args:
         runs: The runs.
         communication: The measured allreduce, if there is a measurement.
+        held_out: The numbers of ranks whose runs are not used, but compared with the predictions.
         draws: Whether the figures are drawn.
 
     Raises:
         ModelError: No series has enough runs; says what each lacks.
     """
     allreduce_s = communication.allreduce_s if communication else None
+    options = ModelOptions(allreduce_s, held_out=frozenset(held_out))
     sections: list[ModelSection] = []
     for experiment in group(runs.runs):
         if not experiment.runs:
             continue
-        modelled, missing = model_experiment(experiment, allreduce_s)
+        modelled, missing = model_experiment(experiment, options)
         slug = free_slug(experiment, {section.slug for section in sections})
         figures: list[Drawing] = []
         if draws and modelled:
-            figures, not_drawn = draw_figures(experiment, slug, model_kinds(allreduce_s), ())
+            figures, not_drawn = draw_figures(experiment, slug, model_kinds(options), ())
             missing = (*missing, *not_drawn)
         tables = model_tables(modelled, slug)
-        notes = _notes(modelled)
+        notes = _notes(modelled, options.held_out)
         sections.append(ModelSection(experiment, slug, notes, modelled, missing, figures, tables))
     if not any(section.modelled for section in sections):
         reasons = [f"{name}: {reason}" for each in sections for name, reason in each.missing]
@@ -153,10 +166,16 @@ def _general_notes(communication: CommunicationFit | None) -> list[str]:
     return notes
 
 
-def _notes(modelled: Sequence[ModelledSeries]) -> list[str]:
+def _notes(modelled: Sequence[ModelledSeries], held_out: frozenset[int]) -> list[str]:
     if not modelled:
         return []
     notes = [fitted_words(modelled)]
+    inside, num = runs_inside(modelled, held_out)
+    if num:
+        notes.append(
+            f"Held out were {count(num, 'run')} on {listed(sorted(held_out))} ranks; of these,"
+            f" {inside} {'is' if inside == 1 else 'are'} in the 90 % prediction intervals."
+        )
     for each in modelled:
         bad = [fit.name for fit in badly_fitted(each.model)]
         if bad:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from candle_p1.modelling.changes import usual_changes
 from candle_p1.modelling.forecast import what_if
 from candle_p1.modelling.model import BAD_FIT
-from candle_p1.modelling.samples import ValueInterval
+from candle_p1.modelling.samples import TimeSamples, ValueInterval
 from candle_p1.reports.modelled import BEYOND, badly_fitted, fitted_words
 from candle_p1.reports.quantities import TOTAL
 from candle_p1.reports.table import ReportTable
 from candle_p1.reports.words import listed, percent
+from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,7 @@ def sizes_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
                     interval.high,
                     100 * (interval.value / measured.value - 1) if measured else None,
                     found.extrapolation,
-                    "more threads than cores" if found.is_crowded else "",
+                    _size_remark(each, num, found),
                 )
             )
     return ReportTable(
@@ -74,6 +75,15 @@ def sizes_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
         tuple(rows),
         (INTERVAL, fitted_words(modelled)),
     ).without_empty_columns()  # fmt: skip
+
+
+def _size_remark(each: ModelledSeries, num_ranks: int, found: TimeSamples) -> str:
+    words = []
+    if each.series.at(num_ranks) and num_ranks not in each.model.rank_counts:
+        words.append("held out")
+    if found.is_crowded:
+        words.append("more threads than cores")
+    return ", ".join(words)
 
 
 def what_if_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
@@ -236,19 +246,27 @@ def best_table(found: Forecast, slug: str) -> ReportTable:
     rows: list[tuple[Cell, ...]] = [
         (
             each.series,
-            *_ends(each.efficient),
-            *_ends(each.least_energy),
-            *_ends(each.least_energy_delay),
-            listed(each.searched),
+            *_counts(each.efficient),
+            *_counts(each.least_energy),
+            *_counts(each.least_energy_delay),
         )
         for each in found.best
     ]
+    most = max(each.searched[-1] for each in found.best)
+    title = f"The best scale, of up to {count(most, 'rank')}"
     headings = (
         "series", "most ranks with an efficiency of 70 %", "low", "high",
         "ranks of least energy", "energy, low", "energy, high",
-        "ranks of least energy times time", "product, low", "product, high", "searched",
+        "ranks of least energy times time", "product, low", "product, high",
     )  # fmt: skip
-    return ReportTable(slug, "The best scale", headings, tuple(rows)).without_empty_columns()
+    return ReportTable(slug, title, headings, tuple(rows)).without_empty_columns()
+
+
+def _counts(interval: ValueInterval | None) -> tuple[Cell, Cell, Cell]:
+    """Returns numbers of ranks as such."""
+    if interval is None:
+        return None, None, None
+    return int(interval.value), int(interval.low), int(interval.high)
 
 
 def _point_remark(point: ForecastPoint) -> str:

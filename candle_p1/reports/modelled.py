@@ -12,8 +12,9 @@ from candle_p1.modelling.changes import Changes
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
-from candle_p1.modelling.samples import PREDICTION_CONFIDENCE
+from candle_p1.modelling.samples import PREDICTION_CONFIDENCE, ValueInterval
 from candle_p1.reports.points import describe
+from candle_p1.reports.quantities import TOTAL
 from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from candle_p1.modelling.phase_fit import PhaseFit
     from candle_p1.modelling.shape import JobShape, ShapeRule
     from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.runs import RecordedRun
 
 POOLED = ("batch_size", "epochs")
 """Settings that the laws of a model know, so that series that differ only in them share one."""
@@ -37,7 +39,7 @@ class ModelledSeries:
     """A series with its model.
 
     Attributes:
-        series: The series.
+        series: The series, with runs on numbers of ranks that were held out.
         model: The model, which others share that differ in POOLED only.
         rule: How the shape of its runs follows from the number of ranks.
     """
@@ -65,40 +67,76 @@ class ModelledSeries:
         return sorted(num for num in found if num in measured or self.rule.can_run(num))
 
 
-@lru_cache(maxsize=16)
-def model_experiment(
-    experiment: Experiment,
-    allreduce_s: Callable[[JobShape], float] | None = None,
-    ranks_per_node: int | None = None,
-) -> tuple[tuple[ModelledSeries, ...], tuple[tuple[str, str], ...]]:
-    """Returns the models of an experiment's series, and why others have none.
+@dataclass(frozen=True)
+class ModelOptions:
+    """How models are made.
 
-    Args:
-        experiment: The experiment.
+    Attributes:
         allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
         ranks_per_node: The ranks that fill a node, if they are not those of the runs.
+        held_out: The numbers of ranks whose runs are not used.
     """
+
+    allreduce_s: Callable[[JobShape], float] | None = None
+    ranks_per_node: int | None = None
+    held_out: frozenset[int] = frozenset()
+
+
+@lru_cache(maxsize=16)
+def model_experiment(
+    experiment: Experiment, options: ModelOptions = ModelOptions()
+) -> tuple[tuple[ModelledSeries, ...], tuple[tuple[str, str], ...]]:
+    """Returns the models of an experiment's series, and why others have none."""
     pools: dict[Any, list[Series]] = defaultdict(list)
     for series in experiment.series:
         if series.timed:
             key = tuple((k, repr(v)) for k, v in sorted(series.settings.items()) if k not in POOLED)
             pools[key].append(series)
     modelled, missing = [], []
-    for pool in pools.values():
-        runs = [run for series in pool for point in series.timed for run in point.runs]
+    for whole in pools.values():
+        used = {each: _runs(each, options.held_out) for each in whole}
+        pool = [each for each in whole if used[each]]
+        if not pool:
+            missing.append((_pool_name(whole), "all of its runs are held out"))
+            continue
+        runs = [run for each in pool for run in used[each]]
         found = [each for run in runs if (each := observe(run.record, run.place))]
         try:
             rules = [
-                shape_rule([r.record for point in each.timed for r in point.runs], ranks_per_node)
-                for each in pool
+                shape_rule([run.record for run in each], options.ranks_per_node)
+                for each in used.values()
+                if each
             ]
-            model = fit_model(found, allreduce_s)
+            model = fit_model(found, options.allreduce_s)
         except ModelError as error:
             missing.append((_pool_name(pool), str(error)))
             continue
         for series, rule in zip(pool, rules, strict=True):
             modelled.append(ModelledSeries(series, model, rule))
     return tuple(modelled), tuple(missing)
+
+
+def _runs(series: Series, held_out: frozenset[int]) -> list[RecordedRun]:
+    points = [point for point in series.timed if point.num_ranks not in held_out]
+    return [run for point in points for run in point.runs]
+
+
+def runs_inside(modelled: Sequence[ModelledSeries], held_out: frozenset[int]) -> tuple[int, int]:
+    """Returns how many runs that were held out are in their prediction intervals, and of how many.
+
+    Args:
+        modelled: The models.
+        held_out: The numbers of ranks whose runs they were not fitted to.
+    """
+    inside = num = 0
+    for each in modelled:
+        for point in each.series.timed:
+            if point.num_ranks in held_out:
+                interval = ValueInterval.of(each.source().samples(point.num_ranks).total_s)
+                values = point.values(TOTAL.of)
+                inside += sum(interval.low <= value <= interval.high for value in values)
+                num += len(values)
+    return inside, num
 
 
 def _pool_name(pool: Sequence[Series]) -> str:

@@ -9,7 +9,7 @@ from candle_p1.errors import ModelError
 from candle_p1.modelling.changes import Changes
 from candle_p1.modelling.forecast import PaperSource, forecast
 from candle_p1.reports.model_tables import best_table, forecast_table
-from candle_p1.reports.modelled import badly_fitted, fitted_words, model_experiment
+from candle_p1.reports.modelled import ModelOptions, badly_fitted, fitted_words, model_experiment
 from candle_p1.reports.paper_inputs import (
     MACHINE,
     MISSING,
@@ -72,7 +72,7 @@ class Prediction:
         rows = tuple(
             (
                 printed.num_ranks,
-                printed.percent,
+                f"{printed.percent:.2f}",
                 gain.value,
                 gain.low,
                 gain.high,
@@ -181,7 +181,7 @@ def predict_runs(
     ]
     predictions, reasons = [], []
     for experiment in experiments:
-        modelled, missing = model_experiment(experiment, allreduce_s, ranks_per_node)
+        modelled, missing = model_experiment(experiment, ModelOptions(allreduce_s, ranks_per_node))
         reasons += [f"{name}: {reason}" for name, reason in missing]
         if modelled:
             predictions.append(_predict(experiment, modelled, ranks, changes))

@@ -11,19 +11,16 @@ from candle_p1.modelling.phases import PHASES
 from candle_p1.modelling.samples import ValueInterval
 from candle_p1.reports.drawing import COLORS, count_axis, legend_below, log_axis, new_figure
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.modelled import ModelledSeries, fitted_words, model_experiment
+from candle_p1.reports.modelled import ModelledSeries, ModelOptions, fitted_words, model_experiment
 from candle_p1.reports.quantities import TOTAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.modelling.shape import JobShape
     from candle_p1.reports.points import Experiment, Series
-
-    AllreduceTime = Callable[[JobShape], float]
 
 MAX_COLUMNS = 3
 TITLE_WIDTH = 44
@@ -42,14 +39,14 @@ LOOKS: dict[str, dict[str, Any]] = {
 def curve(
     experiment: Experiment,
     series: Sequence[Series],
-    allreduce_s: AllreduceTime | None = None,
+    options: ModelOptions | None = None,
 ) -> Figure:
     """Draws the predicted total time with its band, and the measured runs.
 
     Raises:
         MissingDataError: No model can be made.
     """
-    modelled = _models(experiment, series, allreduce_s)
+    modelled = _models(experiment, series, options)
     figure, plots = new_figure(len(modelled), MAX_COLUMNS, sharey=True)
     lows, highs = [], []
     for axes, each in zip(plots, modelled, strict=True):
@@ -88,7 +85,7 @@ def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
             xs = [counts[i] for i in chosen]
             ys = [intervals[i].value for i in chosen]
             axes.plot(xs, ys, style, color=COLORS[0], lw=1.3, label=label)
-    crowded = {o.shape.num_ranks for o in each.model.observations if o.shape.is_crowded}
+    crowded = {num for num in counts if each.rule.at(num).is_crowded}
     for is_crowded, marker, label in (
         (False, "o", "measured run"),
         (True, "x", "measured run, with more threads than cores"),
@@ -111,14 +108,14 @@ def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
 def shares(
     experiment: Experiment,
     series: Sequence[Series],
-    allreduce_s: AllreduceTime | None = None,
+    options: ModelOptions | None = None,
 ) -> Figure:
     """Draws the share of each phase in the predicted time, against ranks.
 
     Raises:
         MissingDataError: No model can be made.
     """
-    modelled = _models(experiment, series, allreduce_s)
+    modelled = _models(experiment, series, options)
     figure, plots = new_figure(len(modelled), MAX_COLUMNS, sharey=True)
     for axes, each in zip(plots, modelled, strict=True):
         counts, source = each.counts(), each.source()
@@ -145,16 +142,16 @@ def shares(
 def told(
     experiment: Experiment,
     series: Sequence[Series],
-    allreduce_s: AllreduceTime | None = None,
+    options: ModelOptions | None = None,
 ) -> str:
     """Returns what was fitted, to how many runs, and what it cannot know."""
-    return fitted_words(_models(experiment, series, allreduce_s))
+    return fitted_words(_models(experiment, series, options))
 
 
 def _models(
-    experiment: Experiment, series: Sequence[Series], allreduce_s: AllreduceTime | None
+    experiment: Experiment, series: Sequence[Series], options: ModelOptions | None
 ) -> list[ModelledSeries]:
-    found, missing = model_experiment(experiment, allreduce_s)
+    found, missing = model_experiment(experiment, options or ModelOptions())
     modelled = [each for each in found if each.series in series and len(each.counts()) > 1]
     if not modelled:
         reasons = dict.fromkeys(reason for _, reason in missing)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.figures.model import AllreduceTime
+    from candle_p1.reports.modelled import ModelOptions
     from candle_p1.reports.points import Experiment, Series
     from candle_p1.reports.runs import RecordedRun
 
@@ -102,20 +102,20 @@ OVER_TIME = (
 )
 
 
-def model_kinds(allreduce_s: AllreduceTime | None = None) -> tuple[FigureKind, ...]:
+def model_kinds(options: ModelOptions | None = None) -> tuple[FigureKind, ...]:
     """Returns the kinds of figures of models.
 
     Args:
-        allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
+        options: How the models are made.
     """
-    told = partial(model.told, allreduce_s=allreduce_s)
+    told = partial(model.told, options=options)
     return (
         FigureKind(
             "model",
             "Model: total time against ranks",
             "The model's curve and band through the measured runs, and beyond them to four times as"
             " many ranks. Numbers of ranks that cannot share the epochs are left out.",
-            partial(model.curve, allreduce_s=allreduce_s),
+            partial(model.curve, options=options),
             told=told,
         ),
         FigureKind(
@@ -123,7 +123,7 @@ def model_kinds(allreduce_s: AllreduceTime | None = None) -> tuple[FigureKind, .
             "Model: where the time goes",
             "The share of each phase in the predicted time. To the right of the dotted line nothing"
             " was measured.",
-            partial(model.shares, allreduce_s=allreduce_s),
+            partial(model.shares, options=options),
             told=told,
         ),
     )

@@ -24,7 +24,9 @@ LOADERS = {"original": 24.0, "parallel": 4.0}
 COMM = {"operation": "allreduce", "num_ranks": 2, "latency_s": 1e-3, "bandwidth_bytes_per_s": 1e9}
 
 
-def plant_lawful(directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, seed=0, **kwargs):
+def plant_lawful(
+    directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, seed=0, wait_s=0.0, **kwargs
+):
     """Writes strong-scaling runs: loading that ranks repeat or share, and 48 shared epochs."""
     random = np.random.default_rng(seed)
     for num, repeat, loader in itertools.product(counts, range(repeats), loaders):
@@ -38,6 +40,7 @@ def plant_lawful(directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, seed=0
             loader=loader,
             load_s=load_s * scatter[0],
             epoch_s=1.0 * crowding * scatter[1],
+            wait_s=wait_s,
             startup_s=3 * crowding * scatter[2],
             first_step_s=0.1 * crowding,
             communication_s=0.2 * scatter[3] if num > 1 else 0.0,
@@ -221,6 +224,29 @@ def test_what_cannot_be_done_is_one_message(words, message, runs):
     assert isinstance(result.exception, CandleError)
     assert message in str(result.exception)
     assert result.exception.exit_code == 2
+
+
+def test_runs_that_are_held_out_are_compared_and_not_used(runs, tmp_path):
+    result = invoke("model", runs, "--hold-out", "4", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (
+        "Held out were 6 runs on 4 ranks; of these, 6 are in the 90 % prediction" in result.output
+    )
+    assert "Fitted phase by phase to 6 runs on 1 and 2 ranks" in result.output
+    rows = rows_of(tmp_path / "tables/nt3-strong-model-sizes.csv")
+    at = {(row["series"], row["ranks"]): row for row in rows}
+    four = at["loader original", "4"]
+    assert four["note"] == "held out, more threads than cores"
+    assert float(four["extrapolation factor"]) == 2
+    assert float(four["measured (s)"]) == pytest.approx(78, rel=0.05)
+    # Runs that follow another law are outside, and the page says so.
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    plant_lawful(odd, (1, 2), loaders=("original",))
+    plant_lawful(odd, (4,), loaders=("original",), wait_s=200.0)
+    assert "of these, 0 are in the 90 %" in invoke("model", odd, "--hold-out", "4").output
+    everything = invoke("model", runs, "--hold-out", "1,2,4")
+    assert "all of its runs are held out" in str(everything.exception)
 
 
 def test_too_few_runs_are_named_with_their_series(tmp_path):
