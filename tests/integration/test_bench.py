@@ -209,6 +209,29 @@ def test_without_a_gpu_there_is_one_message(execute, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.jax_engine
+def test_every_precision_is_measured(execute, tmp_path):
+    argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0", "--json", "gpu.json"]
+    code, output = execute([*GPU, *argv])
+    assert code == 0, output
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert report["on"] == "cpu"
+    assert "MEASURED ON CPUs" in output
+    assert min(report["device"]["flops_per_s"].values()) > 0
+    found = [(each["precision"], each["variant"]) for each in report["results"]]
+    kinds = ("as in a run", "plain Keras")
+    assert found == [(name, kind) for name in ("float32", "tf32", "bfloat16") for kind in kinds]
+    for result in report["results"]:
+        assert len(result["blocks_s"]) >= 6  # three of each round
+        assert result["range_s"][0] <= result["step_s"] <= result["range_s"][1]
+        assert result["epoch_s"] == pytest.approx(result["step_s"] * result["steps_per_epoch"])
+        assert result["bound_s"] > 0
+        assert result["cold_start_s"] > result["first_steps_s"][0] > 0
+        assert result["warm_start_s"] > result["first_steps_s"][1] > 0
+        assert result["epoch_energies_j"] == {}
+        assert result["no_energy"]
+
+
 def test_an_epoch_with_too_few_steps_is_refused(execute):
     argv = ["step", "nt3", "--size", "small", "--steps", "500", "--against", "none"]
     code, output = execute([*LOAD[:-1], *argv, "--", *SMALL_MODEL])

@@ -28,7 +28,8 @@ OF = {
     "nt3": "--batch_size 10 --momentum 0.9",
     "p1b1": "--batch_size 20",
     "p1b2": "--batch_size 20",
-    "p1b3": "--batch_size 20 --learning_rate 0.01",
+    # At larger rates, differences by rounding grow within the three epochs.
+    "p1b3": "--batch_size 20 --learning_rate 0.0025",
 }
 TOLERANCE = 1e-3
 """Of a difference, relative to the way that the weights have gone."""
@@ -91,7 +92,8 @@ def trains_like_one_process(name, comm):
             batches.set_epoch(epoch)
         for step in range(len(mine)):
             whole.train_on_batch(*join_batches([batches[step] for batches in of_ranks]))
-    assert differ_by(together, weights_of(whole), start) < TOLERANCE
+    distance = differ_by(together, weights_of(whole), start)
+    assert distance < TOLERANCE, f"the relative distance is {distance:.1g}"
 
     alone = built(benchmark, params, data, plan, serial)
     train_each_epoch(alone)
