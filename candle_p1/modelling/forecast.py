@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from candle_p1.errors import ModelError, ParameterError
+from candle_p1.modelling.paper import PaperModel
 from candle_p1.modelling.samples import PREDICTION_CONFIDENCE, TimeSamples, ValueInterval
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ class PaperSource:
     base_ranks = 1
 
     def __init__(self, inputs: PaperInputs, mode: str, loader: str, changes: Changes) -> None:
-        from candle_p1.modelling.paper import PaperModel
-
         if changes.batch_size is not None:
             raise ParameterError(
                 "--set batch_size: the paper prints no times for other batch sizes; give runs with"

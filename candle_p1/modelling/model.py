@@ -144,18 +144,24 @@ def fit_model(
     """Fits a model to the runs of a series.
 
     Args:
-        observations: At least two runs more than a phase has terms.
+        observations: The runs, on at least two numbers of ranks.
         allreduce_s: Returns the measured time of averaging all gradients of a step once, in s.
         seed: That of the bootstrap.
         num_samples: The samples of the bootstrap.
 
     Raises:
-        ModelError: There are too few runs for an interval.
+        ModelError: There are too few runs for an interval, or all are on as many ranks.
     """
     if len(observations) < 2:
         raise ModelError(
             f"a model takes at least 2 runs of a series, and there is {len(observations)}: repeat"
             " the runs"
+        )
+    counts = {each.shape.num_ranks for each in observations}
+    if len(counts) < 2:
+        raise ModelError(
+            f"all runs are on {count(counts.pop(), 'rank')}, which tells nothing of others: a model"
+            " takes at least 2 numbers of ranks"
         )
     random = np.random.default_rng(seed)
     shapes = [each.shape for each in observations]

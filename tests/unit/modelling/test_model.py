@@ -185,7 +185,12 @@ def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
 
 @pytest.mark.parametrize(
     ("counts", "words"),
-    [((2,), "at least 2 runs"), ((1, 2, 4), None), ((1, 2), None)],
+    [
+        ((2,), "at least 2 runs"),
+        ((1, 1, 1), "all runs are on 1 rank, which tells nothing of others"),
+        ((1, 2, 4), None),
+        ((1, 2), None),
+    ],
 )
 def test_too_few_runs_are_refused(counts, words):
     runs = [lawful_run(np.random.default_rng(i), num) for i, num in enumerate(counts)]
