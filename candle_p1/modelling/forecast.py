@@ -41,6 +41,10 @@ class ForecastSource(Protocol):
         """Whether ideal scaling divides the time by the ranks."""
 
     @property
+    def has_ideal(self) -> bool:
+        """Whether there is ideal scaling: not where batches grow with the ranks."""
+
+    @property
     def base_ranks(self) -> int:
         """The number of ranks that efficiencies compare with."""
 
@@ -71,6 +75,11 @@ class RecordSource:
     def is_strong(self) -> bool:
         """Whether ranks share the work."""
         return self.changes.apply_to(self.rule).is_strong
+
+    @property
+    def has_ideal(self) -> bool:
+        """Whether batches stay as they are."""
+        return self.rule.batch_scaling == "none"
 
     @property
     def base_ranks(self) -> int:
@@ -109,6 +118,7 @@ class PaperSource:
 
     confidence = None
     base_ranks = 1
+    has_ideal = True
 
     def __init__(self, inputs: PaperInputs, mode: str, loader: str, changes: Changes) -> None:
         if changes.batch_size is not None:
@@ -150,7 +160,8 @@ class ForecastPoint:
         can_run: Whether the ranks can have equal numbers of epochs.
         time_s: The time of a run, in s.
         energy_j: Its energy, in J; None where no power is known.
-        efficiency: The parallel efficiency, against the smallest number of ranks.
+        efficiency: The parallel efficiency, against the smallest number of ranks; None where
+            batches grow with the ranks, for which there is no ideal.
         gain: By how much its time is less than that of the base series, in percent; None for that.
         energy_gain: Likewise for the energy.
         shares: The share of each phase in the time.
@@ -163,7 +174,7 @@ class ForecastPoint:
     can_run: bool
     time_s: ValueInterval
     energy_j: ValueInterval | None
-    efficiency: ValueInterval
+    efficiency: ValueInterval | None
     gain: ValueInterval | None
     energy_gain: ValueInterval | None
     shares: Mapping[str, float]
@@ -187,7 +198,7 @@ class ForecastPoint:
             "gain_percent": self.gain,
             "energy_gain_percent": self.energy_gain,
         }
-        return found | {name: each.to_dict() if each else None for name, each in intervals.items()}
+        return found | {name: _as_json(each) for name, each in intervals.items()}
 
 
 @dataclass(frozen=True)
@@ -197,14 +208,15 @@ class BestScale:
     Attributes:
         series: The name of the series.
         searched: The numbers of ranks that were searched.
-        efficient: The largest one with an efficiency of EFFICIENT, with its interval.
+        efficient: The largest one with an efficiency of EFFICIENT, with its interval; None where
+            there is no ideal.
         least_energy: That of the least energy; None where no power is known.
         least_energy_delay: That of the least product of energy and time, likewise.
     """
 
     series: str
     searched: Sequence[int]
-    efficient: ValueInterval
+    efficient: ValueInterval | None
     least_energy: ValueInterval | None
     least_energy_delay: ValueInterval | None
 
@@ -213,12 +225,14 @@ class BestScale:
         return {
             "series": self.series,
             "searched": list(self.searched),
-            "efficient_ranks": self.efficient.to_dict(),
-            "least_energy_ranks": self.least_energy.to_dict() if self.least_energy else None,
-            "least_energy_delay_ranks": (
-                self.least_energy_delay.to_dict() if self.least_energy_delay else None
-            ),
+            "efficient_ranks": _as_json(self.efficient),
+            "least_energy_ranks": _as_json(self.least_energy),
+            "least_energy_delay_ranks": _as_json(self.least_energy_delay),
         }
+
+
+def _as_json(interval: ValueInterval | None) -> dict[str, float] | None:
+    return interval.to_dict() if interval else None
 
 
 @dataclass(frozen=True)
@@ -282,7 +296,7 @@ def _point(
         source.can_run(num_ranks),
         of(total_s),
         None if found.energy_j is None else of(found.energy_j),
-        of(_efficiency(source, found)),
+        of(_efficiency(source, found)) if source.has_ideal else None,
         gain,
         energy_gain,
         {phase: seconds / whole_s for phase, seconds in times.items()},
@@ -307,8 +321,11 @@ def _best(name: str, source: ForecastSource, ranks: Sequence[int]) -> BestScale:
     searched = [each for each in searched if source.can_run(each)] or [source.base_ranks]
     found = [source.samples(each) for each in searched]
     counts = np.array(searched, np.float64)
-    enough = np.stack([_efficiency(source, each) >= EFFICIENT for each in found])
-    largest = np.where(enough, counts[:, None], searched[0]).max(axis=0)
+    efficient = None
+    if source.has_ideal:
+        enough = np.stack([_efficiency(source, each) >= EFFICIENT for each in found])
+        largest = np.where(enough, counts[:, None], searched[0]).max(axis=0)
+        efficient = _counted(largest, source.confidence)
     energies = [each.energy_j for each in found if each.energy_j is not None]
     least = least_product = None
     if len(energies) == len(found):
@@ -316,7 +333,7 @@ def _best(name: str, source: ForecastSource, ranks: Sequence[int]) -> BestScale:
         total_s = np.stack([each.total_s for each in found])
         least = _counted(counts[energy_j.argmin(axis=0)], source.confidence)
         least_product = _counted(counts[(energy_j * total_s).argmin(axis=0)], source.confidence)
-    return BestScale(name, searched, _counted(largest, source.confidence), least, least_product)
+    return BestScale(name, searched, efficient, least, least_product)
 
 
 def _counted(samples: Array, confidence: float | None) -> ValueInterval:

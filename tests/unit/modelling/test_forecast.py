@@ -22,6 +22,7 @@ class Planted:
     watts: float | None = 10.0
     base_ranks: int = 1
     confidence: float | None = 0.9
+    has_ideal: bool = True
     most: int = 64
 
     def can_run(self, num_ranks):
@@ -86,6 +87,14 @@ def test_readings_give_the_first_as_value_and_their_span():
     time_s = found.points[0].time_s
     assert (time_s.value, time_s.low, time_s.high) == pytest.approx((57.6, 57.6, 70.4))
     assert time_s.confidence is None
+
+
+def test_without_an_ideal_there_is_no_efficiency():
+    found = forecast({"only": Planted(1.0, has_ideal=False)}, [4])
+    assert found.points[0].efficiency is None
+    assert found.best[0].efficient is None
+    assert found.best[0].least_energy is not None
+    assert found.best[0].to_dict()["efficient_ranks"] is None
 
 
 def test_nothing_to_predict_from_is_an_error():
