@@ -26,7 +26,7 @@ from candle_p1.errors import EXIT_CODE, CandleError, ParameterError
 from candle_p1.text import ERROR_MARK, print_error
 
 if TYPE_CHECKING:
-    from candle_p1.bench.job import Job
+    from candle_p1.bench.job import BareJob
 
 FOUND_FILE = "found.pickle"
 """The outcomes of the ranks that the other environment has started."""
@@ -83,7 +83,7 @@ class Elsewhere:
             )
         return cls(python, found["backend"])
 
-    def run(self, job: Job, num_ranks: int) -> list[Any]:
+    def run(self, job: BareJob, num_ranks: int) -> list[Any]:
         """Does what candle_p1.bench.job.run does, in the other environment.
 
         Raises:

@@ -49,22 +49,15 @@ OnStart = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the ranks of a job measure.
+class BareJob:
+    """What the ranks of a job measure, without a benchmark.
 
     Attributes:
         worker: The module that each rank executes, with the job's directory as its argument; see
             candle_p1.bench.worker.
-        own_flags: Flags of the benchmark that the job sets itself, with what to do instead.
-        benchmark: The benchmark's name, path or module.
-        flags: Flags for the benchmark.
     """
 
     worker: ClassVar[str]
-    own_flags: ClassVar[Mapping[str, str]] = {}
-
-    benchmark: str
-    flags: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -72,14 +65,38 @@ class Job:
         raise NotImplementedError
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that the job sets for its processes."""
+        return {}
+
+    def choose_backend(self) -> None:
+        """Sets Keras's backend for the job's processes, some of which import Keras at once."""
+        choose_backend()
+
+
+@dataclass(frozen=True)
+class Job(BareJob):
+    """What the ranks of a job measure, with a benchmark.
+
+    Attributes:
+        own_flags: Flags of the benchmark that the job sets itself, with what to do instead.
+        benchmark: The benchmark's name, path or module.
+        flags: Flags for the benchmark.
+    """
+
+    own_flags: ClassVar[Mapping[str, str]] = {}
+
+    benchmark: str
+    flags: Sequence[str]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The parameters that the job sets itself: here one epoch, for any number of ranks."""
         return {"epochs": 1, "epochs_scaling": "none", "train_steps": 0}
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables that the job sets for its processes."""
-        return {}
+    def choose_backend(self) -> None:
+        """Sets the backend of the engine that the flags ask for."""
+        choose_backend(self.bind(find_benchmark(self.benchmark)).get("engine", AUTO))
 
     def bind(self, benchmark: Benchmark) -> ParameterSet:
         """Returns the benchmark's parameters for this job.
@@ -99,7 +116,7 @@ def launch(worker: str, num_ranks: int, directory: str) -> Launch:
     return on_this_machine(num_ranks, [*module_command(worker), directory])
 
 
-def run(job: Job, num_ranks: int) -> list[Any]:
+def run(job: BareJob, num_ranks: int) -> list[Any]:
     """Runs a job until it ends; returns the outcome of each rank, as its worker measured it.
 
     The job ends with this call, even if an exception ends it. Call it from the main thread.
@@ -109,8 +126,7 @@ def run(job: Job, num_ranks: int) -> list[Any]:
         SetupError: The job was killed.
         RuntimeError: It failed in another way; holds everything it printed.
     """
-    # Workers import Keras before they read the job.
-    choose_backend(job.bind(find_benchmark(job.benchmark)).get("engine", AUTO))
+    job.choose_backend()
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
         directory = Path(name)
         (directory / JOB_FILE).write_bytes(pickle.dumps(job))
@@ -125,7 +141,7 @@ def run(job: Job, num_ranks: int) -> list[Any]:
         return outcomes
 
 
-def _failure(job: Job, code: int, output: str) -> Exception:
+def _failure(job: BareJob, code: int, output: str) -> Exception:
     """Returns the error that follows from the exit code and the output of a job."""
     errors = [line for line in output.splitlines() if line.startswith(ERROR_MARK)]
     if code == EXIT_CODE and errors:

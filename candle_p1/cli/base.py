@@ -157,7 +157,7 @@ class BenchmarkCommand(Command):
         return found
 
 
-def write_output(flag: str, path: Path, content: str) -> None:
+def write_output(flag: str, path: Path, content: str | bytes) -> None:
     """Writes the file that an option names.
 
     Raises:

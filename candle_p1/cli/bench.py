@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_loaders
+from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_options import (
     count_option,
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: data loaders, steps, GPUs, checkpoints, large jobs, measuring itself."""
+    """Measure and compare: loaders, steps, messages, GPUs, checkpoints, large jobs, measuring."""
 
 
+command.add_command(comm_command)
 command.add_command(gpu_command)
 
 

@@ -12,10 +12,13 @@ from candle_p1.records.tables import as_cells
 from candle_p1.reports.figures.run import run_drawings
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
     from candle_p1.reports.drawing import Drawing
     from candle_p1.reports.report import Report
@@ -75,17 +78,54 @@ def write_page(contents: Mapping[str, str | bytes], directory: Path) -> Path:
 
 def run_page(run: RecordedRun) -> str:
     """Returns the page of a run, as HTML: its figures, and all of its tables."""
-    parts: list[dict[str, Any]] = []
-    for part in details(run.record):
+    notices = []
+    if run.synthetic:
+        notices.append("The data are synthetic: accuracy and loss say nothing about cancer.")
+    if run.limits:
+        limits = ", ".join(f"{name} {steps}" for name, steps in run.limits)
+        notices.append(f"The steps were limited ({limits}): the model has hardly been trained.")
+    drawn = list(run_drawings(run))
+    return page_of(
+        f"{run.benchmark} on {count(run.num_ranks, 'rank')}: {run.status}",
+        details(run.record),
+        [each for each in drawn if not isinstance(each, str)],
+        notices=notices,
+        missing=[each for each in drawn if isinstance(each, str)],
+    )
+
+
+def page_of(
+    title: str,
+    parts: Iterable[str | Table],
+    figures: Sequence[Drawing],
+    *,
+    notices: Sequence[str] = (),
+    missing: Sequence[str] = (),
+) -> str:
+    """Returns a page, as HTML, of what a command prints, and of figures.
+
+    Args:
+        title: Its heading.
+        parts: Lines, and tables with titles.
+        figures: What stands before them.
+        notices: What the reader must know first.
+        missing: Why further figures are not drawn.
+    """
+    shown: list[dict[str, Any]] = []
+    for part in parts:
         if isinstance(part, str):
-            parts.append({"text": part})
+            shown.append({"text": part})
         else:
             headings, rows = as_cells(part)
-            parts.append({"title": str(part.title), "headings": headings, "rows": rows})
-    drawn = list(run_drawings(run))
-    figures = [each for each in drawn if not isinstance(each, str)]
-    missing = [each for each in drawn if isinstance(each, str)]
-    return rendered("run_page.html", run=run, parts=parts, figures=figures, missing=missing)
+            shown.append({"title": str(part.title), "headings": headings, "rows": rows})
+    return rendered(
+        "parts_page.html",
+        title=title,
+        notices=notices,
+        figures=figures,
+        missing=missing,
+        parts=shown,
+    )
 
 
 def rendered(template: str, **content: Any) -> str:

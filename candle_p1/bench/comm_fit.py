@@ -1,0 +1,266 @@
+"""Latency and bandwidth from times of messages: Hockney's model, in pieces, and LogGP.
+
+Hockney's model is T = latency + bytes / bandwidth. Libraries change their protocol or algorithm
+with the size (eager messages and rendezvous, trees and rings), and memory is slower than caches, so
+one line seldom holds from 4 B to 1 GiB. Where it does not, the sizes are divided into few ranges
+with a line each. The latency is then that of the smallest sizes, and the bandwidth that of the
+largest.
+
+Residuals are relative, because times differ by orders of magnitude: a fit minimises the sum of
+((model - time) / time)^2.
+
+R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
+Computing 20(3), 1994. A. Alexandrov, M. Ionescu, K. Schauser and C. Scheiman, "LogGP: incorporating
+long messages into the LogP model", SPAA 1995.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+MIN_SIZES = 3
+"""A line has two parameters, so fewer sizes leave nothing to estimate its error from."""
+MAX_RANGES = 4
+LARGE_RESIDUAL = 0.15
+"""The sizes are divided further as long as the model misses a time by more than this."""
+LEAST_GAIN = 3
+NORMAL_QUANTILE = 1.959964
+FEW_DEGREES = {1: 12.706205, 2: 4.302653}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Hockney's model of a range of sizes.
+
+    Attributes:
+        first_bytes: The smallest size that it was fitted to.
+        last_bytes: The largest one.
+        num_sizes: How many sizes.
+        latency_s: T at no bytes; not below 0.
+        latency_ci95_s: Its 95 % interval.
+        bandwidth_bytes_per_s: The inverse slope; None if the time does not grow with the size.
+        bandwidth_ci95_bytes_per_s: Its 95 % interval; an end is None where it is not bounded.
+        largest_residual: The largest |model - time| / time.
+    """
+
+    first_bytes: int
+    last_bytes: int
+    num_sizes: int
+    latency_s: float
+    latency_ci95_s: tuple[float, float]
+    bandwidth_bytes_per_s: float | None
+    bandwidth_ci95_bytes_per_s: tuple[float | None, float | None]
+    largest_residual: float
+
+    def seconds(self, num_bytes: float) -> float:
+        """Returns the time that the model gives a message."""
+        rate = self.bandwidth_bytes_per_s
+        return self.latency_s + (num_bytes / rate if rate else 0.0)
+
+
+def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
+    """Returns the line with the least sum of squared relative residuals.
+
+    Neither parameter is below 0: where the best line has a negative one, it is the best of those
+    for which that one is 0.
+
+    Args:
+        sizes: Sizes in bytes, in ascending order; at least two.
+        seconds: Their times; all above 0.
+    """
+    num_bytes, times = np.asarray(sizes, float), np.asarray(seconds, float)
+    columns = np.stack([1 / times, num_bytes / times], axis=1)
+    best, used = _solve(columns, [0, 1])
+    if best.min() < 0:
+        choices = [_solve(columns, [which]) for which in (0, 1)]
+        best, used = min(choices, key=lambda found: _misfit(columns, found[0]))
+    errors = _half_widths(columns, best, used)
+    latency_s, slope = map(float, best)
+    slopes = slope - float(errors[1]), slope + float(errors[1])
+    return Line(
+        int(num_bytes[0]),
+        int(num_bytes[-1]),
+        len(times),
+        latency_s,
+        (max(0.0, latency_s - float(errors[0])), latency_s + float(errors[0])),
+        1 / slope if slope > 0 else None,
+        (_inverse(slopes[1]), _inverse(slopes[0])),
+        float(np.abs(columns @ best - 1).max()),
+    )
+
+
+def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Line]:
+    """Returns the fewest lines that miss no time by more than LARGE_RESIDUAL, at most MAX_RANGES.
+
+    Each has a range of at least MIN_SIZES sizes. For their number, the ends of the ranges are those
+    with the least sum of squared relative residuals. A further line has to divide that sum by
+    LEAST_GAIN, because it follows noise, too.
+
+    Args:
+        sizes: See `fit_line`.
+        seconds: See `fit_line`.
+    """
+
+    @cache
+    def line(begin: int, end: int) -> Line:
+        return fit_line(sizes[begin:end], seconds[begin:end])
+
+    num = len(sizes)
+    best = [line(0, num)]
+    for num_ranges in range(2, MAX_RANGES + 1):
+        is_good = max(each.largest_residual for each in best) <= LARGE_RESIDUAL
+        if is_good or num < num_ranges * MIN_SIZES:
+            break
+        divided = min(
+            (
+                [line(begin, end) for begin, end in pairwise(cuts)]
+                for cuts in _cuts(num, num_ranges)
+            ),
+            key=lambda lines: _sum_of_squares(lines, sizes, seconds),
+        )
+        before, after = (_sum_of_squares(lines, sizes, seconds) for lines in (best, divided))
+        if after * LEAST_GAIN < before:
+            best = divided
+    return best
+
+
+def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None:
+    """Returns the parameters of an operation for ``--json``; None for fewer than MIN_SIZES sizes.
+
+    `latency_s` is that of the first range, `bandwidth_bytes_per_s` that of the last one,
+    `measured_bytes_per_s` the largest size divided by its time, and `largest_residual` that of all
+    ranges. `one_line_residual` is the largest relative error of
+    latency + bytes / bandwidth with these two over all sizes.
+
+    Args:
+        sizes: See `fit_line`.
+        seconds: See `fit_line`.
+    """
+    if len(sizes) < MIN_SIZES:
+        return None
+    lines = fit_lines(sizes, seconds)
+    first, last = lines[0], lines[-1]
+    rate = last.bandwidth_bytes_per_s
+    model = first.latency_s + (np.asarray(sizes, float) / rate if rate else 0.0)
+    return {
+        "latency_s": first.latency_s,
+        "latency_ci95_s": list(first.latency_ci95_s),
+        "bandwidth_bytes_per_s": rate,
+        "bandwidth_ci95_bytes_per_s": list(last.bandwidth_ci95_bytes_per_s),
+        "measured_bytes_per_s": sizes[-1] / seconds[-1],
+        "largest_residual": max(line.largest_residual for line in lines),
+        "one_line_residual": float(np.abs(model / np.asarray(seconds) - 1).max()),
+        "first_bytes": first.first_bytes,
+        "last_bytes": last.last_bytes,
+        "ranges": [asdict(line) for line in lines],
+    }
+
+
+def loggp(
+    round_trip_halves: dict[str, Any], stream: dict[str, Any], send_overhead_s: float
+) -> dict[str, float | None]:
+    """Returns the parameters of LogGP, in s and s per byte.
+
+    A message of k bytes takes L + 2 o + (k - 1) G. So L + 2 o is the latency of half a round trip,
+    G the inverse bandwidth of large messages that follow each other, g the time per small message
+    of such a stream, and o what the sender is busy with one.
+
+    Args:
+        round_trip_halves: `fit` of the half times of round trips.
+        stream: `fit` of the times per message of a stream.
+        send_overhead_s: o. In it is what Python takes.
+    """
+    rate = stream["bandwidth_bytes_per_s"]
+    return {
+        "L_s": max(0.0, round_trip_halves["latency_s"] - 2 * send_overhead_s),
+        "o_s": send_overhead_s,
+        "g_s": stream["latency_s"],
+        "G_s_per_byte": 1 / rate if rate else None,
+    }
+
+
+def t_quantile(degrees: int) -> float:
+    """Returns the 97.5 % quantile of Student's distribution, to 1 %.
+
+    The expansion of Cornish and Fisher (Abramowitz and Stegun, 26.7.5); a table where it is poor.
+
+    Args:
+        degrees: The degrees of freedom, at least 1.
+    """
+    if degrees in FEW_DEGREES:
+        return FEW_DEGREES[degrees]
+    x = NORMAL_QUANTILE
+    terms = (
+        x,
+        (x**3 + x) / 4,
+        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
+        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
+    )
+    return float(sum(term / degrees**power for power, term in enumerate(terms)))
+
+
+def _solve(columns: Floats, used: list[int]) -> tuple[Floats, list[int]]:
+    """Returns the least-squares solution for ones on the right, with only some parameters."""
+    chosen = columns[:, used]
+    scale = np.linalg.norm(chosen, axis=0)  # latencies and slopes differ by many orders
+    found = np.zeros(2)
+    found[used] = np.linalg.lstsq(chosen / scale, np.ones(len(columns)), rcond=None)[0] / scale
+    return found, used
+
+
+def _misfit(columns: Floats, found: Floats) -> float:
+    return float(np.square(columns @ found - 1).sum())
+
+
+def _half_widths(columns: Floats, best: Floats, used: list[int]) -> Floats:
+    """Returns the half widths of the 95 % intervals; 0 where a parameter was set to 0."""
+    degrees = len(columns) - len(used)
+    widths = np.zeros(2)
+    if degrees < 1:
+        return np.where(np.isin(np.arange(2), used), np.inf, 0.0)
+    chosen = columns[:, used]
+    scale = np.linalg.norm(chosen, axis=0)
+    inverse = np.linalg.pinv((chosen / scale).T @ (chosen / scale))
+    variance = _misfit(columns, best) / degrees
+    widths[used] = t_quantile(degrees) * np.sqrt(variance * np.diag(inverse)) / scale
+    return widths
+
+
+def _inverse(slope: float) -> float | None:
+    return 1 / slope if 0 < slope < np.inf else None
+
+
+def _cuts(num: int, num_ranges: int) -> list[list[int]]:
+    """Returns all ways to cut so many sizes into ranges of MIN_SIZES or more."""
+    if num_ranges == 1:
+        return [[0, num]]
+    return [
+        [*cuts, num]
+        for last in range((num_ranges - 1) * MIN_SIZES, num - MIN_SIZES + 1)
+        for cuts in _cuts(last, num_ranges - 1)
+    ]
+
+
+def _sum_of_squares(lines: Sequence[Line], sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    of_size = {
+        size: line
+        for line in lines
+        for size in sizes
+        if line.first_bytes <= size <= line.last_bytes
+    }
+    return sum(
+        (of_size[size].seconds(size) / time_s - 1) ** 2
+        for size, time_s in zip(sizes, seconds, strict=True)
+    )
