@@ -88,7 +88,7 @@ class CommJob(BareJob):
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedSize:
     """The times of an operation on arrays of one size, in s.
 
     The times of all calls of a block are divided by their number, on each rank. Of each block there
@@ -126,7 +126,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class OverlapPoint:
+class TimedOverlap:
     """An allreduce beside computing that takes about as long alone, as in osu_iallreduce.
 
     Attributes:
@@ -168,8 +168,8 @@ class CommOutcome:
     ranks_per_node: int
     limit_bytes: int
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
-    overlaps: list[OverlapPoint] = field(default_factory=list)
+    points: list[TimedSize] = field(default_factory=list)
+    overlaps: list[TimedOverlap] = field(default_factory=list)
     send_overheads_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -309,7 +309,7 @@ class CommMeasurement:
         }
 
 
-def fits(points: Sequence[Point], num_ranks: int) -> list[dict[str, Any]]:
+def fits(points: Sequence[TimedSize], num_ranks: int) -> list[dict[str, Any]]:
     """Returns the fit of every operation of every transport that has enough sizes."""
     found = []
     for transport, operation in dict.fromkeys((each.transport, each.operation) for each in points):
@@ -321,7 +321,7 @@ def fits(points: Sequence[Point], num_ranks: int) -> list[dict[str, Any]]:
 
 
 def times_of(
-    points: Sequence[Point], transport: str, operation: str
+    points: Sequence[TimedSize], transport: str, operation: str
 ) -> tuple[list[int], list[float]]:
     """Returns the sizes of an operation, ascending, and their times in s."""
     chosen = sorted(

@@ -20,8 +20,8 @@ from candle_p1.bench.comm import (
     OVERLAP_FROM_BYTES,
     PRECISION,
     CommOutcome,
-    OverlapPoint,
-    Point,
+    TimedOverlap,
+    TimedSize,
     gradients_of,
 )
 from candle_p1.bench.worker import serve
@@ -60,7 +60,7 @@ PROBED_PRODUCTS = 16
 
 
 class Times(NamedTuple):
-    """Times per call, in s; see candle_p1.bench.comm.Point."""
+    """Times per call, in s; see candle_p1.bench.comm.TimedSize."""
 
     min_s: float
     mean_s: float
@@ -135,7 +135,7 @@ def memory_for_an_array(comm: Communicator) -> int:
 
 def _points(
     job: CommJob, name: str, transport: Transport, operation: str, limit_bytes: int
-) -> list[Point]:
+) -> list[TimedSize]:
     """Returns the times of an operation for all sizes, ascending."""
     kind, num_ranks = OPERATIONS[operation], transport.comm.size
     wanted = {*job.sizes, *(job.gradients if operation == ALLREDUCE else ())}
@@ -150,7 +150,7 @@ def _points(
 
 def _point(
     job: CommJob, name: str, transport: Transport, operation: str, num_elements: int
-) -> Point:
+) -> TimedSize:
     comm = transport.comm
     call = transport.prepare(operation, given(operation, comm.rank, comm.size, num_elements))
     call.run()
@@ -158,7 +158,7 @@ def _point(
     times = timed(call.run, comm, job.seconds, call.num_messages, takes_part=call.takes_part)
     num_bytes = num_elements * ELEMENT_BYTES
     rate = num_bytes / times.mean_s
-    return Point(
+    return TimedSize(
         name,
         operation,
         num_bytes,
@@ -266,8 +266,8 @@ def _is_narrow(interval: tuple[float, float], values: list[float]) -> bool:
 
 
 def _overlaps(
-    job: CommJob, name: str, transport: Transport, points: list[Point]
-) -> list[OverlapPoint]:
+    job: CommJob, name: str, transport: Transport, points: list[TimedSize]
+) -> list[TimedOverlap]:
     """Returns the times of allreduces beside computing that takes as long, for large sizes."""
     found = []
     for point in points:
@@ -278,7 +278,7 @@ def _overlaps(
     return found
 
 
-def _overlap(job: CommJob, transport: Transport, point: Point) -> OverlapPoint:
+def _overlap(job: CommJob, transport: Transport, point: TimedSize) -> TimedOverlap:
     comm = transport.comm
     num_elements = point.bytes // ELEMENT_BYTES
     overlap = transport.overlap(given(ALLREDUCE, comm.rank, comm.size, num_elements))
@@ -291,7 +291,7 @@ def _overlap(job: CommJob, transport: Transport, point: Point) -> OverlapPoint:
     together = timed(lambda: overlap.together(num), comm, job.seconds)
     exposed_s = together.mean_s - computing.mean_s
     share = 1 - exposed_s / point.mean_s
-    return OverlapPoint(
+    return TimedOverlap(
         point.transport,
         point.bytes,
         point.mean_s,

@@ -26,7 +26,7 @@ from candle_p1.distributed.transports.transport import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from candle_p1.distributed.transports.transport import Floats
 
@@ -65,7 +65,7 @@ class HorovodTransport(Transport):
         parts = np.array_split(values, NUM_TENSORS) if operation == ALLREDUCE_OF_16 else [values]
         tensors = [self._tf.constant(part) for part in parts]
         names = [f"{operation}.{next(self._names)}" for _ in tensors]
-        operations = {
+        operations: dict[str, Callable[[Any, str], Any]] = {
             ALLREDUCE: self._averaged,
             ALLREDUCE_OF_16: self._averaged,
             BROADCAST: lambda x, name: self._hvd.broadcast(x, root_rank=0, name=name),

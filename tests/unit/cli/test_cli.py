@@ -460,7 +460,7 @@ def completions(line):
         ("candle-p1 st", {"study"}),
         (
             "candle-p1 bench ",
-            {"load", "read", "step", "gpu", "checkpoint", "overhead", "record", "scale"},
+            {"load", "read", "step", "comm", "gpu", "checkpoint", "overhead", "record", "scale"},
         ),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.bench import comm_fit
+
+SIZES = [4**power for power in range(1, 16)]
+latencies = st.floats(1e-7, 1e-2)
+rates = st.floats(1e6, 1e12)
+
+
+def hockney(latency_s, rate, sizes=SIZES):
+    return [latency_s + size / rate for size in sizes]
+
+
+@given(latencies, rates)
+def test_the_parameters_of_a_line_are_found(latency_s, rate):
+    found = comm_fit.fit(SIZES, hockney(latency_s, rate))
+    assert len(found["ranges"]) == 1
+    assert found["largest_residual"] < 1e-6
+    assert found["one_line_residual"] < 1e-6
+    # A parameter is found as well as it shows in the times.
+    assert found["latency_s"] == pytest.approx(latency_s, rel=1e-6, abs=1e-9 * SIZES[0] / rate)
+    slope = 1 / rate
+    assert 1 / found["bandwidth_bytes_per_s"] == pytest.approx(slope, rel=1e-6)
+
+
+@given(latencies, rates, st.integers(0, 2**32 - 1))
+def test_noise_is_in_the_intervals_and_moves_the_parameters_little(latency_s, rate, seed):
+    noise = np.random.default_rng(seed).uniform(0.97, 1.03, len(SIZES))
+    found = comm_fit.fit(SIZES, list(noise * hockney(latency_s, rate)))
+    assert len(found["ranges"]) == 1
+    low, high = found["bandwidth_ci95_bytes_per_s"]
+    assert low < found["bandwidth_bytes_per_s"]
+    assert high is None or high > found["bandwidth_bytes_per_s"]
+    if latency_s < SIZES[-3] / rate:  # the largest sizes show the bandwidth
+        assert found["bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.05)
+    if latency_s > SIZES[2] / rate:  # the smallest ones show the latency
+        assert found["latency_s"] == pytest.approx(latency_s, rel=0.05)
+    ends = found["latency_ci95_s"]
+    assert 0 <= ends[0] <= found["latency_s"] <= ends[1]
+
+
+def test_an_interval_covers_the_parameters_as_often_as_it_says():
+    random, covered, num = np.random.default_rng(2), np.zeros(2), 400
+    for _ in range(num):
+        times = random.normal(1, 0.02, len(SIZES)) * hockney(1e-5, 1e9)
+        line = comm_fit.fit_line(SIZES, list(times))
+        covered += [
+            line.latency_ci95_s[0] <= 1e-5 <= line.latency_ci95_s[1],
+            line.bandwidth_ci95_bytes_per_s[0] <= 1e9 <= line.bandwidth_ci95_bytes_per_s[1],
+        ]
+    assert all(0.92 <= share <= 0.98 for share in covered / num), covered / num
+
+
+@pytest.mark.parametrize("cut", [5, 8, 11])
+def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
+    times = hockney(2e-6, 5e9, SIZES[:cut]) + hockney(3e-4, 1e9, SIZES[cut:])
+    found = comm_fit.fit(SIZES, times)
+    assert [line["num_sizes"] for line in found["ranges"]] == [cut, len(SIZES) - cut]
+    assert found["latency_s"] == pytest.approx(2e-6, rel=1e-6)
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=1e-6)
+    assert found["largest_residual"] < 1e-6 < found["one_line_residual"]
+
+
+def test_noise_alone_does_not_divide_the_sizes():
+    """Horovod's small allreduces take one cycle or two."""
+    random = np.random.default_rng(5)
+    times = random.choice([1e-3, 2e-3], len(SIZES)) + hockney(0, 1e9)
+    assert len(comm_fit.fit(SIZES, list(times))["ranges"]) == 1
+
+
+def test_the_bandwidth_of_times_that_do_not_grow_is_not_known():
+    found = comm_fit.fit(SIZES, [2e-6 - 1e-8 * i for i in range(len(SIZES))])
+    assert found["bandwidth_bytes_per_s"] is None
+    assert found["latency_s"] == pytest.approx(2e-6, rel=0.1)
+
+
+def test_a_latency_is_not_negative():
+    line = comm_fit.fit_line([1, 2, 4], [1.0, 2.2, 4.8])
+    assert line.latency_s == 0
+    assert line.bandwidth_bytes_per_s == pytest.approx(0.88, rel=0.05)
+
+
+def test_two_sizes_are_too_few():
+    assert comm_fit.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
+    assert comm_fit.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (100, 1.984)],
+)
+def test_quantiles_are_those_of_students_table(degrees, expected):
+    assert comm_fit.t_quantile(degrees) == pytest.approx(expected, rel=0.01)
+
+
+@given(st.floats(1e-7, 1e-6), st.floats(1e-5, 1e-4), st.floats(1e-6, 1e-5), rates)
+def test_loggp_is_found_from_round_trips_and_streams(overhead_s, wire_s, gap_s, rate):
+    halves = comm_fit.fit(SIZES, hockney(wire_s + 2 * overhead_s, rate))
+    stream = comm_fit.fit(SIZES, hockney(gap_s, rate))
+    found = comm_fit.loggp(halves, stream, overhead_s)
+    assert found["L_s"] == pytest.approx(wire_s, rel=1e-5, abs=1e-9 / rate)
+    assert found["g_s"] == pytest.approx(gap_s, rel=1e-5, abs=1e-8 / rate)
+    assert found["G_s_per_byte"] == pytest.approx(1 / rate, rel=1e-5)
+    assert found["o_s"] == overhead_s

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from candle_p1.distributed import transports
+from candle_p1.distributed.transports import (
+    TRANSPORTS,
+    choose_transports,
+    in_one_process,
+    make_transport,
+    transport,
+)
+from candle_p1.distributed.transports.transport import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLREDUCE_OF_16,
+    BROADCAST,
+    OPERATIONS,
+    POINT_TO_POINT,
+    REDUCE_SCATTER,
+    STREAM,
+)
+from candle_p1.errors import ParameterError
+
+ranks = st.integers(2, 40)
+
+
+def test_bus_bandwidths_are_those_of_nccl_tests():
+    """doc/PERFORMANCE.md there: the factors for 4 ranks."""
+    factors = {name: kind.bus_factor(4) for name, kind in OPERATIONS.items()}
+    assert factors[ALLREDUCE] == factors[ALLREDUCE_OF_16] == 1.5
+    assert factors[ALLGATHER] == factors[REDUCE_SCATTER] == 0.75
+    assert factors[BROADCAST] == factors[POINT_TO_POINT] == factors[STREAM] == 1
+
+
+@given(st.sampled_from(list(OPERATIONS)), st.integers(1, 10**7), ranks)
+def test_an_array_has_about_the_size_that_was_asked_for(operation, num_bytes, num_ranks):
+    kind = OPERATIONS[operation]
+    num = kind.num_elements(num_bytes, num_ranks)
+    assert num >= kind.least(num_ranks)
+    assert 0 <= num * 4 - num_bytes < 4 * max(num_ranks, 17)
+    if kind.is_divided:
+        assert num % num_ranks == 0
+
+
+@given(ranks, st.integers(1, 1000))
+def test_what_is_expected_is_what_numpy_computes(num_ranks, num_bytes):
+    def arrays(operation):
+        num = OPERATIONS[operation].num_elements(num_bytes, num_ranks)
+        of_ranks = [transport.given(operation, rank, num_ranks, num) for rank in range(num_ranks)]
+        return num, np.stack(of_ranks)
+
+    def expected(operation, rank, num, **options):
+        return transport.expected(operation, rank, num_ranks, num, **options)
+
+    last = num_ranks - 1
+    for operation in (ALLREDUCE, ALLREDUCE_OF_16):
+        num, values = arrays(operation)
+        assert np.array_equal(expected(operation, last, num), values.sum(axis=0))
+        mean = expected(operation, last, num, averages=True)
+        assert np.allclose(mean, values.mean(axis=0))
+    num, values = arrays(REDUCE_SCATTER)
+    parts = np.split(values.sum(axis=0), num_ranks)
+    assert all(
+        np.array_equal(expected(REDUCE_SCATTER, rank, num), parts[rank])
+        for rank in range(num_ranks)
+    )
+    num, values = arrays(ALLGATHER)
+    assert np.array_equal(expected(ALLGATHER, last, num), values.ravel())
+    num, values = arrays(BROADCAST)
+    assert np.array_equal(expected(BROADCAST, last, num), values[0])
+
+
+def test_sums_over_thousands_of_ranks_are_exact():
+    found = transport.expected(ALLREDUCE, 0, 6000, 251)
+    assert found[-1] == 6000 * 250 + sum(rank % 251 for rank in range(6000))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretends that only some packages are installed."""
+
+    def install(*packages):
+        monkeypatch.setattr(transports, "find_spec", lambda name: name in packages or None)
+
+    return install
+
+
+def test_all_that_is_installed_is_chosen(installed):
+    installed("mpi4py", "jax")
+    assert choose_transports(None) == ["mpi", "jax"]
+    installed("mpi4py", "tensorflow", "horovod")
+    of_horovod = ["horovod", "horovod_fusion", "horovod_paper"]
+    assert choose_transports(None) == ["mpi", *of_horovod]
+    assert choose_transports(None, one_process=True) == ["mpi", "horovod"]
+    assert choose_transports("horovod, mpi,mpi") == ["horovod", "mpi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jax", r"not installed.*: jax"),
+        ("nccl", "none of mpi"),
+        ("", "none of"),
+        ("hrovod", "mean"),
+    ],
+)
+def test_others_are_refused(installed, text, message):
+    installed("mpi4py", "tensorflow", "horovod")
+    with pytest.raises(ParameterError, match=message):
+        choose_transports(text)
+
+
+def test_nothing_installed_is_an_error(installed):
+    installed()
+    with pytest.raises(ParameterError, match="candle-p1"):
+        choose_transports(None)
+
+
+def test_a_process_measures_one_setting_of_horovod(installed):
+    installed("mpi4py", "tensorflow", "horovod")
+    assert in_one_process(TRANSPORTS) == ["mpi", "horovod", "jax"]
+    assert choose_transports("horovod_paper,mpi", one_process=True) == ["horovod_paper", "mpi"]
+    with pytest.raises(ParameterError, match=r"horovod_fusion.*a command each"):
+        choose_transports("horovod,horovod_fusion", one_process=True)
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_every_transport_offers_known_operations(name):
+    made = make_transport(name, None)
+    assert set(made.operations) <= set(OPERATIONS)
+    assert ALLREDUCE in made.operations
+
+
+def test_settings_of_horovod_differ():
+    fusion, paper = (make_transport(name, None).own for name in ("horovod_fusion", "horovod_paper"))
+    assert (fusion["HOROVOD_FUSION_THRESHOLD"], fusion["HOROVOD_CYCLE_TIME"]) == ("134217728", "1")
+    assert (paper["HOROVOD_FUSION_THRESHOLD"], paper["HOROVOD_CYCLE_TIME"]) == ("67108864", "5")
+    assert not make_transport("horovod", None).own
+
+
+def test_products_of_ones_and_means_stay_ones(monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        transport.np, "matmul", lambda a, b, out: written.append(np.dot(a[0], b)) or out
+    )
+    transport.multiplier()(3)
+    assert len(written) == 3
+    assert all(np.allclose(each, 1) for each in written)
