@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 SMALLEST_BYTES, LARGEST_BYTES = 4, 1 << 30
 FACTOR = 4
 """Each size is so many times the one before."""
-OVERLAP_FROM_BYTES = 1 << 16
-"""Gradients from here on are also averaged beside computing; what smaller ones take is latency."""
+OVERLAP_BYTES = (1 << 16, 1 << 26)
+"""The least and the largest size of an allreduce that is also done beside computing: what smaller
+ones take is latency, and single gradients are seldom larger."""
 PRECISION = 0.05
 """A size is measured until its 95 % interval extends no further than this from the median."""
 MEMORY_SHARE = 0.5
 """The part of the memory that is free which all ranks of a node may fill with arrays."""
-ARRAYS = 5
-"""How many arrays of a size a rank has at most: what it gives, a library's copies of it and of what
-it receives, that itself, and what it should be."""
+ARRAYS = 4
+"""How many arrays of a size a rank has at most: what it gives, what it receives, and a library's
+copies of both."""
 
 GRADIENT_BYTES = {
     "P1B2": 118_162_472,

@@ -4,7 +4,8 @@ Hockney's model is T = latency + bytes / bandwidth. Libraries change their proto
 with the size (eager messages and rendezvous, trees and rings), and memory is slower than caches, so
 one line seldom holds from 4 B to 1 GiB. Where it does not, the sizes are divided into few ranges
 with a line each. The latency is then that of the smallest sizes, and the bandwidth that of the
-largest.
+largest. The lines of larger sizes may begin below 0: a link that lets a burst pass takes
+(bytes - burst) / bandwidth.
 
 Residuals are relative, because times differ by orders of magnitude: a fit minimises the sum of
 ((model - time) / time)^2.
@@ -17,8 +18,6 @@ long messages into the LogP model", SPAA 1995.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
 
 MIN_SIZES = 3
 """A line has two parameters, so fewer sizes leave nothing to estimate its error from."""
-MAX_RANGES = 4
-LARGE_RESIDUAL = 0.15
-"""The sizes are divided further as long as the model misses a time by more than this."""
-LEAST_GAIN = 3
+MAX_RANGES = 3
+LARGE_RESIDUAL = 0.1
+"""A line that misses a time by more than this does not hold for its size."""
 NORMAL_QUANTILE = 1.959964
 FEW_DEGREES = {1: 12.706205, 2: 4.302653}
 
@@ -48,7 +46,7 @@ class Line:
         first_bytes: The smallest size that it was fitted to.
         last_bytes: The largest one.
         num_sizes: How many sizes.
-        latency_s: T at no bytes; not below 0.
+        latency_s: T at no bytes; not below 0 for the smallest sizes.
         latency_ci95_s: Its 95 % interval.
         bandwidth_bytes_per_s: The inverse slope; None if the time does not grow with the size.
         bandwidth_ci95_bytes_per_s: Its 95 % interval; an end is None where it is not bounded.
@@ -70,20 +68,21 @@ class Line:
         return self.latency_s + (num_bytes / rate if rate else 0.0)
 
 
-def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
+def fit_line(sizes: Sequence[int], seconds: Sequence[float], *, is_first: bool = True) -> Line:
     """Returns the line with the least sum of squared relative residuals.
 
-    Neither parameter is below 0: where the best line has a negative one, it is the best of those
-    for which that one is 0.
+    Its slope is not below 0, nor is its latency if it is the first: where the best line has such a
+    parameter, it is the best of those for which one of them is 0.
 
     Args:
         sizes: Sizes in bytes, in ascending order; at least two.
         seconds: Their times; all above 0.
+        is_first: Whether there are no smaller sizes.
     """
     num_bytes, times = np.asarray(sizes, float), np.asarray(seconds, float)
     columns = np.stack([1 / times, num_bytes / times], axis=1)
     best, used = _solve(columns, [0, 1])
-    if best.min() < 0:
+    if best[1] < 0 or (is_first and best[0] < 0):
         choices = [_solve(columns, [which]) for which in (0, 1)]
         best, used = min(choices, key=lambda found: _misfit(columns, found[0]))
     errors = _half_widths(columns, best, used)
@@ -94,7 +93,10 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
         int(num_bytes[-1]),
         len(times),
         latency_s,
-        (max(0.0, latency_s - float(errors[0])), latency_s + float(errors[0])),
+        (
+            max(0.0 if is_first else -np.inf, latency_s - float(errors[0])),
+            latency_s + float(errors[0]),
+        ),
         1 / slope if slope > 0 else None,
         (_inverse(slopes[1]), _inverse(slopes[0])),
         float(np.abs(columns @ best - 1).max()),
@@ -102,38 +104,27 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> Line:
 
 
 def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Line]:
-    """Returns the fewest lines that miss no time by more than LARGE_RESIDUAL, at most MAX_RANGES.
+    """Returns the lines of at most MAX_RANGES ranges of sizes, ascending.
 
-    Each has a range of at least MIN_SIZES sizes. For their number, the ends of the ranges are those
-    with the least sum of squared relative residuals. A further line has to divide that sum by
-    LEAST_GAIN, because it follows noise, too.
+    The range of the largest sizes goes as far down as its line misses no time by more than
+    LARGE_RESIDUAL, then so does the next; the last one takes what is left. Each has at least
+    MIN_SIZES sizes.
 
     Args:
         sizes: See `fit_line`.
         seconds: See `fit_line`.
     """
-
-    @cache
-    def line(begin: int, end: int) -> Line:
-        return fit_line(sizes[begin:end], seconds[begin:end])
-
-    num = len(sizes)
-    best = [line(0, num)]
-    for num_ranges in range(2, MAX_RANGES + 1):
-        is_good = max(each.largest_residual for each in best) <= LARGE_RESIDUAL
-        if is_good or num < num_ranges * MIN_SIZES:
-            break
-        divided = min(
-            (
-                [line(begin, end) for begin, end in pairwise(cuts)]
-                for cuts in _cuts(num, num_ranges)
-            ),
-            key=lambda lines: _sum_of_squares(lines, sizes, seconds),
-        )
-        before, after = (_sum_of_squares(lines, sizes, seconds) for lines in (best, divided))
-        if after * LEAST_GAIN < before:
-            best = divided
-    return best
+    lines: list[Line] = []
+    end = len(sizes)
+    while end:
+        is_divisible = len(lines) < MAX_RANGES - 1 and end >= 2 * MIN_SIZES
+        for begin in (0, *range(MIN_SIZES, end - MIN_SIZES + 1)) if is_divisible else (0,):
+            line = fit_line(sizes[begin:end], seconds[begin:end], is_first=begin == 0)
+            if line.largest_residual <= LARGE_RESIDUAL:
+                break
+        lines.insert(0, line)
+        end = begin
+    return lines
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None:
@@ -240,27 +231,3 @@ def _half_widths(columns: Floats, best: Floats, used: list[int]) -> Floats:
 
 def _inverse(slope: float) -> float | None:
     return 1 / slope if 0 < slope < np.inf else None
-
-
-def _cuts(num: int, num_ranges: int) -> list[list[int]]:
-    """Returns all ways to cut so many sizes into ranges of MIN_SIZES or more."""
-    if num_ranges == 1:
-        return [[0, num]]
-    return [
-        [*cuts, num]
-        for last in range((num_ranges - 1) * MIN_SIZES, num - MIN_SIZES + 1)
-        for cuts in _cuts(last, num_ranges - 1)
-    ]
-
-
-def _sum_of_squares(lines: Sequence[Line], sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    of_size = {
-        size: line
-        for line in lines
-        for size in sizes
-        if line.first_bytes <= size <= line.last_bytes
-    }
-    return sum(
-        (of_size[size].seconds(size) / time_s - 1) ** 2
-        for size, time_s in zip(sizes, seconds, strict=True)
-    )

@@ -17,7 +17,7 @@ import psutil
 from candle_p1.bench.comm import (
     ARRAYS,
     MEMORY_SHARE,
-    OVERLAP_FROM_BYTES,
+    OVERLAP_BYTES,
     PRECISION,
     CommOutcome,
     TimedOverlap,
@@ -32,8 +32,8 @@ from candle_p1.distributed.transports.transport import (
     ELEMENT_BYTES,
     OPERATIONS,
     clock_s,
-    expected,
     given,
+    is_expected,
 )
 from candle_p1.errors import EXIT_CODE, CandleError, DistributedError, ParameterError
 from candle_p1.records.environment import memory_limit_bytes
@@ -43,8 +43,6 @@ from candle_p1.reports.statistics import median_interval
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from numpy.typing import NDArray
 
     from candle_p1.bench.comm import CommJob, CommMeasurement
     from candle_p1.distributed.comm import Communicator
@@ -155,7 +153,7 @@ def _point(
     call = transport.prepare(operation, given(operation, comm.rank, comm.size, num_elements))
     call.run()
     _check(name, transport, operation, num_elements, call)
-    times = timed(call.run, comm, job.seconds, call.num_messages, takes_part=call.takes_part)
+    times = timed(call.run, comm, job.seconds, call.num_messages, is_timed=call.is_timed)
     num_bytes = num_elements * ELEMENT_BYTES
     rate = num_bytes / times.mean_s
     return TimedSize(
@@ -176,9 +174,8 @@ def _check(name: str, transport: Transport, operation: str, num_elements: int, c
         DistributedError: It is wrong on some rank.
     """
     comm, received = transport.comm, call.received()
-    is_wrong = received is not None and not _is_close(
-        received,
-        expected(operation, comm.rank, comm.size, num_elements, averages=transport.averages),
+    is_wrong = received is not None and not is_expected(
+        received, operation, comm.rank, comm.size, num_elements, averages=transport.averages
     )
     wrong = comm.first(comm.rank if is_wrong else None)
     if wrong:
@@ -194,7 +191,7 @@ def timed(
     seconds: float,
     num_messages: int = 1,
     *,
-    takes_part: bool = True,
+    is_timed: bool = True,
 ) -> Times:
     """Times calls in blocks, each after a barrier, until they are precise; collective.
 
@@ -207,9 +204,9 @@ def timed(
         comm: The ranks.
         seconds: How long to go on at most, apart from the warm-up; one block is timed anyway.
         num_messages: What the times are divided by.
-        takes_part: Whether this rank's times count.
+        is_timed: Whether this rank's times count.
     """
-    num_ranks = int(comm.allreduce_sum(np.array([takes_part], np.int64))[0])
+    num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
 
     def block(num_calls: int) -> tuple[float, float, float]:
         """Returns the least, mean and largest time of a call."""
@@ -218,9 +215,9 @@ def timed(
         for _ in range(num_calls):
             run()
         mine_s = (clock_s() - begin) / num_calls
-        ends = [-mine_s, mine_s] if takes_part else [-np.inf, -np.inf]
+        ends = [-mine_s, mine_s] if is_timed else [-np.inf, -np.inf]
         least, most = comm.allreduce_max(np.array(ends))
-        mean = comm.allreduce_sum(np.array([mine_s if takes_part else 0.0]))[0] / num_ranks
+        mean = comm.allreduce_sum(np.array([mine_s if is_timed else 0.0]))[0] / num_ranks
         return -float(least), float(mean), float(most)
 
     num_calls = 1
@@ -249,17 +246,6 @@ def timed(
     )
 
 
-def _is_close(received: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Returns whether arrays are equal to rounding, without further arrays of their size."""
-    if received.shape != wanted.shape:
-        return False
-    ranges = range(0, len(wanted), LARGE_ELEMENTS)
-    return all(
-        np.allclose(received[i : i + LARGE_ELEMENTS], wanted[i : i + LARGE_ELEMENTS], rtol=1e-5)
-        for i in ranges
-    )
-
-
 def _is_narrow(interval: tuple[float, float], values: list[float]) -> bool:
     middle = median(values)
     return max(middle - interval[0], interval[1] - middle) <= PRECISION * middle
@@ -272,7 +258,7 @@ def _overlaps(
     found = []
     for point in points:
         is_allreduce = (point.transport, point.operation) == (name, ALLREDUCE)
-        if is_allreduce and point.bytes >= OVERLAP_FROM_BYTES:
+        if is_allreduce and OVERLAP_BYTES[0] <= point.bytes <= OVERLAP_BYTES[1]:
             found.append(_overlap(job, transport, point))
             gc.collect()
     return found

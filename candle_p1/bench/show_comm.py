@@ -65,7 +65,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield _fits(report["fits"])
         yield (
             "fitted: time = latency + bytes / bandwidth, with least relative residuals, in up to"
-            " four ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
+            " three ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
             " of the largest; in brackets 95 % intervals"
         )
         for each in report["fits"]:
@@ -118,11 +118,11 @@ def _between(result: Mapping[str, Any]) -> str:
 
 def _explanations(report: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        "min, mean and max are over ranks; each is the median over blocks of calls, which begin"
-        " after a barrier. Sizes and bandwidths are those of nccl-tests: bytes are those of the"
-        " whole array, also where each rank has a part of it; algorithm bandwidth is bytes / mean;"
-        " bus bandwidth is this times 2 (n - 1) / n for allreduce, (n - 1) / n for allgather and"
-        " reduce-scatter, and 1 for the others"
+        "min, mean and max are over ranks, of two the first; each is the median over blocks of"
+        " calls, which begin after a barrier. Sizes and bandwidths are those of nccl-tests: bytes"
+        " are those of the whole array, also where each rank has a part of it; algorithm bandwidth"
+        " is bytes / mean; bus bandwidth is this times 2 (n - 1) / n for allreduce, (n - 1) / n for"
+        " allgather and reduce-scatter, and 1 for the others"
     )
     late = sum(each["stopped_by"] == "time" for each in report["results"])
     if late:

@@ -121,10 +121,12 @@ class MpiTransport(Transport):
             ranks.Recv(into, first)
             ranks.Send(into, first)
 
-        run = {first: ping, second: pong}.get(self.comm.rank)
-        if run is None:
-            return Call(lambda: None, lambda: None, 2, takes_part=False)
-        return Call(run, lambda: into, 2)
+        # The second rank's last message may still be on its way when it has sent it.
+        if self.comm.rank == first:
+            return Call(ping, lambda: into, 2)
+        if self.comm.rank == second:
+            return Call(pong, lambda: into, 2, is_timed=False)
+        return Call(lambda: None, lambda: None, 2, is_timed=False)
 
     def _stream(self, values: Floats) -> Call:
         first, second = self._places[STREAM]
@@ -149,5 +151,5 @@ class MpiTransport(Transport):
         if self.comm.rank == first:
             return Call(send, lambda: None, window)
         if self.comm.rank == second:
-            return Call(receive, lambda: into, window)
-        return Call(lambda: None, lambda: None, window, takes_part=False)
+            return Call(receive, lambda: into, window, is_timed=False)
+        return Call(lambda: None, lambda: None, window, is_timed=False)

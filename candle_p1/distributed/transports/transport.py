@@ -36,6 +36,8 @@ ELEMENT_BYTES = 4
 """Gradients are float32."""
 PERIOD = 251
 """Arrays repeat after so many elements; a prime, so that no block of an algorithm divides it."""
+CHUNK = 1 << 18
+"""Arrays are filled and compared in parts of so many elements, which stay in the cache."""
 PRODUCT_SIZE = 128
 """The edge of the matrices whose products are computed at the same time."""
 SMALL_SIZE = 32
@@ -107,13 +109,14 @@ class Call:
         run: Does it once, and returns when this rank's part is complete.
         received: Returns what this rank has received; None: nothing.
         num_messages: The number of messages that follow each other in it.
-        takes_part: Whether this rank takes part in it.
+        is_timed: Whether this rank's times count; between two ranks those of the first one do, as
+            with OSU's benchmarks.
     """
 
     run: Callable[[], Any]
     received: Callable[[], NDArray[Any] | None]
     num_messages: int = 1
-    takes_part: bool = True
+    is_timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -182,35 +185,58 @@ def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Float
     """
     if operation == ALLGATHER:
         num_elements //= num_ranks
-    values = np.resize(np.arange(PERIOD, dtype=np.float32), num_elements)
-    values += np.float32(rank % PERIOD)
+    values = np.empty(num_elements, np.float32)
+    for begin in range(0, num_elements, CHUNK):
+        end = min(begin + CHUNK, num_elements)
+        values[begin:end] = _values(rank, begin, end)
     return values
 
 
-def expected(
-    operation: str, rank: int, num_ranks: int, num_elements: int, *, averages: bool = False
-) -> Floats:
-    """Returns what a rank that receives anything must receive; see `given`.
+def is_expected(
+    received: NDArray[Any],
+    operation: str,
+    rank: int,
+    num_ranks: int,
+    num_elements: int,
+    *,
+    averages: bool = False,
+) -> bool:
+    """Returns whether a rank has received what follows from `given`, to rounding.
 
     Args:
+        received: What it has received.
         operation: The operation.
         rank: The rank.
         num_ranks: The number of ranks.
         num_elements: The elements of the whole array.
-        averages: Whether the transport averages.
+        averages: Whether the transport averages where it reduces to all.
     """
+    part = num_elements // num_ranks
+    if received.shape != (part if operation == REDUCE_SCATTER else num_elements,):
+        return False
+    # The element of `given` at which each range of what was received begins, and its rank.
+    ranges = [(0, 0)]
     if operation == ALLGATHER:
-        parts = (given(operation, each, num_ranks, num_elements) for each in range(num_ranks))
-        return np.concatenate(list(parts))
-    values = given(operation, 0, num_ranks, num_elements)
+        ranges = [(0, each) for each in range(num_ranks)]
+    elif operation == REDUCE_SCATTER:
+        ranges = [(rank * part, 0)]
+    length = len(received) // len(ranges)
+    factor, others = 1, 0
     if operation in (ALLREDUCE, ALLREDUCE_OF_16, REDUCE_SCATTER):
-        others = sum(each % PERIOD for each in range(num_ranks))
-        values = values * np.float32(num_ranks) + np.float32(others)
-        if averages and operation != REDUCE_SCATTER:
-            values /= np.float32(num_ranks)
-    if operation == REDUCE_SCATTER:
-        part = num_elements // num_ranks
-        values = values[rank * part : (rank + 1) * part]
+        factor, others = num_ranks, sum(each % PERIOD for each in range(num_ranks))
+    divisor = num_ranks if averages and operation != REDUCE_SCATTER else 1
+    for number, (first, of_rank) in enumerate(ranges):
+        for begin in range(0, length, CHUNK):
+            end = min(begin + CHUNK, length)
+            wanted = (_values(of_rank, first + begin, first + end) * factor + others) / divisor
+            if not np.allclose(received[number * length :][begin:end], wanted, rtol=1e-5):
+                return False
+    return True
+
+
+def _values(rank: int, begin: int, end: int) -> Floats:
+    """Returns a range of the elements that a rank contributes."""
+    values: Floats = (np.arange(begin, end) % PERIOD + rank % PERIOD).astype(np.float32)
     return values
 
 

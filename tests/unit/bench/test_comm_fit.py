@@ -66,11 +66,26 @@ def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
     assert found["largest_residual"] < 1e-6 < found["one_line_residual"]
 
 
-def test_noise_alone_does_not_divide_the_sizes():
+def test_the_largest_sizes_decide_the_bandwidth_and_the_smallest_the_latency():
     """Horovod's small allreduces take one cycle or two."""
     random = np.random.default_rng(5)
-    times = random.choice([1e-3, 2e-3], len(SIZES)) + hockney(0, 1e9)
-    assert len(comm_fit.fit(SIZES, list(times))["ranges"]) == 1
+    cycles = np.where(np.array(SIZES) < 1 << 18, random.choice([1e-3, 2e-3], len(SIZES)), 1e-3)
+    found = comm_fit.fit(SIZES, list(cycles + hockney(0, 1e9)))
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=0.02)
+    assert 0.9e-3 < found["latency_s"] < 2e-3
+    assert len(found["ranges"]) <= comm_fit.MAX_RANGES
+    assert sum(line["num_sizes"] for line in found["ranges"]) == len(SIZES)
+
+
+@given(st.lists(st.floats(1e-7, 1e3), min_size=3, max_size=15))
+def test_every_size_is_in_one_range(times):
+    found = comm_fit.fit(SIZES[: len(times)], times)
+    numbers = [line["num_sizes"] for line in found["ranges"]]
+    assert sum(numbers) == len(times)
+    assert min(numbers) >= comm_fit.MIN_SIZES
+    assert all(line["latency_s"] >= 0 for line in found["ranges"][:1])
+    ends = [end for line in found["ranges"] for end in (line["first_bytes"], line["last_bytes"])]
+    assert ends == sorted(ends)
 
 
 def test_the_bandwidth_of_times_that_do_not_grow_is_not_known():
@@ -83,6 +98,15 @@ def test_a_latency_is_not_negative():
     line = comm_fit.fit_line([1, 2, 4], [1.0, 2.2, 4.8])
     assert line.latency_s == 0
     assert line.bandwidth_bytes_per_s == pytest.approx(0.88, rel=0.05)
+
+
+def test_a_burst_that_passes_at_once_does_not_change_the_bandwidth():
+    """A token bucket: up to 64 KiB, messages do not wait."""
+    times = [1e-4 + max(size / 1e9, (size - (1 << 16)) / 25e6) for size in SIZES[:12]]
+    found = comm_fit.fit(SIZES[:12], times)
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(25e6, rel=0.02)
+    assert found["latency_s"] == pytest.approx(1e-4, rel=0.05)
+    assert found["ranges"][-1]["latency_s"] < 0
 
 
 def test_two_sizes_are_too_few():

@@ -46,37 +46,51 @@ def test_an_array_has_about_the_size_that_was_asked_for(operation, num_bytes, nu
         assert num % num_ranks == 0
 
 
-@given(ranks, st.integers(1, 1000))
-def test_what_is_expected_is_what_numpy_computes(num_ranks, num_bytes):
-    def arrays(operation):
-        num = OPERATIONS[operation].num_elements(num_bytes, num_ranks)
-        of_ranks = [transport.given(operation, rank, num_ranks, num) for rank in range(num_ranks)]
-        return num, np.stack(of_ranks)
+def computed(operation, values, rank):
+    """What a rank receives of the arrays of all, which numpy computes."""
+    if operation in (ALLREDUCE, ALLREDUCE_OF_16):
+        return values.sum(axis=0)
+    if operation == REDUCE_SCATTER:
+        return np.split(values.sum(axis=0), len(values))[rank]
+    return values.ravel() if operation == ALLGATHER else values[0]
 
-    def expected(operation, rank, num, **options):
-        return transport.expected(operation, rank, num_ranks, num, **options)
 
-    last = num_ranks - 1
-    for operation in (ALLREDUCE, ALLREDUCE_OF_16):
-        num, values = arrays(operation)
-        assert np.array_equal(expected(operation, last, num), values.sum(axis=0))
-        mean = expected(operation, last, num, averages=True)
-        assert np.allclose(mean, values.mean(axis=0))
-    num, values = arrays(REDUCE_SCATTER)
-    parts = np.split(values.sum(axis=0), num_ranks)
-    assert all(
-        np.array_equal(expected(REDUCE_SCATTER, rank, num), parts[rank])
-        for rank in range(num_ranks)
+@given(st.sampled_from(list(OPERATIONS)), ranks, st.integers(1, 4000), st.data())
+def test_what_is_expected_is_what_numpy_computes(operation, num_ranks, num_bytes, data):
+    rank = data.draw(st.integers(0, num_ranks - 1))
+    num = OPERATIONS[operation].num_elements(num_bytes, num_ranks)
+    values = np.stack(
+        [transport.given(operation, each, num_ranks, num) for each in range(num_ranks)]
     )
-    num, values = arrays(ALLGATHER)
-    assert np.array_equal(expected(ALLGATHER, last, num), values.ravel())
-    num, values = arrays(BROADCAST)
-    assert np.array_equal(expected(BROADCAST, last, num), values[0])
+    received = computed(operation, values, rank)
+
+    def is_expected(array, **options):
+        return transport.is_expected(array, operation, rank, num_ranks, num, **options)
+
+    assert is_expected(received)
+    assert not is_expected(received[:-1])
+    wrong = received.copy()
+    wrong[data.draw(st.integers(0, len(wrong) - 1))] += 1
+    assert not is_expected(wrong)
+    if operation == ALLREDUCE:
+        assert is_expected(values.mean(axis=0), averages=True)
+        assert not is_expected(received, averages=True)
+
+
+def test_long_arrays_are_filled_and_compared_in_parts():
+    num = 2 * transport.CHUNK + 17
+    values = transport.given(BROADCAST, 3, 5, num)
+    assert np.array_equal(values, np.arange(num) % 251 + 3)
+    received = transport.given(BROADCAST, 0, 5, num)
+    assert transport.is_expected(received, BROADCAST, 3, 5, num)
+    received[-1] += 1
+    assert not transport.is_expected(received, BROADCAST, 3, 5, num)
 
 
 def test_sums_over_thousands_of_ranks_are_exact():
-    found = transport.expected(ALLREDUCE, 0, 6000, 251)
-    assert found[-1] == 6000 * 250 + sum(rank % 251 for rank in range(6000))
+    total = np.full(1, sum(rank % 251 for rank in range(6000)), np.float32)
+    assert transport.is_expected(total, ALLREDUCE, 0, 6000, 1)
+    assert not transport.is_expected(total * np.float32(1.0001), ALLREDUCE, 0, 6000, 1)
 
 
 @pytest.fixture
