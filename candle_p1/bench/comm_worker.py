@@ -39,6 +39,7 @@ from candle_p1.errors import EXIT_CODE, CandleError, DistributedError, Parameter
 from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.records.record import utc_now
 from candle_p1.reports.statistics import median_interval
+from candle_p1.text import print_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +106,7 @@ def measure_here(measurement: CommMeasurement) -> dict[str, Any] | None:
     Returns:
         What ``--json`` writes, on rank 0; None on the others.
 
-    Raises:
-        CandleError: See `measure`.
+    An error, which is printed, ends this process.
     """
     started = utc_now()
     comm = connect()
@@ -115,9 +115,11 @@ def measure_here(measurement: CommMeasurement) -> dict[str, Any] | None:
         report = measurement.report([outcome], started) if comm.rank == 0 else None
         comm.barrier()
     except CandleError as error:
-        if comm.rank and error.agreed:
-            comm.end(EXIT_CODE)  # rank 0 says it
-        raise
+        if comm.rank == 0 or not error.agreed:
+            print_error(error)
+        if not error.agreed:
+            comm.abort(EXIT_CODE)
+        comm.end(EXIT_CODE)
     except Exception:
         traceback.print_exc()
         comm.abort(1)

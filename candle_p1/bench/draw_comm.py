@@ -35,7 +35,15 @@ SAME_INCHES = 0.06
 LEVEL_POINTS = 10
 """The height of a row of labels."""
 DENSE_DECADES = 2
-TICKS = {4: "4 B", 1 << 10: "1 KiB", 1 << 20: "1 MiB", 1 << 30: "1 GiB"}
+TICKS = {
+    4: "4 B",
+    1 << 6: "64 B",
+    1 << 10: "1 KiB",
+    1 << 15: "32 KiB",
+    1 << 20: "1 MiB",
+    1 << 25: "32 MiB",
+    1 << 30: "1 GiB",
+}
 
 
 def picture(report: Mapping[str, Any]) -> Drawing:

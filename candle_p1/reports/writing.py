@@ -119,7 +119,7 @@ def page_of(
             headings, rows = as_cells(part)
             shown.append({"title": str(part.title), "headings": headings, "rows": rows})
     return rendered(
-        "parts_page.html",
+        "plain_page.html",
         title=title,
         notices=notices,
         figures=figures,

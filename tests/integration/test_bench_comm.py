@@ -87,3 +87,12 @@ def test_a_launcher_starts_it_on_every_rank(mpirun, execute, tmp_path, names):
     code, output = execute(mpirun(2, *argv, "--np", 2), LIMIT_S)
     assert code == 2, output
     assert "give only one of them" in output
+
+
+@pytest.mark.parametrize("names", EITHER)
+def test_an_error_of_all_ranks_is_one_message(mpirun, execute, monkeypatch, names):
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    argv = ["-m", "candle_p1.cli", "bench", "comm", *FEW, "--through", names[1]]
+    code, output = execute(mpirun(2, *argv), LIMIT_S)
+    assert code == 2, output
+    assert output.count("'many' is not a number of threads") == 1

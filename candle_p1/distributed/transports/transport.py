@@ -209,7 +209,7 @@ def is_expected(
         rank: The rank.
         num_ranks: The number of ranks.
         num_elements: The elements of the whole array.
-        averages: Whether the transport averages where it reduces to all.
+        averages: Whether the transport averages in an allreduce.
     """
     part = num_elements // num_ranks
     if received.shape != (part if operation == REDUCE_SCATTER else num_elements,):
@@ -224,7 +224,7 @@ def is_expected(
     factor, others = 1, 0
     if operation in (ALLREDUCE, ALLREDUCE_OF_16, REDUCE_SCATTER):
         factor, others = num_ranks, sum(each % PERIOD for each in range(num_ranks))
-    divisor = num_ranks if averages and operation != REDUCE_SCATTER else 1
+    divisor = num_ranks if averages and operation in (ALLREDUCE, ALLREDUCE_OF_16) else 1
     for number, (first, of_rank) in enumerate(ranges):
         for begin in range(0, length, CHUNK):
             end = min(begin + CHUNK, length)

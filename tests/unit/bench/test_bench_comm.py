@@ -303,6 +303,14 @@ def test_one_rank_cannot_communicate():
         _ = CommMeasurement(CommJob(["mpi"]), 1).notes
 
 
+def test_an_error_ends_the_rank_that_a_launcher_has_started(monkeypatch, capsys):
+    monkeypatch.setattr(comm_worker, "connect", SerialCommunicator)
+    with pytest.raises(SystemExit) as ended:
+        comm_worker.measure_here(CommMeasurement(CommJob(["mpi"]), None))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("at least two") == 1
+
+
 def test_arrays_fill_no_more_than_half_of_the_memory(monkeypatch):
     free = SimpleNamespace(available=10 << 30)
     monkeypatch.setattr(comm_worker.psutil, "virtual_memory", lambda: free)
