@@ -31,6 +31,7 @@ from candle_p1.distributed.transports.transport import (
     Call,
 )
 from candle_p1.errors import DistributedError, ParameterError
+from candle_p1.modelling.communication import allreduce_of, read_communication
 
 SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
 
@@ -132,6 +133,16 @@ def test_every_transport_is_a_job_and_all_are_in_the_report(measure):
         assert fit["latency_ci95_s"][0] <= fit["latency_s"] <= fit["latency_ci95_s"][1]
     assert [fit["transport"] for fit in report["fits"]] == ["mpi", "horovod"]
     assert json.loads(json.dumps(report, allow_nan=False))["num_ranks"] == 4
+
+
+def test_models_read_the_report(measure, tmp_path):
+    report = measure(outcome, ("mpi", "horovod", "horovod_fusion"))
+    (tmp_path / "comm.json").write_text(json.dumps(report))
+    fits = read_communication(tmp_path / "comm.json")
+    chosen = allreduce_of(tmp_path / "comm.json", fits)
+    assert (chosen.transport, chosen.num_ranks) == ("horovod", 4)
+    assert chosen.latency.value == pytest.approx(1e-5)
+    assert chosen.bandwidth.value == pytest.approx(1e9)
 
 
 def test_what_is_missing_here_is_measured_in_the_other_environment(measure):
