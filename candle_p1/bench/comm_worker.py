@@ -177,7 +177,13 @@ def _check(name: str, transport: Transport, operation: str, num_elements: int, c
     """
     comm, received = transport.comm, call.received()
     is_wrong = received is not None and not is_expected(
-        received, operation, comm.rank, comm.size, num_elements, averages=transport.averages
+        received,
+        operation,
+        comm.rank,
+        comm.size,
+        num_elements,
+        source=call.source,
+        averages=transport.averages,
     )
     wrong = comm.first(comm.rank if is_wrong else None)
     if wrong:

@@ -123,10 +123,10 @@ class MpiTransport(Transport):
 
         # The second rank's last message may still be on its way when it has sent it.
         if self.comm.rank == first:
-            return Call(ping, lambda: into, 2)
+            return Call(ping, lambda: into, first, num_messages=2)
         if self.comm.rank == second:
-            return Call(pong, lambda: into, 2, is_timed=False)
-        return Call(lambda: None, lambda: None, 2, is_timed=False)
+            return Call(pong, lambda: into, first, num_messages=2, is_timed=False)
+        return Call(lambda: None, lambda: None, num_messages=2, is_timed=False)
 
     def _stream(self, values: Floats) -> Call:
         first, second = self._places[STREAM]
@@ -149,7 +149,7 @@ class MpiTransport(Transport):
             ranks.Send(answer, first)
 
         if self.comm.rank == first:
-            return Call(send, lambda: None, window)
+            return Call(send, lambda: None, num_messages=window)
         if self.comm.rank == second:
-            return Call(receive, lambda: into, window, is_timed=False)
-        return Call(lambda: None, lambda: None, window, is_timed=False)
+            return Call(receive, lambda: into, first, num_messages=window, is_timed=False)
+        return Call(lambda: None, lambda: None, num_messages=window, is_timed=False)

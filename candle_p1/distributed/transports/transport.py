@@ -108,6 +108,7 @@ class Call:
     Attributes:
         run: Does it once, and returns when this rank's part is complete.
         received: Returns what this rank has received; None: nothing.
+        source: The rank whose array is received, where it is that of one rank.
         num_messages: The number of messages that follow each other in it.
         is_timed: Whether this rank's times count; between two ranks those of the first one do, as
             with OSU's benchmarks.
@@ -115,6 +116,7 @@ class Call:
 
     run: Callable[[], Any]
     received: Callable[[], NDArray[Any] | None]
+    source: int = 0
     num_messages: int = 1
     is_timed: bool = True
 
@@ -199,6 +201,7 @@ def is_expected(
     num_ranks: int,
     num_elements: int,
     *,
+    source: int = 0,
     averages: bool = False,
 ) -> bool:
     """Returns whether a rank has received what follows from `given`, to rounding.
@@ -209,13 +212,14 @@ def is_expected(
         rank: The rank.
         num_ranks: The number of ranks.
         num_elements: The elements of the whole array.
+        source: See Call.
         averages: Whether the transport averages in an allreduce.
     """
     part = num_elements // num_ranks
     if received.shape != (part if operation == REDUCE_SCATTER else num_elements,):
         return False
     # The element of `given` at which each range of what was received begins, and its rank.
-    ranges = [(0, 0)]
+    ranges = [(0, source)]
     if operation == ALLGATHER:
         ranges = [(0, each) for each in range(num_ranks)]
     elif operation == REDUCE_SCATTER:

@@ -86,6 +86,12 @@ def test_long_arrays_are_filled_and_compared_in_parts():
     assert not transport.is_expected(received, BROADCAST, 3, 5, num)
 
 
+def test_one_rank_sends_its_own_array():
+    received = transport.given(POINT_TO_POINT, 2, 3, 10)
+    assert transport.is_expected(received, POINT_TO_POINT, 1, 3, 10, source=2)
+    assert not transport.is_expected(received, POINT_TO_POINT, 1, 3, 10)
+
+
 def test_sums_over_thousands_of_ranks_are_exact():
     total = np.full(1, sum(rank % 251 for rank in range(6000)), np.float32)
     assert transport.is_expected(total, ALLREDUCE, 0, 6000, 1)
