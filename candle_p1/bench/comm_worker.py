@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 NUM_BLOCKS = 20
 """The time of a size is divided into about so many blocks."""
+LEAST_BLOCKS = 3
+"""However long a call takes: of three, one that was disturbed does not count."""
 MAX_CALLS = 100_000
 LARGE_ELEMENTS = 1 << 20
 MAX_PRODUCTS = 100_000
@@ -210,7 +212,7 @@ def timed(
     Args:
         run: What is called; it must have been called before.
         comm: The ranks.
-        seconds: How long to go on at most, apart from the warm-up; one block is timed anyway.
+        seconds: How long to go on at most, apart from the warm-up; LEAST_BLOCKS are timed anyway.
         num_messages: What the times are divided by.
         is_timed: Whether this rank's times count.
     """
@@ -237,7 +239,7 @@ def timed(
     blocks: list[tuple[float, float, float]] = []
     spent_s, interval = 0.0, None
     is_precise = False
-    while not blocks or (spent_s < seconds and not is_precise):
+    while len(blocks) < LEAST_BLOCKS or (spent_s < seconds and not is_precise):
         blocks.append(block(num_calls))
         spent_s += blocks[-1][2] * num_calls
         interval = median_interval([mean for _, mean, _ in blocks])
