@@ -26,7 +26,7 @@ def plain_table(*columns: str) -> Table:
 
 def digits(value: float) -> str:
     """Returns a number with three digits, or with all digits before its decimal point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def spread(result: Mapping[str, Any]) -> str:
