@@ -23,7 +23,7 @@ from candle_p1.distributed.engines.serial import SerialEngine
 from candle_p1.training.setup import build_model, locate_files, make_plan
 
 NUM_EPOCHS = 3
-FLAGS = f"--epochs {NUM_EPOCHS} --epochs_scaling weak --dropout 0 --train_steps 8"
+FLAGS = f"--epochs {NUM_EPOCHS} --epochs_scaling weak --dropout 0 --train_steps 4"
 OF = {
     "nt3": "--batch_size 10 --momentum 0.9",
     "p1b1": "--batch_size 20",

@@ -32,11 +32,11 @@ MAX_WINDOW = 512
 """The most values on which an output may depend for the direct form to be chosen.
 
 With more of them products of matrices take most of the time, and oneDNN's are as fast."""
-_NOTE = "_candle_p1_convolution"
+_ATTRIBUTE = "_candle_p1_convolution"
 
 
 @dataclass(frozen=True, eq=False)
-class _Convolution:
+class _Note:
     """How a tensor was made.
 
     Attributes:
@@ -82,10 +82,10 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
     Returns:
         A tensor of shape (batch, length - taps + 1, filters).
     """
-    convolution = _Convolution(inputs, kernel, bias, rectify)
+    convolution = _Note(inputs, kernel, bias, rectify)
     compute = _in_blocks if convolution.by_tiles else _by_onednn
     outputs = compute(convolution)
-    setattr(outputs, _NOTE, convolution)
+    setattr(outputs, _ATTRIBUTE, convolution)
     return outputs
 
 
@@ -99,7 +99,7 @@ def pool(inputs: Any, size: int) -> Any | None:
     Returns:
         A tensor of shape (batch, positions // size, channels), or None.
     """
-    convolution = getattr(inputs, _NOTE, None)
+    convolution = getattr(inputs, _ATTRIBUTE, None)
     if convolution is None or not 1 < size <= min(MAX_POOL, inputs.shape[1]):
         return None
     if not (convolution.by_tiles or convolution.is_small):
@@ -107,7 +107,7 @@ def pool(inputs: Any, size: int) -> Any | None:
     return _in_blocks(convolution, size)
 
 
-def _in_blocks(convolution: _Convolution, pool: int = 1) -> Any:
+def _in_blocks(convolution: _Note, pool: int = 1) -> Any:
     """Returns the outputs, or the maxima of each pool of them."""
     inputs, kernel, bias = convolution.inputs, convolution.kernel, convolution.bias
     settings = {
@@ -117,7 +117,7 @@ def _in_blocks(convolution: _Convolution, pool: int = 1) -> Any:
         "threads": ops.num_threads(),
     }
     num_pools = (inputs.shape[1] - kernel.shape[0] + 1) // pool
-    first = getattr(inputs, _NOTE, None)
+    first = getattr(inputs, _ATTRIBUTE, None)
     if convolution.by_tiles and first is not None and first.can_be_computed_again:
         outputs = _after_first(
             first.inputs, first.kernel, first.bias, kernel, bias, settings=settings
@@ -181,7 +181,7 @@ def _after_first(
             # TensorFlow drops that of the values if it is not wanted.
             with tf.GradientTape() as tape:
                 tape.watch(values)
-                between = _by_onednn(_Convolution(values, *first, rectify=True))
+                between = _by_onednn(_Note(values, *first, rectify=True))
                 again = _of_values(between, kernel, bias, settings=settings)
             of_values = tape.gradient(again, values, output_gradients=upstream)
             return (
@@ -197,7 +197,7 @@ def _after_first(
     return compute(values, first_kernel, first_bias, kernel, bias)
 
 
-def _by_onednn(convolution: _Convolution) -> Any:
+def _by_onednn(convolution: _Note) -> Any:
     """Returns the outputs."""
     rectify = convolution.rectify
 
