@@ -64,7 +64,7 @@ setup: .venv/setup.done ## Create .venv with TensorFlow, Open MPI, Horovod (comp
 demo: setup ## Train NT3 on two ranks with small synthetic data
 	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 96
 
-test: setup ## Run the tests that show that the installation is sound (at most 5 minutes)
+test: setup ## Run the tests that show that the installation is sound (4 to 7 minutes on two cores)
 	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)
 
 # With the engine jax, the first three contain the tests of test-jax, and there is no TensorFlow.
