@@ -22,7 +22,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf  # noqa: E402
 
-from candle_p1.models.fast import convolutions  # noqa: E402
+from candle_p1.models.fast import convolutions, operations  # noqa: E402
 
 rng = np.random.default_rng(1)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
@@ -125,6 +125,41 @@ def test_a_dense_layer_gives_the_values_and_gradients_of_keras(activation):
     assert_as_plain(lambda: Dense(5, activation), x[:, None], (11, 5), (5,))
 
 
+def test_large_weights_are_drawn_by_one_function():
+    inside = []
+
+    def initializer(shape, dtype):
+        inside.append(tf.inside_function())
+        return tf.ones(shape, dtype)
+
+    for kind in ("fast", "plain"):
+        fast.choose(kind, on_cpu=True)
+        layer = Dense(5, kernel_initializer=initializer)
+        layer.build((None, 11))
+        assert layer.kernel_initializer is initializer
+        np.testing.assert_array_equal(layer.kernel, np.ones((11, 5)))
+    assert inside == [True, False]
+
+
+@pytest.mark.parametrize("inputs_depend_on_weights", [True, False])
+def test_a_kernel_is_updated_only_when_nothing_reads_it(inputs_depend_on_weights):
+    kernel, scale = tf.Variable(tf.ones((11, 5))), tf.Variable(2.0)
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            inputs = x * scale if inputs_depend_on_weights else x
+            loss = tf.reduce_sum(operations.multiply(inputs, kernel, tf.zeros(5)))
+        return tape.gradient(loss, kernel)
+
+    of_kernel = gradient.get_concrete_function(tf.TensorSpec((7, 11))).outputs[0].op
+    while of_kernel.type == "Identity":
+        of_kernel = of_kernel.inputs[0].op
+    assert of_kernel.type == "MatMul"
+    waits_for = [operation.type for operation in of_kernel.control_inputs]
+    assert waits_for == (["Transpose"] if inputs_depend_on_weights else [])
+
+
 def test_a_pool_of_one_returns_its_input():
     x = rng.normal(size=(2, 9, 3)).astype("float32")
     for size in (1, 2):
@@ -168,8 +203,8 @@ def penalised(calls=1, trainable=True, **options):
 
     x = tf.constant(np.random.default_rng(3).normal(size=(4, 5)).astype("float32"))
     compute(x)
-    operations = {one.type for one in compute.get_concrete_function(x).graph.get_operations()}
-    return [result.numpy() for result in compute(x)], operations
+    types = {one.type for one in compute.get_concrete_function(x).graph.get_operations()}
+    return [result.numpy() for result in compute(x)], types
 
 
 @pytest.mark.parametrize(
@@ -185,16 +220,16 @@ def penalised(calls=1, trainable=True, **options):
     ids=str,
 )
 def test_a_dense_layer_adds_its_penalty_in_place(options):
-    found, operations = penalised(**options)
+    found, types = penalised(**options)
     fast.choose("plain", on_cpu=True)
-    expected, plain_operations = penalised(**options)
+    expected, plain_types = penalised(**options)
     fast.choose("fast", on_cpu=True)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, **CLOSE)
-    penalised_in_place = "CandleP1AddScaled" in operations
+    penalised_in_place = "CandleP1AddScaled" in types
     assert penalised_in_place is (options.get("trainable", True) and "dtype" not in options)
-    assert "CandleP1AddScaled" not in plain_operations
+    assert "CandleP1AddScaled" not in plain_types
 
 
 OPTIMIZERS = {
