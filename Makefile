@@ -20,7 +20,7 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks examples tests docs/hooks
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/* candle_p1/ops/source/tiles/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/*.* candle_p1/ops/source/tiles/*)
 # Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
 # would do so again wherever Python cannot write its caches.
 INSTALL = $(UV) pip install --compile-bytecode --constraint $(PINS) --python

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,10 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture
 def clone(tmp_path, mpirun):
-    """A directory like a fresh clone in which `make setup` has run."""
+    """A directory like a fresh clone in which `make setup` has run.
+
+    It shares the environment of the tests, into which its `make setup` must not install it.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -47,7 +51,10 @@ def clone(tmp_path, mpirun):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     if (ROOT / ".tools").exists():
         (tmp_path / ".tools").symlink_to(ROOT / ".tools")
-    return tmp_path
+    made = Path(sys.prefix, "setup.done")
+    before = made.stat().st_mtime_ns
+    yield tmp_path
+    assert made.stat().st_mtime_ns == before, "the environment was made again"
 
 
 def run_in_terminal(script, directory, environment, limit_s):
