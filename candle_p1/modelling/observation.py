@@ -122,7 +122,10 @@ def shape_rule(records: Sequence[RunRecord], ranks_per_node: int | None = None) 
         alone = all((record.num_nodes or 1) == 1 for record in records)
         ranks_per_node = 2**31 if alone else on_node
     shares_samples = plan.data_parallel == SHARED_SAMPLES
-    samples = plan.samples_per_epoch * (largest.num_ranks if shares_samples else 1)
+    num_samples = largest.data.num_train if largest.data else None
+    if num_samples is None:  # not in every record; samples beyond a limit of the steps are unknown
+        num_samples = plan.samples_per_epoch * (largest.num_ranks if shares_samples else 1)
+    limit = largest.parameters.get("train_steps")
     return ShapeRule(
         base,
         ranks_per_node,
@@ -130,9 +133,9 @@ def shape_rule(records: Sequence[RunRecord], ranks_per_node: int | None = None) 
         plan.batch_scaling,
         plan.epochs,
         plan.base_batch_size,
-        samples,
+        num_samples,
         shares_samples,
-        base.steps_per_epoch < plan.samples_per_epoch // plan.batch_size,
+        int(limit.value or 0) if limit else 0,
         {shape.num_ranks: shape.threads for shape in shapes},
     )
 

@@ -90,9 +90,9 @@ class ShapeRule:
         batch_scaling: As in the plan: none, linear, sqrt or cbrt.
         total_epochs: The epochs that were asked for: of all ranks together, where they share them.
         base_batch_size: The batch size of one rank.
-        samples_per_epoch: The samples on which one rank trains in an epoch.
+        num_samples: The samples on which all ranks can train.
         shares_samples: Whether ranks share the samples of an epoch.
-        is_limited: Whether the steps of an epoch were limited to those of the base.
+        max_steps: The limit of the steps of an epoch; 0: there is none.
         threads: The threads of a rank, by the number of ranks that ran.
     """
 
@@ -102,9 +102,9 @@ class ShapeRule:
     batch_scaling: str
     total_epochs: int
     base_batch_size: int
-    samples_per_epoch: int
+    num_samples: int
     shares_samples: bool
-    is_limited: bool
+    max_steps: int
     threads: Mapping[int, int]
 
     @property
@@ -130,12 +130,12 @@ class ShapeRule:
         if self.epochs_scaling in SHARED_EPOCHS:
             epochs = ceil(epochs / num_ranks)
         batch_size = scale_batch_size(self.base_batch_size, num_ranks, self.batch_scaling)
-        samples = self.samples_per_epoch
-        if self.shares_samples:
-            samples = ceil(samples / num_ranks)
-        scaled = self.batch_scaling != "none" or self.shares_samples
-        keeps = self.is_limited or not scaled
-        steps = base.steps_per_epoch if keeps else ceil(samples / batch_size)
+        steps = base.steps_per_epoch
+        if self.shares_samples or self.batch_scaling != "none":
+            samples = self.num_samples // num_ranks if self.shares_samples else self.num_samples
+            steps = max(1, ceil(samples / batch_size))
+            if self.max_steps:
+                steps = min(steps, self.max_steps)
         return JobShape(
             num_ranks,
             on_node,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from candle_p1.modelling.observation import observe, shape_rule
 from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, PHASES, STARTUP, VALIDATE, WAIT
+from candle_p1.scaling import ScalingPlan
 from tests.modelled_runs import shape_of
 from tests.planted_records import REMOVED, changed, planted_record
 
@@ -64,15 +67,35 @@ def test_epochs_are_shared_as_in_the_plan(scaling, counts, epochs):
     assert rule.at(5).epochs == (10 if scaling == "strong" else 48)
 
 
-def test_batches_that_grow_with_the_ranks_have_fewer_steps():
-    several = record(epochs_scaling="weak", batch_scaling="sqrt")
-    free = changed(several, {"plan.samples_per_epoch": 1120, "plan.steps_per_epoch": 40})
-    rule = shape_rule([free])
-    assert rule.at(4).batch_size == 40
-    assert rule.at(4).steps_per_epoch == 28
-    # A limit of the steps holds whatever the batch size.
-    limited = changed(free, {"plan.steps_per_epoch": 10})
-    assert shape_rule([limited]).at(4).steps_per_epoch == 10
+@pytest.mark.parametrize("max_steps", [0, 10, 50])
+@pytest.mark.parametrize("batch_scaling", ["none", "sqrt", "linear"])
+@pytest.mark.parametrize("data_parallel", ["epoch", "batch_step"])
+def test_other_numbers_of_ranks_have_the_steps_of_their_own_plans(
+    data_parallel, batch_scaling, max_steps
+):
+    def plan(num_ranks):
+        return ScalingPlan.make(
+            num_ranks=num_ranks,
+            epochs=48,
+            batch_size=20,
+            learning_rate=0.001,
+            num_samples=1117,
+            batch_scaling=batch_scaling,
+            data_parallel=data_parallel,
+            max_steps=max_steps,
+        )
+
+    changes = {f"plan.{name}": value for name, value in asdict(plan(2)).items()}
+    changes["data.num_train"] = 1117
+    changes["parameters.train_steps"] = {"value": max_steps, "origin": "default"}
+    rule = shape_rule([changed(record(), changes)])
+    for num_ranks in (1, 2, 4, 8):
+        planned, found = plan(num_ranks), rule.at(num_ranks)
+        assert (found.epochs, found.steps_per_epoch, found.batch_size) == (
+            planned.epochs_per_rank,
+            planned.steps_per_epoch,
+            planned.batch_size,
+        )
 
 
 def test_ranks_that_share_a_node_share_its_cores():
