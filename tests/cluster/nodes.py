@@ -35,10 +35,14 @@ END_S = 20
 HOLD = """
 echo ready
 read -r _ || true
-for each in /proc/[0-9]*; do
-  if [ "$each" != "/proc/$$" ] && [ "$each/ns/net" -ef "/proc/$$/ns/net" ]; then
-    kill -KILL "${each#/proc/}"
-  fi
+left=yes
+while [ -n "$left" ]; do  # until none has been started meanwhile
+  left=
+  for each in /proc/[0-9]*; do
+    if [ "$each" != "/proc/$$" ] && [ "$each/ns/net" -ef "/proc/$$/ns/net" ]; then
+      kill -KILL "${each#/proc/}" && left=yes
+    fi
+  done
 done
 """
 NODE = """

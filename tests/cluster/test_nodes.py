@@ -34,7 +34,9 @@ KILLED = """
 import os, subprocess, sys
 from tests.cluster.nodes import Cluster
 with Cluster(2, sys.argv[1]) as cluster:
-    sleeping = subprocess.Popen(cluster.nodes[1].enter("setsid", "sleep", "1000"))
+    command = cluster.nodes[1].enter("setsid", "sh", "-c", "echo entered; exec sleep 1000")
+    sleeping = subprocess.Popen(command, stdout=subprocess.PIPE)
+    sleeping.stdout.readline()
     print(sleeping.pid, *(node.pid for node in cluster.nodes), flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -80,6 +82,7 @@ def test_nodes_vanish_with_the_process_that_made_them(missing, tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         check=False,
+        timeout=60,
     )
     pids = [int(word) for word in maker.stdout.split()]
     assert len(pids) == 3
