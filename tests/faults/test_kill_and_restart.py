@@ -9,7 +9,7 @@ import pytest
 from tests.faults.kill_and_restart import execute_all, is_too_easy, most_lost, summary
 from tests.faults.killed_run import VICTIMS, draw
 
-NUM_KILLS = 6
+NUM_KILLS = 4
 
 
 @pytest.mark.extended

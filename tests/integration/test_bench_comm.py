@@ -55,16 +55,15 @@ def check(report, names, num_ranks):
     assert report["loggp"]["mpi"]["o_s"] > 0
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("names", EITHER)
-def test_every_library_is_measured(mpirun, execute, tmp_path, names, num_ranks):
+def test_every_library_is_measured(mpirun, execute, tmp_path, names):
     # An environment has one of the engines, and measures it without being told.
-    given = ["--np", num_ranks, "--picture", "comm.png", "--html", "comm.html"]
+    given = ["--np", 2, "--picture", "comm.png", "--html", "comm.html"]
     code, output = execute([*CANDLE_P1, "bench", "comm", *given, *FEW], LIMIT_S)
     print(output)
     assert code == 0, output
     report = json.loads((tmp_path / "comm.json").read_text())
-    check(report, names, num_ranks)
+    check(report, names, 2)
     for name in set(TRANSPORTS) - set(names):
         assert f"{name}: not measured, because not installed here" in output
     for name in names:
@@ -73,6 +72,15 @@ def test_every_library_is_measured(mpirun, execute, tmp_path, names, num_ranks):
     assert "osu_allreduce" in output
     assert (tmp_path / "comm.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "comm.html").read_text()
+
+
+@pytest.mark.parametrize("names", EITHER)
+def test_their_number_need_not_be_a_power_of_two(mpirun, execute, tmp_path, names):
+    names = names[:2]
+    through = ["--through", ",".join(names)]
+    code, output = execute([*CANDLE_P1, "bench", "comm", "--np", 3, *through, *FEW], LIMIT_S)
+    assert code == 0, output
+    check(json.loads((tmp_path / "comm.json").read_text()), names, 3)
 
 
 @pytest.mark.parametrize("names", EITHER)
