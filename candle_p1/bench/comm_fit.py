@@ -18,6 +18,8 @@ long messages into the LogP model", SPAA 1995.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 MIN_SIZES = 3
 """A line has two parameters, so fewer sizes leave nothing to estimate its error from."""
-MAX_RANGES = 3
-LARGE_RESIDUAL = 0.1
+MAX_RANGES = 4
+LARGE_RESIDUAL = 0.05
 """A line that misses a time by more than this does not hold for its size."""
 NORMAL_QUANTILE = 1.959964
 FEW_DEGREES = {1: 12.706205, 2: 4.302653}
@@ -106,24 +108,35 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float], *, is_first: bool =
 def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Line]:
     """Returns the lines of at most MAX_RANGES ranges of sizes, ascending.
 
-    The range of the largest sizes goes as far down as its line misses no time by more than
-    LARGE_RESIDUAL, then so does the next; the last one takes what is left. Each has at least
-    MIN_SIZES sizes.
+    There are as few ranges as miss no time by more than LARGE_RESIDUAL, or the most if all do. Each
+    has at least MIN_SIZES sizes, and they are divided where the sum of squared relative residuals
+    is least.
 
     Args:
         sizes: See `fit_line`.
         seconds: See `fit_line`.
     """
+    num_sizes = len(sizes)
+
+    @cache
+    def fitted(begin: int, end: int) -> tuple[Line, float]:
+        line = fit_line(sizes[begin:end], seconds[begin:end], is_first=begin == 0)
+        pairs = zip(sizes[begin:end], seconds[begin:end], strict=True)
+        return line, sum((line.seconds(size) / time - 1) ** 2 for size, time in pairs)
+
     lines: list[Line] = []
-    end = len(sizes)
-    while end:
-        is_divisible = len(lines) < MAX_RANGES - 1 and end >= 2 * MIN_SIZES
-        for begin in (0, *range(MIN_SIZES, end - MIN_SIZES + 1)) if is_divisible else (0,):
-            line = fit_line(sizes[begin:end], seconds[begin:end], is_first=begin == 0)
-            if line.largest_residual <= LARGE_RESIDUAL:
-                break
-        lines.insert(0, line)
-        end = begin
+    for num_ranges in range(1, max(1, min(MAX_RANGES, num_sizes // MIN_SIZES)) + 1):
+        divisions = [
+            list(pairwise((0, *inner, num_sizes)))
+            for inner in combinations(range(1, num_sizes), num_ranges - 1)
+        ]
+        best = min(
+            (each for each in divisions if _are_long_enough(each) or num_ranges == 1),
+            key=lambda each: sum(fitted(*ends)[1] for ends in each),
+        )
+        lines = [fitted(*ends)[0] for ends in best]
+        if all(line.largest_residual <= LARGE_RESIDUAL for line in lines):
+            break
     return lines
 
 
@@ -200,6 +213,10 @@ def t_quantile(degrees: int) -> float:
         (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
     )
     return float(sum(term / degrees**power for power, term in enumerate(terms)))
+
+
+def _are_long_enough(ranges: Sequence[tuple[int, int]]) -> bool:
+    return all(end - begin >= MIN_SIZES for begin, end in ranges)
 
 
 def _solve(columns: Floats, used: list[int]) -> tuple[Floats, list[int]]:

@@ -53,6 +53,9 @@ NUM_BLOCKS = 20
 """The time of a size is divided into about so many blocks."""
 LEAST_BLOCKS = 3
 """However long a call takes: of three, one that was disturbed does not count."""
+NUM_ROUNDS = LEAST_BLOCKS
+"""All sizes of an operation are timed in turn so often, each time for a part of the seconds: what
+slows the machine for a while falls on many sizes, and on a part of the times of each."""
 MAX_CALLS = 100_000
 LARGE_ELEMENTS = 1 << 20
 MAX_PRODUCTS = 100_000
@@ -139,25 +142,39 @@ def _points(
     job: CommJob, name: str, transport: Transport, operation: str, limit_bytes: int
 ) -> list[TimedSize]:
     """Returns the times of an operation for all sizes, ascending."""
-    kind, num_ranks = OPERATIONS[operation], transport.comm.size
+    kind, comm = OPERATIONS[operation], transport.comm
     wanted = {*job.sizes, *(job.gradients if operation == ALLREDUCE else ())}
-    numbers = {kind.num_elements(size, num_ranks) for size in wanted if size <= limit_bytes}
-    found = []
-    for num_elements in sorted(numbers):
-        found.append(_point(job, name, transport, operation, num_elements))
-        if num_elements > LARGE_ELEMENTS:
-            gc.collect()  # TensorFlow's functions hold their arrays in cycles
-    return found
+    numbers = {kind.num_elements(size, comm.size) for size in wanted if size <= limit_bytes}
+    timers: dict[int, Timer] = {}
+    for _ in range(NUM_ROUNDS):
+        for num_elements in sorted(numbers):
+            _visit(job, name, transport, operation, num_elements, timers)
+            if num_elements > LARGE_ELEMENTS:
+                gc.collect()  # TensorFlow's functions hold their arrays in cycles
+    return [_point(name, operation, num, comm.size, timers[num].times) for num in sorted(numbers)]
 
 
-def _point(
-    job: CommJob, name: str, transport: Transport, operation: str, num_elements: int
-) -> TimedSize:
+def _visit(
+    job: CommJob,
+    name: str,
+    transport: Transport,
+    operation: str,
+    num_elements: int,
+    timers: dict[int, Timer],
+) -> None:
+    """Times an operation on arrays of a size for one round; checks what it does the first time."""
     comm = transport.comm
     call = transport.prepare(operation, given(operation, comm.rank, comm.size, num_elements))
     call.run()
-    _check(name, transport, operation, num_elements, call)
-    times = timed(call.run, comm, job.seconds, call.num_messages, is_timed=call.is_timed)
+    if num_elements not in timers:
+        _check(name, transport, operation, num_elements, call)
+        timers[num_elements] = Timer(comm, call.num_messages, is_timed=call.is_timed)
+    timers[num_elements].time(
+        call.run, job.seconds / NUM_ROUNDS, block_s=job.seconds / NUM_BLOCKS, least_blocks=1
+    )
+
+
+def _point(name: str, operation: str, num_elements: int, num_ranks: int, times: Times) -> TimedSize:
     num_bytes = num_elements * ELEMENT_BYTES
     rate = num_bytes / times.mean_s
     return TimedSize(
@@ -166,7 +183,7 @@ def _point(
         num_bytes,
         *times,
         algorithm_bytes_per_s=rate,
-        bus_bytes_per_s=rate * OPERATIONS[operation].bus_factor(comm.size),
+        bus_bytes_per_s=rate * OPERATIONS[operation].bus_factor(num_ranks),
         gradients_of=gradients_of(num_bytes, operation),
     )
 
@@ -195,65 +212,102 @@ def _check(name: str, transport: Transport, operation: str, num_elements: int, c
         ).on_all_ranks()
 
 
-def timed(
-    run: Callable[[], Any],
-    comm: Communicator,
-    seconds: float,
-    num_messages: int = 1,
-    *,
-    is_timed: bool = True,
-) -> Times:
+class Timer:
     """Times calls in blocks, each after a barrier, until they are precise; collective.
 
-    The first block is a single call and the second one a whole block, if it has more; they warm up,
-    tell how many calls a block should have, and do not count. What the ranks decide follows from
-    numbers that all of them have.
+    What the ranks decide follows from numbers that all of them have.
 
     Args:
-        run: What is called; it must have been called before.
         comm: The ranks.
-        seconds: How long to go on at most, apart from the warm-up; LEAST_BLOCKS are timed anyway.
         num_messages: What the times are divided by.
         is_timed: Whether this rank's times count.
     """
-    num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
 
-    def block(num_calls: int) -> tuple[float, float, float]:
+    def __init__(self, comm: Communicator, num_messages: int = 1, *, is_timed: bool = True) -> None:
+        self._comm, self._num_messages, self._is_timed = comm, num_messages, is_timed
+        self._num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
+        self._num_calls = 0
+        self._blocks: list[tuple[float, float, float]] = []
+        self._interval: tuple[float, float] | None = None
+
+    def time(
+        self, run: Callable[[], Any], seconds: float, *, block_s: float, least_blocks: int
+    ) -> None:
+        """Times more blocks, after a warm-up; collective.
+
+        The first time, the warm-up is a single call and then a whole block, if it has more; they
+        tell how many calls a block should have.
+
+        Args:
+            run: What is called; it must have been called before.
+            seconds: How long to go on at most, apart from the warm-up.
+            block_s: How long a block should take.
+            least_blocks: How many blocks are timed, however long they take.
+        """
+        if self._num_calls:
+            self._block(run, self._num_calls)
+        else:
+            self._num_calls = 1
+            for _ in range(2):
+                slowest_s = self._block(run, self._num_calls)[2]
+                self._num_calls = max(1, min(MAX_CALLS, int(block_s / slowest_s)))
+                if self._num_calls == 1:
+                    break
+        num_blocks, spent_s = 0, 0.0
+        while num_blocks < least_blocks or (spent_s < seconds and not self._is_precise):
+            self._blocks.append(self._block(run, self._num_calls))
+            self._interval = median_interval([mean for _, mean, _ in self._blocks])
+            num_blocks += 1
+            spent_s += self._blocks[-1][2] * self._num_calls
+
+    @property
+    def times(self) -> Times:
+        """The medians over all blocks."""
+        columns = zip(*self._blocks, strict=True)
+        least, mean, most = (median(column) / self._num_messages for column in columns)
+        interval = self._interval
+        return Times(
+            least,
+            mean,
+            most,
+            None if interval is None else [end / self._num_messages for end in interval],
+            [each / self._num_messages for _, each, _ in self._blocks],
+            self._num_calls,
+            "precision" if self._is_precise else "time",
+        )
+
+    @property
+    def _is_precise(self) -> bool:
+        means = [mean for _, mean, _ in self._blocks]
+        return self._interval is not None and _is_narrow(self._interval, means)
+
+    def _block(self, run: Callable[[], Any], num_calls: int) -> tuple[float, float, float]:
         """Returns the least, mean and largest time of a call."""
-        comm.barrier()
+        self._comm.barrier()
         begin = clock_s()
         for _ in range(num_calls):
             run()
         mine_s = (clock_s() - begin) / num_calls
-        ends = [-mine_s, mine_s] if is_timed else [-np.inf, -np.inf]
-        least, most = comm.allreduce_max(np.array(ends))
-        mean = comm.allreduce_sum(np.array([mine_s if is_timed else 0.0]))[0] / num_ranks
-        return -float(least), float(mean), float(most)
+        ends = [-mine_s, mine_s] if self._is_timed else [-np.inf, -np.inf]
+        least, most = self._comm.allreduce_max(np.array(ends))
+        total = self._comm.allreduce_sum(np.array([mine_s if self._is_timed else 0.0]))[0]
+        return -float(least), float(total) / self._num_ranks, float(most)
 
-    num_calls = 1
-    for _ in range(2):
-        slowest_s = block(num_calls)[2]
-        num_calls = max(1, min(MAX_CALLS, int(seconds / NUM_BLOCKS / slowest_s)))
-        if num_calls == 1:
-            break
-    blocks: list[tuple[float, float, float]] = []
-    spent_s, interval = 0.0, None
-    is_precise = False
-    while len(blocks) < LEAST_BLOCKS or (spent_s < seconds and not is_precise):
-        blocks.append(block(num_calls))
-        spent_s += blocks[-1][2] * num_calls
-        interval = median_interval([mean for _, mean, _ in blocks])
-        is_precise = interval is not None and _is_narrow(interval, [b[1] for b in blocks])
-    least, mean, most = (median(column) / num_messages for column in zip(*blocks, strict=True))
-    return Times(
-        least,
-        mean,
-        most,
-        None if interval is None else [end / num_messages for end in interval],
-        [each / num_messages for _, each, _ in blocks],
-        num_calls,
-        "precision" if is_precise else "time",
-    )
+
+def timed(
+    run: Callable[[], Any], comm: Communicator, seconds: float, num_messages: int = 1
+) -> Times:
+    """Returns the times of calls that are timed without a pause; collective.
+
+    Args:
+        run: See `Timer.time`.
+        comm: The ranks.
+        seconds: See `Timer.time`; LEAST_BLOCKS are timed anyway.
+        num_messages: See `Timer`.
+    """
+    timer = Timer(comm, num_messages)
+    timer.time(run, seconds, block_s=seconds / NUM_BLOCKS, least_blocks=LEAST_BLOCKS)
+    return timer.times
 
 
 def _is_narrow(interval: tuple[float, float], values: list[float]) -> bool:

@@ -65,7 +65,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield _fits(report["fits"])
         yield (
             "fitted: time = latency + bytes / bandwidth, with least relative residuals, in up to"
-            " three ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
+            " four ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
             " of the largest; in brackets 95 % intervals"
         )
         for each in report["fits"]:

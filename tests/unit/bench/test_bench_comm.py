@@ -278,13 +278,16 @@ class OneRank:
     averages = False
     send_overhead_s = None
 
-    def __init__(self, clock, error=0.0) -> None:
+    def __init__(self, clock, error=0.0, slow_until_s=0.0) -> None:
         self.comm, self._clock, self._error = SerialCommunicator(), clock, error
+        self._slow_until_s = slow_until_s
 
     def prepare(self, operation, values):
         received = values.copy()
         received[-1] += self._error
-        return Call(self._clock.call(1e-3), lambda: received)
+        clock, slow_until_s = self._clock, self._slow_until_s
+        run = clock.call(lambda _: 3e-3 if clock.now_s < slow_until_s else 1e-3)
+        return Call(run, lambda: received)
 
 
 def test_a_point_has_the_definitions_of_nccl_tests(monkeypatch):
@@ -298,6 +301,14 @@ def test_a_point_has_the_definitions_of_nccl_tests(monkeypatch):
     assert small.mean_s == pytest.approx(1e-3)
     assert small.algorithm_bytes_per_s == pytest.approx(4e6)
     assert small.bus_bytes_per_s == 0  # 2 (n - 1) / n of one rank
+
+
+def test_a_machine_that_is_slow_for_a_while_makes_no_size_slow(monkeypatch):
+    transport = OneRank(Clock(monkeypatch), slow_until_s=0.4)
+    job = CommJob(["one"], sizes=[4, 16, 64, 256], seconds=0.3)
+    points = comm_worker._points(job, "one", transport, ALLREDUCE, 10**9)
+    assert max(points[0].blocks_s) == pytest.approx(3e-3, rel=0.1)
+    assert [each.mean_s for each in points] == pytest.approx([1e-3] * 4)
 
 
 @pytest.mark.parametrize("num_bytes", [4, 40_000_000])

@@ -66,6 +66,17 @@ def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
     assert found["largest_residual"] < 1e-6 < found["one_line_residual"]
 
 
+def test_the_fewest_ranges_that_hold_are_taken():
+    """Three slopes, as of a cache, another one and memory."""
+    rates = np.repeat([20e9, 10e9, 4e9], 5)
+    times = [1e-6 + size / rate for size, rate in zip(SIZES, rates, strict=True)]
+    found = comm_fit.fit(SIZES, times)
+    # The latency hides the difference between the first two.
+    assert [line["num_sizes"] for line in found["ranges"]] == [10, 5]
+    assert found["largest_residual"] <= comm_fit.LARGE_RESIDUAL
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(4e9, rel=0.01)
+
+
 def test_the_largest_sizes_decide_the_bandwidth_and_the_smallest_the_latency():
     """Horovod's small allreduces take one cycle or two."""
     random = np.random.default_rng(5)
