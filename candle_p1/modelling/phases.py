@@ -81,6 +81,12 @@ def _uncrowded(name: str) -> ModelTerm:
     return ModelTerm(f"{name}, however crowded the cores", "s", lambda _: 1.0, is_fallback=True)
 
 
+def _shared(name: str) -> ModelTerm:
+    """What the cores of a node slow each other: they share memory, caches and a power limit."""
+    name = f"{name}, for each other core of the node that is busy"
+    return ModelTerm(name, "s", lambda shape: shape.crowding * shape.busy_neighbours)
+
+
 _GROWING = ModelTerm("start-up, for each doubling of the ranks", "s", lambda s: log2(s.num_ranks))
 _PARSE = ModelTerm(
     "rate at which a rank reads and parses", "bytes/s", lambda s: s.file_bytes * s.crowding, True
@@ -91,6 +97,12 @@ _READ = ModelTerm(
     lambda s: float(s.file_bytes),
     is_rate=True,
     is_fallback=True,
+)
+_PARSE_SHARING = ModelTerm(
+    "rate lost in parsing to each other core of the node that is busy",
+    "bytes/s",
+    lambda s: s.file_bytes * s.crowding * s.busy_neighbours,
+    True,
 )
 _CONTEND = ModelTerm(
     "reading that ranks do one after the other, of all ranks together",
@@ -133,10 +145,10 @@ _SAMPLE_SHARED = ModelTerm(
     lambda s: s.samples * s.crowding / s.threads,
 )
 _STEP = ModelTerm("computing, for each step", "s", lambda s: s.steps * s.crowding)
-_SAMPLE_CROWD = ModelTerm(
-    "computing, for each sample and further rank of the node",
+_SAMPLE_SHARING = ModelTerm(
+    "computing, for each sample and other core of the node that is busy",
     "s",
-    lambda s: float(s.samples * (s.ranks_on_node - 1)),
+    lambda s: s.samples * s.crowding * s.busy_neighbours,
 )
 _SENT = ModelTerm(
     "rate at which gradients are averaged, as far as back-propagation does not hide it",
@@ -158,6 +170,11 @@ _EPOCH = ModelTerm("validation of an epoch", "s", lambda s: s.epochs * s.crowdin
 _EPOCH_SHARED = ModelTerm(
     "validation of an epoch, on one rank", "s", lambda s: s.epochs * s.crowding / s.num_ranks
 )
+_EPOCH_SHARING = ModelTerm(
+    "validation of an epoch, for each other core of the node that is busy",
+    "s",
+    lambda s: s.epochs * s.crowding * s.busy_neighbours,
+)
 _TESTING = ModelTerm("evaluation, on one rank", "s", lambda s: s.crowding / s.num_ranks)
 _FIRST_SHARED = ModelTerm(
     "first step, as far as threads share it, on one thread", "s", lambda s: s.crowding / s.threads
@@ -166,6 +183,7 @@ _FIRST_SHARED = ModelTerm(
 _LOAD_ALONE: tuple[Candidate, ...] = (
     (_PARSE,),
     (_READ,),
+    (_PARSE, _PARSE_SHARING),
     (_PARSE, _NEIGHBOURS),
     (_PARSE, _CONTEND),
 )
@@ -180,6 +198,7 @@ _OTHERS: dict[str, tuple[Candidate, ...]] = {
     STARTUP: (
         (_constant("start-up"),),
         (_uncrowded("start-up"),),
+        (_constant("start-up"), _shared("start-up")),
         (_constant("start-up"), _GROWING),
     ),
     WAIT: ((_SLOWEST_LOADER,), (_MEET,)),
@@ -189,22 +208,33 @@ _OTHERS: dict[str, tuple[Candidate, ...]] = {
         (_SAMPLE_SHARED,),
         (_SAMPLE, _SAMPLE_SHARED),
         (_STEP, _SAMPLE),
-        (_SAMPLE, _SAMPLE_CROWD),
+        (_SAMPLE, _SAMPLE_SHARING),
     ),
     FIRST_STEP: (
         (_constant("first step"),),
         (_uncrowded("first step"),),
         (_FIRST_SHARED,),
         (_constant("first step"), _FIRST_SHARED),
+        (_constant("first step"), _shared("first step")),
     ),
     EXPOSED: ((_SENT,), (_ROUNDS,), (_IMBALANCE,), (_SENT, _ROUNDS)),
-    VALIDATE: ((_EPOCH,), (_EPOCH_SHARED,), (_EPOCH, _EPOCH_SHARED)),
+    VALIDATE: (
+        (_EPOCH,),
+        (_EPOCH_SHARED,),
+        (_EPOCH, _EPOCH_SHARED),
+        (_EPOCH, _EPOCH_SHARING),
+    ),
     EVALUATE: (
         (_constant("evaluation"),),
         (_TESTING,),
         (_constant("evaluation"), _TESTING),
+        (_constant("evaluation"), _shared("evaluation")),
     ),
-    REST: ((_constant("the rest"),), (_constant("the rest"), _GROWING)),
+    REST: (
+        (_constant("the rest"),),
+        (_constant("the rest"), _shared("the rest")),
+        (_constant("the rest"), _GROWING),
+    ),
 }
 
 _ON_NODES = ModelTerm("power of a node", "W", lambda s: float(s.num_nodes))

@@ -68,6 +68,12 @@ class JobShape:
         return max(1.0, self.ranks_on_node * self.threads / self.cores_per_node)
 
     @property
+    def busy_neighbours(self) -> int:
+        """The cores of a node that compute for other ranks than one."""
+        busy = self.ranks_on_node * self.threads
+        return max(0, min(busy, self.cores_per_node or busy) - self.threads)
+
+    @property
     def is_crowded(self) -> bool:
         """Whether more threads compute than there are cores, so that times are illustrations."""
         return self.crowding > 1
