@@ -66,7 +66,7 @@ class TableBuilder:
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         self._mine: list[slice] = []  # the rows that this rank has written
-        self._scratch = np.empty(0, np.float32)
+        self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
         num_rows = source.num_bytes // head.num_columns + 2  # one without a newline, one cut off
 
         def allocate() -> tuple[NodeArray, NodeArray]:
@@ -83,9 +83,10 @@ class TableBuilder:
         if self._comm.local.size == 1:
             return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
-        if len(self._scratch) < size * width:
-            self._scratch = np.empty(size * width, np.float32)
-        numbers = self._scratch[: size * width].reshape(size, width)
+        scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
+        if len(scratch) < size * width:
+            scratch = np.empty(size * width, np.float32)
+        numbers = scratch[: size * width].reshape(size, width)
         return Place(first, numbers, np.empty((len(self.codes), size), np.int32), first)
 
     def learn(self, place: Place, names: Names, rows: slice) -> None:
@@ -96,7 +97,7 @@ class TableBuilder:
             _recode(codes[here], [known.setdefault(name, len(known)) for name in column])
 
     def put(self, place: Place) -> None:
-        """Writes the rows of a place to the table.
+        """Writes the rows of a place to the table; the place must not be used any more.
 
         Raises:
             NoRoomError: There is no memory for them.
@@ -108,6 +109,8 @@ class TableBuilder:
             self._numbers.write(place.first * width, place.numbers)
         for column, codes in enumerate(place.codes):
             self._codes.write(column * num_rows + place.first, codes)
+        scratch: Any = place.numbers.base
+        self._scratch.append(scratch)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Gives every node the rows of all nodes; collective.

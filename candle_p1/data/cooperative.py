@@ -7,16 +7,18 @@ while it uses one (candle_p1.data.read_ahead). For each of its blocks, a rank
 1. waits until its own bytes are there, and counts the lines that end among them;
 2. receives from the rank with the previous block the number of rows that end before this block, and
    whether a line continues into it, and tells the rank with the next block the same;
-3. parses the lines, with several threads, into their rows of the matrix, of which each node has one
-   (candle_p1.data.shared);
-4. receives the beginning of its first line, if that is in the previous block, and parses the line.
+3. has the lines parsed, by several threads, into their rows of the matrix, of which each node has
+   one (candle_p1.data.shared);
+4. receives the beginning of its first line, if that is in the previous block, and has it parsed;
+5. waits until the block before is parsed, while the threads go on with this one.
 
 So ranks read at the same time, because nothing that a rank receives is needed for reading, and they
 parse at the same time, because what a rank waits for in step 2 is sent before the other rank
-parses. They need not stay in lockstep. No rank holds more of the file than two blocks and a line.
-If there are several nodes, they gather each other's rows at the end, in place.
+parses. Threads that parse need not wait for each other between blocks, nor ranks. No rank holds
+more of the file than three blocks and a line. If there are several nodes, they gather each other's
+rows at the end, in place.
 
-A rank that fails says so in step 2, and the ranks after it no longer read.
+A rank that fails says so in step 2 of its next block, and the ranks after it no longer read.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,17 +41,24 @@ from candle_p1.instrument.phases import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
+    from candle_p1.data.builder import Names, Place
     from candle_p1.data.read_ahead import Block
     from candle_p1.data.source import Head, OpenSource, Source
     from candle_p1.data.table import CsvLayout, Table
     from candle_p1.distributed.comm import Communicator
 
+    # The number of rows, the distinct values of each column of text, and what is wrong: where the
+    # line begins, its number of fields, the column and the content of its first wrong field.
+    Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
+
 BLOCK_BYTES = 4 << 20
-"""How much a thread reads and then parses; a rank has room for twice as much for each thread."""
+"""How much a thread reads and then parses; a rank has room for three times as much for each."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 MAX_SHOWN_CHARS = 40
 
@@ -74,12 +83,11 @@ def read_together(
         DataError: The file cannot be read or does not match the layout; the same on all ranks.
     """
     comm = comm or SerialCommunicator()
-    with open_source(path, comm) as source, ThreadPoolExecutor(num_threads) as pool:
+    with open_source(path, comm) as source, _Threads(num_threads) as threads:
         head = on_first_rank(lambda: source.read_head(layout), comm)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
-        threads = _Threads(pool, num_threads)
         starts = range(head.first_byte, source.num_bytes, block_bytes)
         blocks = [(start, min(start + block_bytes, source.num_bytes)) for start in starts]
         ring = _Ring(comm)
@@ -94,15 +102,34 @@ def read_together(
         return read
 
 
-class _Threads(NamedTuple):
-    pool: ThreadPoolExecutor
-    num: int
+class _Threads:
+    """The threads of a rank: while some parse a block, the others count the rows of the next one.
 
-    def map(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Returns the results in order."""
+    Attributes:
+        num: How many parse.
+    """
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self._counting = ThreadPoolExecutor(num, "count")
+        self._parsing = ThreadPoolExecutor(num, "parse")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._counting.shutdown()
+        self._parsing.shutdown(cancel_futures=True)
+
+    def count(self, work: Callable[[int, int], int], bounds: Sequence[int]) -> list[int]:
+        """Returns what `work` finds between bounds, in order."""
         if self.num == 1:
-            return [work(*each) for each in zip(*arguments, strict=True)]
-        return list(self.pool.map(work, *arguments))
+            return [work(*each) for each in pairwise(bounds)]
+        return list(self._counting.map(work, bounds[:-1], bounds[1:]))
+
+    def parse(self, work: Callable[[], Parsed]) -> Future[Parsed]:
+        """Has a part of a block parsed after those that were handed over before it."""
+        return self._parsing.submit(work)
 
 
 class _Ring:
@@ -151,6 +178,22 @@ class _Lines(NamedTuple):
     rest: bytes  # of the line that continues in the next block
 
 
+class _Part(NamedTuple):
+    """Lines that a thread parses."""
+
+    rows: slice  # of the table
+    first_byte: int  # of the text, in the file
+    parsed: Future[Parsed]
+
+
+class _Parsing(NamedTuple):
+    """A block that is being parsed."""
+
+    block: Block
+    place: Place
+    parts: list[_Part]
+
+
 class _Problem(NamedTuple):
     """The first problem in the lines that a rank parsed."""
 
@@ -180,6 +223,7 @@ class _Load:
         self._failed = False  # on this rank, or before a block of it
         self._error: DataError | None = None
         self._problem: _Problem | None = None
+        self._parsing: _Parsing | None = None  # the last block of this rank, if it has lines
 
     def run(self, blocks: Sequence[tuple[int, int]]) -> Table:
         """Returns the table; collective.
@@ -190,6 +234,7 @@ class _Load:
         comm, ring = self._ring.comm, self._ring
         for number in range(ring.position, len(blocks), comm.size):
             self._take_block(blocks[number][1], is_first=number == 0)
+        self._finish_block()
         with part("communicate"):
             Attempt(self._check).agree(comm)
             agree_on_room(self._raise_no_room, comm)
@@ -207,7 +252,7 @@ class _Load:
             return self._table.finish(num_rows)
 
     def _take_block(self, stop: int, *, is_first: bool) -> None:
-        """Reads and parses the next block, which ends before `stop`.
+        """Reads the next block, which ends before `stop`, and has it parsed.
 
         After an error on this rank or before its block, this rank only passes that on, because the
         rank with the next block waits for a message.
@@ -242,16 +287,15 @@ class _Load:
         text, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
         with part("parse"):
             bounds = self._divide(buffer, body, end)
-            counts = self._threads.map(
-                lambda first, last: kernel.count_rows(text, first, last, self._kernel),
-                bounds[:-1],
-                bounds[1:],
+            counts = self._threads.count(
+                lambda first, last: kernel.count_rows(text, first, last, self._kernel), bounds
             )
         return _Lines(text, bytes(view[:body]), bounds, counts, bytes(view[end:size]))
 
     def _use_block(self, block: Block, lines: _Lines, before: _Before) -> None:
-        """Tells the next rank where its rows are, and parses those of a block."""
+        """Tells the next rank where its rows are, and has those of a block parsed."""
         if not lines.first:  # no line ends here
+            self._ahead.give_back(block)
             self._counts.append(0)
             rest = self._receive_fragment(before) + lines.rest
             self._tell(self._before_next(before.num_rows, rest), rest, block.stop)
@@ -261,15 +305,64 @@ class _Load:
         rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
         self._counts.append(rows[-1] - before.num_rows)
         self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block.stop)
-        with part("parse"):
-            problems = self._parse(lines.text, lines.bounds, rows, block.start)
+        place = self._table.place(before.num_rows, rows[-1])
+        parts = [
+            self._parse(lines.text, bounds, slice(*bounds_of_rows), place, block.start)
+            for bounds, bounds_of_rows in zip(pairwise(lines.bounds), pairwise(rows), strict=True)
+        ]
         line = np.frombuffer(self._receive_fragment(before) + lines.first, np.uint8)
         if has_first:
             first_byte = block.start - before.num_bytes
+            parts.append(self._parse(line, (0, len(line)), slice(row - 1, row), place, first_byte))
+        self._finish_block()
+        self._parsing = _Parsing(block, place, parts)
+
+    def _parse(
+        self,
+        text: NDArray[np.uint8],
+        bounds: tuple[int, int],
+        rows: slice,
+        place: Place,
+        first_byte: int,
+    ) -> _Part:
+        """Has the lines between two bounds of a text parsed to some rows of a place.
+
+        `first_byte` is where in the file the text begins.
+        """
+
+        def work() -> Parsed:
+            first_row = rows.start - place.offset
+            found: Parsed = kernel.parse(
+                text, *bounds, self._kernel, place.numbers, place.codes, first_row
+            )
+            return found
+
+        return _Part(rows, first_byte, self._threads.parse(work))
+
+    def _finish_block(self) -> None:
+        """Waits until the last block is parsed, if there is one, and puts its rows in the table."""
+        if self._parsing is None:
+            return
+        (block, place, parts), self._parsing = self._parsing, None
+        with part("parse"):
+            parsed = [each.parsed.result() for each in parts]
+        self._ahead.give_back(block)
+        problems = [
+            _Problem(each.first_byte + found[0], *found[1:])
+            for each, (*_, found) in zip(parts, parsed, strict=True)
+            if found
+        ]
+        if problems:
+            self._problem = min([*problems, *filter(None, [self._problem])])
+        elif self._error is None:
             with part("parse"):
-                problems += self._parse(line, [0, len(line)], [row - 1, row], first_byte)
-        self._problem = min(problems, default=None)
-        self._failed = self._error is not None or self._problem is not None
+                for each, (_, names, _) in zip(parts, parsed, strict=True):
+                    self._table.learn(place, names, each.rows)
+                try:
+                    self._table.put(place)
+                except NoRoomError as error:
+                    self._error = error
+        self._failed = self._failed or self._error is not None or self._problem is not None
 
     def _before_next(self, num_rows: int, rest: bytes) -> _Before:
         """Returns what the rank with the next block needs to know."""
@@ -300,36 +393,6 @@ class _Load:
             about = max(bounds[-1], begin + (end - begin) * i // self._threads.num)
             bounds.append(buffer.find(b"\n", about, end) + 1 or end)
         return [*bounds, end]
-
-    def _parse(
-        self, text: NDArray[np.uint8], bounds: list[int], rows: list[int], first_byte: int
-    ) -> list[_Problem]:
-        """Parses the lines between bounds, one thread each; does nothing if there is no room left.
-
-        `rows` has the row of the first line after each bound; `first_byte` is where in the file the
-        text begins. Returns the first problem that each thread found, if any.
-        """
-        if self._error is not None:
-            return []
-        place = self._table.place(rows[0], rows[-1])
-        parsed = self._threads.map(
-            lambda first, last, row: kernel.parse(
-                text, first, last, self._kernel, place.numbers, place.codes, row - place.offset
-            ),
-            bounds[:-1],
-            bounds[1:],
-            rows[:-1],
-        )
-        problems = [_Problem(first_byte + found[0], *found[1:]) for *_, found in parsed if found]
-        if problems:
-            return problems
-        for (_, names, _), bounds_of_rows in zip(parsed, pairwise(rows), strict=True):
-            self._table.learn(place, names, slice(*bounds_of_rows))
-        try:
-            self._table.put(place)
-        except NoRoomError as error:
-            self._error = error
-        return []
 
     def _check(self) -> None:
         """Raises this rank's error, unless it is a lack of memory."""

@@ -1,4 +1,4 @@
-"""Reading the blocks of a rank, each while the one before it is being used."""
+"""Reading the blocks of a rank, each while those before it are being used."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from candle_p1.data.source import Source
     from candle_p1.distributed.comm import Communicator
 
-NUM_BUFFERS = 2
-"""The block in use, and the one that is being read."""
+NUM_BUFFERS = 3
+"""The block that is being parsed, the next one, and the one that is being read."""
 
 
 class Block(NamedTuple):
@@ -49,10 +49,10 @@ class _Pending(NamedTuple):
 
 
 class ReadAhead:
-    """Reads blocks in order, and always has the next one read while one is in use.
+    """Reads blocks in order, and always has the next one read while others are in use.
 
-    Reading begins when the object is entered, and does not wait for other ranks. Two blocks are in
-    memory at most: the reader's threads wait until the one that was taken first is given up.
+    Reading begins when the object is entered, and does not wait for other ranks. NUM_BUFFERS blocks
+    are in memory at most: further ones are read into the memory of those that are given back.
 
     Args:
         source: The file.
@@ -66,7 +66,6 @@ class ReadAhead:
         size = max((stop - start for start, stop in bounds), default=0)
         self._free = [bytearray(size) for _ in bounds[:NUM_BUFFERS]]
         self._pending: deque[_Pending] = deque()
-        self._taken: Block | None = None
         self._pool = ThreadPoolExecutor(num_threads, "read")
         self._log = reading.current()
 
@@ -79,11 +78,7 @@ class ReadAhead:
         self._pool.shutdown(cancel_futures=True)
 
     def take(self) -> Block:
-        """Waits for the next block and returns it; the one returned before must not be used now."""
-        if self._taken is not None:
-            self._free.append(self._taken.buffer)
-            if self._left:
-                self._begin()
+        """Waits for the next block and returns it; one of those taken must have been given back."""
         block, reads = self._pending.popleft()
         try:
             for read in reads:
@@ -92,8 +87,13 @@ class ReadAhead:
             block = block._replace(error=unreadable(self._source.path, error))
         except DataError as error:
             block = block._replace(error=error)
-        self._taken = block
         return block
+
+    def give_back(self, block: Block) -> None:
+        """Begins to read another block into the memory of one, which must not be used any more."""
+        self._free.append(block.buffer)
+        if self._left:
+            self._begin()
 
     def stop(self) -> None:
         """Begins no further reads: no further block will be taken."""

@@ -48,6 +48,7 @@ def taken(source, bounds, num_threads=1):
             block = ahead.take()
             assert (block.start, block.stop) == (start, stop)
             yield block
+            ahead.give_back(block)
 
 
 @given(
@@ -61,48 +62,53 @@ def test_blocks_have_the_bytes_of_the_file(content, cuts, num_threads):
     assert b"".join(bytes(b.buffer[: b.stop - b.start]) for b in blocks) == content
 
 
-def test_the_next_block_is_read_while_one_is_in_use():
-    source = Bytes(b"abcdefgh")
-    bounds = [(0, 2), (2, 4), (4, 6), (6, 8)]
-    for position in (4, 6):
+def test_the_next_block_is_read_while_two_are_in_use():
+    source = Bytes(b"abcdefghij")
+    bounds = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    for position in (6, 8):
         source.event(source.may_end, position)
     with ReadAhead(source, bounds, 1) as ahead:
-        # Nobody has asked for a block, and the first two are read.
-        for position in (0, 2):
+        # Nobody has asked for a block, and the first three are read.
+        for position in (0, 2, 4):
             assert source.event(source.begun, position).wait(LIMIT_S)
-        assert bytes(ahead.take().buffer) == b"ab"
-        # The third one is read while the second is in use, and only once the first is not.
-        assert not source.event(source.begun, 4).is_set()
-        second = ahead.take()
-        assert source.event(source.begun, 4).wait(LIMIT_S)
-        assert bytes(second.buffer) == b"cd"
-        source.may_end[4].set()
-        assert bytes(ahead.take().buffer) == b"ef"
+        first, second = ahead.take(), ahead.take()
+        assert (bytes(first.buffer), bytes(second.buffer)) == (b"ab", b"cd")
+        # The fourth one is read while the second is in use, and only once the first is not.
+        assert not source.event(source.begun, 6).is_set()
+        ahead.give_back(first)
+        assert source.event(source.begun, 6).wait(LIMIT_S)
+        assert (bytes(second.buffer), bytes(ahead.take().buffer)) == (b"cd", b"ef")
+        ahead.give_back(second)
         source.may_end[6].set()
         assert bytes(ahead.take().buffer) == b"gh"
+        source.may_end[8].set()
+        assert bytes(ahead.take().buffer) == b"ij"
 
 
-def test_no_more_than_two_blocks_are_in_memory():
+def test_no_more_than_three_blocks_are_in_memory():
     bounds = [(i, i + 3) for i in range(0, 30, 3)]
-    assert len({id(block.buffer) for block in taken(Bytes(bytes(30)), bounds)}) == NUM_BUFFERS
+    blocks = taken(Bytes(bytes(30)), bounds)
+    assert len({id(block.buffer) for block in blocks}) == NUM_BUFFERS == 3
 
 
 def test_a_block_that_cannot_be_read_has_an_error():
     source = Bytes(bytes(30))
     source.broken = 9
     with ReadAhead(source, [(i, i + 3) for i in range(0, 30, 3)], 3) as ahead:
-        assert [ahead.take().error for _ in range(3)] == [None] * 3
+        blocks = [ahead.take() for _ in range(3)]
+        assert [block.error for block in blocks] == [None] * 3
+        ahead.give_back(blocks[0])
         error = ahead.take().error
     assert isinstance(error, DataError)
     assert str(error) == "table.csv: the file cannot be read: Input/output error"
 
 
 def test_nothing_is_read_after_a_stop():
-    source = Bytes(bytes(12))
-    for position in (3, 6, 9):
+    source = Bytes(bytes(15))
+    for position in (3, 6, 9, 12):
         source.event(source.may_end, position)
-    with ReadAhead(source, [(0, 3), (3, 6), (6, 9), (9, 12)], 1) as ahead:
-        ahead.take()
+    with ReadAhead(source, [(i, i + 3) for i in range(0, 15, 3)], 1) as ahead:
+        ahead.give_back(ahead.take())
         assert source.event(source.begun, 3).wait(LIMIT_S)
         ahead.stop()
         source.may_end[3].set()
