@@ -23,7 +23,7 @@ A rank that fails says so in step 2 of its next block, and the ranks after it no
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,7 +41,6 @@ from candle_p1.instrument.phases import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -103,7 +102,7 @@ def read_together(
 
 
 class _Threads:
-    """The threads of a rank: while some parse a block, the others count the rows of the next one.
+    """The threads of a rank: while some parse a block, others count the rows of the next one.
 
     Attributes:
         num: How many parse.
@@ -129,7 +128,12 @@ class _Threads:
 
     def parse(self, work: Callable[[], Parsed]) -> Future[Parsed]:
         """Has a part of a block parsed after those that were handed over before it."""
-        return self._parsing.submit(work)
+        if self.num > 1:
+            return self._parsing.submit(work)
+        # A second thread would compete with this one, which waits for messages by looking for them.
+        done: Future[Parsed] = Future()
+        done.set_result(work())
+        return done
 
 
 class _Ring:
@@ -337,7 +341,8 @@ class _Load:
             )
             return found
 
-        return _Part(rows, first_byte, self._threads.parse(work))
+        with part("parse"):
+            return _Part(rows, first_byte, self._threads.parse(work))
 
     def _finish_block(self) -> None:
         """Waits until the last block is parsed, if there is one, and puts its rows in the table."""

@@ -39,8 +39,12 @@ struct Problem {
 // The distinct values of a column of text, in order of first appearance.
 class Dictionary {
  public:
+  // The code of a value that is the same as the last one; -1 if it is another.
+  std::int32_t code_of_last(std::string_view value) const {
+    return last_ >= 0 && names_[static_cast<std::size_t>(last_)] == value ? last_ : -1;
+  }
+
   std::int32_t code(std::string_view value) {
-    if (last_ >= 0 && names_[static_cast<std::size_t>(last_)] == value) return last_;
     const auto found = codes_.find(value);
     if (found != codes_.end()) return last_ = found->second;
     last_ = static_cast<std::int32_t>(names_.size());
@@ -155,12 +159,14 @@ class Parser {
                     std::size_t capacity, std::optional<Problem>& problem) {
     std::size_t row = 0;
     const char* line = first;
+    FieldEnds ends(first, stop, layout_.separator);
     while (line < stop) {
       if (is_blank(line, stop, layout_.separator)) {
         line = after_line(line, stop);
+        ends.restart(line);
         continue;
       }
-      const char* next = row < capacity ? parse_row(line, stop, values, codes, row) : nullptr;
+      const char* next = row < capacity ? parse_row(line, stop, ends, values, codes, row) : nullptr;
       if (next == nullptr) {
         problem = diagnose(line, stop);
         problem->line = static_cast<std::size_t>(line - first);
@@ -181,37 +187,60 @@ class Parser {
     std::size_t num_columns;
   };
 
-  // Returns where the next line begins; nullptr if this one does not match the layout.
-  const char* parse_row(const char* p, const char* stop, T* out, std::int32_t* const* codes,
-                        std::size_t row) {
+  // Returns where the next line begins; nullptr if this one does not match the layout. The next of
+  // `ends` is that of the first field, and then of the next line's.
+  const char* parse_row(const char* p, const char* stop, FieldEnds& ends, T* out,
+                        std::int32_t* const* codes, std::size_t row) {
     std::size_t text_column = 0;
     bool ended = false;
     for (const Run& run : runs_) {
       if (ended) return nullptr;  // too few fields
       if (!run.is_text) {
-        p = parse_numbers(p, stop, out, run.num_columns, ended);
+        p = parse_numbers(p, stop, ends, out, run.num_columns, ended);
         if (p == nullptr) return nullptr;
         out += run.num_columns;
         continue;
       }
       for (std::size_t i = 0; i < run.num_columns; ++i, ++text_column) {
         if (ended) return nullptr;
-        Fields fields(p, stop, layout_.separator);
-        std::string_view content;
-        if (!fields.read(content) || !is_text_present(content)) return nullptr;
-        codes[text_column][row] = dictionaries_[text_column].code(content);
-        p = fields.position();
-        ended = fields.at_end();
+        p = parse_text(p, stop, ends, dictionaries_[text_column], codes[text_column][row], ended);
+        if (p == nullptr) return nullptr;
       }
     }
     return ended ? p : nullptr;
   }
 
-  const char* parse_numbers(const char* p, const char* stop, T* out, std::size_t num_columns,
-                            bool& ended) {
+  // Returns where the next field begins; nullptr if there is no text.
+  const char* parse_text(const char* p, const char* stop, FieldEnds& ends, Dictionary& dictionary,
+                         std::int32_t& code, bool& ended) {
+    const char* const field_end = ends.next();
+    if (field_end != nullptr && *p != '"') {
+      ended = *field_end == '\n';
+      const bool has_return = ended && field_end > p && field_end[-1] == '\r';
+      const char* const last = field_end - has_return;
+      const std::string_view content(p, static_cast<std::size_t>(last - p));
+      code = dictionary.code_of_last(content);
+      if (code < 0) {
+        if (!is_text_present(content)) return nullptr;
+        code = dictionary.code(content);
+      }
+      return field_end + 1;
+    }
+    Fields fields(p, stop, layout_.separator);
+    std::string_view content;
+    if (!fields.read(content) || !is_text_present(content)) return nullptr;
+    code = dictionary.code(content);
+    p = fields.position();
+    ended = fields.at_end();
+    if (p - 1 != field_end) ends.restart(p);  // a quoted separator
+    return p;
+  }
+
+  // Returns where the next field begins; nullptr if there are not so many numbers.
+  const char* parse_numbers(const char* p, const char* stop, FieldEnds& ends, T* out,
+                            std::size_t num_columns, bool& ended) {
     const T* const end = out + num_columns;
     const char separator = layout_.separator;  // kept in a register
-    FieldEnds ends(p, stop, separator);
     while (out < end) {
       if (ended) return nullptr;
       const char* const field_end = ends.next();
