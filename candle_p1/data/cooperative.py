@@ -182,7 +182,7 @@ class _Lines(NamedTuple):
     rest: bytes  # of the line that continues in the next block
 
 
-class _Part(NamedTuple):
+class _ParsedPart(NamedTuple):
     """Lines that a thread parses."""
 
     rows: slice  # of the table
@@ -195,7 +195,7 @@ class _Parsing(NamedTuple):
 
     block: Block
     place: Place
-    parts: list[_Part]
+    parts: list[_ParsedPart]
 
 
 class _Problem(NamedTuple):
@@ -328,7 +328,7 @@ class _Load:
         rows: slice,
         place: Place,
         first_byte: int,
-    ) -> _Part:
+    ) -> _ParsedPart:
         """Has the lines between two bounds of a text parsed to some rows of a place.
 
         `first_byte` is where in the file the text begins.
@@ -342,7 +342,7 @@ class _Load:
             return found
 
         with part("parse"):
-            return _Part(rows, first_byte, self._threads.parse(work))
+            return _ParsedPart(rows, first_byte, self._threads.parse(work))
 
     def _finish_block(self) -> None:
         """Waits until the last block is parsed, if there is one, and puts its rows in the table."""
