@@ -207,3 +207,17 @@ def test_the_same_seed_gives_the_same_model():
     assert first.parameters != model_of(4).parameters
     (rate,) = (each for each in first.parameters if each.phase == LOAD)
     assert rate.value.low < BYTES_PER_S < rate.value.high
+
+
+def test_cores_that_slow_each_other_before_ranks_share_them_are_told_from_the_runs():
+    """On a node of two cores, of which the second slows the first by a quarter."""
+
+    def slowed(shape):
+        return lawful_times(shape) | {
+            COMPUTE: shape.samples * SAMPLE_S * shape.crowding * (1 + 0.25 * (shape.num_ranks > 1))
+        }
+
+    model = model_of(0, (1, 2), times=slowed, noise=0.01, cores_per_node=2)
+    four = shape_of(4, cores_per_node=2)
+    predicted_s = np.median(model.predict(four).phases_s[COMPUTE])
+    assert predicted_s == pytest.approx(slowed(four)[COMPUTE], rel=0.03)

@@ -129,3 +129,12 @@ def test_a_record_without_a_plan_has_no_shape():
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "threads", "cores", "expected"),
+    [(1, 1, 2, 0), (2, 1, 2, 1), (8, 1, 2, 1), (3, 2, 8, 4), (1, 4, 2, 0), (4, 1, None, 3)],
+)
+def test_the_other_cores_that_are_busy_are_at_most_all(num_ranks, threads, cores, expected):
+    shape = shape_of(num_ranks, threads=threads, cores_per_node=cores)
+    assert shape.busy_neighbours == expected
