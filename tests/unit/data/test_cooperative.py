@@ -5,14 +5,18 @@ tests/parallel/check_loading.py has ranks of MPI.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from candle_p1.data import _csvkernel as kernel
+from candle_p1.data import cooperative
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.shared import NodeArray, NoRoomError, try_directories
 from candle_p1.data.source import Source, open_together
@@ -67,6 +71,26 @@ def test_every_block_size_gives_the_same_table(
     path = tmp_path_factory.mktemp("table") / "table.csv"
     write(path, rows, blank, newline, ends)
     check(read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=num_threads), rows)
+
+
+def test_a_thread_goes_on_with_the_next_block_while_another_one_parses(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    rows = [("abc", number, "x", 1) for number in range(40)]
+    write(path, rows, 40, "\n", True)
+    later = threading.Event()
+
+    def parse(*arguments):
+        first_row = arguments[-1]
+        if first_row == 1:  # of the first block; row 0 is in its first line
+            assert later.wait(20), "no thread has begun with the next block"
+        elif first_row > 20:
+            later.set()
+        return kernel.parse(*arguments)
+
+    functions = {name: getattr(kernel, name) for name in ("Layout", "count_rows")}
+    monkeypatch.setattr(cooperative, "kernel", SimpleNamespace(parse=parse, **functions))
+    block_bytes = path.stat().st_size // 2
+    check(read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=2), rows)
 
 
 @settings(max_examples=60)
