@@ -32,7 +32,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.engines import ENGINE_CHOICES
-from candle_p1.distributed.engines.engine import COMPRESSIONS
+from candle_p1.distributed.engines.engine import AVERAGING_CHOICES, COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.models import fast
 from candle_p1.models.convolutions import CONV_FIELDS
@@ -90,6 +90,7 @@ __all__ = [
 SCALING_MODES = ("strong", "weak")
 SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
 CHOICES = {
+    "averaging": AVERAGING_CHOICES,
     "batch_scaling": BATCH_SCALINGS,
     "compression": COMPRESSIONS,
     "data_parallel": DATA_PARALLEL_LEVELS,

@@ -36,6 +36,7 @@ from candle_p1.training.lifecycle import Run, recorded_run
 from candle_p1.training.measured import describe_rank
 from candle_p1.training.restart import Restart, may_restart
 from candle_p1.training.setup import (
+    averaging_of,
     build_model,
     check_passes,
     locate_files,
@@ -354,6 +355,7 @@ def _start(
         stall_shutdown_s=params["stall_shutdown_s"],
         deterministic=params["deterministic"],
         timeline=timeline.path if timeline else None,
+        averaging=averaging_of(params),
     )
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)

@@ -12,7 +12,7 @@ from candle_p1.data.reader import Reader, loading
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
-from candle_p1.training.setup import build_model, make_plan, set_up_device
+from candle_p1.training.setup import averaging_of, build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
     from candle_p1.bench.job import Job
@@ -85,7 +85,7 @@ def prepare_training(
     benchmark, params, files = locate(job, comm)
     engine = Attempt(partial(make_engine, params["engine"], partners)).agree(comm)
     device = set_up_device(params, comm, engine)
-    engine.start(deterministic=params["deterministic"])
+    engine.start(deterministic=params["deterministic"], averaging=averaging_of(params))
     reader = Reader(files, loading(params, comm, device.threads))
 
     allreduces = [

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from candle_p1.data.shared import NodeArray, agree_on_room
+from candle_p1.data.shared import NodeArray
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.distributed.comm import on_first_rank
+from candle_p1.distributed.shared_file import agree_on_room
 from candle_p1.errors import DataError
 
 if TYPE_CHECKING:

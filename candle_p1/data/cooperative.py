@@ -33,9 +33,10 @@ import numpy as np
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import TableBuilder
 from candle_p1.data.read_ahead import ReadAhead, agree_on_zero
-from candle_p1.data.shared import NoRoomError, agree_on_room, try_directories
+from candle_p1.data.shared import try_directories
 from candle_p1.data.source import is_blank, open_together, wrong_width
 from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
+from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
 

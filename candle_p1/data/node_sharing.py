@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, gettempdir
 from typing import TYPE_CHECKING, NamedTuple
 
-from candle_p1.data import shared
+from candle_p1.distributed import shared_file
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
 
-ADVICE = f"start the containers so that they see the node's {shared.MEMORY}"
+ADVICE = f"start the containers so that they see the node's {shared_file.MEMORY}"
 
 
 class NodeSharing(NamedTuple):
@@ -40,7 +40,7 @@ def agree_on_sharing(comm: Communicator) -> NodeSharing:
 
     Usually these are all ranks of a node, which costs a file and a small message.
     """
-    memory = shared.MEMORY
+    memory = shared_file.MEMORY
     if not comm.any(not _sees_first(memory, comm.local)):
         return NodeSharing(comm)
     disk = _temporary_directory()

@@ -15,6 +15,7 @@ from candle_p1.distributed.gpus import num_visible
 from candle_p1.distributed.installation import visible_gpus
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores, core_quota
+from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ XLA_VARIABLE = "HOROVOD_ENABLE_XLA_OPS"
 XLA_THREADS_VARIABLE = "NPROC"
 """Tells XLA how many threads to use on the CPU."""
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
+BINDING_VARIABLE = "OMP_PROC_BIND"
+"""OpenMP's: whether threads stay on their cores."""
 DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
 
@@ -77,6 +80,36 @@ def share_cores(
             " representative of the machine"
         )
     return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
+
+
+def own_cores(
+    node_cores: Sequence[Sequence[int]],
+    local_rank: int,
+    threads: int,
+    environ: Mapping[str, str],
+    quota: float = inf,
+) -> list[int]:
+    """Returns the cores to which a rank has to bind itself; none, if it is not to.
+
+    Threads that are not bound often share a core for a while, although others are idle. What has
+    been bound by a launcher stays so; and so do ranks that are alone on their node, that have more
+    threads than there are cores for, or whose container may use only a part of the cores.
+
+    Args:
+        node_cores: The cores on which each rank of the node may run, by local rank.
+        local_rank: The rank in question.
+        threads: The number of its threads.
+        environ: The environment; OMP_PROC_BIND=false leaves ranks unbound.
+        quota: The CPU time that a container may use, in cores.
+    """
+    cores = sorted(node_cores[local_rank])
+    is_bound = any(sorted(others) != cores for others in node_cores)
+    has_cores = threads * len(node_cores) <= len(cores) <= quota
+    is_wanted = environ.get(BINDING_VARIABLE, "true").lower() not in ("false", "0")
+    if len(node_cores) == 1 or is_bound or not (has_cores and is_wanted):
+        return []
+    begin, end = share_bounds(len(cores), local_rank, len(node_cores))
+    return cores[begin:end]
 
 
 def warn_of_xla(num_ranks: int, environ: Mapping[str, str]) -> str | None:
@@ -154,6 +187,9 @@ def _set_threads(
             raise SetupError(
                 f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']!r} is not a number of threads"
             ) from error
+    mine = own_cores(node_cores, comm.local_rank, threads, os.environ, core_quota())
+    if mine:
+        os.sched_setaffinity(0, mine)  # of this thread, and of those that it is going to start
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class GraphLog(AllreduceLog):
     """The allreduces of a model that TensorFlow trains."""
 
-    library = "horovod"
-
     def __init__(self, log: CommunicationLog) -> None:
         super().__init__(log)
         self._sizes: dict[str, int] = {}
@@ -34,7 +32,13 @@ class GraphLog(AllreduceLog):
         self._table: Any = None
 
     def write(
-        self, ready: list[Any], done: list[Any], sizes: dict[str, int], *, on_gpu: bool = False
+        self,
+        ready: list[Any],
+        done: list[Any],
+        sizes: dict[str, int],
+        *,
+        library: str = "horovod",
+        on_gpu: bool = False,
     ) -> None:
         """Writes the times of one step into the table; part of the graph.
 
@@ -42,11 +46,12 @@ class GraphLog(AllreduceLog):
             ready: The time at which each gradient was ready.
             done: The time at which each average was available.
             sizes: The number of bytes sent for each gradient, by name.
+            library: What averages them.
             on_gpu: Whether gradients are on a GPU.
         """
         import tensorflow as tf
 
-        self._sizes = sizes
+        self._sizes, self.library = sizes, library
         self.waits_for = "element" if on_gpu else "tensor"
         with tf.device("CPU:0"):
             if self._table is None:

@@ -6,6 +6,7 @@ work with every version of it. Their code is in ``source/``.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -21,6 +22,8 @@ def load() -> Any:
       threads)`` updates a variable as RMSprop without momentum does, reading and writing each value
       once. Variable and mean square are handles; epsilon is added under the root, outer_epsilon to
       the root.
+    - ``candle_p1_average_on_node(value, memory, tag, rank, num_ranks, threads, root, patience_s)``:
+      see `candle_p1.distributed.node_memory`; float64, too.
     - ``candle_p1_clock(after)``: see `read_clock`.
     - ``candle_p1_convolve(values, first_kernel, first_biases, kernel, biases, pool, rectify,
       by_tiles, threads)`` gives the maxima of pools of a 1D convolution and their places, and
@@ -30,7 +33,7 @@ def load() -> Any:
     """
     import tensorflow as tf
 
-    return tf.load_op_library(str(files("candle_p1.ops").joinpath("operations.so")))
+    return tf.load_op_library(_library())
 
 
 def read_clock(after: Any, *, on_gpu: bool = False) -> Any:
@@ -57,3 +60,15 @@ def num_threads() -> int:
     import tensorflow as tf
 
     return max(1, int(tf.config.threading.get_intra_op_parallelism_threads()))
+
+
+def node_memory_bytes(num_ranks: int, num_threads: int) -> int:
+    """Returns the size of the memory through which ranks average, each with some threads."""
+    load()
+    size = ctypes.CDLL(_library()).candle_p1_node_memory_bytes
+    size.restype = ctypes.c_size_t
+    return int(size(num_ranks, num_threads))
+
+
+def _library() -> str:
+    return str(files("candle_p1.ops").joinpath("operations.so"))

@@ -423,6 +423,15 @@ _DATA_PARALLEL = _group(
         role=Role.SPEED,
     ),
     Parameter(
+        "averaging",
+        str,
+        "auto",
+        "what averages gradients under the engine horovod: memory that the ranks share, if all are"
+        " on one node and train on its CPUs (auto), or always Horovod, as with --timeline and"
+        " --compression",
+        role=Role.SPEED,
+    ),
+    Parameter(
         "data_parallel",
         str,
         "epoch",
@@ -489,7 +498,8 @@ _MONITORING = _group(
         "stall_shutdown_s",
         int,
         300,
-        "time after which a stalled collective of Horovod ends the job, in s; 0: never",
+        "time after which a stalled collective of Horovod, or of the ranks of a node, ends the job,"
+        " in s; 0: never",
         minimum=0,
         maximum=10**9,
     ),

@@ -12,6 +12,7 @@ from candle_p1.data.reader import FileSet
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.engines.engine import HOROVOD
 from candle_p1.distributed.launch_environment import node_name
 from candle_p1.distributed.seeds import seed_process, seed_ranks
 from candle_p1.errors import ParameterError, SetupError
@@ -85,6 +86,11 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
     keras.config.set_dtype_policy(DTYPE_POLICIES[params["data_type"]])
     fast.choose(params["kernels"], on_cpu=not device.is_gpu)
     return device
+
+
+def averaging_of(params: ParameterSet) -> str:
+    """Returns what averages gradients: Horovod, if it is told to or has to compress them."""
+    return HOROVOD if params["compression"] != "none" else str(params["averaging"])
 
 
 def make_plan(

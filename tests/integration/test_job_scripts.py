@@ -96,10 +96,13 @@ def printed_by(directory):
     "script", ready("summit/*.lsf", "nt3_weak", "p1b3_strong"), ids=lambda p: p.name
 )
 def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
-    """NT3 under strong scaling runs with all ranks of a node, the others with two of them."""
+    """NT3 under strong scaling runs with all ranks of a node, the others with two of them.
+
+    Horovod averages, as it does on the GPUs of Summit, so that its settings are in the record.
+    """
     num_ranks = 6 if script.name == "nt3_strong.lsf" else 2
     set_all(
-        CANDLE_P1_FLAGS=flags_for(script, num_ranks),
+        CANDLE_P1_FLAGS=flags_for(script, num_ranks) + " --averaging horovod",
         CANDLE_P1_PREFLIGHT=preflight_for(script),
         STAND_IN_MAX_RANKS=str(num_ranks),
     )

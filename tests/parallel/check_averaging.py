@@ -255,8 +255,10 @@ def the_self_test_accepts_ours_and_refuses_others(comm):
         engine().self_test(plain)
     wrong = [sgd]
     if engine().name == "horovod":
+        import horovod.tensorflow as hvd
         from horovod.tensorflow.keras import DistributedOptimizer as StockOptimizer
 
+        hvd.init()  # if the engine has not needed it
         wrong.append(lambda: StockOptimizer(sgd()))
     for make in wrong:
         with pytest.raises(DistributedError, match=f"{comm.size} ranks") as caught:

@@ -24,11 +24,12 @@ from candle_p1.data.cache import CacheSettings
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading, read_table
 from candle_p1.data.reader import FileSet, Reader
-from candle_p1.data.shared import NodeArray, NoRoomError, sharers
+from candle_p1.data.shared import NodeArray, sharers
 from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
+from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument import reading
 

@@ -105,7 +105,7 @@ def bytes_are_counted_as_sent_after_compression_and_accumulation(comm):
     assert waits_for == "element"
     waited = comm.allgather(exposed_s)
     assert waited[0] - waited[1] > 0.5 * NUM_STEPS * SLOW_S, waited
-    averaged = [each for name, each in log.by_name.items() if "allreduce" in name[1]]
+    averaged = [each for name, each in log.by_name.items() if "allreduce gradient" in name[1]]
     assert {each.num_calls for each in averaged} == {NUM_STEPS // 2}
     num_bytes = sum(each.num_bytes for each in averaged)
     assert num_bytes == NUM_STEPS // 2 * (2 * 15 + 4 * 2)  # and the two largest elements

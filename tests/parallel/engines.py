@@ -6,6 +6,7 @@ To be imported before Keras, whose backend is the engine's.
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from candle_p1.distributed.comm import connect
 from candle_p1.distributed.engines import make_engine
 
 NAME = engine_of(choose_backend())
+AVERAGING = "AVERAGING_OF_CHECKS"
+"""The variable that says what averages gradients with the engine horovod."""
 
 
 @functools.cache
@@ -24,7 +27,7 @@ def engine():
     comm = connect()
     made = make_engine(NAME, comm)
     devices.configure(comm, made)
-    made.start()
+    made.start(averaging=os.environ.get(AVERAGING, "auto"))
     return made
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,17 @@ def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_check
     print(output)
     assert code == 0, output
     assert output.count("ok ") == num_checks
+
+
+@pytest.mark.extended
+@pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.skipif(not find_spec("horovod"), reason="Horovod is not installed: make setup")
+def test_checks_of_averaging_hold_with_horovod_on_one_node(mpirun, execute, monkeypatch):
+    monkeypatch.setenv("AVERAGING_OF_CHECKS", "horovod")
+    code, output = execute(mpirun(2, HERE / "harness.py", "check_averaging"), limit_s=1800)
+    assert code == 0, output
+    assert output.count("ok ") == 14
 
 
 @pytest.mark.extended

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from candle_p1.data import shared
-from candle_p1.distributed import installation
+from candle_p1.distributed import installation, shared_file
 from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.gpus import Lack, why_none
 from candle_p1.distributed.mpi_library import MpiLibrary, mpi_in_use
@@ -183,7 +182,7 @@ def find_space(directories: dict[str, Path]) -> dict[str, FreeSpace]:
     Args:
         directories: The directories that the job writes to, by purpose.
     """
-    space = {SHARED_MEMORY: free_space(shared.MEMORY)}
+    space = {SHARED_MEMORY: free_space(shared_file.MEMORY)}
     space |= {name: free_space(path) for name, path in directories.items()}
     available = psutil.virtual_memory().available
     return space | {MEMORY: FreeSpace("", min(available, environment.memory_limit_bytes()))}

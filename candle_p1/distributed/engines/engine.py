@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from candle_p1.distributed.backend import AUTO
 from candle_p1.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
 
+HOROVOD = "horovod"
+AVERAGING_CHOICES = (AUTO, HOROVOD)
+"""What averages gradients on CPUs of one node: memory that the ranks share, or Horovod."""
 COMPRESSIONS = ("none", "fp16")
 """How gradients are sent; see candle_p1.distributed.compression."""
 
@@ -53,6 +57,7 @@ class Engine(ABC):
         stall_shutdown_s: int = 300,
         deterministic: bool = True,
         timeline: Path | None = None,
+        averaging: str = AUTO,
     ) -> dict[str, Any]:
         """Starts averaging, after the devices are set up.
 
@@ -61,6 +66,7 @@ class Engine(ABC):
                 rank; 0: never.
             deterministic: Whether repeated runs must be bit-identical.
             timeline: The file into which rank 0 traces the engine's operations; None: no file.
+            averaging: One of AVERAGING_CHOICES, for the engine that has them.
 
         Returns:
             The record's section "distributed".

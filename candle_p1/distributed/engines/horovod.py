@@ -3,31 +3,43 @@
 Horovod's own ``hvd.DistributedOptimizer`` overrides a method that Keras 3 never calls: it raises no
 error and averages nothing. This engine uses Horovod's operations directly, in the one method that
 every Keras 3 optimizer goes through, ``apply(gradients, variables)``.
+
+Ranks that all train on the CPUs of one node average through memory that they share, which is faster
+than MPI (docs/performance.md). Horovod is then started only if something needs it, because its
+thread, which asks all ranks every millisecond what is ready, runs on the cores that compute.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.distributed.backend import AUTO
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.compression import LARGEST_BYTES, average_as_half
 from candle_p1.distributed.engines.engine import Engine
 from candle_p1.distributed.graph_log import GraphLog
 from candle_p1.distributed.mpi_library import check_thread_level
-from candle_p1.distributed.timeline import TIMELINE_VARIABLE
+from candle_p1.distributed.node_memory import NodeMemory
+from candle_p1.distributed.shared_file import NoRoomError
+from candle_p1.distributed.timeline import TIMELINE_VARIABLE, is_traced
 from candle_p1.errors import SetupError
 from candle_p1.instrument.collectives import note_collective
 from candle_p1.ops import read_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from candle_p1.distributed.allreduce_log import AllreduceLog
+    from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
 
 STALL_CHECK_S = 60
+SHARED_MEMORY = "shared memory"
+"""What averages gradients, unless Horovod does."""
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
 """The defaults of Horovod 0.28, in ms and bytes; when the paper was written: 5 and 67108864."""
 
@@ -37,14 +49,22 @@ class HorovodEngine(Engine):
 
     name = "horovod"
 
+    def __init__(self, comm: Communicator, backend: str) -> None:
+        super().__init__(comm, backend)
+        self._memory: NodeMemory | None = None
+        self._is_initialized = False
+
     def start(
         self,
         *,
         stall_shutdown_s: int = 300,
         deterministic: bool = True,
         timeline: Path | None = None,
+        averaging: str = AUTO,
     ) -> dict[str, Any]:
-        """Initializes Horovod; its variables that are set in the environment take precedence.
+        """Initializes Horovod, or what averages instead.
+
+        Horovod's variables that are set in the environment take precedence.
 
         Raises:
             SetupError: Horovod is missing, was built without MPI, or does not see the ranks of the
@@ -59,6 +79,21 @@ class HorovodEngine(Engine):
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         if timeline is not None:
             os.environ[TIMELINE_VARIABLE] = str(timeline)
+        stall_s = int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
+        if averaging == AUTO and self.comm.num_nodes == 1 and not (_has_gpu() or is_traced()):
+            with suppress(NoRoomError):  # then Horovod averages, as the record says
+                self._memory = NodeMemory(self.comm, stall_s)
+        facts = {"backend": self.name, "stall_shutdown_s": stall_s}
+        if self._memory is not None:
+            return facts | {"settings": {"averaging": SHARED_MEMORY}}
+        self._initialize()
+        settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith("HOROVOD_")}
+        return facts | {"settings": {"averaging": self.name} | HOROVOD_DEFAULTS | settings}
+
+    def _initialize(self) -> Any:
+        """Returns Horovod, which is initialized by the first call; collective."""
+        if self._is_initialized:
+            return _horovod()
         hvd = Attempt(_horovod).agree(self.comm)
         check_thread_level(self.comm)
         hvd.init()
@@ -73,12 +108,8 @@ class HorovodEngine(Engine):
                 )
 
         Attempt(compare).agree(comm)
-        return {
-            "backend": self.name,
-            "stall_shutdown_s": int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
-            "settings": HOROVOD_DEFAULTS
-            | {k: v for k, v in sorted(os.environ.items()) if k.startswith("HOROVOD_")},
-        }
+        self._is_initialized = True
+        return hvd
 
     def uses_xla(self, *, is_gpu: bool) -> bool:
         """Returns False: XLA knows none of Horovod's operations (docs/performance.md)."""
@@ -98,7 +129,6 @@ class HorovodEngine(Engine):
         """Returns the averages over ranks; of sparse gradients (tf.IndexedSlices), dense ones."""
         import tensorflow as tf
 
-        hvd = _horovod()
         given = {
             f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
             for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
@@ -110,18 +140,51 @@ class HorovodEngine(Engine):
             if gradient is not None
         ]
         ready = list(map(_clock, given.values(), on_gpu)) if log else []
-        average, num_bytes = _COMPRESSED[compression]
-        averaged = [average(hvd, gradient, name) for name, gradient in given.items()]
+        averaged = self._average_all(given, compression, ready)
         if isinstance(log, GraphLog):
+            _, num_bytes = _COMPRESSED[compression]
             sizes = [num_bytes(gradient) for gradient in given.values()]
             log.write(
                 ready,
                 list(map(_clock, averaged, on_gpu)),
                 dict(zip(given, sizes, strict=True)),
+                library=self.name if self._memory_for(compression) is None else SHARED_MEMORY,
                 on_gpu=any(on_gpu),
             )
         remaining = iter(averaged)
         return [None if gradient is None else next(remaining) for gradient in gradients]
+
+    def _average_all(
+        self, gradients: Mapping[str, Any], compression: str, ready: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the averages of gradients, which have names, in their order.
+
+        Args:
+            gradients: The gradients.
+            compression: One of COMPRESSIONS.
+            ready: The times at which they were ready; none if these are not wanted.
+        """
+        memory = self._memory_for(compression)
+        if memory is None:
+            hvd, (average, _) = self._initialize(), _COMPRESSED[compression]
+            return [average(hvd, gradient, name) for name, gradient in gradients.items()]
+        # Ranks wait for each other, and TensorFlow orders what is ready in its own way on each of
+        # them. So nothing is averaged before there is nothing else to do.
+        return self._in_turn(memory.average, gradients, [*gradients.values(), *ready])
+
+    @staticmethod
+    def _in_turn(
+        exchange: Callable[..., Any], values: Mapping[str, Any], after: Sequence[Any]
+    ) -> list[Any]:
+        """Returns what an operation makes of values, which have names, one after the other."""
+        results: list[Any] = []
+        for name, value in values.items():
+            results.append(exchange(value, name, after=results[-1:] or after))
+        return results
+
+    def _memory_for(self, compression: str) -> NodeMemory | None:
+        """Returns what averages gradients, if that is not Horovod."""
+        return self._memory if compression == "none" else None
 
     def broadcast_state(self, model: Any, root: int = 0) -> None:
         """Copies the root's weights and optimizer state to every rank.
@@ -130,19 +193,16 @@ class HorovodEngine(Engine):
         """
         import tensorflow as tf
 
-        hvd = _horovod()
         state = [*model.weights, *model.optimizer.variables]
         variables = [variable.value for variable in state]
         on_gpu = list(map(_is_on_gpu, state))
+        send = self._broadcast if self._memory is None else self._broadcast_on_node
 
         @tf.function  # type: ignore[untyped-decorator]
         def copy() -> tuple[Any, Any]:
             given = [tf.convert_to_tensor(variable) for variable in variables]
             begins = list(map(_clock, given, on_gpu))
-            received = [
-                hvd.broadcast(value, root_rank=root, name=f"state.{i}")
-                for i, value in enumerate(given)
-            ]
+            received = send(given, root, begins)
             ends = list(map(_clock, received, on_gpu))
             for variable, value in zip(variables, received, strict=True):
                 variable.assign(value)
@@ -150,9 +210,25 @@ class HorovodEngine(Engine):
 
         begin, end = copy()
         num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in variables)
+        library = self.name if self._memory is None else SHARED_MEMORY
         note_collective(
-            "horovod", "broadcast", num_bytes * (self.comm.rank == root), float(end - begin)
+            library, "broadcast", num_bytes * (self.comm.rank == root), float(end - begin)
         )
+
+    def _broadcast(self, values: Sequence[Any], root: int, begins: Sequence[Any]) -> list[Any]:
+        hvd = _horovod()
+        return [
+            hvd.broadcast(value, root_rank=root, name=f"state.{i}")
+            for i, value in enumerate(values)
+        ]
+
+    def _broadcast_on_node(
+        self, values: Sequence[Any], root: int, begins: Sequence[Any]
+    ) -> list[Any]:
+        assert self._memory is not None
+        send = partial(self._memory.broadcast, root=root)
+        named = {f"state.{i}": value for i, value in enumerate(values)}
+        return self._in_turn(send, named, begins)
 
 
 ENGINE = HorovodEngine
@@ -176,6 +252,12 @@ _COMPRESSED: dict[str, tuple[Callable[..., Any], Callable[[Any], int]]] = {
     "fp16": (_average_as_half, lambda value: value.shape.num_elements() * 2 + LARGEST_BYTES),
 }
 """How a gradient is averaged, and how many bytes of it a rank sends, by compression."""
+
+
+def _has_gpu() -> bool:
+    import tensorflow as tf
+
+    return bool(tf.config.get_visible_devices("GPU"))
 
 
 def _is_on_gpu(variable: Any) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from candle_p1.distributed.backend import AUTO
 from candle_p1.distributed.comm import Attempt, on_first_rank
 from candle_p1.distributed.compression import LARGEST_BYTES, average_as_half
 from candle_p1.distributed.engines.engine import Engine
@@ -81,6 +82,7 @@ class JaxEngine(Engine):
         stall_shutdown_s: int = 300,
         deterministic: bool = True,
         timeline: Path | None = None,
+        averaging: str = AUTO,
     ) -> dict[str, Any]:
         """Makes the mesh of the ranks' devices, and connects them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.distributed.backend import AUTO
 from candle_p1.distributed.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class SerialEngine(Engine):
         stall_shutdown_s: int = 300,
         deterministic: bool = True,
         timeline: Path | None = None,
+        averaging: str = AUTO,
     ) -> dict[str, Any]:
         """Starts nothing."""
         return {"backend": self.name}

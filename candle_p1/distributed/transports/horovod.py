@@ -11,6 +11,7 @@ import numpy as np
 from candle_p1.distributed import devices
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.engines.engine import HOROVOD
 from candle_p1.distributed.engines.horovod import HorovodEngine
 from candle_p1.distributed.transports.transport import (
     ALLGATHER,
@@ -47,7 +48,7 @@ class HorovodTransport(Transport):
         Attempt(lambda: choose_backend("horovod")).agree(self.comm)
         engine = HorovodEngine(self.comm, "tensorflow")
         device = devices.configure(self.comm, engine)
-        settings: dict[str, Any] = engine.start()["settings"]
+        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
         import horovod.tensorflow as hvd
         import tensorflow as tf
 

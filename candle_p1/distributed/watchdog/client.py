@@ -25,7 +25,7 @@ from candle_p1.distributed.launch_environment import terminal
 from candle_p1.distributed.watchdog.connections import GONE
 from candle_p1.distributed.watchdog.leaving import leave
 from candle_p1.distributed.watchdog.listening import connect
-from candle_p1.distributed.watchdog.lost_peer import HOROVOD_SHUTDOWN, may_have_lost_peer
+from candle_p1.distributed.watchdog.lost_peer import has_stalled, may_have_lost_peer
 from candle_p1.distributed.watchdog.protocol import BEAT_S, END_OF_MESSAGE, PROBE
 from candle_p1.distributed.watchdog.reporter import UNWIND_S, Reporter
 from candle_p1.distributed.watchdog.settings import (
@@ -179,7 +179,7 @@ class WatchdogClient(Reporter):
             self.report_interrupt()
             return True
         self._end_by_itself()
-        stalled = HOROVOD_SHUTDOWN in message
+        stalled = has_stalled(message)
         if stalled:
             time.sleep(2 * BEAT_S)  # the other ranks' step counts must arrive first
         error: dict[str, Any] = {"message": message[:MAX_CHARS], "stalled": stalled}

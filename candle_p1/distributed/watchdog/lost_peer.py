@@ -8,8 +8,11 @@ from __future__ import annotations
 
 HOROVOD_SHUTDOWN = "Horovod has been shut down"
 """The error of Horovod's operations after a stall, and after another rank has died."""
+NOT_COME = "has not come to average its gradients"
+"""The error of averages in shared memory after a stall."""
 SIGNS = (
     HOROVOD_SHUTDOWN,
+    NOT_COME,
     "HorovodInternalError",
     "Connection reset by peer",  # Gloo (Horovod's and JAX's), UCX, libfabric, gRPC
     "Connection closed by peer",
@@ -35,3 +38,8 @@ def may_have_lost_peer(message: str) -> bool:
     """
     text = message.lower()
     return any(sign.lower() in text for sign in SIGNS)
+
+
+def has_stalled(message: str) -> bool:
+    """Whether an error may be that of a collective which has waited for too long."""
+    return HOROVOD_SHUTDOWN in message or NOT_COME in message

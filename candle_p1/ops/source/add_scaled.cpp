@@ -3,8 +3,6 @@
 //
 // TensorFlow's product and sum take five passes over memory, this takes three.
 
-#include <vector>
-
 #include "loops.h"
 #include "tensorflow.h"
 
@@ -21,13 +19,6 @@ void* create(Construction* construction) {
 
 void destroy(void* threads) { delete static_cast<int32_t*>(threads); }
 
-void infer_shape(ShapeContext* context, Status* status) {
-  ShapeHandle* shape = tf.new_shape();
-  tf.get_shape(context, 0, shape, status);
-  if (tf.code(status) == 0) tf.set_shape(context, 0, shape, status);
-  tf.delete_shape(shape);
-}
-
 // Without __restrict, because `sum` may be `values`.
 FOR_EVERY_PROCESSOR void add(float* sum, const float* values, const float* __restrict others,
                              std::size_t num, float factor) {
@@ -35,30 +26,10 @@ FOR_EVERY_PROCESSOR void add(float* sum, const float* values, const float* __res
   for (std::size_t i = 0; i < num; ++i) sum[i] = values[i] + factor * others[i];
 }
 
-// The memory of an input can only be reused while nothing here refers to it.
-std::vector<int64_t> shape_of_values(Context* context, Status* status) {
-  Held values;
-  tf.get_input(context, 0, values.out(), status);
-  if (tf.code(status) != 0) return {};
-  std::vector<int64_t> shape(static_cast<std::size_t>(tf.num_dims(values.get())));
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    shape[i] = tf.dim(values.get(), static_cast<int>(i));
-  }
-  return shape;
-}
-
 void compute(void* threads, Context* context) {
   Outcome outcome;
-  const std::vector<int64_t> shape = shape_of_values(context, outcome);
   Held values, others, factor, sum;
-  int taken_over = -1;
-  if (outcome.ok()) {
-    const int candidates[] = {0};
-    *sum.out() =
-        tf.take_over_or_allocate(context, candidates, 1, 0, shape.data(),
-                                 static_cast<int>(shape.size()), &taken_over, outcome);
-  }
-  if (outcome.ok()) tf.get_input(context, 0, values.out(), outcome);
+  reuse_first_input(context, values, sum, outcome);
   if (outcome.ok()) tf.get_input(context, 1, others.out(), outcome);
   if (outcome.ok()) tf.get_input(context, 2, factor.out(), outcome);
   if (outcome.ok() && others.num_bytes() != sum.num_bytes()) {
@@ -81,7 +52,7 @@ void register_add_scaled(Status* status) {
   tf.add_input(operation, "factor: float");
   tf.add_output(operation, "sum: float");
   tf.add_attr(operation, "threads: int");
-  tf.set_shape_function(operation, infer_shape);
+  tf.set_shape_function(operation, shape_of_first_input);
   tf.register_op(operation, status);
   if (tf.code(status) != 0) return;
   KernelBuilder* kernel = tf.new_kernel("CandleP1AddScaled", "CPU", create, compute, destroy);

@@ -10,6 +10,7 @@ __attribute__((constructor)) void register_operations() {
   if (!tf.find_all()) return;
   Outcome outcome;
   register_add_scaled(outcome);
+  if (outcome.ok()) register_average_on_node(outcome);
   if (outcome.ok()) register_clock(outcome);
   if (outcome.ok()) register_convolve(outcome);
   if (outcome.ok()) register_rmsprop(outcome);

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <vector>
 
 namespace tensorflow_c {
 
@@ -50,6 +51,7 @@ struct Functions {
   void (*register_kernel)(const char*, KernelBuilder*, Status*);
   void (*get_float)(Construction*, const char*, float*, Status*);
   void (*get_int)(Construction*, const char*, int32_t*, Status*);
+  void (*get_int64)(Construction*, const char*, int64_t*, Status*);
   void (*fail_construction)(Construction*, Status*);
 
   void (*get_input)(Context*, int, Tensor**, Status*);
@@ -95,6 +97,7 @@ struct Functions {
            find("TF_RegisterKernelBuilder", register_kernel) &&
            find("TF_OpKernelConstruction_GetAttrFloat", get_float) &&
            find("TF_OpKernelConstruction_GetAttrInt32", get_int) &&
+           find("TF_OpKernelConstruction_GetAttrInt64", get_int64) &&
            find("TF_OpKernelConstruction_Failure", fail_construction) &&
            find("TF_GetInput", get_input) && find("TF_AllocateOutput", allocate_output) &&
            find("TF_ForwardInputOrAllocateOutput", take_over_or_allocate) &&
@@ -148,6 +151,7 @@ class Held {
   Held& operator=(const Held&) = delete;
   Tensor** out() { return &tensor_; }
   const Tensor* get() const { return tensor_; }
+  void* any() const { return tf.data(tensor_); }
   float* floats() const { return static_cast<float*>(tf.data(tensor_)); }
   std::uint8_t* bytes() const { return static_cast<std::uint8_t*>(tf.data(tensor_)); }
   std::size_t num_bytes() const { return tf.num_bytes(tensor_); }
@@ -157,7 +161,32 @@ class Held {
   Tensor* tensor_ = nullptr;
 };
 
+// The output has the shape of the first input.
+inline void shape_of_first_input(ShapeContext* context, Status* status) {
+  ShapeHandle* shape = tf.new_shape();
+  tf.get_shape(context, 0, shape, status);
+  if (tf.code(status) == 0) tf.set_shape(context, 0, shape, status);
+  tf.delete_shape(shape);
+}
+
+// Gets the first input, and an output of its shape, in its memory if nothing else needs that.
+inline void reuse_first_input(Context* context, Held& input, Held& output, Status* status) {
+  std::vector<int64_t> shape;
+  {
+    Held first;  // released before memory is reused, which is only possible if nothing refers to it
+    tf.get_input(context, 0, first.out(), status);
+    if (tf.code(status) != 0) return;
+    for (int i = 0; i < tf.num_dims(first.get()); ++i) shape.push_back(tf.dim(first.get(), i));
+  }
+  const int candidates[] = {0};
+  int taken_over = -1;
+  *output.out() = tf.take_over_or_allocate(context, candidates, 1, 0, shape.data(),
+                                           static_cast<int>(shape.size()), &taken_over, status);
+  if (tf.code(status) == 0) tf.get_input(context, 0, input.out(), status);
+}
+
 void register_add_scaled(Status* status);
+void register_average_on_node(Status* status);
 void register_clock(Status* status);
 void register_convolve(Status* status);
 void register_rmsprop(Status* status);

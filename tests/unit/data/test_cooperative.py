@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data import cooperative
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.shared import NodeArray, NoRoomError, try_directories
+from candle_p1.data.shared import NodeArray, try_directories
 from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.distributed.simulated import WHOLE_RUN, SimulatedJob
 from candle_p1.errors import CandleError, DataError
 

@@ -13,8 +13,10 @@ from candle_p1.data import shared
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading
 from candle_p1.data.node_sharing import agree_on_sharing
-from candle_p1.data.shared import NodeArray, NoRoomError, NotSharedError, allocate
+from candle_p1.data.shared import NodeArray, allocate
 from candle_p1.data.table import CsvLayout
+from candle_p1.distributed import shared_file
+from candle_p1.distributed.shared_file import NoRoomError, NotSharedError
 from candle_p1.distributed.simulated import SimulatedJob
 
 
@@ -22,7 +24,8 @@ from candle_p1.distributed.simulated import SimulatedJob
 def directories(monkeypatch, tmp_path):
     """Stand-ins for /dev/shm and the directory for temporary files."""
     memory, disk = tmp_path / "memory", tmp_path / "disk"
-    monkeypatch.setattr(shared, "MEMORY", memory)
+    for module in (shared, shared_file):
+        monkeypatch.setattr(module, "MEMORY", memory)
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
     return memory, disk
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.distributed.devices import share_cores, warn_of_xla
+from candle_p1.distributed.devices import own_cores, share_cores, warn_of_xla
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,28 @@ def test_a_rank_gets_its_share_of_the_node(node_cores, threads):
 def test_a_containers_quota_limits_the_cores():
     assert share_cores([range(64)] * 2, 0, quota=2.5) == (1, None)
     assert share_cores([range(64)], 0, quota=0.5) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("node_cores", "options", "mine"),
+    [
+        ([range(8)] * 2, {}, [4, 5, 6, 7]),
+        ([[2, 3, 7, 9, 11]] * 2, {"threads": 2}, [7, 9, 11]),
+        ([range(8)] * 2, {"threads": 5}, []),  # more threads than cores
+        ([range(2)] * 3, {"threads": 1}, []),
+        ([range(4), range(4, 8)], {}, []),  # bound by the launcher
+        ([range(8)] * 2, {"quota": 4}, []),
+        ([range(8)] * 2, {"environ": {"OMP_PROC_BIND": "FALSE"}}, []),
+        ([range(8)] * 2, {"environ": {"OMP_PROC_BIND": "close"}}, [4, 5, 6, 7]),
+    ],
+)
+def test_unbound_ranks_bind_themselves_to_their_cores(node_cores, options, mine):
+    options = {"threads": 4, "environ": {}} | options
+    assert own_cores(node_cores, 1, **options) == mine
+
+
+def test_a_rank_that_is_alone_is_not_bound():
+    assert own_cores([range(8)], 0, 8, {}) == []
 
 
 def test_horovods_operations_for_xla_are_not_asked_for_in_vain():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.shared import NoRoomError, agree_on_room
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
 from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.errors import DataError, DistributedError
 

@@ -165,6 +165,9 @@ def test_what_cannot_be_taken_over_is_computed_by_itself(convolutions, types):
 
 
 def test_layers_that_use_the_same_output_twice():
+    # With weights that put an output within rounding of zero, or of the other one of its pool, the
+    # two ways have different gradients: about one of 400 draws.
+    keras.utils.set_random_seed(3)
     rng = np.random.default_rng(3)
     inputs = keras.layers.Input((300, 32))
     between = Conv1D(64, 5, activation="relu")(inputs)

@@ -1,0 +1,86 @@
+"""Files in memory, or on disk, that the ranks of a node map to share what is in them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from candle_p1.distributed.comm import on_first_rank
+from candle_p1.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from candle_p1.distributed.comm import Communicator
+
+T = TypeVar("T")
+
+MEMORY = Path("/dev/shm")
+"""Files in this directory are in memory."""
+
+
+class NoRoomError(DataError):
+    """A directory has no space for data that the ranks of a node share."""
+
+
+class NotSharedError(NoRoomError):
+    """The ranks of a node do not see the same files in a directory."""
+
+
+def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
+    """Returns an open file of this size that uses no memory yet; collective.
+
+    Raises:
+        NoRoomError: There is none that all ranks see; the same on all of them.
+    """
+
+    def create() -> str:
+        try:
+            file, name = tempfile.mkstemp(prefix="candle_p1-", dir=directory)
+        except OSError as error:
+            raise NoRoomError(
+                f"no file for the data that the ranks of a node share: {error.strerror}", directory
+            ) from error
+        os.truncate(file, num_bytes)
+        os.close(file)
+        return name
+
+    name = on_first_rank(create, node)
+
+    opened: list[int] = []
+
+    def open_file() -> int:
+        try:
+            opened.append(os.open(name, os.O_RDWR))
+        except OSError as error:
+            raise NotSharedError(
+                f"ranks of a node do not see each other's files ({error.strerror}), so they cannot"
+                " share data: give their containers a common directory",
+                directory,
+            ) from error
+        return opened[0]
+
+    try:
+        return agree_on_room(open_file, node)
+    except NoRoomError:
+        for file in opened:  # a rank that can open it would keep it for ever
+            os.close(file)
+        raise
+    finally:
+        if node.rank == 0:
+            Path(name).unlink()
+
+
+def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
+    """Returns the result of a rank's work; a NoRoomError of one is raised on all; collective."""
+    error = None
+    try:
+        result = work()
+    except NoRoomError as caught:
+        error = caught
+    found = ranks.first(error)
+    if found:
+        raise found[1]
+    return result

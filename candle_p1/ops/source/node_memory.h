@@ -1,0 +1,228 @@
+// Averages and copies arrays of the ranks of a node through memory that they share.
+//
+// Ranks go through their arrays in pieces that fit into the second-level cache, so that main memory
+// is only read once and written once, however many ranks there are. Two ranks add the other one's
+// piece to their own; more ranks divide a piece among themselves, as in a reduce-scatter followed by
+// an allgather. Values are added in the order of the ranks, so all of them get the same bits.
+
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+
+#include "loops.h"
+
+namespace node_memory {
+
+constexpr std::size_t kPieceBytes = 1 << 18;  // what is averaged at a time
+constexpr int kSpins = 1 << 12;  // looks at a counter before a thread goes to sleep: about 50 us
+
+// What one thread of one rank tells those of the other ranks. A line of the cache each.
+struct alignas(64) Place {
+  std::atomic<uint32_t> turn;      // how many barriers it has reached
+  std::atomic<uint32_t> sleepers;  // how many threads wait for the next one in the kernel
+  std::atomic<int64_t> tag;        // what it averages
+};
+
+// The buffers of one thread of one rank.
+struct alignas(64) Buffers {
+  unsigned char pieces[2][kPieceBytes];
+};
+
+enum class Result { kDone, kOtherTag, kTimeout };
+
+struct Outcome {
+  Result result = Result::kDone;
+  int rank = -1;  // which of the others was different or late
+};
+
+// The memory has one Place and one Buffers for each thread of each rank, and begins as zeros.
+inline std::size_t num_bytes(int num_ranks, int num_threads) {
+  return static_cast<std::size_t>(num_ranks) * num_threads * (sizeof(Place) + sizeof(Buffers));
+}
+
+// One thread of a rank, which works together with the same thread of the others.
+class Thread {
+ public:
+  Thread(void* memory, int rank, int num_ranks, int num_threads, int thread, double patience_s)
+      : places_(static_cast<Place*>(memory) + thread * num_ranks),
+        buffers_(reinterpret_cast<Buffers*>(static_cast<Place*>(memory) +
+                                            num_threads * num_ranks) +
+                 thread * num_ranks),
+        rank_(rank),
+        num_ranks_(num_ranks),
+        patience_s_(patience_s) {}
+
+  // Returns once all ranks are here with the same tag. An exchange of at least one value must follow:
+  // its barrier comes after all have compared their tags.
+  Outcome meet(int64_t tag) {
+    places_[rank_].tag.store(tag, std::memory_order_relaxed);
+    Outcome outcome = wait_for_all();
+    for (int i = 0; i < num_ranks_ && outcome.result == Result::kDone; ++i) {
+      if (places_[i].tag.load(std::memory_order_relaxed) != tag) outcome = {Result::kOtherTag, i};
+    }
+    return outcome;
+  }
+
+  // Writes the averages of all ranks' values, in place if the two are the same.
+  template <typename Value>
+  Outcome average(const Value* values, Value* averages, std::size_t num) {
+    constexpr std::size_t piece = kPieceBytes / sizeof(Value);
+    for (std::size_t begin = 0; begin < num; begin += piece) {
+      const std::size_t size = std::min(piece, num - begin);
+      const Outcome outcome = num_ranks_ == 2
+                                  ? average_of_two(values + begin, averages + begin, size)
+                                  : average_piece(values + begin, averages + begin, size);
+      if (outcome.result != Result::kDone) return outcome;
+    }
+    return {};
+  }
+
+  // Copies the root's values to all other ranks.
+  template <typename Value>
+  Outcome broadcast(Value* values, std::size_t num, int root) {
+    constexpr std::size_t piece = kPieceBytes / sizeof(Value);
+    for (std::size_t begin = 0; begin < num; begin += piece) {
+      const std::size_t num_bytes = std::min(piece, num - begin) * sizeof(Value);
+      Value* shared = buffer<Value>(root, next_turn());
+      if (rank_ == root) std::memcpy(shared, values + begin, num_bytes);
+      const Outcome outcome = wait_for_all();
+      if (outcome.result != Result::kDone) return outcome;
+      if (rank_ != root) std::memcpy(values + begin, shared, num_bytes);
+    }
+    return {};
+  }
+
+ private:
+  // There is one barrier: whoever has passed the next one has read what was written before this one,
+  // so two buffers, used in turn, are enough.
+  template <typename Value>
+  Outcome average_of_two(const Value* values, Value* averages, std::size_t num) {
+    const uint32_t turn = next_turn();
+    std::memcpy(buffer<Value>(rank_, turn), values, num * sizeof(Value));
+    const Outcome outcome = wait_for_all();
+    if (outcome.result == Result::kDone) {
+      add(averages, values, buffer<Value>(1 - rank_, turn), num, Value(0.5));
+    }
+    return outcome;
+  }
+
+  // The first buffer of a rank has its values, the second one its share of the averages.
+  template <typename Value>
+  Outcome average_piece(const Value* values, Value* averages, std::size_t num) {
+    std::memcpy(buffer<Value>(rank_, 0), values, num * sizeof(Value));
+    Outcome outcome = wait_for_all();
+    if (outcome.result != Result::kDone) return outcome;
+    const std::size_t begin = bound(num, rank_), share = bound(num, rank_ + 1) - begin;
+    Value* sums = buffer<Value>(rank_, 1) + begin;
+    std::memcpy(sums, buffer<Value>(0, 0) + begin, share * sizeof(Value));
+    for (int i = 1; i < num_ranks_; ++i) {
+      const Value factor = i + 1 == num_ranks_ ? Value(1) / static_cast<Value>(num_ranks_) : 1;
+      add(sums, sums, buffer<Value>(i, 0) + begin, share, factor);
+    }
+    outcome = wait_for_all();
+    for (int i = 0; i < num_ranks_ && outcome.result == Result::kDone; ++i) {
+      const std::size_t first = bound(num, i);
+      std::memcpy(averages + first, buffer<Value>(i, 1) + first,
+                  (bound(num, i + 1) - first) * sizeof(Value));
+    }
+    return outcome;
+  }
+
+  // Where a rank's share of a piece begins: at a line of the cache.
+  std::size_t bound(std::size_t num, int rank) const {
+    return rank == num_ranks_ ? num : num / 16 * rank / num_ranks_ * 16;
+  }
+
+  template <typename Value>
+  Value* buffer(int rank, uint32_t number) const {
+    return reinterpret_cast<Value*>(buffers_[rank].pieces[number % 2]);
+  }
+
+  static void add(float* sums, const float* values, const float* others, std::size_t num,
+                  float factor) {
+    add_floats(sums, values, others, num, factor);
+  }
+
+  static void add(double* sums, const double* values, const double* others, std::size_t num,
+                  double factor) {
+    for (std::size_t i = 0; i < num; ++i) sums[i] = (values[i] + others[i]) * factor;
+  }
+
+  // Without __restrict for the values, which may be the sums.
+  FOR_EVERY_PROCESSOR static void add_floats(float* sums, const float* values,
+                                             const float* __restrict others, std::size_t num,
+                                             float factor) {
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < num; ++i) sums[i] = (values[i] + others[i]) * factor;
+  }
+
+  uint32_t next_turn() const {
+    return places_[rank_].turn.load(std::memory_order_relaxed) + 1;
+  }
+
+  Outcome wait_for_all() {
+    Place& mine = places_[rank_];
+    const uint32_t turn = next_turn();
+    mine.turn.store(turn);
+    if (mine.sleepers.load() != 0) futex(mine.turn, FUTEX_WAKE, INT32_MAX, nullptr);
+    for (int i = 0; i < num_ranks_; ++i) {
+      if (!wait_for(places_[i], turn)) return {Result::kTimeout, i};
+    }
+    return {};
+  }
+
+  // Returns whether it came in time.
+  bool wait_for(Place& other, uint32_t turn) const {
+    for (int i = 0; i < kSpins; ++i) {
+      if (has_reached(other.turn.load(std::memory_order_acquire), turn)) return true;
+      pause();
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    other.sleepers.fetch_add(1);
+    bool is_there = false;
+    while (true) {
+      const uint32_t seen = other.turn.load();
+      is_there = has_reached(seen, turn);
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+      if (is_there || (patience_s_ > 0 && waited.count() > patience_s_)) break;
+      const timespec at_most{1, 0};
+      futex(other.turn, FUTEX_WAIT, seen, &at_most);
+    }
+    other.sleepers.fetch_sub(1);
+    return is_there;
+  }
+
+  // The counters start again at zero after 2^32.
+  static bool has_reached(uint32_t turn, uint32_t wanted) {
+    return static_cast<int32_t>(turn - wanted) >= 0;
+  }
+
+  static void futex(std::atomic<uint32_t>& word, int operation, uint32_t value,
+                    const timespec* at_most) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, at_most, nullptr, 0);
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  Place* places_;
+  Buffers* buffers_;
+  int rank_;
+  int num_ranks_;
+  double patience_s_;
+};
+
+}  // namespace node_memory

@@ -1,0 +1,143 @@
+"""Averages through shared memory; the ranks are threads, each with its own mapping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from candle_p1 import ops
+from candle_p1.distributed import node_memory
+from candle_p1.distributed.node_memory import NodeMemory
+from candle_p1.distributed.shared_file import NoRoomError
+from candle_p1.distributed.simulated import SimulatedJob
+from tests.conftest import NEEDS_HOROVOD
+
+tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
+
+PIECE = 1 << 16
+"""The float32 values that are averaged at a time."""
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request, monkeypatch):
+    monkeypatch.setattr(ops, "num_threads", lambda: request.param)
+    return request.param
+
+
+def exchanged(num_ranks, work, patience_s=60):
+    """Returns what `work(memory, rank)` returns on each rank."""
+
+    def on_rank(comm):
+        return work(NodeMemory(comm, patience_s), comm.rank)
+
+    return SimulatedJob(num_ranks, num_ranks).run(on_rank)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ranks_get_the_average_and_the_same_bits(num_ranks, dtype, threads):
+    rng = np.random.default_rng(num_ranks)
+    shapes = [(), (0,), (1,), (7, 5), (PIECE,), (3, PIECE + 1), (5 * PIECE - 3,)]
+    given = [rng.normal(size=(num_ranks, *shape)).astype(dtype) for shape in shapes]
+
+    def work(memory, rank):
+        averages = []
+        for repeat in range(3):  # so that buffers are used again
+            for number, values in enumerate(given):
+                value = tf.constant(values[rank] * (repeat + 1))
+                averages.append(memory.average(value, f"{number}").numpy())
+        return averages
+
+    everyone = exchanged(num_ranks, work)
+    expected = [values.mean(axis=0) * (repeat + 1) for repeat in range(3) for values in given]
+    tolerance = {"float32": 1e-6, "float64": 1e-15}[dtype]
+    for found in everyone:
+        for average, first, right in zip(found, everyone[0], expected, strict=True):
+            assert average.dtype == dtype
+            assert average.tobytes() == first.tobytes()
+            np.testing.assert_allclose(average, right, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_small_floating_point_numbers_are_added_as_float32(dtype, threads):
+    def work(memory, rank):
+        return memory.average(tf.constant([2048.0, 1.0], dtype) * (1 - rank) + rank, "x")
+
+    for average in exchanged(2, work):
+        assert average.dtype == dtype
+        wanted = tf.cast([1024.5, 1.0], dtype)
+        assert (average.numpy() == wanted.numpy()).all()
+
+
+def test_a_graph_of_averages_is_executed_in_its_order(threads):
+    def work(memory, rank):
+        @tf.function
+        def step(x):
+            first = memory.average(x, "first")
+            return memory.average(x + first, "second", after=[first])
+
+        return step(tf.fill([10], float(rank))).numpy()
+
+    for found in exchanged(2, work):
+        assert (found == 1).all()
+
+
+@pytest.mark.parametrize("root", [0, 2])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(3 * PIECE + 5, dtype=np.float32),
+        np.float64([1e300, -0.0, np.nan]),
+        np.int64([2**62 + 1, -1]),
+        np.uint32([2**32 - 1]),
+        np.float16([1.5, np.inf]),
+        np.array([True, False]),
+        np.uint8(200),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+def test_the_roots_bits_are_copied_to_all_ranks(values, root, threads):
+    def work(memory, rank):
+        value = tf.constant(values if rank == root else np.zeros_like(values))
+        return memory.broadcast(value, "x", root).numpy()
+
+    for found in exchanged(3, work):
+        assert found.dtype == values.dtype
+        assert found.tobytes() == values.tobytes()
+
+
+def test_ranks_that_average_different_gradients_say_so():
+    def work(memory, rank):
+        with pytest.raises(tf.errors.AbortedError, match="different gradients at the same time"):
+            memory.average(tf.zeros(3 + rank), "x")
+
+    exchanged(3, work)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    def work(memory, rank):
+        if rank == 1:
+            return
+        with pytest.raises(tf.errors.AbortedError, match=r"rank 1 of this node.*stall_shutdown_s"):
+            memory.average(tf.zeros(3), "x")
+
+    exchanged(3, work, patience_s=0.2)
+
+
+def test_memory_that_is_full_is_an_error_of_all_ranks(monkeypatch):
+    def full(file, begin, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(node_memory.os, "posix_fallocate", full)
+
+    def work(comm):
+        with pytest.raises(NoRoomError, match="through which the ranks of a node average"):
+            NodeMemory(comm, 60)
+
+    SimulatedJob(2, 2).run(work)
+
+
+def test_nothing_remains_of_the_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(node_memory, "MEMORY", tmp_path)
+    exchanged(2, lambda memory, rank: None)
+    assert not list(tmp_path.iterdir())
