@@ -1,4 +1,4 @@
-"""Averages over the ranks of one node, through memory that they share.
+"""Averages over the ranks of one node, and updates by them, through memory that they share.
 
 MPI copies an array several times from one process to another. Here ranks go through their arrays
 together, in pieces that fit into their caches (candle_p1/ops/source/node_memory.h).
@@ -16,9 +16,10 @@ from candle_p1 import ops
 from candle_p1.distributed.shared_file import MEMORY, NoRoomError, agree_on_room, open_nameless
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.ops.updates import Update
 
 MAX_THREADS = 8
 """The threads of a rank that average: more do not use more of the memory's bandwidth."""
@@ -66,6 +67,35 @@ class NodeMemory:
             value = tf.cast(value, tf.float32)
         return tf.cast(self._exchange(value, name, after, root=-1), dtype)
 
+    def update(
+        self,
+        update: Update,
+        weights: Sequence[Any],
+        gradients: Mapping[str, Any],
+        after: Sequence[Any] = (),
+    ) -> Any:
+        """Updates weights by the averages of all ranks' gradients; collective, on CPUs.
+
+        Each rank computes a part of every weight and of its state, and copies the other parts, so
+        all have the same bits. The order of operations matters as in `average`.
+
+        Args:
+            update: The step of the optimizer.
+            weights: Variables, float32.
+            gradients: Tensors of the same shapes, float32, by names that all ranks have in common.
+            after: Tensors that must be there before.
+
+        Returns:
+            The time in which this rank neither waited for others nor copied for them, in s.
+        """
+        import tensorflow as tf
+
+        shapes = [f"{name} {gradient.shape}" for name, gradient in gradients.items()]
+        with tf.control_dependencies(list(after)):
+            return update.execute(
+                weights, list(gradients.values()), **self._ranks(f"{update.rule} {shapes}")
+            )
+
     def broadcast(self, value: Any, name: str, root: int, after: Sequence[Any] = ()) -> Any:
         """Returns the root's tensor, of any type of numbers, on all ranks; otherwise as `average`.
 
@@ -83,16 +113,19 @@ class NodeMemory:
         import tensorflow as tf
 
         with tf.control_dependencies(list(after)):
-            return ops.load().candle_p1_average_on_node(
-                value,
-                memory=self._address,
-                tag=zlib.crc32(f"{name} {value.shape} {value.dtype.name} {root}".encode()),
-                rank=self._comm.rank,
-                num_ranks=self._comm.size,
-                threads=self._num_threads,
-                root=root,
-                patience_s=self._patience_s,
-            )
+            what = f"{name} {value.shape} {value.dtype.name} {root}"
+            return ops.load().candle_p1_average_on_node(value, root=root, **self._ranks(what))
+
+    def _ranks(self, what: str) -> dict[str, Any]:
+        """Returns the attributes of an operation of all ranks, which pass the same `what`."""
+        return {
+            "memory": self._address,
+            "tag": zlib.crc32(what.encode()),
+            "rank": self._comm.rank,
+            "num_ranks": self._comm.size,
+            "threads": self._num_threads,
+            "patience_s": self._patience_s,
+        }
 
     def _allocate(self, file: int, num_bytes: int) -> None:
         """Allocates the memory, so that writing to it cannot fail; does something on rank 0 alone.

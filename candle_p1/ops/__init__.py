@@ -18,12 +18,11 @@ def load() -> Any:
 
     - ``candle_p1_add_scaled(values, others, factor, threads)`` gives values + factor x others, and
       reuses the memory of the values unless it is still needed.
-    - ``candle_p1_rmsprop(variable, mean_square, gradient, rate, decay, epsilon, outer_epsilon,
-      threads)`` updates a variable as RMSprop without momentum does, reading and writing each value
-      once. Variable and mean square are handles; epsilon is added under the root, outer_epsilon to
-      the root.
+    - ``candle_p1_update(weights, states, gradients, constants, rule, threads)``: see
+      `candle_p1.ops.updates`. With ``memory, tag, rank, num_ranks, patience_s``, by the averages of
+      all ranks' gradients: see `candle_p1.distributed.node_memory`.
     - ``candle_p1_average_on_node(value, memory, tag, rank, num_ranks, threads, root, patience_s)``:
-      see `candle_p1.distributed.node_memory`; float64, too.
+      see there; float64, too.
     - ``candle_p1_clock(after)``: see `read_clock`.
     - ``candle_p1_convolve(values, first_kernel, first_biases, kernel, biases, pool, rectify,
       by_tiles, threads)`` gives the maxima of pools of a 1D convolution and their places, and

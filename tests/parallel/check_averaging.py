@@ -5,13 +5,16 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from engines import apply_gradients, averages, compiled, distribute, engine
+from engines import apply_gradients, averages, compiled, distribute, engine, shares_memory
 
 from candle_p1.data.batches import TrainBatches, epoch_order
 from candle_p1.data.samples import Samples
 from candle_p1.distributed.callbacks import EpochMetrics, ReplicaCheck, evaluate_shared
 from candle_p1.distributed.seeds import seed_ranks
 from candle_p1.errors import DistributedError
+from candle_p1.models import fast
+from candle_p1.models.fast.keras2 import KERAS2_FORMS
+from candle_p1.models.fast.optimizers import FORMS
 from candle_p1.scaling import ScalingPlan, share_bounds
 
 NUM_SAMPLES, NUM_FEATURES, BATCH = 96, 30, 4
@@ -136,6 +139,47 @@ def ranks_equal_one_process_with_the_global_batch(comm):
                 )
                 single.train_on_batch(x[batch], y[batch])
         np.testing.assert_allclose(weights_of(model), weights_of(single), rtol=1e-4, atol=1e-6)
+
+
+ONE_PASS = {
+    "sgd": lambda: FORMS[keras.optimizers.SGD](0.05),
+    "momentum": lambda: FORMS[keras.optimizers.SGD](0.05, momentum=0.9),
+    "adam": lambda: FORMS[keras.optimizers.Adam](0.01),
+    "rmsprop": lambda: FORMS[keras.optimizers.RMSprop](0.01),
+    "keras2": lambda: KERAS2_FORMS[keras.optimizers.RMSprop](0.01, epsilon=1e-8),
+}
+
+
+def updates_that_the_ranks_divide_are_those_of_one_process(comm):
+    """The optimizer's state, too, is the same on all ranks after every step."""
+    x, y = samples()
+    fast.choose("fast", on_cpu=True)
+    try:
+        for name, make in ONE_PASS.items():
+            optimizer = distribute(make())
+            model, single = small_nt3(optimizer), small_nt3(make())
+            for step in range(4):
+                first = step * comm.size * BATCH
+                mine = slice(first + comm.rank * BATCH, first + (comm.rank + 1) * BATCH)
+                whole = slice(first, first + comm.size * BATCH)
+                model.train_on_batch(x[mine], y[mine])
+                single.train_on_batch(x[whole], y[whole])
+                state = np.concatenate(
+                    [weights_of(model), *(np.ravel(each) for each in optimizer.variables)]
+                )
+                assert not comm.find_different(state.tobytes()), name
+            expected = np.concatenate(
+                [weights_of(single), *(np.ravel(each) for each in single.optimizer.variables)]
+            )
+            np.testing.assert_allclose(state, expected, rtol=2e-4, atol=2e-6, err_msg=name)
+            assert engine().can_update(optimizer) is shares_memory()
+            assert not engine().can_update(optimizer, "fp16")
+        for options in ({"clipnorm": 1.0}, {"gradient_accumulation_steps": 2}, {"nesterov": True}):
+            optimizer = distribute(FORMS[keras.optimizers.SGD](0.05, momentum=0.9, **options))
+            small_nt3(optimizer).train_on_batch(x[:BATCH], y[:BATCH])
+            assert not engine().can_update(optimizer)
+    finally:
+        fast.choose("plain", on_cpu=True)
 
 
 def a_run_repeats_bit_for_bit(comm):
@@ -325,6 +369,7 @@ CHECKS = (
     sparse_gradients_become_dense_averages,
     replicas_stay_identical_and_differences_are_detected,
     ranks_equal_one_process_with_the_global_batch,
+    updates_that_the_ranks_divide_are_those_of_one_process,
     a_run_repeats_bit_for_bit,
     ranks_draw_different_dropout_masks,
     clipping_acts_on_the_averaged_gradient,

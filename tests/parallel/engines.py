@@ -31,6 +31,11 @@ def engine():
     return made
 
 
+def shares_memory():
+    """Returns whether ranks average through memory that they share."""
+    return NAME == "horovod" and os.environ.get(AVERAGING, "auto") == "auto"
+
+
 def distribute(optimizer, compression="none", log=None):
     """Returns an optimizer that averages with the engine, and marks it for `compiled`."""
     distributed = engine().distribute_optimizer(optimizer, compression, log)

@@ -28,7 +28,7 @@ EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 @pytest.mark.parametrize(
     ("command", "num_ranks", "num_checks"),
     [
-        pytest.param("harness.py check_averaging check_comm", 3, 14 + 6, marks=EITHER),
+        pytest.param("harness.py check_averaging check_comm", 3, 15 + 6, marks=EITHER),
         pytest.param("harness.py check_benchmarks", 2, 4, marks=EITHER),
         pytest.param("harness.py check_measuring check_evaluation", 2, 3 + 6, marks=EITHER),
         # The runs of check_losses come last, because they choose kernels for the process.
@@ -52,7 +52,7 @@ def test_checks_of_averaging_hold_with_horovod_on_one_node(mpirun, execute, monk
     monkeypatch.setenv("AVERAGING_OF_CHECKS", "horovod")
     code, output = execute(mpirun(2, HERE / "harness.py", "check_averaging"), limit_s=1800)
     assert code == 0, output
-    assert output.count("ok ") == 14
+    assert output.count("ok ") == 15
 
 
 @pytest.mark.extended

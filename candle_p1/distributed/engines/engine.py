@@ -100,6 +100,29 @@ class Engine(ABC):
             log: Records the allreduces.
         """
 
+    def can_update(self, optimizer: Any, compression: str = "none") -> bool:
+        """Returns whether `update` can take the place of `average` and the optimizer's own step."""
+        return False
+
+    def update(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        learning_rate: Any,
+        log: AllreduceLog | None = None,
+    ) -> None:
+        """Averages gradients over ranks and updates the variables, in one pass over memory.
+
+        Args:
+            optimizer: One for which `can_update` is true.
+            gradients: Tensors.
+            variables: Their Keras variables, in the same order.
+            learning_rate: The learning rate of this step.
+            log: Records the allreduces.
+        """
+        raise NotImplementedError
+
     def at_last_pass(
         self,
         optimizer: Any,
@@ -135,7 +158,8 @@ class Engine(ABC):
         Since averaging comes first, clipping acts on the averaged gradients, and the overflow check
         of loss scaling, which is a conditional, contains no collective. With one allreduce per
         gradient, communication can overlap with back-propagation. An optimizer that accumulates the
-        gradients of several passes averages only their mean.
+        gradients of several passes averages only their mean. Where nothing happens to the averages
+        before the update, the engine may do both at once.
 
         Args:
             optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
@@ -156,14 +180,25 @@ class Engine(ABC):
         plain, engine = type(optimizer), self
 
         class Distributed(plain):  # type: ignore[misc,valid-type]
+            _updates_at_once = False
+
             def _average(self, grads: Sequence[Any], variables: Any = None) -> list[Any]:
                 variables = self._trainable_variables if variables is None else variables
                 return engine.average(grads, variables, compression, log)
 
             def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-                if not self.gradient_accumulation_steps:
+                self._updates_at_once = self.built and engine.can_update(self, compression)
+                if not (self._updates_at_once or self.gradient_accumulation_steps):
                     grads = self._average(grads, trainable_variables)
                 super().apply(grads, trainable_variables)
+
+            def _backend_update_step(
+                self, grads: Sequence[Any], trainable_variables: Any, learning_rate: Any
+            ) -> None:
+                if self._updates_at_once:
+                    engine.update(self, grads, trainable_variables, learning_rate, log)
+                else:
+                    super()._backend_update_step(grads, trainable_variables, learning_rate)
 
             def stateless_apply(
                 self, optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any

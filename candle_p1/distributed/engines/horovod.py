@@ -15,7 +15,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from candle_p1.distributed.backend import AUTO
 from candle_p1.distributed.comm import Attempt
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
+    from candle_p1.ops.updates import Update
 
 STALL_CHECK_S = 60
 SHARED_MEMORY = "shared memory"
@@ -127,13 +128,7 @@ class HorovodEngine(Engine):
         log: AllreduceLog | None = None,
     ) -> list[Any]:
         """Returns the averages over ranks; of sparse gradients (tf.IndexedSlices), dense ones."""
-        import tensorflow as tf
-
-        given = {
-            f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
-            for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
-            if gradient is not None
-        }
+        given = _named(gradients, variables)
         on_gpu = [
             _is_on_gpu(variable)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -143,16 +138,43 @@ class HorovodEngine(Engine):
         averaged = self._average_all(given, compression, ready)
         if isinstance(log, GraphLog):
             _, num_bytes = _COMPRESSED[compression]
-            sizes = [num_bytes(gradient) for gradient in given.values()]
             log.write(
                 ready,
                 list(map(_clock, averaged, on_gpu)),
-                dict(zip(given, sizes, strict=True)),
+                {name: num_bytes(gradient) for name, gradient in given.items()},
                 library=self.name if self._memory_for(compression) is None else SHARED_MEMORY,
                 on_gpu=any(on_gpu),
             )
         remaining = iter(averaged)
         return [None if gradient is None else next(remaining) for gradient in gradients]
+
+    def can_update(self, optimizer: Any, compression: str = "none") -> bool:
+        """Returns True if ranks share memory, and the optimizer changes no averages."""
+        return (
+            self._memory_for(compression) is not None
+            and isinstance(optimizer, HasOnePass)
+            and optimizer.is_one_pass()
+        )
+
+    def update(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        learning_rate: Any,
+        log: AllreduceLog | None = None,
+    ) -> None:
+        """Averages gradients and updates variables, of which each rank computes a part."""
+        assert self._memory is not None
+        given = _named(gradients, variables)
+        ready = list(map(_clock, given.values(), [False] * len(given))) if log else []
+        step = optimizer.one_pass(variables, learning_rate)
+        # Nothing is averaged before all is there, as in `_average_all`.
+        apart_s = self._memory.update(step, variables, given, [*given.values(), *ready])
+        if isinstance(log, GraphLog):
+            done = _clock(apart_s, on_gpu=False) - apart_s
+            sizes = {name: _COMPRESSED["none"][1](gradient) for name, gradient in given.items()}
+            log.write(ready, [done] * len(ready), sizes, library=SHARED_MEMORY)
 
     def _average_all(
         self, gradients: Mapping[str, Any], compression: str, ready: Sequence[Any]
@@ -232,6 +254,28 @@ class HorovodEngine(Engine):
 
 
 ENGINE = HorovodEngine
+
+
+@runtime_checkable
+class HasOnePass(Protocol):
+    """An optimizer that can update weights in one pass: candle_p1.models.fast.optimizers."""
+
+    def is_one_pass(self) -> bool:
+        """Returns whether a step does nothing but `one_pass` with the gradients."""
+
+    def one_pass(self, variables: Sequence[Any], learning_rate: Any) -> Update | None:
+        """Returns how this step updates variables, or None if Keras has to do it."""
+
+
+def _named(gradients: Sequence[Any], variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns the gradients that there are as dense tensors, by names that all ranks use."""
+    import tensorflow as tf
+
+    return {
+        f"gradient.{i}.{variable.path}": tf.convert_to_tensor(gradient)
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        if gradient is not None
+    }
 
 
 def _average(hvd: Any, gradient: Any, name: str) -> Any:

@@ -8,34 +8,36 @@ Keras 3's and have the same state.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
 
-from candle_p1.models.fast.optimizers import can_be_fast
+from candle_p1.models.fast.optimizers import RMSprop, rmsprop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from candle_p1.ops.updates import Update
 
 NADAM_BASE, NADAM_DECAY = 0.96, 0.004
 """The momentum in step t of Nadam is beta_1 (1 - base ** (decay t) / 2). In Keras 3, decay is 1."""
 
 
 @keras.saving.register_keras_serializable("candle_p1")
-class Keras2RMSprop(keras.optimizers.RMSprop):  # type: ignore[misc]
+class Keras2RMSprop(RMSprop):
     """RMSprop that divides by sqrt(v) + epsilon, where Keras 3 divides by sqrt(v + epsilon).
 
     With momentum, which standalone Keras 2 does not have and CANDLE does not set, epsilon is under
-    the root in tf.keras 2, too. The fast implementation is for float32 and no momentum.
+    the root in tf.keras 2, too.
     """
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its mean square."""
-        if self.momentum:
-            super().update_step(gradient, variable, learning_rate)
-            return
-        if can_be_fast(gradient, variable) and not self.centered and variable.dtype == "float32":
-            from candle_p1.models.fast import operations
+    def _rule(self, indices: Sequence[int], learning_rate: Any) -> Update | None:
+        return rmsprop(self, indices, learning_rate, under_root=False)
 
-            operations.rmsprop(self, variable, gradient, learning_rate, under_root=False)
+    def _keras_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if self.momentum:
+            super()._keras_step(gradient, variable, learning_rate)
             return
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = _dense(gradient, variable)

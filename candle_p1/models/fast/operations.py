@@ -6,8 +6,6 @@ What is slow on CPUs, and what is done instead:
   fast as the transposed product.
 - The gradient of a penalty, computed as a separate matrix and added to the gradient of the loss,
   takes five passes over memory instead of three.
-- An optimizer made of elementwise operations reads and writes every weight many times, and
-  TensorFlow's RMSprop three times.
 """
 
 from __future__ import annotations
@@ -54,57 +52,6 @@ def in_place(initializer: Any) -> Any:
     return compute
 
 
-def descend(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Updates a ``tf.Variable`` as the optimizer SGD does at this learning rate."""
-    if not optimizer.momentum:
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=variable.handle, alpha=_like(rate, variable), delta=gradient
-        )
-        return
-    tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable.handle,
-        accum=_state(optimizer, optimizer.momentums, variable),
-        lr=_like(rate, variable),
-        grad=gradient,
-        momentum=_like(optimizer.momentum, variable),
-    )
-
-
-def adam(optimizer: Any, variable: Any, gradient: Any, rate: Any) -> None:
-    """Updates a ``tf.Variable`` as the optimizer Adam does at this learning rate."""
-    step = _like(optimizer.iterations + 1, variable)
-    first, second = (_like(each, variable) for each in (optimizer.beta_1, optimizer.beta_2))
-    tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle,
-        m=_state(optimizer, optimizer._momentums, variable),
-        v=_state(optimizer, optimizer._velocities, variable),
-        beta1_power=first**step,
-        beta2_power=second**step,
-        lr=_like(rate, variable),
-        beta1=first,
-        beta2=second,
-        epsilon=_like(optimizer.epsilon, variable),
-        grad=gradient,
-    )
-
-
-def rmsprop(optimizer: Any, variable: Any, gradient: Any, rate: Any, *, under_root: bool) -> None:
-    """Updates a float32 ``tf.Variable`` as the optimizer RMSprop does without momentum.
-
-    Epsilon is added to the mean square under the root (Keras 3) or to the root (Keras 2).
-    """
-    ops.load().candle_p1_rmsprop(
-        variable.handle,
-        _state(optimizer, optimizer._velocities, variable),
-        gradient,
-        _like(rate, variable),
-        decay=optimizer.rho,
-        epsilon=optimizer.epsilon if under_root else 0,
-        outer_epsilon=0 if under_root else optimizer.epsilon,
-        threads=ops.num_threads(),
-    )
-
-
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
     """Returns weights, and the penalty on the sum of their squares.
 
@@ -127,15 +74,3 @@ def penalize(weights: Any, weight: float) -> tuple[Any, Any]:
 def square_sum(values: Any) -> Any:
     """Returns the sum of squares, computed in one pass."""
     return 2 * tf.nn.l2_loss(values)
-
-
-def _state(optimizer: Any, states: Any, variable: Any) -> Any:
-    """Returns the handle of the state that an optimizer keeps for a variable."""
-    state = states[optimizer._get_variable_index(variable)]
-    return getattr(state, "value", state).handle
-
-
-def _like(value: Any, variable: Any) -> Any:
-    """Returns a number as a tensor of the variable's dtype."""
-    # tf.cast alone would convert a Python float to float32 first.
-    return tf.cast(tf.convert_to_tensor(value, dtype_hint=variable.dtype), variable.dtype)

@@ -10,12 +10,6 @@
 namespace tensorflow_c {
 namespace {
 
-void infer_shape(ShapeContext* context, Status* status) {
-  ShapeHandle* scalar = tf.scalar_shape(context);
-  tf.set_shape(context, 0, scalar, status);
-  tf.delete_shape(scalar);
-}
-
 // Writes CLOCK_MONOTONIC, as Python's time.perf_counter reads it, in seconds.
 void compute(void*, Context* context) {
   Outcome outcome;
@@ -34,7 +28,7 @@ void register_clock(Status* status) {
   tf.add_attr(operation, "T: type");
   tf.add_input(operation, "after: T");
   tf.add_output(operation, "seconds: double");
-  tf.set_shape_function(operation, infer_shape);
+  tf.set_shape_function(operation, scalar_output);
   tf.register_op(operation, status);
   if (tf.code(status) != 0) return;
   KernelBuilder* kernel = tf.new_kernel("CandleP1Clock", "CPU", nullptr, compute, nullptr);

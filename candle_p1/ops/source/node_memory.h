@@ -1,9 +1,13 @@
-// Averages and copies arrays of the ranks of a node through memory that they share.
+// Averages and copies arrays of the ranks of a node through memory that they share, and updates
+// weights by averages.
 //
 // Ranks go through their arrays in pieces that fit into the second-level cache, so that main memory
 // is only read once and written once, however many ranks there are. Two ranks add the other one's
 // piece to their own; more ranks divide a piece among themselves, as in a reduce-scatter followed by
 // an allgather. Values are added in the order of the ranks, so all of them get the same bits.
+//
+// An update divides each piece among the ranks, too: a rank averages its share, updates the weights
+// of it and their state, and copies those of the others, whose average it never sees.
 
 #pragma once
 
@@ -18,12 +22,20 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "loops.h"
 
 namespace node_memory {
 
 constexpr std::size_t kPieceBytes = 1 << 18;  // what is averaged at a time
+constexpr std::size_t kUpdatedBytes = 1 << 16;  // what is updated at a time: its gradient
+constexpr std::size_t kBlock = 2048;            // values that are averaged before they are used
+constexpr int kMaxArrays = 3;                   // what is updated by one gradient
 constexpr int kSpins = 1 << 12;  // looks at a counter before a thread goes to sleep: about 50 us
 
 // What one thread of one rank tells those of the other ranks. A line of the cache each.
@@ -44,6 +56,27 @@ struct Outcome {
   Result result = Result::kDone;
   int rank = -1;  // which of the others was different or late
 };
+
+// What a thread updates: weights and their state, by the average of all ranks' gradients.
+struct Updated {
+  const float* gradient;
+  float* arrays[kMaxArrays];
+  int num_arrays;
+  std::size_t num;
+};
+
+inline Updated part_of(const Updated& all, std::size_t begin, std::size_t num) {
+  Updated part = all;
+  part.gradient += begin;
+  part.num = num;
+  for (int i = 0; i < all.num_arrays; ++i) part.arrays[i] += begin;
+  return part;
+}
+
+// Where the share of one of several begins: at a line of the cache.
+inline std::size_t bound(std::size_t num, std::size_t number, std::size_t num_shares) {
+  return number == num_shares ? num : num / 16 * number / num_shares * 16;
+}
 
 // The memory has one Place and one Buffers for each thread of each rank, and begins as zeros.
 inline std::size_t num_bytes(int num_ranks, int num_threads) {
@@ -102,7 +135,100 @@ class Thread {
     return {};
   }
 
+  // Updates arrays by apply(arrays, average, num), each value on one rank, and copies what the other
+  // ranks have updated. Adds to `apart_s` the time in which it did not wait, or copy for others.
+  template <typename Apply>
+  Outcome update(const std::vector<Updated>& all, Apply apply, double& apart_s) {
+    std::vector<Updated> pieces;
+    for (const Updated& each : all) {
+      constexpr std::size_t most = kUpdatedBytes / sizeof(float);
+      for (std::size_t begin = 0; begin < each.num; begin += most) {
+        pieces.push_back(part_of(each, begin, std::min(most, each.num - begin)));
+      }
+    }
+    // Three steps of three pieces go on between two barriers. So two buffers, used in turn, are
+    // enough: what was written into one is read before the next barrier but one.
+    const std::size_t num = pieces.size();
+    for (std::size_t i = 0; i < num + 2; ++i) {
+      if (i < num) offer(pieces[i], i % 2);
+      if (i >= 1 && i <= num) {
+        const auto begin = std::chrono::steady_clock::now();
+        update_share(pieces[i - 1], (i - 1) % 2, apply);
+        apart_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      }
+      if (i >= 2) collect(pieces[i - 2], i % 2);
+      if (i == num + 1) break;
+      const Outcome outcome = wait_for_all();
+      if (outcome.result != Result::kDone) return outcome;
+    }
+    return {};
+  }
+
  private:
+  Updated share_of(const Updated& piece, int rank) const {
+    const std::size_t begin = bound(piece.num, rank);
+    return part_of(piece, begin, bound(piece.num, rank + 1) - begin);
+  }
+
+  // The first part of a buffer has a rank's gradient, the second one what it has updated.
+  float* offered(int rank, std::size_t number) const { return buffer<float>(rank, number); }
+  float* updated(int rank, std::size_t number, int array, std::size_t share) const {
+    return offered(rank, number) + kUpdatedBytes / sizeof(float) + array * share;
+  }
+
+  void offer(const Updated& piece, std::size_t number) const {
+    for (int i = 0; i < num_ranks_; ++i) {
+      if (i == rank_) continue;
+      const Updated share = share_of(piece, i);
+      std::memcpy(offered(rank_, number) + bound(piece.num, i), share.gradient,
+                  share.num * sizeof(float));
+    }
+  }
+
+  template <typename Apply>
+  void update_share(const Updated& piece, std::size_t number, Apply apply) const {
+    const Updated share = share_of(piece, rank_);
+    const std::size_t first = bound(piece.num, rank_);
+    alignas(64) float average[kBlock];
+    for (std::size_t begin = 0; begin < share.num; begin += kBlock) {
+      const std::size_t num = std::min(kBlock, share.num - begin);
+      const auto values = [&](int rank) {
+        return rank == rank_ ? share.gradient + begin : offered(rank, number) + first + begin;
+      };
+      add_floats(average, values(0), values(1), num, num_ranks_ == 2 ? 0.5f : 1.0f);
+      for (int i = 2; i < num_ranks_; ++i) {
+        add_floats(average, average, values(i), num,
+                   i + 1 == num_ranks_ ? 1.0f / static_cast<float>(num_ranks_) : 1.0f);
+      }
+      apply(part_of(share, begin, num).arrays, average, num);
+    }
+    for (int i = 0; i < share.num_arrays; ++i) {
+      std::memcpy(updated(rank_, number, i, share.num), share.arrays[i], share.num * sizeof(float));
+    }
+  }
+
+  void collect(const Updated& piece, std::size_t number) const {
+    for (int i = 0; i < num_ranks_; ++i) {
+      if (i == rank_) continue;
+      const Updated share = share_of(piece, i);
+      for (int array = 0; array < share.num_arrays; ++array) {
+        copy_past_caches(share.arrays[array], updated(i, number, array, share.num), share.num);
+      }
+    }
+  }
+
+  // Memory that is not read before it leaves the caches is written without being read first.
+  static void copy_past_caches(float* to, const float* from, std::size_t num) {
+    std::size_t i = 0;
+#if defined(__x86_64__)
+    if (reinterpret_cast<std::uintptr_t>(to) % 16 == 0) {
+      for (; i + 4 <= num; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+      _mm_sfence();  // before anyone is told
+    }
+#endif
+    std::memcpy(to + i, from + i, (num - i) * sizeof(float));
+  }
+
   // There is one barrier: whoever has passed the next one has read what was written before this one,
   // so two buffers, used in turn, are enough.
   template <typename Value>
@@ -138,9 +264,8 @@ class Thread {
     return outcome;
   }
 
-  // Where a rank's share of a piece begins: at a line of the cache.
   std::size_t bound(std::size_t num, int rank) const {
-    return rank == num_ranks_ ? num : num / 16 * rank / num_ranks_ * 16;
+    return node_memory::bound(num, rank, num_ranks_);
   }
 
   template <typename Value>

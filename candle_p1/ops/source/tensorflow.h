@@ -161,6 +161,13 @@ class Held {
   Tensor* tensor_ = nullptr;
 };
 
+// The output is a number.
+inline void scalar_output(ShapeContext* context, Status* status) {
+  ShapeHandle* scalar = tf.scalar_shape(context);
+  tf.set_shape(context, 0, scalar, status);
+  tf.delete_shape(scalar);
+}
+
 // The output has the shape of the first input.
 inline void shape_of_first_input(ShapeContext* context, Status* status) {
   ShapeHandle* shape = tf.new_shape();
@@ -189,6 +196,6 @@ void register_add_scaled(Status* status);
 void register_average_on_node(Status* status);
 void register_clock(Status* status);
 void register_convolve(Status* status);
-void register_rmsprop(Status* status);
+void register_update(Status* status);
 
 }  // namespace tensorflow_c

@@ -1,6 +1,8 @@
-"""Averages through shared memory; the ranks are threads, each with its own mapping."""
+"""Averages and updates through shared memory; the ranks are threads, each with its own mapping."""
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from candle_p1.distributed import node_memory
 from candle_p1.distributed.node_memory import NodeMemory
 from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.distributed.simulated import SimulatedJob
+from candle_p1.ops.updates import RULES, Update
 from tests.conftest import NEEDS_HOROVOD
 
 tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
@@ -104,6 +107,86 @@ def test_the_roots_bits_are_copied_to_all_ranks(values, root, threads):
     for found in exchanged(3, work):
         assert found.dtype == values.dtype
         assert found.tobytes() == values.tobytes()
+
+
+CONSTANTS = {
+    "descend": (0.01,),
+    "momentum": (0.01, 0.9),
+    "adam": (0.01, 0.9, 0.999, 1e-7),
+    "rmsprop": (0.01, 0.9, 0.0, 1e-8),
+}
+NUM_STATES = {"descend": 0, "momentum": 1, "adam": 2, "rmsprop": 1}
+SHAPES = [(), (0,), (1,), (7, 5), (3 * PIECE - 3,), (2, PIECE + 1)]
+
+
+def trained(execute, arrays, gradients, rule):
+    """Returns weights and state, as arrays, after an update with each list of gradients."""
+    weights, *states = [[tf.Variable(each) for each in of] for of in arrays]
+    update = Update(rule, CONSTANTS[rule], states)
+    for each in gradients:
+        execute(update, weights, {f"g{i}": tf.constant(g) for i, g in enumerate(each)})
+    return [variable.numpy() for of in (weights, *states) for variable in of]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_update_together_is_that_by_the_average_on_all_ranks(num_ranks, rule, threads):
+    rng = np.random.default_rng(num_ranks)
+    of_state = [[np.zeros(shape, "float32") for shape in SHAPES]] * NUM_STATES[rule]
+    arrays = [[rng.normal(size=shape).astype("float32") for shape in SHAPES], *of_state]
+    steps = [
+        [rng.normal(size=(num_ranks, *shape)).astype("float32") for shape in SHAPES]
+        for _ in range(3)
+    ]
+
+    def together(memory, rank):
+        mine = [[gradient[rank] for gradient in step] for step in steps]
+        return trained(memory.update, arrays, mine, rule)
+
+    everyone = exchanged(num_ranks, together)
+    averages = [[gradient.mean(axis=0) for gradient in step] for step in steps]
+    expected = trained(
+        lambda update, weights, given: update.execute(weights, list(given.values())),
+        arrays,
+        averages,
+        rule,
+    )
+    for found in everyone:
+        for array, first, right in zip(found, everyone[0], expected, strict=True):
+            assert array.tobytes() == first.tobytes()
+            np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-6)
+    assert (everyone[0][3] != arrays[0][3]).all()
+
+
+def test_an_update_tells_how_long_the_rank_has_not_waited():
+    def work(memory, rank):
+        begin = time.perf_counter()
+        if rank:
+            time.sleep(0.2)
+        weights = [tf.Variable(tf.zeros(10 * PIECE))]
+        apart_s = memory.update(Update("descend", (0.1,)), weights, {"g": tf.ones(10 * PIECE)})
+        return float(apart_s), time.perf_counter() - begin
+
+    for apart_s, elapsed_s in exchanged(2, work):
+        assert 0 < apart_s < elapsed_s - 0.1
+
+
+def test_weights_of_other_sizes_than_their_gradients_are_an_error():
+    def work(memory, rank):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="unequal shapes"):
+            memory.update(Update("descend", (0.1,)), [tf.Variable(tf.zeros(3))], {"g": tf.ones(4)})
+
+    exchanged(2, work)
+
+
+def test_ranks_that_update_by_different_rules_say_so():
+    def work(memory, rank):
+        variable = tf.Variable(tf.zeros(3))
+        update = Update(*(("momentum", (1, 0), ([variable],)) if rank else ("descend", (1,))))
+        with pytest.raises(tf.errors.AbortedError, match="different gradients at the same time"):
+            memory.update(update, [tf.Variable(tf.zeros(3))], {"g": tf.ones(3)})
+
+    exchanged(2, work)
 
 
 def test_ranks_that_average_different_gradients_say_so():

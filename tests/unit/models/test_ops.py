@@ -10,6 +10,7 @@ import pytest
 
 from candle_p1 import ops
 from candle_p1.distributed.engines import horovod
+from candle_p1.ops.updates import Update
 from tests.conftest import NEEDS_HOROVOD
 
 tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
@@ -88,16 +89,10 @@ def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_ho
     assert all((weight.numpy() == 1).all() for weight in weights)
 
 
-def apply(variable, mean_square, gradient, threads, **epsilon):
-    ops.load().candle_p1_rmsprop(
-        variable.handle,
-        mean_square.handle,
-        gradient,
-        tf.constant(0.01),
-        decay=0.9,
-        threads=threads,
-        **(epsilon or {"epsilon": 1e-7}),
-    )
+def apply(variable, mean_square, gradient, threads, epsilon=1e-7, outer_epsilon=0):
+    constants = 0.01, 0.9, epsilon, outer_epsilon
+    update = Update("rmsprop", constants, ([mean_square],))
+    update.execute([variable], [gradient], threads=threads)
 
 
 @pytest.mark.parametrize("num", [0, 1, 1000, 3 << 17])
@@ -132,6 +127,17 @@ def test_values_read_before_an_update_do_not_change():
     apply(variable, mean_square, tf.ones(8), 1)
     assert (before.numpy() == 1).all()
     assert (variable.numpy() < 1).all()
+
+
+def test_a_rule_refuses_the_state_and_constants_of_another_one():
+    variable = tf.Variable(tf.ones(8))
+    for update in (
+        Update("adam", (1, 1, 1, 1), ([variable],)),
+        Update("descend", (1, 1)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            update.execute([variable], [tf.ones(8)], threads=1)
+    assert (variable.numpy() == 1).all()
 
 
 def test_rmsprop_refuses_unequal_shapes_and_dtypes():

@@ -1,0 +1,57 @@
+"""How optimizers update weights in one pass over memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from candle_p1 import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RULES = ("descend", "momentum", "adam", "rmsprop")
+"""The formulas, in the order of ``kRules`` in ``source/updates.h``."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of an optimizer.
+
+    Attributes:
+        rule: One of RULES.
+        constants: The numbers in the formula, which ``source/updates.h`` names.
+        states: The lists of variables that the optimizer keeps for its weights, each in the order
+            of the weights.
+    """
+
+    rule: str
+    constants: Sequence[Any]
+    states: Sequence[Sequence[Any]] = field(default=())
+
+    def execute(self, weights: Sequence[Any], gradients: Sequence[Any], **ranks: Any) -> Any:
+        """Updates weights and their state.
+
+        Args:
+            weights: Keras or TensorFlow variables, float32.
+            gradients: Tensors of the same shapes.
+            ranks: How the ranks of a node do so together; see the operation's attributes.
+
+        Returns:
+            The time in which this rank neither waited for others nor copied for them, in s; 0 for
+            a single one.
+        """
+        import keras
+
+        return ops.load().candle_p1_update(
+            [_handle(weight) for weight in weights],
+            [_handle(state) for states in self.states for state in states],
+            list(gradients),
+            keras.ops.stack([keras.ops.cast(each, "float32") for each in self.constants]),
+            rule=RULES.index(self.rule),
+            **{"threads": ops.num_threads()} | ranks,
+        )
+
+
+def _handle(variable: Any) -> Any:
+    return variable.handle if hasattr(variable, "handle") else variable.value.handle
