@@ -26,7 +26,7 @@ from candle_p1.bench.comm import (
 )
 from candle_p1.bench.worker import serve
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.transports import make_transport
+from candle_p1.distributed.transports import TRANSPORTS, make_transport
 from candle_p1.distributed.transports.transport import (
     ALLREDUCE,
     ELEMENT_BYTES,
@@ -42,7 +42,7 @@ from candle_p1.reports.statistics import median_interval
 from candle_p1.text import print_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from candle_p1.bench.comm import CommJob, CommMeasurement
@@ -89,7 +89,7 @@ def measure(job: CommJob, comm: Communicator) -> CommOutcome:
         )
     limit_bytes = memory_for_an_array(comm)
     outcome = CommOutcome(comm.size, comm.num_nodes, comm.local_size, limit_bytes)
-    for name in job.transports:
+    for name in possible(job.transports, comm):
         transport = make_transport(name, comm)
         outcome.settings[name] = transport.start()
         for operation in OPERATIONS:
@@ -103,6 +103,21 @@ def measure(job: CommJob, comm: Communicator) -> CommOutcome:
         comm.barrier()
         transport.stop()
     return outcome
+
+
+def possible(transports: Sequence[str], comm: Communicator) -> list[str]:
+    """Returns the transports that can connect these ranks.
+
+    Raises:
+        ParameterError: None can.
+    """
+    found = [name for name in transports if comm.num_nodes == 1 or not TRANSPORTS[name].on_one_node]
+    if not found:
+        raise ParameterError(
+            f"--through {', '.join(transports)}: the ranks are on {comm.num_nodes} nodes, and only"
+            " ranks of one node share memory"
+        )
+    return found
 
 
 def measure_here(measurement: CommMeasurement) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.tables import digits
+from candle_p1.distributed.transports import TRANSPORTS
 from candle_p1.distributed.transports.transport import OPERATIONS
 from candle_p1.records.tables import empty_table
 from candle_p1.text import count
@@ -38,6 +39,10 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield f"{name}: {facts['what']}; {facts['library']}{settings and f' ({settings})'}"
     for name, missing in report["not_installed"].items():
         yield f"{name}: not measured, because not installed here: {', '.join(missing)}"
+    if report["num_nodes"] > 1:
+        for name, kind in TRANSPORTS.items():
+            if kind.on_one_node:
+                yield f"{name}: not measured, because the ranks are on several nodes"
     if report["launched"] and "horovod" in report["transports"]:
         yield (
             "horovod_fusion, horovod_paper: not measured in the processes that horovod was measured"

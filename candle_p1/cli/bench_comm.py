@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--through",
     metavar="NAME,NAME,...",
-    help="What to measure: mpi, horovod, horovod_fusion, horovod_paper, jax; by default all that"
-    " are installed.",
+    help="What to measure: mpi, shared_memory, horovod, horovod_fusion, horovod_paper, jax; by"
+    " default all that are installed and can connect the ranks.",
 )
 @click.option(
     "--operations",

@@ -59,7 +59,7 @@ def command(
     rates, computing by samples, exposed communication by the bytes of the gradients. Parameters
     and predictions have intervals, from a bootstrap over runs; bad fits are named.
     """
-    from candle_p1.modelling.communication import allreduce_of, read_communication
+    from candle_p1.modelling.communication import measured_for
     from candle_p1.modelling.forecast import parse_ranks
     from candle_p1.reports.model_page import make_model_report, write_model_report
     from candle_p1.reports.runs import read_runs
@@ -70,7 +70,7 @@ def command(
     for record, reason in runs.problems.items():
         screen.warn(f"{record}: {reason}")
     ranks = parse_ranks(held_out, "--hold-out") if held_out else []
-    communication = allreduce_of(comm, read_communication(comm)) if comm else None
+    communication = measured_for(comm, [run.record for run in runs.runs]) if comm else None
     report = make_model_report(runs, communication, ranks, draws=out is not None)
     for note in report.notes:
         screen.say(note)

@@ -76,7 +76,7 @@ def command(
     --from, the paper's printed values are used, and the gains that it prints are shown beside.
     """
     from candle_p1.modelling.changes import parse_changes
-    from candle_p1.modelling.communication import allreduce_of, read_communication
+    from candle_p1.modelling.communication import measured_for
     from candle_p1.modelling.forecast import parse_ranks
     from candle_p1.reports.points import MODES
     from candle_p1.reports.prediction import PAPER_MODES, predict_paper, predict_runs
@@ -94,7 +94,8 @@ def command(
         runs = read_runs(directories)
         for record, reason in runs.problems.items():
             screen.warn(f"{record}: {reason}")
-        allreduce_s = allreduce_of(comm, read_communication(comm)).allreduce_s if comm else None
+        records = [run.record for run in runs.runs]
+        allreduce_s = measured_for(comm, records).allreduce_s if comm else None
         modes = (mode,) if mode else tuple(MODES)
         predictions = predict_runs(
             runs, benchmark, modes, ranks, changed, ranks_per_node, allreduce_s

@@ -25,11 +25,13 @@ from candle_p1.modelling.samples import ValueInterval
 from candle_p1.text import count, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from candle_p1.modelling.shape import JobShape
+    from candle_p1.records.types import RunRecord
 
-ALLREDUCE, MPI = "allreduce", "mpi"
+ALLREDUCE, MPI, SHARED_MEMORY = "allreduce", "mpi", "shared_memory"
 MAX_FILE_BYTES = 2**26
 
 
@@ -98,10 +100,32 @@ def read_communication(path: Path) -> list[CommunicationFit]:
     return [_fit(path, i, entry, content) for i, entry in enumerate(entries)]
 
 
-def allreduce_of(path: Path, fits: list[CommunicationFit]) -> CommunicationFit:
-    """Returns the fit of the allreduce: through an engine rather than MPI, on the most ranks.
+def measured_for(path: Path, records: Sequence[RunRecord]) -> CommunicationFit:
+    """Returns the fit of a measurement that describes how runs have averaged their gradients.
 
-    Engines average the gradients; only JAX on several CPUs leaves that to MPI.
+    Raises:
+        ModelError: The file cannot be read, or has no fit of the allreduce.
+    """
+    return allreduce_of(path, read_communication(path), averaged_through(records))
+
+
+def averaged_through(records: Iterable[RunRecord]) -> str | None:
+    """Returns the transport that has averaged the gradients of runs; None if they had several."""
+    found = {
+        (each.distributed.settings or {}).get("averaging", each.distributed.backend)
+        for each in records
+        if each.num_ranks > 1 and each.distributed is not None
+    }
+    return found.pop().replace(" ", "_") if len(found) == 1 else None
+
+
+def allreduce_of(
+    path: Path, fits: list[CommunicationFit], through: str | None = None
+) -> CommunicationFit:
+    """Returns the fit of the allreduce through a transport, on the most ranks.
+
+    If that is unknown or was not measured, it is one through an engine between nodes: engines
+    average the gradients, and only JAX on several CPUs leaves that to MPI.
 
     Raises:
         ModelError: There is none.
@@ -110,7 +134,12 @@ def allreduce_of(path: Path, fits: list[CommunicationFit]) -> CommunicationFit:
     if not found:
         names = ", ".join(sorted({each.operation for each in fits}))
         raise ModelError(f"--comm {path}: there is no fit of {ALLREDUCE}, only of {names}")
-    return max(found, key=lambda each: (each.transport != MPI, each.num_ranks or 0))
+
+    def rank(each: CommunicationFit) -> tuple[bool, bool, int]:
+        is_engine = each.transport not in (MPI, SHARED_MEMORY)
+        return each.transport == through, is_engine, each.num_ranks or 0
+
+    return max(found, key=rank)
 
 
 def _fit(path: Path, i: int, entry: Any, content: dict[str, Any]) -> CommunicationFit:

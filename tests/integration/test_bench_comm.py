@@ -21,8 +21,9 @@ ENGINES = {name: COLLECTIVES | {"allreduce_of_16"} for name in ("horovod", "jax"
 OFFERED = {"mpi": MPIS, **ENGINES} | {
     name: {"allreduce", "allreduce_of_16"} for name in OF_HOROVOD[1:]
 }
+OFFERED["shared_memory"] = {"allreduce", "allreduce_of_16", "broadcast"}
 EITHER = [
-    pytest.param(["mpi", *OF_HOROVOD], marks=pytest.mark.horovod),
+    pytest.param(["mpi", "shared_memory", *OF_HOROVOD], marks=pytest.mark.horovod),
     pytest.param(["mpi", "jax"], marks=pytest.mark.jax_engine),
 ]
 

@@ -27,12 +27,14 @@ class TransportKind(NamedTuple):
         class_name: The class in it.
         packages: What must be installed.
         what: What it is.
+        on_one_node: Whether all ranks must be on one node.
     """
 
     module: str
     class_name: str
     packages: tuple[str, ...]
     what: str
+    on_one_node: bool = False
 
 
 TRANSPORTS = {
@@ -41,6 +43,13 @@ TRANSPORTS = {
         "MpiTransport",
         ("mpi4py",),
         "MPI on buffers, as the data of loading and all small messages go",
+    ),
+    "shared_memory": TransportKind(
+        "shared_memory",
+        "SharedMemoryTransport",
+        ("mpi4py", "tensorflow"),
+        "memory that the ranks of a node share, as gradients are averaged on the CPUs of one node",
+        on_one_node=True,
     ),
     "horovod": TransportKind(
         "horovod",

@@ -113,8 +113,8 @@ def test_all_that_is_installed_is_chosen(installed):
     assert choose_transports(None) == ["mpi", "jax"]
     installed("mpi4py", "tensorflow", "horovod")
     of_horovod = ["horovod", "horovod_fusion", "horovod_paper"]
-    assert choose_transports(None) == ["mpi", *of_horovod]
-    assert choose_transports(None, one_process=True) == ["mpi", "horovod"]
+    assert choose_transports(None) == ["mpi", "shared_memory", *of_horovod]
+    assert choose_transports(None, one_process=True) == ["mpi", "shared_memory", "horovod"]
     assert choose_transports("horovod, mpi,mpi") == ["horovod", "mpi"]
 
 
@@ -141,7 +141,7 @@ def test_nothing_installed_is_an_error(installed):
 
 def test_a_process_measures_one_setting_of_horovod(installed):
     installed("mpi4py", "tensorflow", "horovod")
-    assert in_one_process(TRANSPORTS) == ["mpi", "horovod", "jax"]
+    assert in_one_process(TRANSPORTS) == ["mpi", "shared_memory", "horovod", "jax"]
     assert choose_transports("horovod_paper,mpi", one_process=True) == ["horovod_paper", "mpi"]
     with pytest.raises(ParameterError, match=r"horovod_fusion.*a command each"):
         choose_transports("horovod,horovod_fusion", one_process=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.communication import allreduce_of, read_communication
+from candle_p1.modelling.communication import allreduce_of, measured_for, read_communication
 from tests.modelled_runs import shape_of
 
 ENTRY = {
@@ -48,6 +49,32 @@ def test_latency_and_bandwidth_are_scaled_to_other_ranks(tmp_path):
     assert found.allreduce_s(shape_of(1)) == 0
     # log2(16) / log2(4) messages, (15 / 16) / (3 / 4) bytes
     assert found.allreduce_s(shape_of(16, weight_bytes=10**9)) == pytest.approx(2e-4 + 1.25)
+
+
+def averaged_by(num_ranks, backend="horovod", **settings):
+    """What a model needs of a record."""
+    facts = SimpleNamespace(backend=backend, settings=settings or None)
+    return SimpleNamespace(num_ranks=num_ranks, distributed=facts)
+
+
+def test_what_is_taken_is_how_the_runs_have_averaged(tmp_path):
+    names = ["mpi", "shared_memory", "horovod", "jax"]
+    path = written(tmp_path, {"fits": [ENTRY | {"transport": name} for name in names]})
+    alone = averaged_by(1, "serial")
+    shared, by_horovod = (
+        averaged_by(2, averaging=name, HOROVOD_CYCLE_TIME="1")
+        for name in ("shared memory", "horovod")
+    )
+    for records, transport in (
+        ([alone, shared, shared], "shared_memory"),
+        ([alone, by_horovod], "horovod"),
+        ([averaged_by(2, "jax")], "jax"),
+        ([shared, by_horovod], "horovod"),  # neither stands for all
+        ([alone], "horovod"),
+    ):
+        assert measured_for(path, records).transport == transport
+    others = written(tmp_path, {"fits": [ENTRY | {"transport": "horovod_fusion"}]})
+    assert measured_for(others, [shared]).transport == "horovod_fusion"
 
 
 @pytest.mark.parametrize(
