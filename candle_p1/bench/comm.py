@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from candle_p1.cluster.launchers import Launch
 
 SMALLEST_BYTES, LARGEST_BYTES = 4, 1 << 30
-FACTOR = 4
-"""Each size is so many times the one before."""
+FACTOR, LARGE_FACTOR = 4, 2
+"""Each size is so many times the one before; the second one holds for those from LARGE_BYTES on."""
+LARGE_BYTES = 1 << 22
+"""Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to what is
+beyond all of them."""
 OVERLAP_BYTES = (1 << 16, 1 << 26)
 """The least and the largest size of an allreduce that is also done beside computing: what smaller
 ones take is latency, and single gradients are seldom larger."""
@@ -175,7 +178,7 @@ class CommOutcome:
 
 
 def choose_sizes(smallest: int = SMALLEST_BYTES, largest: int = LARGEST_BYTES) -> list[int]:
-    """Returns the sizes from the smallest to the largest one, each FACTOR times the one before.
+    """Returns the sizes from the smallest to the largest one, close together where they are large.
 
     Raises:
         ParameterError: There is none.
@@ -183,7 +186,7 @@ def choose_sizes(smallest: int = SMALLEST_BYTES, largest: int = LARGEST_BYTES) -
     sizes = []
     while smallest <= largest:
         sizes.append(smallest)
-        smallest *= FACTOR
+        smallest *= FACTOR if smallest < LARGE_BYTES else LARGE_FACTOR
     if not sizes:
         raise ParameterError(f"--min_bytes {smallest} is larger than --max_bytes {largest}")
     return sizes

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     type=click.IntRange(4, 1 << 40),
     default=4,
     show_default=True,
-    help="The smallest size; each is four times the one before.",
+    help="The smallest size; each is four times the one before, and from 4 MiB on twice.",
 )
 @click.option(
     "--max_bytes",

@@ -37,7 +37,8 @@ SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
 
 
 def test_sizes_go_from_4_bytes_to_1_gib():
-    assert choose_sizes() == [4**power for power in range(1, 16)]
+    large = [1 << power for power in range(23, 31)]
+    assert choose_sizes() == [4**power for power in range(1, 12)] + large
     assert choose_sizes(100, 1600) == [100, 400, 1600]
     assert choose_sizes(8, 8) == [8]
     with pytest.raises(ParameterError, match="--min_bytes"):
