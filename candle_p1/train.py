@@ -111,7 +111,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             this.screen.say("importing Keras and its backend, which takes some seconds")
             engine = Attempt(partial(make_engine, params["engine"], comm)).agree(comm)
             device, averaging = _start(params, timeline, engine, this)
-            files = _locate_files(benchmark, params, this)
+            with phases.part("files"):
+                files = _locate_files(benchmark, params, this)
             from candle_p1.training.fit import train_model  # with Keras
             from candle_p1.training.model_files import ModelFiles
 
@@ -346,23 +347,26 @@ def _start(
 ) -> tuple[Device, dict[str, Any]]:
     """Sets up device, precision and engine, and tests that gradients are averaged."""
     comm = this.comm
-    device = set_up_device(params, comm, engine)
+    with this.phases.part("devices"):
+        device = set_up_device(params, comm, engine)
     if params["verbose"]:
         this.screen.say(params.to_text())
     for warning in (*params.warnings, *device.warnings):
         this.screen.warn(warning)
-    averaging = engine.start(
-        stall_shutdown_s=params["stall_shutdown_s"],
-        deterministic=params["deterministic"],
-        timeline=timeline.path if timeline else None,
-        averaging=averaging_of(params),
-    )
+    with this.phases.part("engine"):
+        averaging = engine.start(
+            stall_shutdown_s=params["stall_shutdown_s"],
+            deterministic=params["deterministic"],
+            timeline=timeline.path if timeline else None,
+            averaging=averaging_of(params),
+        )
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)
     if comm.size > 1:
         this.screen.say(f"testing that {comm.size} ranks average their gradients")
-    engine.self_test(plain, lambda: engine.distribute_optimizer(plain(), params["compression"]))
+    with this.phases.part("self_test"):
+        engine.self_test(plain, lambda: engine.distribute_optimizer(plain(), params["compression"]))
     return device, averaging | {"averaging_checked": comm.size > 1}
 
 

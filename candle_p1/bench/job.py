@@ -136,12 +136,12 @@ def run(job: BareJob, num_ranks: int) -> list[Any]:
             variables = without_terminal(os.environ) | job.environment
             code, _ = run_to_end(command, variables, file, grace_s=GRACE_S)
         if code:
-            raise _failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
+            raise failure(job, code, output.read_text(encoding="utf-8", errors="replace"))
         outcomes: list[Any] = pickle.loads((directory / OUTCOMES_FILE).read_bytes())
         return outcomes
 
 
-def _failure(job: BareJob, code: int, output: str) -> Exception:
+def failure(job: BareJob, code: int, output: str) -> Exception:
     """Returns the error that follows from the exit code and the output of a job."""
     errors = [line for line in output.splitlines() if line.startswith(ERROR_MARK)]
     if code == EXIT_CODE and errors:

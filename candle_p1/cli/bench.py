@@ -19,6 +19,7 @@ from candle_p1.cli.bench_options import (
     show,
     with_progress,
 )
+from candle_p1.cli.bench_start import start_command
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: loaders, steps, messages, GPUs, checkpoints, large jobs, measuring."""
+    """Measure and compare: loaders, steps, starts, messages, GPUs, checkpoints, large jobs."""
 
 
 command.add_command(comm_command)
 command.add_command(gpu_command)
+command.add_command(start_command)
 
 
 @command.command(

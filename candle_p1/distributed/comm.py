@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -379,6 +380,12 @@ def _num_bytes_of(value: Any) -> Callable[[], int]:
 
 
 _communicator: Communicator | None = None
+_start_s = 0.0
+
+
+def mpi_start_s() -> float:
+    """Returns how long MPI took to start in this process, in s; 0 if it was not started."""
+    return _start_s
 
 
 def connect() -> Communicator:
@@ -415,12 +422,15 @@ def _hangup_kept() -> Iterator[None]:
 
 
 def _connect() -> Communicator:
+    global _start_s
     launcher = launcher_variable()
     if launcher is None:
         return SerialCommunicator()
+    begin = time.perf_counter()
     try:
         with job_guard.begin(), _hangup_kept():
             mpi = MpiCommunicator()
+        _start_s = time.perf_counter() - begin
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
         if launched_rank().size == 1:
             return SerialCommunicator()

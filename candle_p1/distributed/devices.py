@@ -14,6 +14,7 @@ from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.gpus import num_visible
 from candle_p1.distributed.installation import visible_gpus
 from candle_p1.errors import ParameterError, SetupError
+from candle_p1.instrument.phases import part
 from candle_p1.records.environment import available_cores, core_quota
 from candle_p1.scaling import share_bounds
 
@@ -206,7 +207,8 @@ def _check_backend(backend: str) -> None:
         SetupError: It cannot be imported with this backend.
     """
     try:
-        import keras  # noqa: F401
+        with part("import"):
+            import keras  # noqa: F401
     except ImportError as error:
         raise SetupError(
             f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu]"

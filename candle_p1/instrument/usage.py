@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +62,22 @@ class Usage(NamedTuple):
         if self.read_bytes < 0:
             combined[-1] = -1
         return Usage(combined[0], *(int(count) for count in combined[1:]))
+
+
+def process_age_s(at_s: float) -> float | None:
+    """Returns how long this process had existed at a time, in s, to 0.01 s; None if unknown.
+
+    A process that executes another program remains the same one.
+
+    Args:
+        at_s: A value of time.perf_counter.
+    """
+    with suppress(OSError, AttributeError):  # the clock is Linux's
+        fields = (PROC / "stat").read_text().rpartition(")")[2].split()  # proc(5), from field 3 on
+        started_s = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+        return max(age_s - (time.perf_counter() - at_s), 0.0)
+    return None
 
 
 def reset_peak_rss() -> None:

@@ -83,6 +83,18 @@ class RankFacts(Section):
     device: str
 
 
+class LaunchFacts(Section):
+    """What the process of each rank did before the run began: Python, imports, parameters, MPI.
+
+    Attributes:
+        process: The time from the start of the process to the start of the run.
+        mpi: The part of it in which MPI started; 0 on a rank that does without.
+    """
+
+    process: Seconds
+    mpi: Seconds
+
+
 class ReadingFacts(Section):
     """When the ranks read a file, also while they did other work.
 
@@ -730,6 +742,8 @@ class RunRecord(Section):
         parameters: The effective parameters, each with where its value came from.
         failure: Why it did not finish.
         ranks: All ranks, in order.
+        launch: What their processes did before the run started; absent if the system does not say
+            when a process started.
         data: The data that the model was trained on.
         plan: The scaled epochs, batch size and learning rate.
         model: The network.
@@ -762,6 +776,7 @@ class RunRecord(Section):
     parameters: dict[str, ParameterValue]
     failure: Failure | None = None
     ranks: list[RankFacts] | None = None
+    launch: LaunchFacts | None = None
     data: DataFacts | None = None
     plan: PlanFacts | None = None
     model: ModelFacts | None = None

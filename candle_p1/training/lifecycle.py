@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.checkpoints.policy import are_saved
-from candle_p1.distributed.comm import Attempt, on_first_rank
+from candle_p1.distributed.comm import Attempt, mpi_start_s, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.rank_log import output_to_file
 from candle_p1.distributed.watchdog.client import watch
 from candle_p1.errors import CandleError, ParameterError, RunInterrupted, SetupError
 from candle_p1.files import FULL
-from candle_p1.instrument import collectives, phases
+from candle_p1.instrument import collectives, phases, usage
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
-from candle_p1.instrument.phases import PhaseTimer, summarize_phases
+from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.instrument.profiles import (
     CallProfile,
     merge_profiles,
@@ -46,7 +46,6 @@ from candle_p1.records.record import (
     utc_now,
     write_record,
 )
-from candle_p1.records.spread import Bytes
 from candle_p1.records.types import (
     SCHEMA_VERSION,
     ClockWaitsFor,
@@ -55,7 +54,7 @@ from candle_p1.records.types import (
     RankFacts,
     RunRecord,
 )
-from candle_p1.training.measured import Measured, describe_checkpoints, overall_efficiency
+from candle_p1.training.measured import Measured, describe_checkpoints, describe_ranks
 from candle_p1.training.opening import RunOpening
 from candle_p1.training.power_meter import PowerMeter
 from candle_p1.training.run_directory import checkpoint_root
@@ -190,6 +189,8 @@ class Run:
             self.start,
             ended,
             None if checkpoints is None else sum(save.wait_s for save in checkpoints.saves),
+            usage.process_age_s(self.start),
+            mpi_start_s(),
         )
         gathered = self.comm.gather(mine)
         self._write_profiles()
@@ -201,14 +202,10 @@ class Run:
                 waits_s = [each.checkpoint_wait_s for each in gathered]
                 sections["checkpoints"] = describe_checkpoints(checkpoints, waits_s)
             status = "failed" if "failure" in sections else "ok"
-            measured = {
+            measured: dict[str, Any] = {
                 "status": "interrupted" if stopped else status,
                 "ended": utc_now(),
-                "ranks": [each.facts for each in gathered],
-                "phases": summarize_phases(
-                    [each.phases for each in gathered], [each.start for each in gathered]
-                ),
-                "peak_rss": Bytes.over([each.peak_rss_bytes for each in gathered]),
+                **describe_ranks(gathered),
                 "total_s": ended - self.start,
                 "energy": energy,
                 "communication": summarize_communication(
@@ -216,7 +213,6 @@ class Run:
                     logged=logged,
                     clock_waits_for=clock_waits_for,
                 ),
-                "efficiency": overall_efficiency(gathered),
             }
             if self.record.parts:
                 measured["parts"] = with_positions(

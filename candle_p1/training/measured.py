@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.instrument import efficiency
-from candle_p1.records.spread import Seconds
-from candle_p1.records.types import CheckpointFacts, Efficiency, RankFacts
+from candle_p1.instrument.phases import summarize_phases
+from candle_p1.records.spread import Bytes, Seconds
+from candle_p1.records.types import CheckpointFacts, Efficiency, LaunchFacts, RankFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,8 @@ class Measured(NamedTuple):
     start: float
     end: float
     checkpoint_wait_s: float | None
+    process_s: float | None
+    mpi_s: float
 
 
 def describe_checkpoints(
@@ -51,6 +54,29 @@ def describe_checkpoints(
         errors=list(dict.fromkeys(saved.errors)),
         newest=written[-1].name if written else None,
         num_writers=written[-1].num_writers if written else None,
+    )
+
+
+def describe_ranks(of_ranks: Sequence[Measured]) -> dict[str, Any]:
+    """Returns the sections of the record that follow from what all ranks measured alone."""
+    return {
+        "ranks": [rank.facts for rank in of_ranks],
+        "launch": describe_launch(of_ranks),
+        "phases": summarize_phases(
+            [rank.phases for rank in of_ranks], [rank.start for rank in of_ranks]
+        ),
+        "peak_rss": Bytes.over([rank.peak_rss_bytes for rank in of_ranks]),
+        "efficiency": overall_efficiency(of_ranks),
+    }
+
+
+def describe_launch(of_ranks: Sequence[Measured]) -> LaunchFacts | None:
+    """Returns what the ranks' processes did before the run; None if that is not known of all."""
+    process_s = [rank.process_s for rank in of_ranks]
+    if None in process_s:
+        return None
+    return LaunchFacts(
+        process=Seconds.over(process_s), mpi=Seconds.over([rank.mpi_s for rank in of_ranks])
     )
 
 
