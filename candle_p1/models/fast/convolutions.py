@@ -151,7 +151,8 @@ def _of_values(values: Any, kernel: Any, bias: Any, *, settings: dict[str, int])
                 )
                 for which in (1, 0)
             )
-            return of_values.of_values, of_weights.of_kernel, of_weights.of_biases
+            found = of_values.of_values, of_weights.of_kernel, of_weights.of_biases
+            return _shaped_like((values, kernel, bias), found)
 
         return maxima, gradient
 
@@ -184,17 +185,27 @@ def _after_first(
                 between = _by_onednn(_Note(values, *first, rectify=True))
                 again = _of_values(between, kernel, bias, settings=settings)
             of_values = tape.gradient(again, values, output_gradients=upstream)
-            return (
-                of_values,
+            of_weights = (
                 found.of_first_kernel,
                 found.of_first_biases,
                 found.of_kernel,
                 found.of_biases,
             )
+            return of_values, *_shaped_like((*first, kernel, bias), of_weights)
 
         return maxima, gradient
 
     return compute(values, first_kernel, first_bias, kernel, bias)
+
+
+def _shaped_like(tensors: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns gradients that know their shape, which TensorFlow does not know of our operations.
+
+    The log of communication needs it.
+    """
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        gradient.set_shape(tensor.shape)
+    return gradients
 
 
 def _by_onednn(convolution: _Note) -> Any:

@@ -177,6 +177,25 @@ def test_layers_that_use_the_same_output_twice():
     assert_close(compute(model, x, "fast"), compute(model, x, "plain"))
 
 
+@pytest.mark.parametrize("sizes", [NT3, P1B3])
+def test_gradients_know_their_shapes(sizes):
+    """The log of communication needs them while the step is traced."""
+    length, channels, convolutions = sizes
+    model = network(length, channels, convolutions)
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        found = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        shapes.extend(each.shape for each in found)
+        return found
+
+    shapes = []
+    gradients(tf.zeros((2, length, channels)))
+    assert shapes == [variable.shape for variable in model.trainable_variables]
+
+
 def test_any_number_of_threads_gives_the_same_up_to_rounding(monkeypatch):
     rng = np.random.default_rng(4)
     model = random_model(rng, *NT3)
