@@ -20,15 +20,16 @@ import sys  # noqa: E402
 BLOCK_BYTES = 1 << 22
 
 
-def read_share(path: str, share: int, num_shares: int) -> None:
-    """Reads one of several equal shares of a file."""
+def read_share(path: str, share: int, num_shares: int) -> int:
+    """Reads one of several equal shares of a file; returns its number of bytes."""
     num_bytes = os.path.getsize(path)  # noqa: PTH202
     begin, end = (num_bytes * each // num_shares for each in (share, share + 1))
-    block = memoryview(bytearray(BLOCK_BYTES))
+    block, first = memoryview(bytearray(BLOCK_BYTES)), begin
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         file.seek(begin)
         while begin < end and (num_read := file.readinto(block[: end - begin])):
             begin += num_read
+    return begin - first
 
 
 def main(argv: list[str]) -> None:

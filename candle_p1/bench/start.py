@@ -75,12 +75,12 @@ class StartJob(Job):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """One epoch; the run itself gets its limits as flags."""
+        """None: the run gets its limits as flags."""
         return {}
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """One start of a run.
 
     Attributes:
@@ -96,7 +96,7 @@ class Start:
     end_s: float
 
     @classmethod
-    def of(cls, record: RunRecord, began_s: float, ended_s: float) -> Start:
+    def of(cls, record: RunRecord, began_s: float, ended_s: float) -> RunStart:
         """Returns what a record and the times of day of a command say about a start.
 
         Args:
@@ -177,7 +177,7 @@ class StartComparison(Measurement):
         paths = [file for path in files.paths.values() for file in files_at(path)]
         self.job.choose_backend()
         framework = choose_backend()
-        runs: list[Start] = []
+        runs: list[RunStart] = []
         bare: list[dict[str, float]] = []
         for number in range(self.num_rounds):
             for variant in (RUN, BARE) if number % 2 == 0 else (BARE, RUN):
@@ -223,7 +223,7 @@ def _summarize_parts(starts: Sequence[Mapping[str, float]]) -> list[dict[str, An
     return [{"part": name, **summarize([start[name] for start in starts])} for name in starts[0]]
 
 
-def start_run(job: StartJob, num_ranks: int) -> Start:
+def start_run(job: StartJob, num_ranks: int) -> RunStart:
     """Starts a run, and waits for its end; call it from the main thread.
 
     Raises:
@@ -236,7 +236,7 @@ def start_run(job: StartJob, num_ranks: int) -> Start:
         command += [*job.flags, *limits, "--output_dir", f"{name}/output"]
         began_s, ended_s = _run_timed(job, TIMED, command, Path(name))
         (path,) = Path(name, "output").rglob(RECORD_NAME)
-        return Start.of(read_record(path), began_s, ended_s)
+        return RunStart.of(read_record(path), began_s, ended_s)
 
 
 def start_bare(

@@ -288,3 +288,31 @@ def test_a_full_disk_is_found_before_anything_is_saved(execute, tmp_path):
     code, output = execute([*LOAD[:-1], "checkpoint", *argv, "--", *SMALL_MODEL])
     assert code == 2
     assert "--directory" in output
+
+
+@pytest.mark.parallel
+@pytest.mark.horovod
+@pytest.mark.jax_engine
+def test_a_start_is_divided_into_its_parts(mpirun, execute, tmp_path):
+    argv = ["nt3", "--np", "2", "--rounds", "1", "--json", "start.json", *SMALL_MODEL]
+    code, output = execute([*LOAD[:-1], "start", *argv])
+    assert code == 0, output
+    report = json.loads((tmp_path / "start.json").read_text())
+    run, bare = report["results"]
+    parts_s = {part["part"]: part["median_s"] for part in run["parts"]}
+    assert sum(parts_s.values()) == pytest.approx(run["median_s"])
+    assert {"launch", "MPI", "self-test", "load", "build", "tracing and first step"} <= set(parts_s)
+    assert all(seconds >= 0 for name, seconds in parts_s.items() if not name.startswith("other"))
+    assert run["later_step"]["median_s"] > 0
+    assert sum(part["median_s"] for part in bare["parts"]) == pytest.approx(bare["median_s"])
+    assert report["median_ratio"] == pytest.approx(run["median_s"] / bare["median_s"])
+    assert "the data are synthetic" in output
+
+
+def test_a_run_that_fails_ends_the_comparison_with_its_error(execute, tmp_path):
+    (tmp_path / "nt_train2.csv").write_text("0,1.5,2\n1,x,2\n")
+    (tmp_path / "nt_test2.csv").write_text("0,1.5,2\n")
+    code, output = execute([*LOAD[:-1], "start", "nt3", "--data_dir", "."])
+    assert code == 2
+    assert output.startswith("error: candle-p1 run: ")
+    assert "nt_train2.csv, line 2, column 2: " in output

@@ -26,6 +26,7 @@ TIMELINE = ROOT / "tests/files/horovod_timeline.json"
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
     ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "overhead"),
+    ("bench", "start"),
 }  # fmt: skip
 """The commands that pass flags on to a benchmark."""
 
@@ -100,7 +101,7 @@ def test_the_options_that_hide_flags_of_benchmarks_are_known():
     }
     assert hidden == {
         ("study", "show", "--size"), ("study", "run", "--size"), ("bench", "overhead", "--epochs"),
-        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "overhead")
+        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "overhead", "start")
           for flag in ("--size", "--data_dir")),
     }  # fmt: skip
 
@@ -206,6 +207,8 @@ def run(*argv, **options):
         (["bench", "load", "nt3", "--json", "no/such.json"], "--json no/such.json"),
         (["bench", "load", "nt3", "--", "--epohcs", "3"], "'--epochs'"),
         (["bench", "load", "nt3", "--", "--loader", "chunked"], "--methods"),
+        (["bench", "start", "nt3", "--epochs", "3"], "--epochs cannot be set"),
+        (["bench", "start", "nt3", "--output_dir", "."], "--output_dir cannot be set"),
         (["show", "x" * 5000], "too long"),
         (["report", "\udcff" * 5000, "-o", "x"], "too long"),
         (["study", "status", "x" * 5000], "too long"),
@@ -460,7 +463,18 @@ def completions(line):
         ("candle-p1 st", {"study"}),
         (
             "candle-p1 bench ",
-            {"load", "read", "step", "comm", "gpu", "checkpoint", "overhead", "record", "scale"},
+            {
+                "load",
+                "read",
+                "step",
+                "comm",
+                "gpu",
+                "checkpoint",
+                "overhead",
+                "record",
+                "scale",
+                "start",
+            },
         ),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
@@ -510,6 +524,7 @@ ABSURD = str(10**12)
         ["bench", "load", "nt3", "--repeats", ABSURD],
         ["bench", "load", "nt3", "--load_threads", ABSURD],
         ["bench", "step", "nt3", "--steps", ABSURD],
+        ["bench", "start", "nt3", "--rounds", ABSURD],
         ["bench", "gpu", "nt3", "--np", ABSURD],
         ["bench", "gpu", "nt3", "--seconds", ABSURD],
         ["bench", "record", "--ranks", ABSURD],
