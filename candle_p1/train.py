@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import signal
 import sys
@@ -320,6 +321,9 @@ def main(benchmark: Benchmark) -> None:
                 f"{failure.reason}: lower the learning rate, check the data, or accept it by"
                 " --allow_nan True"
             ).on_all_ranks()
+        # At the end Python looks for garbage among all objects, which takes a second. What has to
+        # be closed is closed; so there is no need to look.
+        gc.freeze()
     except CandleError as error:
         if error.agreed:
             if comm.rank == 0 and not error.printed:

@@ -49,11 +49,14 @@ def _make_test_function(model: Any) -> Any:
     """Returns a step of evaluation that Keras can use too; it takes an iterator of batches.
 
     Keras's own is traced for batches of any size after the second size. Then it no longer knows how
-    many samples a batch has, and counts it as one in the losses of several outputs.
+    many samples a batch has, and counts it as one in the losses of several outputs. Like Keras's
+    own, it is traced as it is written, without being translated by AutoGraph, which takes longer.
     """
     import tensorflow as tf
 
-    step = tf.function(model.test_step, jit_compile=bool(model.jit_compile) or None)
+    step = tf.function(
+        model.test_step, autograph=False, jit_compile=bool(model.jit_compile) or None
+    )
     return lambda batches: step(next(batches))
 
 

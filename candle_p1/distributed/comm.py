@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from candle_p1.distributed import job_guard
+from candle_p1.distributed import job_guard, mpi_start
 from candle_p1.distributed.launch_environment import (
     NODE_VARIABLE,
     launched_rank,
@@ -427,6 +427,7 @@ def _connect() -> Communicator:
     if launcher is None:
         return SerialCommunicator()
     begin = time.perf_counter()
+    mpi_start.prepare(launched_rank(), os.environ)
     try:
         with job_guard.begin(), _hangup_kept():
             mpi = MpiCommunicator()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.gpus import num_visible
 from candle_p1.distributed.installation import visible_gpus
+from candle_p1.distributed.keras_import import import_keras
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.instrument.phases import part
 from candle_p1.records.environment import available_cores, core_quota
@@ -208,7 +209,7 @@ def _check_backend(backend: str) -> None:
     """
     try:
         with part("import"):
-            import keras  # noqa: F401
+            import_keras()
     except ImportError as error:
         raise SetupError(
             f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu]"

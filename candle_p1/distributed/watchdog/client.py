@@ -257,7 +257,7 @@ class WatchdogClient(Reporter):
             number = error.errno
         except OSError as error:
             number = error.errno or 0
-        if number in (0, *GONE):
+        if number in (0, *GONE) and not self._ending.is_set():
             time.sleep(0.1)  # the other thread may be about to note the error that it was told
             number = self._heartbeat.error
         if number not in (0, *GONE) and not self._ending.is_set():
