@@ -160,11 +160,11 @@ class Nt3(Benchmark):
         if not params["conv"]:
             model.add(layers.Flatten())
         for units in params["dense"] or ():
-            model.add(Dense(units, kernel_initializer=initializer))
-            model.add(layers.Activation(params["activation"]))
+            model.add(Dense(units, kernel_initializer=initializer), rebuild=False)
+            model.add(layers.Activation(params["activation"]), rebuild=False)
             if params["dropout"]:
-                model.add(layers.Dropout(params["dropout"]))
-        model.add(Dense(params["classes"], kernel_initializer=initializer))
+                model.add(layers.Dropout(params["dropout"]), rebuild=False)
+        model.add(Dense(params["classes"], kernel_initializer=initializer), rebuild=False)
         # The softmax and the loss stay in float32 under mixed precision.
         model.add(layers.Activation(params["out_activation"], dtype=keras.config.floatx()))
         return model

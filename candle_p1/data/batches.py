@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,12 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of an epoch, counted from 0; must be called before the epoch begins."""
         self._order = self._order_of(epoch=epoch)
+
+    def of_epoch(self, epoch: int) -> TrainBatches:
+        """Returns the batches of an epoch, counted from 0; these ones remain as they are."""
+        batches = copy.copy(self)
+        batches.set_epoch(epoch)
+        return batches
 
     def __len__(self) -> int:
         return self._plan.steps_per_epoch - self.first_step

@@ -54,13 +54,14 @@ def add_convolutions(
                 each.strides,
                 activation=None if normalize else activation,
                 kernel_initializer=initializer,
-            )
+            ),
+            rebuild=False,
         )
         if normalize:
-            model.add(layers.BatchNormalization())
-            model.add(layers.Activation(activation))
+            model.add(layers.BatchNormalization(), rebuild=False)
+            model.add(layers.Activation(activation), rebuild=False)
         if each.pool_size:
-            model.add(MaxPooling1D(each.pool_size))
+            model.add(MaxPooling1D(each.pool_size), rebuild=False)
     if convolutions:
         model.add(layers.Flatten())
 

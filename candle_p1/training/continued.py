@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from candle_p1.models.fast.batches import for_fit
+from candle_p1.models.fast.batches import fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,12 +100,12 @@ def fit_from(
     try:
         if start.step and not is_over:
             callbacks.first_step = batches.first_step = start.step
-            model.fit(for_fit(batches), initial_epoch=first, epochs=first + 1, **options)
+            fit(model, batches, range(first, first + 1), **options)
             callbacks.first_step = batches.first_step = 0
             first += 1
             is_over = model.stop_training or first == num_epochs
         if not is_over:
-            model.fit(for_fit(batches), initial_epoch=first, epochs=num_epochs, **options)
+            fit(model, batches, range(first, num_epochs), **options)
         is_interrupted = False
     except TrainingInterrupted:
         is_interrupted = True

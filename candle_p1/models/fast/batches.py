@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from candle_p1.data.samples import join_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from candle_p1.data.batches import TrainBatches
 
 NUM_PREFETCHED = 2
 """The number of batches made ahead of the step that uses them."""
@@ -15,8 +20,28 @@ GROUP_BYTES = 1 << 20
 take a noticeable part of a step that takes some milliseconds."""
 
 
+def fit(model: Any, batches: TrainBatches, epochs: range, **options: Any) -> None:
+    """Calls ``model.fit`` for some epochs.
+
+    With TensorFlow the batches of all epochs are one stream: the first ones of an epoch are made
+    while the epoch before is validated. Keras would begin anew after each epoch, twice.
+
+    Args:
+        model: The compiled model.
+        batches: The batches, which know the order of each epoch.
+        epochs: The epochs, counted from 0; at least one.
+        options: Further arguments of ``model.fit``.
+    """
+    options |= {"initial_epoch": epochs.start, "epochs": epochs.stop}
+    if keras.backend.backend() != "tensorflow":
+        model.fit(batches, **options)
+        return
+    stream = _dataset(batches[0], lambda: (batches.of_epoch(epoch) for epoch in epochs))
+    model.fit(stream, steps_per_epoch=len(batches), **options)
+
+
 def for_fit(batches: keras.utils.PyDataset) -> Any:
-    """Returns what ``model.fit`` takes for these batches.
+    """Returns what ``model.fit`` takes for these batches in each epoch.
 
     With TensorFlow this is a ``tf.data.Dataset``. Keras would make one, too, but one that tunes
     itself in a background thread, which sleeps twice as long each time. The end of an epoch
@@ -30,15 +55,29 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
         return batches
     import tensorflow as tf
 
-    first = _without_lists(batches[0])
+    dataset = _dataset(batches[0], lambda: [batches])
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+
+
+def _dataset(batch: Any, epochs: Callable[[], Iterable[keras.utils.PyDataset]]) -> Any:
+    """Returns a ``tf.data.Dataset`` of the batches of epochs, one after the other.
+
+    Args:
+        batch: One of the batches.
+        epochs: Returns the batches of each epoch.
+    """
+    import tensorflow as tf
+
+    first = _without_lists(batch)
     arrays = tf.nest.flatten(first)
     size = max(1, GROUP_BYTES // max(1, sum(array.nbytes for array in arrays)))
 
     def generate() -> Any:
-        for start in range(0, len(batches), size):
-            group = range(start, min(start + size, len(batches)))
-            made = [_without_lists(batches[step]) for step in group]
-            yield join_batches(made) if len(made) > 1 else made[0]
+        for batches in epochs():
+            for start in range(0, len(batches), size):
+                group = range(start, min(start + size, len(batches)))
+                made = [_without_lists(batches[step]) for step in group]
+                yield join_batches(made) if len(made) > 1 else made[0]
 
     def describe(array: Any) -> Any:
         return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
@@ -48,9 +87,13 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
     dataset = tf.data.Dataset.from_generator(
         generate, output_signature=tf.nest.map_structure(describe, first)
     )
-    if size > 1:
-        dataset = dataset.rebatch(len(arrays[0]))
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    if size > 1:  # each group by itself: the last batch of an epoch may be smaller
+        num = len(arrays[0])
+        dataset = dataset.flat_map(
+            lambda *group: tf.data.Dataset.from_tensors(
+                group if isinstance(first, tuple) else group[0]
+            ).rebatch(num)
+        )
     return dataset.prefetch(NUM_PREFETCHED).with_options(options)
 
 

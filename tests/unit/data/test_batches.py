@@ -110,6 +110,53 @@ def test_fit_gets_the_batches_of_each_epoch(monkeypatch, group_bytes):
         assert step == 2
 
 
+class ModelStandIn:
+    """Remembers what it is told to fit."""
+
+    def fit(self, x, **options):
+        self.x, self.options = x, options
+
+
+@pytest.mark.parametrize("group_bytes", [0, 100, 1 << 20])
+@pytest.mark.parametrize("first_step", [0, 2])
+def test_the_batches_of_several_epochs_are_one_stream(monkeypatch, group_bytes, first_step):
+    made = pytest.importorskip("candle_p1.models.fast.batches")
+    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
+    samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
+    plan = plan_for(1, 10, 4, "epoch")
+    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=True)
+    train.first_step = first_step
+    model = ModelStandIn()
+    made.fit(model, train, range(2, 5), verbose=0)
+    assert model.options["initial_epoch"] == 2
+    assert model.options["epochs"] == 5
+    assert model.options["verbose"] == 0
+    if module.keras.backend.backend() != "tensorflow":
+        assert model.x is train
+        return
+    assert model.options["steps_per_epoch"] == 3 - first_step
+    assert int(model.x.cardinality()) < 0  # Keras would otherwise begin anew after each epoch
+    assert not model.x.options().autotune.enabled
+    train.set_epoch(7)  # is no business of batches that are made ahead
+    batches = list(model.x)
+    expected = [of[step] for of in map(train.of_epoch, range(2, 5)) for step in range(len(of))]
+    assert len(batches) == len(expected) == 3 * (3 - first_step)
+    for batch, other in zip(batches, expected, strict=True):
+        for one, another in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(one, another)
+
+
+def test_the_batches_of_an_epoch_leave_others_as_they_are():
+    x = np.arange(25, dtype=np.float32).reshape(25, 1)
+    plan = plan_for(1, 25, 10, "epoch")
+    batches = module.TrainBatches(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
+    before = batches[0][1].tolist()
+    of_later = batches.of_epoch(5)
+    assert batches[0][1].tolist() == before
+    batches.set_epoch(5)
+    assert batches[0][1].tolist() == of_later[0][1].tolist() != before
+
+
 class Lists:
     """Rows whose batches are lists, as some authors write them."""
 
