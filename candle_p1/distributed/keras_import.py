@@ -9,17 +9,17 @@ them are made, none of which is garbage, so it pauses.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
+import threading
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 LATER = frozenset(
     {
@@ -33,8 +33,56 @@ LATER = frozenset(
 """The parts of Keras that are imported when they are first used."""
 
 
+class _LaterModule(ModuleType):
+    """A module that is executed when it is first asked for a name of its own.
+
+    The standard library's LazyLoader would execute it for any attribute, and TensorFlow's AutoGraph
+    asks all modules for their ``__file__``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        self._execute()
+        return object.__getattribute__(self, name)
+
+    def __dir__(self) -> list[str]:
+        self._execute()
+        return list(self.__dict__)
+
+    def _execute(self) -> None:
+        assert self.__spec__ is not None
+        with _executing:
+            later = self.__spec__.loader
+            if not isinstance(later, _LaterLoader):  # this thread executes it, or another one has
+                return
+            self.__loader__ = self.__spec__.loader = later.loader
+            try:
+                later.loader.exec_module(self)
+            except BaseException:
+                self.__loader__ = self.__spec__.loader = later
+                raise
+            self.__class__ = ModuleType  # type: ignore[assignment]
+
+
+_executing = threading.RLock()
+
+
+class _LaterLoader(Loader):
+    """Makes modules that another loader executes later."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _LaterModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
 class _LaterFinder(MetaPathFinder):
-    """Finds the modules of LATER, as those that are executed at the first use of an attribute."""
+    """Finds the modules of LATER."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,7 +91,7 @@ class _LaterFinder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
+            spec.loader = _LaterLoader(spec.loader)
         return spec
 
 

@@ -16,6 +16,8 @@ from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.keras_import import LATER, import_keras
 choose_backend()
 import_keras()
+for module in list(sys.modules.values()):  # as AutoGraph does; it runs no module
+    hasattr(module, "__file__"), hasattr(module, "__wrapped__")
 found = {"early": [name for name in ("sklearn", "matplotlib") if name in sys.modules]}
 found["parts"] = sorted(LATER & set(sys.modules))
 found["frozen"] = gc.get_freeze_count() > 0
@@ -28,6 +30,9 @@ found["wrapper"] = keras.wrappers.SKLearnRegressor(model).__class__.__mro__[1]._
 found["base"] = "sklearn.base" in sys.modules
 found["shows"] = callable(keras.visualization.plot_image_gallery)
 found["later"] = [name for name in ("sklearn", "matplotlib") if name in sys.modules]
+found["type"] = type(keras.wrappers).__name__
+found["names"] = "SKLearnClassifier" in dir(keras._tf_keras.keras.wrappers)
+found["unknown"] = hasattr(keras.wrappers, "SKLearnNothing")
 print(json.dumps(found))
 """
 
@@ -45,6 +50,9 @@ def test_parts_that_no_run_uses_are_imported_when_they_are_used():
     assert found["later"] == ["sklearn", "matplotlib"]
     assert found["base"]
     assert found["shows"]
+    assert found["type"] == "module"
+    assert found["names"]
+    assert not found["unknown"]
     assert found["frozen"]
     assert found["collects"]
     assert "_LaterFinder" not in found["finders"]
