@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 check format docs fuzz fault-test pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -98,6 +98,8 @@ test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and 
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
+
+keras2: .venv-keras2/setup.done ## Install tf_keras, which is Keras 2, into .venv-keras2, to compare with
 
 test-keras2: setup .venv-keras2/setup.done ## Check that the four networks train as in Keras 2, on which CANDLE runs
 	PYTHONPATH=.venv-keras2 .venv/bin/python -m pytest tests/integration/test_keras2.py $(PYTEST_ARGS)

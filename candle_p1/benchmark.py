@@ -232,6 +232,25 @@ class Benchmark(ABC):
         """Returns the training samples prepared in other ways, for ``candle-p1 bench step``."""
         return {}
 
+    def random_parameters(self, params: ParameterSet) -> Sequence[str]:
+        """Returns the parameters, other than 0, that let a training step draw random numbers."""
+        return [name for name in ("dropout",) if params[name]]
+
+    def keras2_model(
+        self, k: Any, params: ParameterSet, data: DataSet, learning_rate: float
+    ) -> Any | None:
+        """Returns the compiled model in Keras 2 for ``candle-p1 bench step``, or None.
+
+        Its layers with weights are in the order of those of `build_model`.
+
+        Args:
+            k: The module tf_keras; see `candle_p1.models.keras2`.
+            params: The parameters.
+            data: The samples.
+            learning_rate: The learning rate, already scaled.
+        """
+        return None
+
     def evaluate(self, trained: Trained) -> Quality:
         """Returns the test metrics, and those of the naive predictor; collective."""
         values = trained.metrics(trained.data.test, trained.params["test_steps"])

@@ -17,6 +17,7 @@ from candle_p1.errors import DataError
 from candle_p1.models.convolutions import add_convolutions
 from candle_p1.models.initializers import initial_weights
 from candle_p1.models.losses import same_loss
+from nt3_keras2 import network as keras2_network
 from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import SIZES, Nt3Recipe
 
@@ -168,6 +169,12 @@ class Nt3(Benchmark):
         # The softmax and the loss stay in float32 under mixed precision.
         model.add(layers.Activation(params["out_activation"], dtype=keras.config.floatx()))
         return model
+
+    def keras2_model(
+        self, k: Any, params: ParameterSet, data: DataSet, learning_rate: float
+    ) -> Any:
+        """Returns the model as CANDLE's script builds it."""
+        return keras2_network(k, params, data.train.x_shape[0], learning_rate)
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the requested loss; of sigmoids, the one that TensorFlow computes."""

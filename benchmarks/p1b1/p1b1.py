@@ -32,6 +32,7 @@ from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
 from candle_p1.models.scores import RegressionScore
+from p1b1_keras2 import network as keras2_network
 from p1b1_latent import save_latent_space
 from p1b1_model import build_autoencoder, decoder_of, encoder_of
 from p1b1_synthetic import SIZES, P1b1Recipe
@@ -267,6 +268,19 @@ class P1b1(Benchmark):
         assert isinstance(data, P1b1Data)
         num_features = np.shape(data.train.y[0:0])[1]
         return build_autoencoder(params, num_features, len(data.types))
+
+    def keras2_model(
+        self, k: Any, params: ParameterSet, data: DataSet, learning_rate: float
+    ) -> Any:
+        """Returns the model as CANDLE's script builds it."""
+        assert isinstance(data, P1b1Data)
+        num_features, num_types = np.shape(data.train.y[0:0])[1], len(data.types)
+        return keras2_network(k, params, num_features, num_types, learning_rate)
+
+    def random_parameters(self, params: ParameterSet) -> list[str]:
+        """Returns the dropout and, of a variational model, the noise of its latent space."""
+        names = ["dropout"] if params["model"] == "ae" else ["dropout", "epsilon_std"]
+        return [name for name in names if params[name]]
 
     def evaluate(self, trained: Trained) -> Quality:
         """Returns test loss, xent, mse, r2 and correlation; saves the test cases' latent space.

@@ -29,6 +29,7 @@ from candle_p1.files import write_atomically
 from candle_p1.models.initializers import initial_weights
 from candle_p1.models.losses import same_loss
 from candle_p1.models.scores import ConfusionScore
+from p1b2_keras2 import network as keras2_network
 from p1b2_synthetic import SIZES, P1b2Recipe
 
 if TYPE_CHECKING:
@@ -135,6 +136,14 @@ class P1b2(Benchmark):
             )
         )
         return model
+
+    def keras2_model(
+        self, k: Any, params: ParameterSet, data: DataSet, learning_rate: float
+    ) -> Any:
+        """Returns the model as CANDLE's script builds it."""
+        assert isinstance(data, P1b2Data)
+        (num_genes,) = data.train.x_shape
+        return keras2_network(k, params, num_genes, len(data.types), learning_rate)
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the requested loss; of sigmoids, the one that TensorFlow computes."""

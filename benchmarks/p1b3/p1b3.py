@@ -31,6 +31,7 @@ from candle_p1.models.convolutions import add_convolutions
 from candle_p1.models.initializers import initial_weights
 from candle_p1.models.scores import RegressionScore
 from p1b3_inputs import DRUG_KINDS, LINE_KINDS, draw_features, scale_and_join, tables_of
+from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
@@ -302,6 +303,16 @@ class P1b3(Benchmark):
         # The loss stays in float32 under mixed precision. CANDLE initializes only the dense layers.
         model.add(Dense(1, kernel_initializer="glorot_uniform", dtype=keras.config.floatx()))
         return model
+
+    def keras2_model(
+        self, k: Any, params: ParameterSet, data: DataSet, learning_rate: float
+    ) -> Any:
+        """Returns the model as CANDLE's script builds it."""
+        return keras2_network(k, params, data.train.x_shape[0], learning_rate)
+
+    def random_parameters(self, params: ParameterSet) -> list[str]:
+        """Returns the dropout, and the noise on the inputs."""
+        return [name for name in ("dropout", "cell_noise_sigma") if params[name]]
 
     def model_files(self, params: ParameterSet) -> list[ModelFile]:
         """Returns the file of the best model, which CANDLE saves too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.bench.step import KERAS2
 from candle_p1.bench.tables import MB, digits, plain_table, spread, too_few
 from candle_p1.text import count
 
@@ -16,11 +17,12 @@ GIGA = 1e9
 MILLI = 1e-3
 
 
-def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
+def parts(report: Mapping[str, Any], *, by_weight: bool = False) -> Iterator[str | Table]:
     """Yields the lines and tables that show a comparison.
 
     Args:
         report: What `candle_p1.bench.step.StepComparison.measure` returned.
+        by_weight: Whether to list the differences of each weight.
     """
     results = report["results"]
     ours = results[0]
@@ -45,7 +47,10 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield (
             f"{name} trains the same model: the largest relative difference is {found['loss']:.1g}"
             f" in the losses and {found['update']:.1g} in the first updates"
+            f"{_without(report) if name == KERAS2 else ''}"
         )
+        if by_weight:
+            yield _weights(found["weights"])
     if report["roofline"]:
         yield _roofline(report["roofline"], ours["median_s"])
     else:
@@ -60,6 +65,34 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     yield _memory(results)
     if report["synthetic"]:
         yield "the data are synthetic"
+
+
+def _without(report: Mapping[str, Any]) -> str:
+    """Says how Keras 2 was compared, if its timed steps could not be."""
+    flags = report["keras2_compared_without"]
+    if not flags:
+        return ""
+    return (
+        f" (of jobs of their own without {', '.join(flags)}: Keras 2 draws other random numbers, so"
+        " the losses of the timed steps cannot be compared)"
+    )
+
+
+def _weights(weights: list[dict[str, Any]]) -> Table:
+    """Shows by how much each weight differs."""
+    table = plain_table(
+        "weight",
+        "values\ncompared",
+        "first updates:\ndifference",
+        "\nlargest",
+        "values at the end:\ndifference",
+        "\nlargest",
+    )
+    for each in weights:
+        numbers = (each[key] for key in ("update", "largest_update", "value", "largest_value"))
+        shown = ("not known" if number is None else f"{number:.1e}" for number in numbers)
+        table.add_row(each["weight"], f"{each['num_compared']:,}", *shown)
+    return table
 
 
 def _roofline(bound: Mapping[str, float], median_s: float) -> str:

@@ -4,21 +4,23 @@ Every measurement is a job of its own, which trains a few steps. The jobs run in
 variants, every second round in reverse order, so that a steady drift of the machine affects all
 variants alike. Variants that should compute the same must agree in their losses and in the updates
 of the first steps; otherwise no result is reported. Models of two backends of Keras begin with
-different random numbers, so they are compared by their times alone.
+different random numbers, so they are compared by their times alone. Keras 2 draws other random
+numbers than Keras 3 for dropout, so where there is some, the two are compared by further jobs
+without it.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from candle_p1.bench.job import Job, Measurement, OnStart, run
 from candle_p1.bench.memory import peak_of_sum_bytes
+from candle_p1.bench.step_differences import check, difference
 from candle_p1.benchmark import find_benchmark
-from candle_p1.distributed.backend import choose_backend
-from candle_p1.errors import CandleError, ParameterError
+from candle_p1.distributed.backend import AUTO, choose_backend
+from candle_p1.errors import ParameterError
 from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
@@ -26,17 +28,15 @@ if TYPE_CHECKING:
 
     from candle_p1.bench.elsewhere import Elsewhere
     from candle_p1.bench.memory import MemorySamples
+    from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 OURS = "as in a run"
 PLAIN = "plain Keras"
 ALONE = "no allreduce"
 ONE_PROCESS = "one process"
-LOSS_TOLERANCE = 1e-4
-"""Relative tolerance of mean losses."""
-UPDATE_TOLERANCE = 1e-2
-"""Tolerance of an update, relative to the norm of the other one. The steps of Adam have the same
-size for gradients of any size, and small gradients have large rounding errors."""
+KERAS2 = "Keras 2"
 WARM_UP_STEPS = 2
 """Steps of every job that are not timed; the first one traces the model."""
 MAX_COMPARED = 4096
@@ -56,6 +56,8 @@ class StepJob(Job):
         num_steps: The number of timed steps.
         measures_machine: Whether to measure the machine's rates, and the memory in a further step.
         python: The interpreter of another environment in which it is measured; None: this one.
+        keras2: The directory of tf_keras, which trains CANDLE's network; None: Keras 3 trains.
+        is_random: Whether the step draws random numbers, such as for dropout, as the flags say.
     """
 
     worker: ClassVar[str] = "candle_p1.bench.step_worker"
@@ -68,6 +70,8 @@ class StepJob(Job):
     num_steps: int = 5
     measures_machine: bool = False
     python: str | None = None
+    keras2: str | None = None
+    is_random: bool = True
 
     @property
     def name(self) -> str:
@@ -78,6 +82,21 @@ class StepJob(Job):
     def settings(self) -> dict[str, Any]:
         """One epoch, and the kernels."""
         return super().settings | {"kernels": self.kernels}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where Python finds tf_keras."""
+        if self.keras2 is None:
+            return {}
+        already = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([self.keras2, *([already] if already else [])])}
+
+    def bind(self, benchmark: Benchmark) -> ParameterSet:
+        """Returns the benchmark's parameters for this job; see Job."""
+        params = super().bind(benchmark)
+        if self.is_random:
+            return params
+        return params.replace(dict.fromkeys(benchmark.random_parameters(params), 0.0))
 
     @property
     def all_steps(self) -> int:
@@ -93,6 +112,7 @@ class StepOutcome:
         steps_s: The time of each timed step.
         losses: The mean loss of the epoch after each step, including the warm-up.
         updates: For each weight, what the warm-up steps have added to some of its elements.
+        values: The same elements after all timed steps.
         batch_size: The number of samples in a step of this rank.
         threads: The number of threads of an operation.
         device: "cpu", or the GPU's name.
@@ -109,6 +129,7 @@ class StepOutcome:
     steps_s: list[float]
     losses: list[float]
     updates: dict[str, list[float]]
+    values: dict[str, list[float]]
     batch_size: int
     threads: int
     device: str
@@ -129,19 +150,23 @@ class StepComparison(Measurement):
         against: Whether to compare with other variants.
         num_rounds: Jobs of each variant.
         other: Another environment, in which all variants are measured, too; None: there is none.
+        keras2: The directory of tf_keras, whose training is measured, too; None: it is not.
     """
 
     job: StepJob
     against: bool = True
     num_rounds: int = 2
     other: Elsewhere | None = None
+    keras2: str | None = None
 
     def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
         """Returns the benchmark's files; see Measurement.
 
         Raises:
-            CandleError: See Measurement; or one engine is chosen for two environments.
+            CandleError: See Measurement; or one engine is chosen for two environments, or Keras 2
+                cannot be compared.
         """
+        self._check_keras2()
         if self.other is not None:
             benchmark = find_benchmark(self.job.benchmark)
             if self.job.bind(benchmark).origin("engine").kind == "flag":
@@ -150,6 +175,22 @@ class StepComparison(Measurement):
                     " its own engine"
                 )
         return super().locate_files(progress)
+
+    def _check_keras2(self) -> None:
+        """Raises ParameterError if Keras 2 is to be compared where it is not a peer."""
+        if self.keras2 is None:
+            return
+        if self.num_ranks > 1 or not self.against:
+            raise ParameterError(
+                "--keras2 compares a single rank with Keras 2 and plain Keras: leave out --np and"
+                " --against"
+            )
+        benchmark = find_benchmark(self.job.benchmark)
+        backend = choose_backend(self.job.bind(benchmark).get("engine", AUTO))
+        if backend != "tensorflow":
+            raise ParameterError(
+                f"--keras2 needs TensorFlow, and this engine computes with {backend}"
+            )
 
     @property
     def other_name(self) -> str | None:
@@ -162,13 +203,21 @@ class StepComparison(Measurement):
     def variants(self) -> list[StepJob]:
         """Returns a job of each variant, that of a run first; then those of the other Python."""
         here = self._variants()
+        if self.keras2 is not None:
+            here.append(self._of_keras2())
         if self.other is None:
             return here
         there = [
             replace(job, variant=f"{job.variant}, {self.other_name}", python=self.other.python)
             for job in here
+            if job.keras2 is None
         ]
         return [*here, *there]
+
+    def _of_keras2(self) -> StepJob:
+        return replace(
+            self.job, variant=KERAS2, kernels="plain", inputs="arrays", keras2=self.keras2
+        )
 
     def _variants(self) -> list[StepJob]:
         if not self.against:
@@ -181,11 +230,27 @@ class StepComparison(Measurement):
         more = [replace(plain, variant=f"plain, {name}", inputs=name) for name in others]
         return [self.job, plain, *more]
 
+    def _random_parameters(self) -> list[str]:
+        """Returns what makes a step draw random numbers, as flags, if Keras 2 is compared."""
+        if self.keras2 is None:
+            return []
+        benchmark = find_benchmark(self.job.benchmark)
+        params = self.job.bind(benchmark)
+        return [f"--{name} {params[name]:g}" for name in benchmark.random_parameters(params)]
+
+    def _jobs_without_randomness(self) -> list[StepJob]:
+        """Returns jobs whose losses can be compared with Keras 2's, if those of variants cannot."""
+        if not self._random_parameters():
+            return []
+        jobs = self.job, self._of_keras2()
+        return [replace(job, is_random=False, num_steps=1) for job in jobs]
+
     def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs; see Measurement."""
         variants = self.variants()
+        calm = self._jobs_without_randomness()
         measured: dict[str, list[list[StepOutcome]]] = {job.variant: [] for job in variants}
-        total = len(variants) * self.num_rounds
+        total = len(variants) * self.num_rounds + len(calm)
         for number in range(self.num_rounds):
             for variant in variants if number % 2 == 0 else variants[::-1]:
                 job = replace(variant, measures_machine=number == 0)
@@ -198,8 +263,16 @@ class StepComparison(Measurement):
         for of_python in _by_python(variants) if self.num_ranks == 1 else ():
             first = measured[of_python[0].variant][0][0]
             for job in of_python[1:]:
-                differences[job.variant] = difference(first, measured[job.variant][0][0])
-        _check(differences)
+                if job.keras2 is None or not calm:
+                    found = difference(first, measured[job.variant][0][0])
+                    differences[job.variant] = found
+        if calm:
+            outcomes = []
+            for number, job in enumerate(calm):
+                on_start(total - len(calm) + number, total, f"{job.variant}, not random")
+                outcomes += run(job, 1)
+            differences[KERAS2] = difference(*outcomes)
+        check(differences)
         results = [_result(job, measured[job.variant]) for job in variants]
         for result in results:
             result["speedup"] = {
@@ -216,6 +289,7 @@ class StepComparison(Measurement):
             "num_rounds": self.num_rounds,
             "results": results,
             "differences": differences,
+            "keras2_compared_without": self._random_parameters(),
             "roofline": measured[OURS][0][0].roofline,
             "communication": _communication(here),
             "other": other and other | {"communication": _communication(there[0])},
@@ -226,35 +300,6 @@ def _by_python(variants: list[StepJob]) -> list[list[StepJob]]:
     """Returns the variants of each environment, this one first."""
     pythons = dict.fromkeys(job.python for job in variants)
     return [[job for job in variants if job.python == python] for python in pythons]
-
-
-def difference(one: StepOutcome, other: StepOutcome) -> dict[str, float]:
-    """Returns the largest relative differences between two trainings on the same batches.
-
-    The difference of losses is relative to the loss, that of the update of a weight to the norm of
-    the elements compared. Weights that hardly change are compared with the largest update of all.
-    """
-    losses = np.array(one.losses), np.array(other.losses)
-    num = min(map(len, losses))
-    loss = np.max(np.abs(losses[0][:num] - losses[1][:num]) / np.abs(losses[1][:num]))
-    norms = {name: np.linalg.norm(values) for name, values in other.updates.items()}
-    least = 1e-6 * max(norms.values())
-    update = max(
-        np.linalg.norm(np.subtract(one.updates[name], other.updates[name]))
-        / max(norms[name], least)
-        for name in norms
-    )
-    return {"loss": float(loss), "update": float(update)}
-
-
-def _check(differences: dict[str, dict[str, float]]) -> None:
-    for name, found in differences.items():
-        for what, limit in {"loss": LOSS_TOLERANCE, "update": UPDATE_TOLERANCE}.items():
-            if not found[what] <= limit:  # also NaN
-                raise CandleError(
-                    f"{name} trains a different model: after the first steps the {what} differs by"
-                    f" {found[what]:.2g}, which is more than rounding explains ({limit:g})"
-                )
 
 
 def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:

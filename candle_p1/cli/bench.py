@@ -171,6 +171,7 @@ def read_command(
     examples=[
         "candle-p1 bench step nt3 --np 2 --batch_size 40",
         "candle-p1 bench step nt3 --np 2 --other_python .venv-jax/bin/python",
+        "candle-p1 bench step nt3 --keras2 .venv-keras2 --by_weight",
     ],
 )
 @measurement_options(
@@ -196,12 +197,23 @@ def read_command(
         help="Measure the same in turn in the environment of this interpreter, such as one with JAX"
         " beside one with TensorFlow.",
     ),
+    click.option(
+        "--keras2",
+        metavar="DIRECTORY",
+        help="Compare with CANDLE's own generation of Keras, too: with tf_keras in this directory,"
+        " where `make keras2` has put it.",
+    ),
+    click.option(
+        "--by_weight", is_flag=True, help="List the differences of each weight between variants."
+    ),
 )
 def step_command(
     benchmark: str,
     against: str,
     num_steps: int,
     other_python: str | None,
+    keras2: str | None,
+    by_weight: bool,
     json_file: Path | None,
     flags: list[str],
     **conditions: Any,
@@ -217,11 +229,13 @@ def step_command(
     from candle_p1.bench import show_step
     from candle_p1.bench.elsewhere import Elsewhere
     from candle_p1.bench.step import StepComparison, StepJob
+    from candle_p1.models.keras2 import check_directory
 
     job = StepJob(benchmark, flags, num_steps=num_steps)
-    other = Elsewhere.of(other_python) if other_python else None
-    report = measure(StepComparison(job, against=against == "plain", other=other, **conditions))
-    show(show_step.parts(report), report, json_file)
+    conditions["other"] = Elsewhere.of(other_python) if other_python else None
+    conditions["keras2"] = check_directory(keras2) if keras2 else None
+    report = measure(StepComparison(job, against=against == "plain", **conditions))
+    show(show_step.parts(report, by_weight=by_weight), report, json_file)
 
 
 @command.command(

@@ -9,6 +9,7 @@ import pytest
 from candle_p1.bench import show_step, step
 from candle_p1.bench.elsewhere import Elsewhere
 from candle_p1.bench.step import StepComparison, StepJob, StepOutcome, difference
+from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.errors import CandleError, ParameterError
@@ -17,6 +18,7 @@ OUTCOME = StepOutcome(
     steps_s=[0.2, 0.1, 0.3],
     losses=[0.7, 0.6, 0.5],
     updates={"kernel": [0.1, -0.2, 0.2], "bias": [0.0, 0.01]},
+    values={"kernel": [3.0, 4.0, 0.0], "bias": [0.0, 0.02]},
     batch_size=20,
     threads=2,
     device="cpu",
@@ -44,7 +46,7 @@ OUTCOME = StepOutcome(
 def compare(tmp_path, monkeypatch):
     """Compares with jobs whose outcomes a function (job, num_ranks) -> list of outcomes returns."""
 
-    def compare(measure, benchmark="nt3", **conditions):
+    def compare(measure, benchmark="nt3", flags=(), **conditions):
         file = tmp_path / "train.csv"
         file.write_text("1,2\n")
         jobs = []
@@ -54,7 +56,7 @@ def compare(tmp_path, monkeypatch):
             return measure(job, num_ranks)
 
         monkeypatch.setattr(step, "run", run)
-        comparison = StepComparison(StepJob(benchmark, [], num_steps=3), **conditions)
+        comparison = StepComparison(StepJob(benchmark, list(flags), num_steps=3), **conditions)
         return comparison.measure(FileSet.of({"train": file}), lambda *progress: None), jobs
 
     return compare
@@ -126,6 +128,91 @@ def test_differences_are_relative():
     assert found["loss"] == pytest.approx(0.001, rel=1e-2)
     norm = np.linalg.norm(other.updates["kernel"])
     assert found["update"] == pytest.approx(0.0003 / norm, rel=1e-3)
+
+
+def test_differences_are_listed_by_weight():
+    other = replace(OUTCOME, updates={**OUTCOME.updates}, values={**OUTCOME.values})
+    other.updates["bias"] = [0.0, 0.02]
+    other.values["kernel"] = [3.0, 3.95, 0.05]
+    kernel, bias = difference(other, OUTCOME)["weights"]
+    assert kernel == {
+        "weight": "kernel",
+        "num_compared": 3,
+        "update": 0,
+        "largest_update": 0,
+        "value": pytest.approx(0.05 * np.sqrt(2) / 5),
+        "largest_value": pytest.approx(0.05 / 5),
+    }
+    assert (bias["update"], bias["value"]) == (pytest.approx(1.0), 0)
+
+
+def test_values_after_different_numbers_of_steps_are_not_compared():
+    longer = replace(OUTCOME, steps_s=[0.1] * 4)
+    assert all(each["value"] is None for each in difference(OUTCOME, longer)["weights"])
+
+
+def test_weights_are_listed_on_request(compare):
+    report, _ = compare(slower)
+
+    def of_weights(**asked):
+        tables = [part for part in show_step.parts(report, **asked) if not isinstance(part, str)]
+        return [table for table in tables if table.columns[0].header == "weight"]
+
+    assert of_weights() == []
+    (table,) = of_weights(by_weight=True)
+    assert list(table.columns[0].cells) == ["kernel", "bias"]
+
+
+@pytest.mark.parametrize(("flags", "num_calm"), [([], 2), (["--dropout", "0"], 0)])
+def test_keras_2_is_measured_in_turn(compare, flags, num_calm):
+    report, jobs = compare(slower, num_rounds=1, flags=flags, keras2="/opt/keras2")
+    timed, calm = jobs[:3], jobs[3:]
+    assert [job.variant for job in timed] == ["as in a run", "plain Keras", "Keras 2"]
+    assert [job.keras2 for job in timed] == [None, None, "/opt/keras2"]
+    assert timed[2].inputs == "arrays"
+    assert all(job.is_random for job in timed)
+    assert [(job.variant, job.is_random) for job in calm] == [
+        ("as in a run", False),
+        ("Keras 2", False),
+    ][:num_calm]
+    assert report["results"][0]["speedup"]["Keras 2"] == pytest.approx(2)
+    assert set(report["differences"]) == {"plain Keras", "Keras 2"}
+    assert report["keras2_compared_without"] == ["--dropout 0.1"][: num_calm // 2]
+    lines = [part for part in show_step.parts(report) if isinstance(part, str)]
+    assert any("without --dropout 0.1" in line for line in lines) == bool(num_calm)
+
+
+def test_keras_2_must_train_the_same_model(compare):
+    def measure(job, num_ranks):
+        return [OUTCOME if job.keras2 is None else replace(OUTCOME, losses=[0.7, 0.6, 0.501])]
+
+    with pytest.raises(CandleError, match="Keras 2 trains a different model"):
+        compare(measure, keras2="/opt/keras2")
+
+
+def test_a_job_of_keras_2_finds_it_and_can_be_without_randomness(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    job = StepJob("p1b3", ["--cell_noise_sigma", "0.5"], keras2="/opt/keras2", is_random=False)
+    assert job.environment == {"PYTHONPATH": "/opt/keras2:/mine"}
+    benchmark = find_benchmark("p1b3")
+    random = replace(job, is_random=True).bind(benchmark)
+    assert benchmark.random_parameters(random) == ["dropout", "cell_noise_sigma"]
+    assert benchmark.random_parameters(job.bind(benchmark)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "conditions", "message"),
+    [
+        ([], {"num_ranks": 2}, "--np"),
+        ([], {"against": False}, "--against"),
+        (["--engine", "jax"], {}, "TensorFlow"),
+    ],
+)
+def test_keras_2_is_refused_where_it_is_no_peer(monkeypatch, flags, conditions, message):
+    monkeypatch.setattr(step, "choose_backend", lambda engine: engine)
+    job = StepJob("nt3", ["--size", "small", *flags])
+    with pytest.raises(ParameterError, match=message):
+        StepComparison(job, keras2="/opt/keras2", **conditions).locate_files()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -155,6 +155,7 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
         (["run", "nt3", "--epochs", "x"], "epochs = 'x'"),
         (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),
         (["bench", "step", "nt3", "--step", "2"], "'--steps'"),
+        (["bench", "step", "nt3", "--keras2", "nowhere"], "`make keras2`"),
         (["bench", "step", "nt3", "--other_python", "nowhere/python"], "cannot be started"),
         (["submit", "nt3", "--machine", "slurm", "--node", "2"], "'--nodes'"),
         (["submit", "nt3", "--machine", "slurn"], "'slurm'"),
