@@ -8,12 +8,13 @@ multiplications, there is a second bound, that of the form in use.
 from __future__ import annotations
 
 import math
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from candle_p1.bench.worker import median_s
+from candle_p1.bench.worker import Reduce, seconds_of
 from candle_p1.scaling import share_bounds
 
 MATRIX_SIZE = 4096
@@ -95,23 +96,28 @@ def state_bytes(model: Any) -> int:
     return _num_bytes(model.weights) + gradients + _num_bytes(model.optimizer.variables)
 
 
-def matmul_flops_per_s() -> float:
-    """Returns the rate of float32 matrix products, with the threads the framework uses here."""
+def matmul_flops_per_s(size: int = MATRIX_SIZE, of: Reduce = statistics.median) -> float:
+    """Returns the rate of float32 matrix products, with the threads the framework uses here.
+
+    Args:
+        size: The rows and columns of the matrices.
+        of: Makes one time of those of all calls.
+    """
     import keras
 
     random = np.random.default_rng(0)
-    shape = (MATRIX_SIZE, MATRIX_SIZE)
+    shape = (size, size)
     matrix = keras.ops.convert_to_tensor(random.random(shape, dtype=np.float32))
 
     def multiply() -> None:
         product = keras.ops.matmul(matrix, matrix)
         np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
 
-    return 2.0 * MATRIX_SIZE**3 / median_s(multiply, REPEATS)
+    return 2.0 * size**3 / seconds_of(multiply, REPEATS, of)
 
 
-def copy_bytes_per_s(num_threads: int) -> float:
-    """Returns the rate of copying a large array: bytes read plus bytes written."""
+def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
+    """Returns the rate of copying a large array: bytes read plus bytes written; see above."""
     source, target = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
     parts = [slice(*share_bounds(COPY_BYTES, i, num_threads)) for i in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
@@ -119,7 +125,7 @@ def copy_bytes_per_s(num_threads: int) -> float:
         def copy() -> None:
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
 
-        return 2.0 * COPY_BYTES / median_s(copy, REPEATS)
+        return 2.0 * COPY_BYTES / seconds_of(copy, REPEATS, of)
 
 
 def _states(optimizer: Any) -> list[Any]:

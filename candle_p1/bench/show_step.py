@@ -55,6 +55,8 @@ def parts(report: Mapping[str, Any], *, by_weight: bool = False) -> Iterator[str
         yield _roofline(report["roofline"], ours["median_s"])
     else:
         yield "roofline bound: not known, because the model does not say which products it computes"
+    if report["prediction"]:
+        yield from _prediction(report["prediction"])
     of_other = other["communication"] if other else None
     for of, exposed in (("", report["communication"]), (f", {other and other['name']}", of_other)):
         if exposed:
@@ -65,6 +67,34 @@ def parts(report: Mapping[str, Any], *, by_weight: bool = False) -> Iterator[str
     yield _memory(results)
     if report["synthetic"]:
         yield "the data are synthetic"
+
+
+def _prediction(prediction: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Shows the predicted steps beside the measured ones."""
+    steps, speedup = prediction["steps"], prediction["speedup"]
+    table = plain_table(
+        "predicted step (ms)",
+        "convo-\nlutions",
+        "dense",
+        "opti-\nmizer",
+        "other\nlayers",
+        "batches",
+        "total",
+        "measured",
+        "deviation",
+    )
+    for name, each in steps.items():
+        keys = ("convolutions_s", "dense_s", "optimizer_s", "other_layers_s", "batches_s")
+        shown = [_ms(each[key]) for key in (*keys, "total_s", "measured_s")]
+        table.add_row(name, *shown, f"{100 * each['deviation']:+.0f} %")
+    yield table
+    ours = next(iter(steps.values()))
+    forms = ", ".join(f"{layer} {form}" for layer, form in ours["forms"].items())
+    yield (
+        f"predicted speed-up {digits(speedup['predicted'])}, measured"
+        f" {digits(speedup['measured'])}: a deviation of {100 * speedup['deviation']:+.0f} %"
+        + (f". Forms of the convolutions: {forms}" if forms else "")
+    )
 
 
 def _without(report: Mapping[str, Any]) -> str:

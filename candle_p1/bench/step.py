@@ -124,6 +124,8 @@ class StepOutcome:
         matrix_bytes: Size of the matrices that the ranks of a node share.
         roofline: See candle_p1.bench.roofline.bound; None if it is not known or not measured.
         memory: Memory samples of this process in a further step; empty if none were taken.
+        predictions: What candle_p1.bench.step_prediction predicts at these rates, of the variants
+            OURS and PLAIN; empty if the model has what it does not count.
     """
 
     steps_s: list[float]
@@ -140,6 +142,7 @@ class StepOutcome:
     matrix_bytes: int
     roofline: dict[str, float] | None = None
     memory: MemorySamples = field(default_factory=list)
+    predictions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -291,9 +294,35 @@ class StepComparison(Measurement):
             "differences": differences,
             "keras2_compared_without": self._random_parameters(),
             "roofline": measured[OURS][0][0].roofline,
+            "prediction": _prediction(
+                {each["variant"]: each["median_s"] for each in results},
+                measured[OURS][0][0].predictions if self.num_ranks == 1 else {},
+            ),
             "communication": _communication(here),
             "other": other and other | {"communication": _communication(there[0])},
         }
+
+
+def _prediction(
+    medians_s: dict[str, float], predictions: dict[str, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Returns the predicted steps and their ratio beside the measured ones; None without them.
+
+    A deviation is that of the prediction, relative to the measurement.
+    """
+    steps = {
+        name: found
+        | {"measured_s": medians_s[name], "deviation": found["total_s"] / medians_s[name] - 1}
+        for name, found in predictions.items()
+        if name in medians_s
+    }
+    if len(steps) < len((OURS, PLAIN)):
+        return None
+    predicted, measured = (
+        steps[PLAIN][key] / steps[OURS][key] for key in ("total_s", "measured_s")
+    )
+    speedup = {"predicted": predicted, "measured": measured, "deviation": predicted / measured - 1}
+    return {"steps": steps, "speedup": speedup}
 
 
 def _by_python(variants: list[StepJob]) -> list[list[StepJob]]:

@@ -23,7 +23,7 @@ LEAST_UPDATE = 1e-6
 """Weights that change by less than this part of the largest change are compared with that part."""
 
 
-class Steps(Protocol):
+class TrainedSteps(Protocol):
     """The steps that a rank has trained; see candle_p1.bench.step.StepOutcome."""
 
     @property
@@ -40,7 +40,7 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True)
-class Difference:
+class RelativeDifference:
     """The difference of an array from another one, relative to the norm of the other one.
 
     Attributes:
@@ -52,7 +52,7 @@ class Difference:
     largest: float
 
     @classmethod
-    def of(cls, one: Any, other: NDArray[np.float64], least: float = 0.0) -> Difference:
+    def of(cls, one: Any, other: NDArray[np.float64], least: float = 0.0) -> RelativeDifference:
         """Returns the difference; 0 of equal arrays.
 
         Args:
@@ -68,7 +68,7 @@ class Difference:
         return cls(float(np.linalg.norm(apart)) / norm, float(np.abs(apart).max()) / norm)
 
 
-def difference(one: Steps, other: Steps) -> dict[str, Any]:
+def difference(one: TrainedSteps, other: TrainedSteps) -> dict[str, Any]:
     """Returns the relative differences between two trainings on the same batches.
 
     Returns:
@@ -76,7 +76,7 @@ def difference(one: Steps, other: Steps) -> dict[str, Any]:
         by the first steps; and ``weights``, for each weight the difference of its update and of its
         values at the end of all steps that both have done, or None for these if they have done
         different numbers. The difference of losses is relative to the loss, that of a weight to the
-        norm of the elements compared; see Difference.
+        norm of the elements compared; see RelativeDifference.
     """
     losses = np.array(one.losses), np.array(other.losses)
     num = min(map(len, losses))
@@ -86,8 +86,8 @@ def difference(one: Steps, other: Steps) -> dict[str, Any]:
     least = LEAST_UPDATE * max(float(np.linalg.norm(update)) for update in updates.values())
     weights = []
     for name, update in updates.items():
-        of_update = Difference.of(one.updates[name], update, least)
-        of_value = Difference.of(one.values[name], values[name]) if values else None
+        of_update = RelativeDifference.of(one.updates[name], update, least)
+        of_value = RelativeDifference.of(one.values[name], values[name]) if values else None
         weights.append(
             {
                 "weight": name,

@@ -11,7 +11,8 @@ import keras
 
 from candle_p1.bench import step_keras2
 from candle_p1.bench.roofline import bound, matrix_product_flops, state_bytes
-from candle_p1.bench.step import WARM_UP_STEPS, StepJob, StepOutcome
+from candle_p1.bench.step import OURS, PLAIN, WARM_UP_STEPS, StepJob, StepOutcome
+from candle_p1.bench.step_prediction import predict
 from candle_p1.bench.step_timer import StepTimer, as_callback
 from candle_p1.bench.training import Training, prepare_training
 from candle_p1.bench.worker import backend_version, serve
@@ -19,6 +20,7 @@ from candle_p1.data.samples import join_batches
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.models import fast
 from candle_p1.models.fast.batches import for_fit
+from candle_p1.models.fast.convolution_costs import Rates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +38,15 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     training = prepare_training(job, comm, partners=partners, num_steps=job.all_steps)
     device, plan, model = training.device, training.plan, training.models[0]
     flops = matrix_product_flops(model, plan.batch_size)
+    found, predictions = None, {}
     if job.keras2 is None:
-        rate = bound(model, plan.batch_size, device.threads) if job.measures_machine else None
+        if job.measures_machine:
+            found = bound(model, plan.batch_size, device.threads)
+            predictions = _predict(model, plan.batch_size, found)
         timer = _train(job, comm, training)
         num_bytes, backend = state_bytes(model), backend_version()
     else:
         del model  # there would be two of them
-        rate = None
         timer, num_bytes, backend = step_keras2.train(job, comm, training)
     return StepOutcome(
         steps_s=timer.seconds[WARM_UP_STEPS : WARM_UP_STEPS + job.num_steps],
@@ -57,9 +61,23 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
         flops=flops,
         state_bytes=num_bytes,
         matrix_bytes=training.matrix_bytes,
-        roofline=rate,
+        roofline=found,
         memory=timer.memory,
+        predictions=predictions,
     )
+
+
+def _predict(
+    model: Any, batch_size: int, found: dict[str, float] | None
+) -> dict[str, dict[str, Any]]:
+    """Returns the predicted steps of variants, where fast kernels and the rates are known."""
+    if not fast.are_fast() or found is None:
+        return {}
+    rates = Rates(found["matmul_flops_per_s"], found["copy_bytes_per_s"])
+    predicted = {
+        name: predict(model, batch_size, rates, is_fast=name == OURS) for name in (OURS, PLAIN)
+    }
+    return {name: each for name, each in predicted.items() if each is not None}
 
 
 def _train(job: StepJob, comm: Communicator, training: Training) -> StepTimer:

@@ -7,6 +7,7 @@ import statistics
 import sys
 import timeit
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from candle_p1.text import print_error
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from candle_p1.bench.job import Job
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.reader import FileSet
@@ -72,7 +71,16 @@ def backend_version() -> str:
     return next((f"{name} {v}" for k, v in installed.items() if k.startswith(name)), name)
 
 
+Reduce = Callable[[Sequence[float]], float]
+"""Makes one time of several: their median, or the least."""
+
+
 def median_s(work: Callable[[], Any], num_calls: int) -> float:
     """Returns the median time of several calls, in s, after one that is not timed."""
+    return seconds_of(work, num_calls, statistics.median)
+
+
+def seconds_of(work: Callable[[], Any], num_calls: int, of: Reduce) -> float:
+    """Returns what a function makes of the times of several calls, in s; see `median_s`."""
     work()
-    return statistics.median(timeit.repeat(work, number=1, repeat=num_calls))
+    return of(timeit.repeat(work, number=1, repeat=num_calls))

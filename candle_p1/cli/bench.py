@@ -8,6 +8,7 @@ import click
 
 from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_loaders
 from candle_p1.cli.bench_comm import comm_command
+from candle_p1.cli.bench_conv import conv_command
 from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_options import (
     count_option,
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Group)
 def command() -> None:
-    """Measure and compare: loaders, steps, starts, messages, GPUs, checkpoints, large jobs."""
+    """Measure and compare: loaders, steps, convolutions, starts, messages, GPUs, checkpoints."""
 
 
 command.add_command(comm_command)
+command.add_command(conv_command)
 command.add_command(gpu_command)
 command.add_command(start_command)
 

@@ -1,15 +1,19 @@
 """The fast 1D convolutions, in TensorFlow.
 
-There are three forms, which compute the same:
+There are four forms, which compute the same:
 
-- oneDNN's. It computes the gradient of a kernel at a small fraction of the speed of matrix products
-  for a long sequence, but nearly at full speed for many short ones, so long ones are cut.
+- oneDNN's ("whole"), with bias and relu in the same operation.
+- The same, but with the gradient of the kernel by stretches ("stretches"). oneDNN computes it at a
+  small fraction of the speed of matrix products for a long sequence of many channels, but nearly at
+  full speed for many short ones, so long ones are cut.
 - By tiles (candle_p1.ops), which takes fewer multiplications where there are many channels and
   filters. Bias, relu and a pooling that follows are part of it, so that only the maxima are written
   to memory. So is a convolution of one channel before it, whose output is not kept: it is computed
   once more for the gradient.
-- Directly together with the pooling that follows (candle_p1.ops), where there are few channels, and
-  oneDNN's time goes into writing and reading what is pooled.
+- Directly, together with bias, relu and the pooling that follows ("direct"; candle_p1.ops), where
+  there are few channels, and oneDNN's time goes into writing and reading what is pooled.
+
+A layer takes the one that candle_p1.models.fast.convolution_costs predicts to be fastest.
 
 Each layer calls these functions by itself. A convolution leaves a note on its output, by which the
 next layer can take over what it has done; TensorFlow then drops the operation whose output nobody
@@ -24,14 +28,9 @@ from typing import Any
 import tensorflow as tf
 
 from candle_p1 import ops
-from candle_p1.models.fast import STRETCH, tile_costs
+from candle_p1.models.fast import STRETCH
+from candle_p1.models.fast.convolution_costs import IN_BLOCKS, Convolution, choose
 
-MAX_POOL = 255
-"""The longest pool that a convolution takes over, as it keeps the place of a maximum in a byte."""
-MAX_WINDOW = 512
-"""The most values on which an output may depend for the direct form to be chosen.
-
-With more of them products of matrices take most of the time, and oneDNN's are as fast."""
 _ATTRIBUTE = "_candle_p1_convolution"
 
 
@@ -51,18 +50,13 @@ class _Note:
     bias: Any
     rectify: bool
 
-    @property
-    def by_tiles(self) -> bool:
-        """Whether tiles are the faster form."""
+    def form(self, pool: int = 1) -> str:
+        """Returns the fastest form for this convolution and a pooling that follows it."""
         taps, channels, filters = self.kernel.shape
-        pay = tile_costs.pay(self.inputs.shape[1] - taps + 1, taps, channels, filters)
-        return pay and bool(self.inputs.dtype == tf.float32)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether memory, and not multiplications, takes the time."""
-        taps, channels, _ = self.kernel.shape
-        return bool(self.inputs.dtype == tf.float32) and taps * channels <= MAX_WINDOW
+        of = Convolution(
+            self.inputs.shape[1], taps, channels, filters, pool, gives_gradient=channels > 1
+        )
+        return choose(of, in_blocks=self.inputs.dtype == tf.float32)
 
     @property
     def can_be_computed_again(self) -> bool:
@@ -83,8 +77,7 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
         A tensor of shape (batch, length - taps + 1, filters).
     """
     convolution = _Note(inputs, kernel, bias, rectify)
-    compute = _in_blocks if convolution.by_tiles else _by_onednn
-    outputs = compute(convolution)
+    outputs = _compute(convolution, convolution.form())
     setattr(outputs, _ATTRIBUTE, convolution)
     return outputs
 
@@ -100,25 +93,48 @@ def pool(inputs: Any, size: int) -> Any | None:
         A tensor of shape (batch, positions // size, channels), or None.
     """
     convolution = getattr(inputs, _ATTRIBUTE, None)
-    if convolution is None or not 1 < size <= min(MAX_POOL, inputs.shape[1]):
+    if convolution is None or size <= 1:
         return None
-    if not (convolution.by_tiles or convolution.is_small):
-        return None
-    return _in_blocks(convolution, size)
+    form = convolution.form(size)
+    return _compute(convolution, form, size) if form in IN_BLOCKS else None
 
 
-def _in_blocks(convolution: _Note, pool: int = 1) -> Any:
+def compute_in(form: str, inputs: Any, kernel: Any, bias: Any, pool: int) -> Any:
+    """Returns the maxima of a rectified convolution, computed in a given form, to be timed.
+
+    Args:
+        form: One of candle_p1.models.fast.convolution_costs.FORMS but "plain".
+        inputs: Shape (batch, length, channels). What `convolve` has returned for one channel is
+            computed once more instead of being kept, if the form is "tiles".
+        kernel: Shape (taps, channels, filters).
+        bias: Shape (filters,).
+        pool: The positions of a pool.
+    """
+    outputs = _compute(_Note(inputs, kernel, bias, rectify=True), form, pool)
+    if form in IN_BLOCKS or pool == 1:
+        return outputs
+    return tf.nn.max_pool1d(outputs, pool, pool, "VALID")
+
+
+def _compute(convolution: _Note, form: str, pool: int = 1) -> Any:
+    """Returns the outputs in a form; the maxima of each pool if the form has the pooling in it."""
+    if form in IN_BLOCKS:
+        return _in_blocks(convolution, pool, by_tiles=form == "tiles")
+    return _by_onednn(convolution, in_stretches=form == "stretches")
+
+
+def _in_blocks(convolution: _Note, pool: int, *, by_tiles: bool) -> Any:
     """Returns the outputs, or the maxima of each pool of them."""
     inputs, kernel, bias = convolution.inputs, convolution.kernel, convolution.bias
     settings = {
         "pool": pool,
         "rectify": int(convolution.rectify),
-        "by_tiles": int(convolution.by_tiles),
+        "by_tiles": int(by_tiles),
         "threads": ops.num_threads(),
     }
     num_pools = (inputs.shape[1] - kernel.shape[0] + 1) // pool
     first = getattr(inputs, _ATTRIBUTE, None)
-    if convolution.by_tiles and first is not None and first.can_be_computed_again:
+    if by_tiles and first is not None and first.can_be_computed_again:
         outputs = _after_first(
             first.inputs, first.kernel, first.bias, kernel, bias, settings=settings
         )
@@ -182,7 +198,7 @@ def _after_first(
             # TensorFlow drops that of the values if it is not wanted.
             with tf.GradientTape() as tape:
                 tape.watch(values)
-                between = _by_onednn(_Note(values, *first, rectify=True))
+                between = _by_onednn(_Note(values, *first, rectify=True), in_stretches=True)
                 again = _of_values(between, kernel, bias, settings=settings)
             of_values = tape.gradient(again, values, output_gradients=upstream)
             of_weights = (
@@ -208,9 +224,10 @@ def _shaped_like(tensors: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[
     return gradients
 
 
-def _by_onednn(convolution: _Note) -> Any:
+def _by_onednn(convolution: _Note, *, in_stretches: bool) -> Any:
     """Returns the outputs."""
     rectify = convolution.rectify
+    kernel_gradient = _kernel_gradient_of_stretches if in_stretches else _kernel_gradient
 
     # TensorFlow fuses the three operations only within one function.
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -224,7 +241,7 @@ def _by_onednn(convolution: _Note) -> Any:
                 upstream = tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
             return (
                 tf.nn.conv1d_transpose(upstream, kernel, tf.shape(inputs), 1, "VALID"),
-                _kernel_gradient(inputs, upstream, kernel.shape),
+                kernel_gradient(inputs, upstream, kernel.shape),
                 tf.raw_ops.BiasAddGrad(out_backprop=upstream),
             )
 
@@ -234,7 +251,19 @@ def _by_onednn(convolution: _Note) -> Any:
 
 
 def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
-    """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters).
+    """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters)."""
+    gradient = tf.raw_ops.Conv2DBackpropFilter(
+        input=inputs[:, tf.newaxis],
+        filter_sizes=[1, *shape],
+        out_backprop=upstream[:, tf.newaxis],
+        strides=[1, 1, 1, 1],
+        padding="VALID",
+    )
+    return tf.squeeze(gradient, axis=0)
+
+
+def _kernel_gradient_of_stretches(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
+    """Returns what `_kernel_gradient` does, from samples that are short.
 
     It is a sum over positions, so each stretch of positions can become a sample of its own. The
     last stretch of a sequence is padded with zeros.
@@ -246,11 +275,8 @@ def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) ->
     padded = tf.pad(upstream, [[0, 0], [0, missing], [0, 0]])
     longer = tf.pad(inputs, [[0, 0], [0, missing], [0, 0]])
     stretches = tf.signal.frame(longer, STRETCH + size - 1, STRETCH, axis=1)
-    gradient = tf.raw_ops.Conv2DBackpropFilter(
-        input=tf.reshape(stretches, [-1, 1, STRETCH + size - 1, channels]),
-        filter_sizes=[1, size, channels, filters],
-        out_backprop=tf.reshape(padded, [-1, 1, STRETCH, filters]),
-        strides=[1, 1, 1, 1],
-        padding="VALID",
+    return _kernel_gradient(
+        tf.reshape(stretches, [-1, STRETCH + size - 1, channels]),
+        tf.reshape(padded, [-1, STRETCH, filters]),
+        shape,
     )
-    return tf.squeeze(gradient, axis=0)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from candle_p1.models import fast
-from candle_p1.models.fast import tile_costs
+from candle_p1.models.fast import convolution_costs
 from candle_p1.models.fast.regularizers import L2
 
 
@@ -30,30 +30,49 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
         return outputs if rectify else self.activation(outputs)
 
+    def convolution(self, pool: int = 1) -> convolution_costs.Convolution | None:
+        """Returns the convolution with a pooling that follows it, as the model of its costs has it.
+
+        None if it is not a plain one: without padding, with a stride of one, and so on.
+        """
+        length, (taps, channels, filters) = self.input.shape[1], self.kernel.shape
+        if length is None or not self._is_simple():
+            return None
+        return convolution_costs.Convolution(
+            length, taps, channels, filters, pool, gives_gradient=channels > 1
+        )
+
+    def form(self, pool: int = 1) -> str:
+        """Returns the form in which it is computed, of `convolution_costs.FORMS`."""
+        of = self.convolution(pool)
+        if of is None or not self._is_fast(of.length):
+            return "plain"
+        return convolution_costs.choose(of, in_blocks=self.compute_dtype == "float32")
+
     def multiplications(self) -> float:
         """Returns how many multiplications the products take for each output position."""
-        length, (taps, channels, filters) = self.input.shape[1], self.kernel.shape
-        by_tiles = (
-            self._is_fast(length)
-            and self.compute_dtype == "float32"
-            and tile_costs.pay(length - taps + 1, taps, channels, filters)
-        )
-        if by_tiles:
-            return tile_costs.products(taps, channels, filters)
+        taps, channels, filters = self.kernel.shape
+        if self.form() == "tiles":
+            return convolution_costs.tile_products(taps, channels, filters)
         return float(taps * channels * filters)
 
     def _is_fast(self, length: int | None) -> bool:
         """Returns whether the fast implementation is used for inputs of this length."""
         return (
             fast.are_fast()
-            and self.strides == self.dilation_rate == (1,)
+            and self._is_simple()
+            and self.compute_dtype not in fast.HALF_TYPES
+            and length is not None
+            and length >= fast.STRETCH + self.kernel_size[0]
+        )
+
+    def _is_simple(self) -> bool:
+        return bool(
+            self.strides == self.dilation_rate == (1,)
             and self.groups == 1
             and self.padding == "valid"
             and self.data_format == "channels_last"
             and self.use_bias
-            and self.compute_dtype not in fast.HALF_TYPES
-            and length is not None
-            and length >= fast.STRETCH + self.kernel_size[0]
         )
 
 

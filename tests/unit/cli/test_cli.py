@@ -468,6 +468,7 @@ def completions(line):
                 "load",
                 "read",
                 "step",
+                "conv",
                 "comm",
                 "gpu",
                 "checkpoint",

@@ -22,7 +22,6 @@ import tensorflow as tf  # noqa: E402
 
 from candle_p1 import ops  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
-from candle_p1.models.fast import tile_costs  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, MaxPooling1D  # noqa: E402
 
 CLOSE = 2e-5
@@ -224,17 +223,6 @@ def test_shapes_that_do_not_fit_are_refused():
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="shapes do not fit"):
             convolve(*wrong, **settings)
-
-
-def test_tiles_are_for_many_channels_and_long_kernels():
-    gain = tile_costs.gain
-    assert gain(10, 128, 128) > 3
-    assert gain(10, 10, 5) < 1
-    assert gain(2, 128, 128) < 1.25
-    assert gain(10, 256, 256) > gain(10, 128, 128) > gain(10, 64, 64)
-    assert tile_costs.pay(60_455, 10, 128, 128)
-    assert not tile_costs.pay(100, 10, 128, 128)
-    assert not tile_costs.pay(60_455, 17, 128, 128)
 
 
 def test_large_weights_are_drawn_as_keras_draws_them():

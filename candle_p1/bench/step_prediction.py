@@ -1,0 +1,158 @@
+"""Predicts the time of a training step from its operations, its bytes and the machine's rates.
+
+The convolutions take what candle_p1.models.fast.convolution_costs says of the form that computes
+them. The rest is counted at the rates themselves: of a dense layer's products the longer of
+operations and bytes, the optimizer's passes, what other layers write and read, and what becomes of
+a batch on its way to the model. None of it is fitted to the benchmarks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from candle_p1.bench.roofline import optimizer_bytes
+from candle_p1.models.fast import STRETCH
+from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
+
+if TYPE_CHECKING:
+    from candle_p1.models.fast.convolution_costs import Convolution, Rates
+
+FLOAT_BYTES = 4
+PLAIN_PASSES = {"SGD": 5, "RMSprop": 23, "Adam": 31}
+"""How often Keras's own optimizers read or write an array of the weights' size in an update: SGD
+multiplies (2) and subtracts (3), the others do one operation of their formulas after another."""
+LAYER_PASSES = 4
+"""How often an output of a layer without weights is written or read, forward and backward."""
+BATCH_PASSES = 4
+"""How often a batch is: gathered and then copied to a tensor."""
+
+
+def predict(model: Any, batch_size: int, rates: Rates, *, is_fast: bool) -> dict[str, Any] | None:
+    """Returns the predicted time of a step, ``total_s``, its parts, and the forms of convolutions.
+
+    Args:
+        model: A built Keras model, a chain of layers; its own kernels do not matter.
+        batch_size: The samples of a step.
+        rates: The machine's rates.
+        is_fast: Whether to predict the fast kernels, and not Keras's own.
+
+    Returns:
+        None if the model has what is not counted: branches, convolutions of another kind, or an
+        optimizer that is none of PLAIN_PASSES.
+    """
+    import keras
+
+    if not isinstance(model, keras.Sequential):
+        return None
+    convolutions = _convolutions(model, batch_size)
+    passes = _optimizer_passes(model, is_fast=is_fast)
+    if convolutions is None or passes is None:
+        return None
+    forms = {name: _form(of, is_fast=is_fast) for name, of in convolutions.items()}
+    outputs = sum(
+        batch_size * math.prod(layer.output.shape[1:])
+        for layer in model.layers
+        if not layer.weights and not isinstance(layer, _passing())
+    )
+    found = {
+        "convolutions_s": sum(
+            seconds(forms[name], of, rates, FACTORS) for name, of in convolutions.items()
+        ),
+        "dense_s": _dense_s(model, batch_size, rates),
+        "optimizer_s": passes / rates.bytes_per_s,
+        "other_layers_s": LAYER_PASSES * FLOAT_BYTES * outputs / rates.bytes_per_s,
+        "batches_s": BATCH_PASSES
+        * FLOAT_BYTES
+        * batch_size
+        * math.prod(model.inputs[0].shape[1:])
+        / rates.bytes_per_s,
+    }
+    return {**found, "total_s": sum(found.values()), "forms": forms}
+
+
+def _passing() -> tuple[Any, ...]:
+    """Returns the layers that pass their input on, or whose work is that of a convolution."""
+    from keras import layers
+
+    return layers.InputLayer, layers.Reshape, layers.Flatten, layers.MaxPooling1D
+
+
+def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
+    """Returns the convolutions with the pooling after them, by the layer's name.
+
+    One of a single channel that a convolution by tiles computes once more is part of that one.
+    """
+    import keras
+
+    from candle_p1.models.fast.layers import Conv1D
+
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    found: dict[str, Convolution] = {}
+    before: tuple[str, Convolution] | None = None
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if isinstance(layer, keras.layers.MaxPooling1D) and layer.pool_size == (1,):
+            continue
+        is_convolution = "conv" in type(layer).__name__.lower()
+        if not is_convolution:
+            before = None
+            continue
+        if not isinstance(layer, Conv1D):
+            return None
+        pool = following.pool_size[0] if isinstance(following, keras.layers.MaxPooling1D) else 1
+        of = layer.convolution(pool)
+        if of is None:
+            return None
+        of = replace(of, batch=batch_size)
+        if before is not None and choose(of) == "tiles" and before[1].channels == 1:
+            name, first = before
+            del found[name]
+            of = replace(of, length=first.length, first_taps=first.taps, gives_gradient=False)
+        found[layer.name] = of
+        before = (layer.name, of) if pool == 1 and _rectifies(layer) else None
+    return found
+
+
+def _rectifies(layer: Any) -> bool:
+    import keras
+
+    return layer.activation is keras.activations.relu
+
+
+def _form(of: Convolution, *, is_fast: bool) -> str:
+    if not is_fast or of.length < STRETCH + of.taps:
+        return "plain"
+    return "tiles" if of.first_taps else choose(of)
+
+
+def _optimizer_passes(model: Any, *, is_fast: bool) -> int | None:
+    """Returns the bytes that an update reads and writes; None if they are not known."""
+    if is_fast:
+        return optimizer_bytes(model)
+    kinds = {cls.__name__ for cls in type(model.optimizer).__mro__}
+    passes = [num for name, num in PLAIN_PASSES.items() if name in kinds]
+    weights = sum(int(np.prod(v.shape)) for v in model.trainable_weights)
+    return passes[0] * FLOAT_BYTES * weights if passes else None
+
+
+def _dense_s(model: Any, batch_size: int, rates: Rates) -> float:
+    """Returns the time of the dense layers' products, forward and for the gradients.
+
+    Each reads two matrices and writes the third. The inputs of the first layer need no gradient.
+    """
+    import keras
+
+    total = 0.0
+    with_weights = [layer for layer in model.layers if layer.weights]
+    for layer in with_weights:
+        if not isinstance(layer, keras.layers.Dense):
+            continue
+        features, units = layer.kernel.shape
+        flops = 2.0 * batch_size * features * units
+        values = features * units + batch_size * (features + units)
+        one = max(flops / rates.flops_per_s, FLOAT_BYTES * values / rates.bytes_per_s)
+        total += one * (2 if layer is with_weights[0] else 3)
+    return total

@@ -1,0 +1,90 @@
+"""candle-p1 bench conv: what is timed, and what is fitted to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from candle_p1.bench import convolutions, show_convolutions
+from candle_p1.bench.convolutions import (
+    ConvolutionMeasurement,
+    ConvolutionOutcome,
+    TimedConvolution,
+    fitted_set,
+    held_out_set,
+)
+from candle_p1.models.fast.convolution_costs import FACTORS, FORMS, Convolution, Rates, seconds
+from tests.conftest import NEEDS_HOROVOD
+
+KNOWN = {
+    form: {name: 0.5 + 0.25 * number for number, name in enumerate(sorted(factors))}
+    for form, factors in FACTORS.items()
+}
+RATES = [Rates(400e9, 50e9), Rates(200e9, 30e9)]
+"""The machine's rates change while it is timed."""
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """What is measured on a machine that takes exactly the times of known factors."""
+
+    def run(job, num_ranks):
+        times = []
+        for number, of in enumerate(job.convolutions):
+            rates = RATES[number % 2]
+            times.append(
+                TimedConvolution(
+                    rates, {form: seconds(form, of, rates, KNOWN) for form in of.forms}
+                )
+            )
+        return [ConvolutionOutcome(2, times)]
+
+    monkeypatch.setattr(convolutions, "run", run)
+    return ConvolutionMeasurement().measure(lambda *progress: None)
+
+
+def test_known_factors_are_found_again(report):
+    for form in FORMS:
+        assert report["median_error"][form] < 1e-6
+    held_out = [each for each in report["results"] if each["name"]]
+    assert [each["name"] for each in held_out] == list(held_out_set())
+    for each in held_out:
+        for found in each["forms"].values():
+            assert found["fitted_s"] == pytest.approx(found["least_s"], rel=1e-3)
+
+
+def test_the_benchmarks_own_convolutions_are_not_fitted_to():
+    fitted = {(of.taps, of.channels, of.filters, of.length) for of in fitted_set()}
+    held_out = {(of.taps, of.channels, of.filters, of.length) for of in held_out_set().values()}
+    assert not fitted & held_out
+    assert fitted_set() == fitted_set()  # the same every time
+    assert {form for of in fitted_set() for form in of.forms} == set(FORMS)
+
+
+def test_the_tables_show_times_factors_and_choices(report):
+    shown = list(show_convolutions.parts(report))
+    fitted, held_out, factors = (part for part in shown if not isinstance(part, str))
+    assert fitted.row_count == len(fitted_set())
+    assert held_out.row_count == len(held_out_set())
+    assert factors.row_count == sum(map(len, FACTORS.values()))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        Convolution(400, 5, 3, 6, 4, 2, gives_gradient=True),
+        Convolution(400, 5, 32, 32, 4, 2, 7),
+        Convolution(400, 3, 1, 6, 1, 3),
+    ],
+)
+def test_all_forms_that_are_timed_compute_the_same(of):
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip(NEEDS_HOROVOD)
+    from candle_p1.models.fast.convolution_steps import step_of
+
+    first, *others = ([each.numpy() for each in step_of(form, of)()] for form in of.forms)
+    assert len(first) == 2 * len(of.separate) + of.gives_gradient
+    for found in others:
+        for one, other in zip(found, first, strict=True):
+            assert np.abs(one - other).max() <= 2e-5 * np.abs(other).max()

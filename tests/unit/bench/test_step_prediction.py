@@ -1,0 +1,104 @@
+"""The predicted time of a training step."""
+
+from __future__ import annotations
+
+import pytest
+
+keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+from candle_p1.bench.step import _prediction  # noqa: E402
+from candle_p1.bench.step_prediction import predict  # noqa: E402
+from candle_p1.models import fast  # noqa: E402
+from candle_p1.models.fast.convolution_costs import (  # noqa: E402
+    FACTORS,
+    Convolution,
+    Rates,
+    seconds,
+)
+from candle_p1.models.fast.layers import Conv1D, Dense, MaxPooling1D  # noqa: E402
+
+RATES = Rates(100e9, 10e9)
+BATCH = 20
+
+
+def model_of(*layers, shape=(600, 1)):
+    model = keras.Sequential([keras.layers.Input(shape), *layers, keras.layers.Flatten(), Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def predicted(model, *, is_fast=True):
+    return predict(model, BATCH, RATES, is_fast=is_fast)
+
+
+def test_a_convolution_is_predicted_with_its_pooling():
+    model = model_of(Conv1D(10, 10, activation="relu", name="c"), MaxPooling1D(10))
+    of = Convolution(600, 10, 1, 10, 10, BATCH)
+    found = predicted(model)
+    assert found["forms"] == {"c": "direct"}
+    assert found["convolutions_s"] == pytest.approx(seconds("direct", of, RATES, FACTORS))
+    plain = predicted(model, is_fast=False)
+    assert plain["forms"] == {"c": "plain"}
+    assert plain["convolutions_s"] == pytest.approx(seconds("plain", of, RATES, FACTORS))
+
+
+def test_tiles_take_the_convolution_before_them_over():
+    layers = [Conv1D(128, 20, activation="relu"), MaxPooling1D(1)]
+    layers += [Conv1D(128, 10, activation="relu", name="c"), MaxPooling1D(10)]
+    model = model_of(*layers, shape=(6000, 1))
+    of = Convolution(6000, 10, 128, 128, 10, BATCH, first_taps=20)
+    found = predicted(model)
+    assert found["forms"] == {"c": "tiles"}
+    assert found["convolutions_s"] == pytest.approx(seconds("tiles", of, RATES, FACTORS))
+    plain = predicted(model, is_fast=False)["convolutions_s"]
+    assert plain == pytest.approx(seconds("plain", of, RATES, FACTORS))
+
+
+def test_the_rest_is_counted():
+    model = model_of(Dense(50), keras.layers.Activation("relu"), shape=(400,))
+    found = predicted(model)
+    first = max(2 * BATCH * 400 * 50 / 100e9, 4 * (400 * 50 + BATCH * 450) / 10e9)
+    last = max(2 * BATCH * 50 * 2 / 100e9, 4 * (50 * 2 + BATCH * 52) / 10e9)
+    assert found["dense_s"] == pytest.approx(2 * first + 3 * last)
+    num_weights = 400 * 50 + 50 + 50 * 2 + 2
+    assert found["optimizer_s"] == pytest.approx(3 * 4 * num_weights / 10e9)
+    plain = predicted(model, is_fast=False)
+    assert plain["optimizer_s"] == pytest.approx(5 * 4 * num_weights / 10e9)
+    assert found["other_layers_s"] == pytest.approx(4 * 4 * BATCH * 50 / 10e9)
+    assert found["batches_s"] == pytest.approx(4 * 4 * BATCH * 400 / 10e9)
+    parts = [value for name, value in found.items() if name not in ("total_s", "forms")]
+    assert found["total_s"] == pytest.approx(sum(parts))
+
+
+def test_what_is_not_counted_is_not_predicted():
+    inputs = keras.layers.Input((600, 1))
+    branches = keras.Model(inputs, Dense(1)(inputs))
+    assert predicted(branches) is None
+    assert predicted(model_of(Conv1D(4, 5, strides=2))) is None
+    assert predicted(model_of(keras.layers.DepthwiseConv1D(5))) is None
+    model = model_of(Dense(3), shape=(9,))
+    model.compile("adagrad", "mse")
+    assert predicted(model, is_fast=False) is None
+
+
+def test_a_prediction_does_not_depend_on_the_kernels_of_this_process():
+    model = model_of(Conv1D(10, 10, activation="relu"), MaxPooling1D(10))
+    found = []
+    for kind in ("fast", "plain"):
+        fast.choose(kind, on_cpu=True)
+        found.append(predicted(model))
+    assert found[0] == found[1]
+
+
+def test_a_prediction_stands_beside_the_measurement():
+    steps = {"as in a run": {"total_s": 1.2}, "plain Keras": {"total_s": 3.0}}
+    found = _prediction({"as in a run": 1.0, "plain Keras": 2.0, "Keras 2": 9.0}, steps)
+    assert found["steps"]["as in a run"]["deviation"] == pytest.approx(0.2)
+    assert found["steps"]["plain Keras"]["deviation"] == pytest.approx(0.5)
+    assert found["speedup"] == {
+        "predicted": pytest.approx(2.5),
+        "measured": pytest.approx(2.0),
+        "deviation": pytest.approx(0.25),
+    }
+    assert _prediction({"as in a run": 1.0}, steps) is None
+    assert _prediction({"as in a run": 1.0, "plain Keras": 2.0}, {}) is None

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from candle_p1.models.fast.convolution_costs import (
+    FACTORS,
+    FORMS,
+    LANES,
+    Convolution,
+    Rates,
+    choose,
+    ideal_seconds,
+    seconds,
+    terms,
+    tile_products,
+)
+
+NT3 = Convolution(60_464, 10, 128, 128, 10, 20, gives_gradient=True)
+P1B3 = Convolution(29_532, 10, 1, 10, 10, 100)
+RATES = Rates(100e9, 10e9)
+
+
+@pytest.mark.parametrize(
+    ("of", "form"),
+    [
+        (NT3, "tiles"),
+        (P1B3, "direct"),
+        (Convolution(2952, 5, 10, 5, 10, 100, gives_gradient=True), "direct"),
+        (replace(NT3, channels=256, filters=256), "tiles"),
+    ],
+)
+def test_a_layer_takes_the_form_that_suits_it(of, form):
+    assert choose(of) == form
+
+
+@pytest.mark.parametrize("change", [{"taps": 17}, {"taps": 1}, {"length": 200}, {"pool": 256}])
+def test_tiles_are_for_what_they_can_compute(change):
+    assert choose(replace(NT3, **change)) != "tiles"
+
+
+def test_blocks_are_for_float32_and_short_pools():
+    assert choose(NT3, in_blocks=False) in ("whole", "stretches")
+    assert choose(replace(P1B3, pool=256)) in ("whole", "stretches")
+
+
+def test_the_choice_does_not_depend_on_the_batch():
+    for of in (NT3, P1B3):
+        assert {choose(replace(of, batch=batch)) for batch in (1, 20, 1000)} == {choose(of)}
+
+
+def test_terms_are_those_of_the_formula():
+    of = Convolution(109, 10, 3, 20, 5, batch=2)
+    positions = 2 * 100
+    found = terms("whole", of)
+    assert found["products_flop"] == 4 * positions * 10 * 3 * 2 * LANES
+    assert found["input_gradient_flop"] == 0
+    assert found["outputs_bytes"] == 4 * positions * 20
+    wanted = replace(of, gives_gradient=True)
+    assert terms("whole", wanted)["input_gradient_flop"] > 0
+    assert terms("direct", of)["maxima_bytes"] == 4 * positions * 20 / 5
+
+
+def test_the_gradient_of_a_short_kernel_waits_for_its_additions():
+    """10 rows are a panel of 8 and two of 1, each of which takes as long as that of 8."""
+    of = Convolution(1009, 10, 1, 16)
+    found, of_eight = (
+        terms("direct", replace(of, taps=taps))["kernel_gradient_flop"] / (1010 - taps)
+        for taps in (10, 8)
+    )
+    assert found == 3 * of_eight
+    assert of_eight == 2 * 8 * LANES
+
+
+def test_long_sequences_whose_channels_crowd_the_caches_cost_more():
+    crowded, not_crowded, short = (
+        terms("plain", of)["conflicts_flop"] / terms("plain", of)["products_flop"]
+        for of in (NT3, replace(NT3, channels=96, filters=96), replace(NT3, length=4000))
+    )
+    assert crowded > 10 * not_crowded > 0
+    assert short == 0
+    assert "conflicts_flop" not in terms("stretches", NT3)
+
+
+def test_tiles_take_a_fifth_of_the_multiplications():
+    assert tile_products(10, 128, 128) == pytest.approx(10 * 128 * 128 / 4.9, rel=0.01)
+    assert tile_products(10, 10, 5) == tile_products(10, 32, 32)
+
+
+def test_a_first_convolution_is_part_of_tiles_and_a_layer_of_other_forms():
+    both = Convolution(60_483, 10, 128, 128, 10, 20, first_taps=20)
+    first, second = both.separate
+    assert (first.positions, second.positions) == (60_464, 60_455)
+    assert second == replace(NT3, pool=10)
+    assert "direct" not in both.forms
+    for form in ("plain", "whole"):
+        separate = sum(seconds(form, each, RATES, FACTORS) for each in both.separate)
+        assert seconds(form, both, RATES, FACTORS) == pytest.approx(separate)
+    assert terms("tiles", both)["first_flop"] > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_time_follows_from_the_rates(form):
+    of = NT3
+    once, twice = (seconds(form, of, rates, FACTORS) for rates in (RATES, Rates(200e9, 20e9)))
+    assert once == pytest.approx(2 * twice)
+    assert set(FACTORS[form]) == set(ideal_seconds(form, of, RATES))
+    assert once > 0
