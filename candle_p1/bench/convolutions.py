@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 SEED = 7
 NUM_DRAWN = 26
+NUM_FITS = 20
+LEAST_ERROR = 0.01
+"""Relative errors below this count as this much when weights follow from them."""
 OUTPUT_BYTES = (40e6, 100e6)
 """The size of the outputs of what is drawn: more than caches hold."""
 
@@ -200,7 +203,9 @@ def report(outcome: ConvolutionOutcome) -> dict[str, Any]:
 
 
 def fit(measured: Sequence[tuple[str, Convolution, Rates, float]]) -> dict[str, dict[str, float]]:
-    """Returns the factors of each form with which the relative errors are least.
+    """Returns the factors of each form with which the sum of the relative errors is least.
+
+    So a time that something else has disturbed counts no more than any other.
 
     Args:
         measured: Forms, convolutions, the machine's rates meanwhile, and times in s.
@@ -215,7 +220,12 @@ def fit(measured: Sequence[tuple[str, Convolution, Rates, float]]) -> dict[str, 
         ideal = [ideal_seconds(form, of, rates) for of, rates, _ in own]
         times = np.array([time_s for *_, time_s in own])
         matrix = np.array([list(each.values()) for each in ideal])
-        found, _ = nnls(matrix / times[:, np.newaxis], np.ones(len(own)))
+        relative = matrix / times[:, np.newaxis]
+        weights = np.ones(len(own))
+        for _ in range(NUM_FITS):
+            found, _ = nnls(relative * weights[:, np.newaxis], weights)
+            # Least squares with these weights are least absolute errors.
+            weights = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), LEAST_ERROR))
         factors[form] = {name: float(f) for name, f in zip(ideal[0], found, strict=True)}
     return factors
 

@@ -24,22 +24,19 @@ RATES = [Rates(400e9, 50e9), Rates(200e9, 30e9)]
 """The machine's rates change while it is timed."""
 
 
+def run_of_known_factors(job, num_ranks):
+    """Takes exactly the times of known factors."""
+    times = []
+    for number, of in enumerate(job.convolutions):
+        rates = RATES[number % 2]
+        forms_s = {form: seconds(form, of, rates, KNOWN) for form in of.forms}
+        times.append(TimedConvolution(rates, forms_s))
+    return [ConvolutionOutcome(2, times)]
+
+
 @pytest.fixture
 def report(monkeypatch):
-    """What is measured on a machine that takes exactly the times of known factors."""
-
-    def run(job, num_ranks):
-        times = []
-        for number, of in enumerate(job.convolutions):
-            rates = RATES[number % 2]
-            times.append(
-                TimedConvolution(
-                    rates, {form: seconds(form, of, rates, KNOWN) for form in of.forms}
-                )
-            )
-        return [ConvolutionOutcome(2, times)]
-
-    monkeypatch.setattr(convolutions, "run", run)
+    monkeypatch.setattr(convolutions, "run", run_of_known_factors)
     return ConvolutionMeasurement().measure(lambda *progress: None)
 
 

@@ -27,7 +27,7 @@ RATES = Rates(100e9, 10e9)
     [
         (NT3, "tiles"),
         (P1B3, "direct"),
-        (Convolution(2952, 5, 10, 5, 10, 100, gives_gradient=True), "direct"),
+        (Convolution(2952, 5, 10, 5, 10, 100, gives_gradient=True), "whole"),
         (replace(NT3, channels=256, filters=256), "tiles"),
     ],
 )
