@@ -10,6 +10,7 @@ from candle_p1.bench.convolutions import (
     ConvolutionMeasurement,
     ConvolutionOutcome,
     TimedConvolution,
+    fit,
     fitted_set,
     held_out_set,
 )
@@ -85,3 +86,16 @@ def test_all_forms_that_are_timed_compute_the_same(of):
     for found in others:
         for one, other in zip(found, first, strict=True):
             assert np.abs(one - other).max() <= 2e-5 * np.abs(other).max()
+
+
+def test_a_disturbed_time_does_not_change_what_is_fitted():
+    measured = [
+        ("direct", of, RATES[0], seconds("direct", of, RATES[0], KNOWN))
+        for of in fitted_set()
+        if "direct" in of.forms
+    ]
+    form, of, rates, time_s = measured[3]
+    measured[3] = (form, of, rates, 5 * time_s)
+    found = fit(measured)
+    for form, of, rates, time_s in (*measured[:3], *measured[4:]):
+        assert seconds(form, of, rates, found) == pytest.approx(time_s, rel=0.01)
