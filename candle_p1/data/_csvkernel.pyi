@@ -23,6 +23,13 @@ class Layout:
         finite: bool = True,
     ) -> None: ...
 
+def uses_avx512() -> bool:
+    """Returns whether numbers are parsed eight at a time.
+
+    That takes a processor with AVX-512, and the variable ``CANDLE_P1_INSTRUCTIONS`` not set to
+    older instructions.
+    """
+
 def count_rows(text: NDArray[np.uint8], start: int, stop: int, layout: Layout) -> int:
     """Returns the number of lines in text[start:stop] that are not blank."""
 

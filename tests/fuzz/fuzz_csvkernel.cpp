@@ -47,6 +47,7 @@ std::string number(Random& random) {
 
 std::string word(Random& random) {
   std::string text = pick(random, {"a", "bb", "TCGA-1", "\"q\"", "\"a,b\"", "\"x\"\"y\"", "na", "", "é"});
+  if (chance(random, 2)) text += std::string(below(random, 6000), 'x');  // longer than is looked at at once
   return chance(random, 10) ? text + text : text;
 }
 
@@ -172,8 +173,8 @@ bool same(T value, double expected) {
   return std::memcmp(&value, &wanted, sizeof(T)) == 0;
 }
 
-template <class T>
-void check(const std::string& text, const Layout& layout, std::uint64_t seed) {
+template <class T, class Ends>
+void check_with(const std::string& text, const Layout& layout, std::uint64_t seed) {
   const Reference expected = read_plainly<T>(text, layout);
   // An exact copy, so that any access beyond its ends is noticed.
   const std::unique_ptr<char[]> memory(new char[text.size() + (text.empty() ? 1 : 0)]);
@@ -190,7 +191,7 @@ void check(const std::string& text, const Layout& layout, std::uint64_t seed) {
     codes.emplace_back(new std::int32_t[capacity + 1]);
     columns.push_back(codes.back().get());
   }
-  csvkernel::Parser<T> parser(layout);
+  csvkernel::Parser<T, Ends> parser(layout);
   std::optional<csvkernel::Problem> problem;
   const std::size_t rows = parser.parse(first, stop, values.get(), columns.data(), capacity, problem);
   if (problem.has_value() == expected.fits) fail("whether it fits", text, seed);
@@ -209,24 +210,35 @@ void check(const std::string& text, const Layout& layout, std::uint64_t seed) {
   }
 }
 
+template <class T>
+void check(const std::string& text, const Layout& layout, std::uint64_t seed) {
+  check_with<T, csvkernel::FieldEnds>(text, layout, seed);
+#if defined(CSVKERNEL_HAS_EIGHTS)
+  if (csvkernel::has_avx512()) check_with<T, csvkernel::EightEnds>(text, layout, seed);
+#endif
+}
+
 void run(std::uint64_t seed) {
   Random random(seed);
   Layout layout;
   layout.separator = pick(random, {",", "\t", ";"})[0];
   const bool wide = chance(random, 50);
-  for (std::size_t n = 1 + below(random, wide ? 60 : 6); n > 0; --n) {
+  for (std::size_t n = 1 + below(random, wide ? 150 : 6); n > 0; --n) {
     layout.is_text.push_back(chance(random, wide ? 3 : 30));
   }
   if (chance(random, 50)) layout.missing = {"na", "", "-"};
   layout.finite = chance(random, 50);
   const unsigned clean = chance(random, 50) ? 100 : 97;
   std::string text;
-  for (std::size_t row = below(random, 12); row > 0; --row) {
+  // Enough rows for several groups of those that are parsed at once, and single digits for long runs.
+  const unsigned digit = chance(random, 30) ? 95 : 0;
+  for (std::size_t row = below(random, chance(random, 20) ? 60 : 12); row > 0; --row) {
     for (std::size_t c = 0; c < layout.is_text.size(); ++c) {
       if (c > 0) text += layout.separator;
       const bool odd = !chance(random, clean);
       text += layout.is_text[c] != odd ? (odd ? word(random) : std::string(1, char('a' + below(random, 26))))
               : odd                    ? number(random)
+              : chance(random, digit)  ? std::string(1, char('0' + below(random, 10)))
                                        : digits(random, 2) + "1." + digits(random, 6);
     }
     text += pick(random, {"\n", "\n", "\n", "\r\n", "\n\n", "\n \n", ""});

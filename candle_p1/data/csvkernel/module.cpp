@@ -5,7 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 
 #include "table.h"
 
@@ -29,11 +31,17 @@ static std::size_t count_rows(Text text, std::size_t start, std::size_t stop,
   return csvkernel::count_rows(data + start, data + stop, layout.separator);
 }
 
-template <class T>
-static nb::tuple parse(Text text, std::size_t start, std::size_t stop, const Layout& layout,
-                       Matrix<T> values, Matrix<std::int32_t> codes, std::size_t first_row) {
+// Whether CANDLE_P1_INSTRUCTIONS allows AVX-512, as it does by default, and the processor has it.
+static bool use_avx512() {
+  const char* newest = std::getenv("CANDLE_P1_INSTRUCTIONS");
+  return (newest == nullptr || std::string_view(newest) == "avx512") && csvkernel::has_avx512();
+}
+
+template <class T, class Ends>
+static nb::tuple parse_with(Text text, std::size_t start, std::size_t stop, const Layout& layout,
+                            Matrix<T> values, Matrix<std::int32_t> codes, std::size_t first_row) {
   const char* data = range(text, start, stop);
-  csvkernel::Parser<T> parser(layout);
+  csvkernel::Parser<T, Ends> parser(layout);
   const std::size_t num_text = parser.dictionaries().size(), rows = values.shape(0);
   if (values.shape(1) + num_text != layout.is_text.size() || codes.shape(0) != num_text) {
     throw std::invalid_argument("the arrays do not have the columns of the layout");
@@ -67,6 +75,18 @@ static nb::tuple parse(Text text, std::size_t start, std::size_t stop, const Lay
   return nb::make_tuple(num_rows, names, found);
 }
 
+template <class T>
+static nb::tuple parse(Text text, std::size_t start, std::size_t stop, const Layout& layout,
+                       Matrix<T> values, Matrix<std::int32_t> codes, std::size_t first_row) {
+#if defined(CSVKERNEL_HAS_EIGHTS)
+  static const bool avx512 = use_avx512();
+  if (avx512) {
+    return parse_with<T, csvkernel::EightEnds>(text, start, stop, layout, values, codes, first_row);
+  }
+#endif
+  return parse_with<T, csvkernel::FieldEnds>(text, start, stop, layout, values, codes, first_row);
+}
+
 NB_MODULE(_csvkernel, m) {
   // A run ends without a last search for garbage, which would find what nanobind calls leaked.
   nb::set_leak_warnings(false);
@@ -82,6 +102,7 @@ NB_MODULE(_csvkernel, m) {
           },
           "is_text"_a, "separator"_a = ",", "missing"_a = std::vector<std::string>(),
           "finite"_a = true);
+  m.def("uses_avx512", &use_avx512);
   m.def("count_rows", &count_rows, "text"_a, "start"_a, "stop"_a, "layout"_a);
   // Without conversion, because values written to a converted copy would be lost.
   m.def("parse", &parse<float>, "text"_a, "start"_a, "stop"_a, "layout"_a, "values"_a.noconvert(),

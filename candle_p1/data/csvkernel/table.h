@@ -136,8 +136,8 @@ inline std::size_t count_rows(const char* first, const char* stop, char separato
   return num_rows;
 }
 
-// Parses the lines of one range.
-template <class T>
+// Parses the lines of one range. `Ends` is what finds the ends of fields, see ends.h.
+template <class T, class Ends = FieldEnds>
 class Parser {
  public:
   explicit Parser(const Layout& layout) : layout_(layout) {
@@ -159,8 +159,20 @@ class Parser {
                     std::size_t capacity, std::optional<Problem>& problem) {
     std::size_t row = 0;
     const char* line = first;
-    FieldEnds ends(first, stop, layout_.separator);
+    Ends ends(first, stop, layout_.separator);
+    [[maybe_unused]] std::size_t next_try = 0;
     while (line < stop) {
+      if constexpr (Ends::kHasEights) {
+        if (row >= next_try && row + kRows <= capacity) {
+          if (const char* next = parse_short_rows(ends, values, codes, row)) {
+            line = next;
+            values += kRows * num_numbers_;
+            row += kRows;
+            continue;
+          }
+          next_try = row + kRows;
+        }
+      }
       if (is_blank(line, stop, layout_.separator)) {
         line = after_line(line, stop);
         ends.restart(line);
@@ -182,14 +194,56 @@ class Parser {
   const std::vector<Dictionary>& dictionaries() const { return dictionaries_; }
 
  private:
+  static constexpr std::size_t kRows = 8, kShort = 16;
+
   struct Run {
     bool is_text;
     std::size_t num_columns;
   };
 
+  // Parses the next kRows lines at once, if there are few columns and all fields are plain;
+  // otherwise returns nullptr, and the lines must be parsed one by one. A line that is not blank has
+  // a number or a separator, so blank lines are not plain.
+  const char* parse_short_rows(Ends& ends, T* values, std::int32_t* const* codes, std::size_t row) {
+    const std::size_t num_columns = layout_.is_text.size();
+    if (num_columns > kShort || num_numbers_ == 0) return nullptr;
+    const std::uint32_t* end = ends.peek(kRows * num_columns);
+    if (end == nullptr) return nullptr;
+    const char* const base = ends.base();
+    std::uint32_t befores[kRows * kShort], numbers[kRows * kShort];
+    std::size_t num = 0;
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const std::uint32_t* const last = end + (num_columns - 1);
+      std::size_t text_column = 0;
+      for (const Run& run : runs_) {
+        for (std::size_t k = 0; k < run.num_columns; ++k, ++end) {
+          if ((base[*end] == '\n') != (end == last)) return nullptr;
+          if (run.is_text) {
+            const char* const first = base + (end[-1] + 1);
+            const std::string_view content(first, static_cast<std::size_t>(base + *end - first));
+            std::int32_t code = dictionaries_[text_column].code_of_last(content);
+            if (code < 0) {
+              if (content.empty() || content.front() == '"' || !is_text_present(content)) return nullptr;
+              code = dictionaries_[text_column].code(content);
+            }
+            codes[text_column++][row + i] = code;
+          } else {
+            befores[num] = end[-1];
+            numbers[num++] = *end;
+          }
+        }
+      }
+    }
+    for (std::size_t i = 0; i < num; i += 8) {
+      if (!eights::read(base, befores + i, numbers + i, true, values + i)) return nullptr;
+    }
+    ends.skip(kRows * num_columns);
+    return base + end[-1] + 1;
+  }
+
   // Returns where the next line begins; nullptr if this one does not match the layout. The next of
   // `ends` is that of the first field, and then of the next line's.
-  const char* parse_row(const char* p, const char* stop, FieldEnds& ends, T* out,
+  const char* parse_row(const char* p, const char* stop, Ends& ends, T* out,
                         std::int32_t* const* codes, std::size_t row) {
     std::size_t text_column = 0;
     bool ended = false;
@@ -211,7 +265,7 @@ class Parser {
   }
 
   // Returns where the next field begins; nullptr if there is no text.
-  const char* parse_text(const char* p, const char* stop, FieldEnds& ends, Dictionary& dictionary,
+  const char* parse_text(const char* p, const char* stop, Ends& ends, Dictionary& dictionary,
                          std::int32_t& code, bool& ended) {
     const char* const field_end = ends.next();
     if (field_end != nullptr && *p != '"') {
@@ -237,12 +291,19 @@ class Parser {
   }
 
   // Returns where the next field begins; nullptr if there are not so many numbers.
-  const char* parse_numbers(const char* p, const char* stop, FieldEnds& ends, T* out,
+  const char* parse_numbers(const char* p, const char* stop, Ends& ends, T* out,
                             std::size_t num_columns, bool& ended) {
     const T* const end = out + num_columns;
     const char separator = layout_.separator;  // kept in a register
+    [[maybe_unused]] const T* next_try = out;
     while (out < end) {
       if (ended) return nullptr;
+      if constexpr (Ends::kHasEights) {
+        if (out >= next_try) {
+          p = ends.parse_numbers(p, out, end);
+          next_try = out + 8;
+        }
+      }
       const char* const field_end = ends.next();
       if (field_end != nullptr && field_end - p < kWindow && stop - p >= kWindow) {
         const Window window(p);

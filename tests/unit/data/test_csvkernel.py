@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -188,3 +192,50 @@ def test_wrong_arrays_and_ranges_are_refused():
         kernel.parse(raw, 0, 8, layout, np.empty((2, 2), np.float32, order="F"), codes, 0)
     with pytest.raises(ValueError, match="separator"):
         kernel.Layout([False], separator="\n")
+
+
+DIGEST = """
+import hashlib, sys
+import numpy as np
+from candle_p1.data import _csvkernel as kernel
+
+text = np.frombuffer(sys.stdin.buffer.read(), np.uint8)
+num_columns = int(sys.argv[1])
+layout = kernel.Layout([column == 1 for column in range(num_columns)])
+num_rows = kernel.count_rows(text, 0, len(text), layout)
+values = np.empty((num_rows, num_columns - 1), np.float32)
+codes = np.empty((1, num_rows), np.int32)
+parsed, names, problem = kernel.parse(text, 0, len(text), layout, values, codes, 0)
+assert (parsed, problem) == (num_rows, None)
+print(kernel.uses_avx512(), hashlib.sha256(values.tobytes() + codes.tobytes()).hexdigest(), names)
+"""
+"""Parses a table, whose second column is text, from standard input."""
+
+
+@pytest.mark.parametrize("num_columns", [4, 200])
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_older_instructions_give_the_same_numbers(num_columns):
+    """Rows of few columns are parsed several at a time, those of many eight numbers at a time."""
+    random = np.random.default_rng(7)
+    plain = [FORMS[name] for name in ("fixed", "short", "integer", "digit", "no digit before")]
+    rows = []
+    for _ in range(60):
+        makers = random.choice([*plain, *FORMS.values()], num_columns)
+        if random.random() < 0.7:
+            makers = random.choice(plain[:2] if random.random() < 0.5 else plain[3:4], num_columns)
+        fields = [make(random) for make in makers]
+        fields = [field if np.isfinite(np.float32(field)) else "1" for field in fields]
+        fields[1] = random.choice(["A549", "MCF7"])
+        rows.append(",".join(fields))
+    text = "\n".join(rows).encode()
+
+    def digest(**variables):
+        command = [sys.executable, "-W", "error", "-c", DIGEST, str(num_columns)]
+        environment = os.environ | variables
+        done = subprocess.run(command, input=text, env=environment, capture_output=True, check=True)
+        return done.stdout.split(maxsplit=1)
+
+    newest, older = digest(), digest(CANDLE_P1_INSTRUCTIONS="portable")
+    assert older[0] == b"False"
+    assert newest[1] == older[1]
+    assert newest[0] == str(kernel.uses_avx512()).encode()
