@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from candle_p1.data.shared import NodeArray
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.distributed.comm import on_first_rank
-from candle_p1.distributed.shared_file import agree_on_room
+from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,19 +27,21 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where rows are parsed to: the table itself or, if ranks share it, this rank's own memory.
+    """Where rows are parsed to: the table itself, or memory of this rank, to be written from there.
 
     Attributes:
         first: The first of the rows.
         numbers: The array for the numbers.
         codes: The array for the codes of the text.
         offset: The row of the table that corresponds to row 0 of these arrays.
+        has_numbers: Whether the numbers are already in the table.
     """
 
     first: int
     numbers: NDArray[np.float32]
     codes: NDArray[np.int32]
     offset: int
+    has_numbers: bool = True
 
 
 class TableBuilder:
@@ -84,11 +87,15 @@ class TableBuilder:
         if self._comm.local.size == 1:
             return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
+        codes = np.empty((len(self.codes), size), np.int32)
+        with suppress(NoRoomError):  # put() will raise it
+            if self._numbers.fill(first * width, last * width):
+                return Place(first, self.numbers[first:last], codes, first)
         scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
         if len(scratch) < size * width:
             scratch = np.empty(size * width, np.float32)
         numbers = scratch[: size * width].reshape(size, width)
-        return Place(first, numbers, np.empty((len(self.codes), size), np.int32), first)
+        return Place(first, numbers, codes, first, has_numbers=False)
 
     def learn(self, place: Place, names: Names, rows: slice) -> None:
         """Changes the codes of some rows from indices into `names` to those of this rank."""
@@ -103,15 +110,15 @@ class TableBuilder:
         Raises:
             NoRoomError: There is no memory for them.
         """
-        if place.numbers is self.numbers:
-            return
         num_rows, width = self.numbers.shape
-        if width:
-            self._numbers.write(place.first * width, place.numbers)
-        for column, codes in enumerate(place.codes):
-            self._codes.write(column * num_rows + place.first, codes)
-        scratch: Any = place.numbers.base
-        self._scratch.append(scratch)
+        if place.codes is not self.codes:
+            for column, codes in enumerate(place.codes):
+                self._codes.write(column * num_rows + place.first, codes)
+        if not place.has_numbers:
+            if width:
+                self._numbers.write(place.first * width, place.numbers)
+            scratch: Any = place.numbers.base
+            self._scratch.append(scratch)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Gives every node the rows of all nodes; collective.

@@ -1,12 +1,14 @@
 """Arrays of which the ranks of a node share one copy.
 
 They are in a file in memory (or on disk, if shared memory is too small) that every rank of the node
-maps, and that has been unlinked, so that it vanishes with the last of them. Users get the arrays
-read-only; with candle_p1.data.transforms, all ranks change them together, each its share.
+maps, in huge pages where that is possible, and that has been unlinked, so that it vanishes with the
+last of them. Users get the arrays read-only; with candle_p1.data.transforms, all ranks change them
+together, each its share.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import (
     MEMORY,
@@ -38,19 +41,15 @@ T = TypeVar("T")
 
 ROOM_LEFT = 0.05
 """The share of a file system that is left free."""
-
-
-class _Mapping(mmap.mmap):
-    """Mapped memory that records which ranks share it."""
-
-    node: Communicator
+SMALLEST_FILL_BYTES = HUGE_BYTES // 4
+"""What is smaller is not worth a huge page."""
 
 
 class NodeArray:
     """An array that the ranks of a node write together. Creating one is collective over the node.
 
     Memory is allocated as elements are written; ranks that share the array use `write`, or call
-    `reserve` first. A single process has the array in its own memory.
+    `fill` or `reserve` first. A single process has the array in its own memory.
 
     Args:
         shape: The shape, rows first; `keep` may reduce their number.
@@ -73,28 +72,39 @@ class NodeArray:
         directory: Path = MEMORY,
     ) -> None:
         self._node, self._directory, self._file = node, directory, -1
+        self._huge: HugeFile | None = None
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if num_bytes == 0:
             self.array: NDArray[Any] = np.empty(shape, dtype)
             return
-        if node.size == 1:
-            # Python 3.10 has no MAP_NORESERVE.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-            try:
-                mapping = _Mapping(-1, num_bytes, flags=flags)
-            except OSError as error:
-                raise DataError(
-                    f"no address space for {num_bytes / 2**30:.1f} GiB ({error.strerror}), most of"
-                    " which would remain unused: raise the limit (ulimit -v)",
-                    directory,
-                ) from error
-            with suppress(OSError):  # the kernel may have no huge pages
-                mapping.madvise(mmap.MADV_HUGEPAGE)
-        else:
-            self._file = open_nameless(directory, num_bytes, node)
-            mapping = _Mapping(self._file, num_bytes)
-        mapping.node = node
-        self.array = np.frombuffer(mapping, dtype).reshape(shape)
+        try:
+            memory = self._own(num_bytes) if node.size == 1 else self._shared(num_bytes)
+        except NoRoomError:
+            raise
+        except OSError as error:
+            raise DataError(
+                f"no address space for {num_bytes / 2**30:.1f} GiB ({error.strerror}), most of"
+                " which would remain unused: raise the limit (ulimit -v)",
+                directory,
+            ) from error
+        self.array = np.frombuffer(memory, dtype, num_bytes // np.dtype(dtype).itemsize)
+        self.array = self.array.reshape(shape)
+
+    def _own(self, num_bytes: int) -> mmap.mmap:
+        # Python 3.10 has no MAP_NORESERVE.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        mapping = mmap.mmap(-1, num_bytes, flags=flags)
+        with suppress(OSError):  # the kernel may have no huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        return mapping
+
+    def _shared(self, num_bytes: int) -> Any:
+        file_bytes = -(-num_bytes // HUGE_BYTES) * HUGE_BYTES
+        self._file = open_nameless(self._directory, file_bytes, self._node)
+        self._huge = HugeFile(self._file, file_bytes, in_memory=self._directory == MEMORY)
+        memory: Any = self._huge.memory
+        memory.node = self._node  # for sharers()
+        return memory
 
     def reserve(self, first: int, last: int) -> None:
         """Allocates the memory for some elements, by index, so that writing them cannot fail.
@@ -108,6 +118,21 @@ class NodeArray:
             size = self.array.itemsize
             with self._room():
                 os.posix_fallocate(self._file, first * size, (last - first) * size)
+
+    def fill(self, first: int, last: int) -> bool:
+        """Allocates huge pages for some elements, by index, if that is possible and worth it.
+
+        Returns whether they may be stored to directly, which then costs nothing for the pages and
+        cannot fail. Otherwise, `write` is faster. Called only by the rank that writes them.
+
+        Raises:
+            NoRoomError: There is not enough memory.
+        """
+        size = self.array.itemsize
+        if self._huge is None or (last - first) * size < SMALLEST_FILL_BYTES:
+            return False
+        with self._room():
+            return self._huge.fill(first * size, last * size)
 
     def write(self, first: int, elements: NDArray[Any]) -> None:
         """Writes elements through the file, which is cheaper than a page fault for every 4 KiB.
@@ -218,7 +243,8 @@ def sharers(array: NDArray[Any]) -> Communicator:
         owner = owner.base
     if isinstance(owner, memoryview):
         owner = owner.obj
-    return owner.node if isinstance(owner, _Mapping) else SerialCommunicator()
+    shared = isinstance(owner, ctypes.Array) and hasattr(owner, "node")
+    return owner.node if shared else SerialCommunicator()
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import re
 import sys
 import tempfile
 import time
@@ -19,10 +21,11 @@ import numpy as np
 import pytest
 from harness import named, run_checks
 
-from candle_p1.data import cache_file, cache_stage, shared
+from candle_p1.data import cache_file, cache_stage, huge_pages, shared
 from candle_p1.data.cache import CacheSettings
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.csv import Loading, read_table
+from candle_p1.data.huge_pages import HugeFile
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.shared import NodeArray, sharers
 from candle_p1.data.source import Source, open_together
@@ -32,6 +35,7 @@ from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator
 from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument import reading
+from candle_p1.scaling import share_bounds
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
 NUMBERS = CsvLayout()
@@ -101,6 +105,51 @@ def shared_arrays_are_read_only_and_the_same_memory(comm):
         with pytest.raises(ValueError, match="read-only"):
             kept[0, 0] = 1
     assert not list(Path("/dev/shm").glob("candle_p1-*"))
+
+
+def ranks_fill_huge_pages_that_they_share(comm):
+    """Shares end within pages, which several ranks ask for at the same time."""
+    size = 5 * huge_pages.HUGE_BYTES // 4 + 1000
+    array = NodeArray((size,), np.float32, comm.local)
+    first, last = share_bounds(size, comm.local_rank, comm.local_size)
+    comm.barrier()
+    filled = array.fill(first, last)
+    since_6_1 = tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
+    assert filled == (comm.local_size > 1 and huge_pages.are_available() and since_6_1)
+    array.reserve(first, last)
+    array.array[first:last] = np.arange(first, last)
+    comm.barrier()
+    np.testing.assert_array_equal(array.array, np.arange(size, dtype=np.float32))
+    if filled:
+        pages = re.findall(r"^ShmemPmdMapped: *(\d+)", Path("/proc/self/smaps").read_text(), re.M)
+        assert sum(map(int, pages)) << 10 == 6 * huge_pages.HUGE_BYTES
+    comm.barrier()
+    assert len(array.keep(size - 1)) == size - 1
+
+
+def large_tables_are_the_same_with_and_without_huge_pages(comm):
+    directory = shared_directory(comm)
+    path = directory / "large.csv"
+    if comm.rank == 0:
+        numbers = np.random.default_rng(1).integers(0, 100, (1500, 600))
+        path.write_text("\n".join(",".join(map(str, row)) for row in numbers))
+    comm.barrier()
+    alone = read_together(path, NUMBERS)
+    fill, filled = HugeFile.fill, []
+
+    def note(self, first, last):
+        filled.append(fill(self, first, last))
+        return filled[-1]
+
+    for replacement in (note, lambda *_: False):
+        HugeFile.fill = replacement
+        try:
+            table = read_together(path, NUMBERS, comm, block_bytes=500_000)
+        finally:
+            HugeFile.fill = fill
+        assert table.values.tobytes() == alone.values.tobytes()
+        comm.barrier()
+    assert bool(filled) == (comm.local_size > 1)
 
 
 def all_ranks_raise_the_same_error(comm):
@@ -360,6 +409,8 @@ def the_disk_is_used_if_shared_memory_is_too_small(comm, nodes):
 CHECKS = (
     every_layout_reads_what_one_process_reads,
     shared_arrays_are_read_only_and_the_same_memory,
+    ranks_fill_huge_pages_that_they_share,
+    large_tables_are_the_same_with_and_without_huge_pages,
     all_ranks_raise_the_same_error,
     all_ranks_read_at_the_same_time,
     an_unreadable_block_of_one_rank_ends_the_load,

@@ -1,0 +1,109 @@
+"""Files in memory that several processes map, in huge pages.
+
+Linux gives files in ``/dev/shm`` small pages unless the administrator allows others: a store then
+costs a page fault for every 4 KiB, and those who write through the file wait for each other. On
+request, it joins the pages of a part of a file into huge ones, whatever that setting is
+(``MADV_COLLAPSE``, since Linux 6.1). Where it does not, callers write through the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import weakref
+from functools import cache
+from pathlib import Path
+
+HUGE_BYTES = 2 << 20
+"""The size of a huge page. Others, which some processors have, are too large for small tables."""
+SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
+MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # which Python's mmap does not have
+NUM_TRIES = 3
+PASSING = (errno.EAGAIN, errno.EBUSY)
+"""What is reported if another process uses the pages at the moment."""
+
+
+@cache
+def are_available() -> bool:
+    """Returns whether the kernel has huge pages of HUGE_BYTES and is allowed to use them."""
+    try:
+        size = int((SETTINGS / "hpage_pmd_size").read_text())
+        return size == HUGE_BYTES and "[never]" not in (SETTINGS / "enabled").read_text()
+    except (OSError, ValueError):
+        return False
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = [address, size, number, number, number, ctypes.c_long]
+    libc.mmap.restype = address
+    libc.munmap.argtypes = [address, size]
+    libc.madvise.argtypes = [address, size, number]
+    return libc
+
+
+def _map(address: int | None, num_bytes: int, access: int, flags: int, file: int) -> int:
+    mapped = _libc().mmap(address, num_bytes, access, flags, file, 0)
+    if mapped == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(mapped)
+
+
+class HugeFile:
+    """A file that is mapped where huge pages fit.
+
+    Args:
+        file: A descriptor, which the caller keeps open while `fill` is called.
+        num_bytes: Its size, a multiple of HUGE_BYTES.
+        in_memory: Whether it is on a file system in memory.
+
+    Attributes:
+        memory: The mapped memory, which is unmapped when nothing refers to it any more.
+
+    Raises:
+        OSError: There is no address space.
+    """
+
+    def __init__(self, file: int, num_bytes: int, *, in_memory: bool) -> None:
+        self._file, self._works = file, in_memory and are_available()
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        room = num_bytes + HUGE_BYTES
+        # To have the address chosen, as addresses of files need not be multiples of huge pages.
+        reserved = _map(None, room, 0, private, -1)
+        self._address = -(-reserved // HUGE_BYTES) * HUGE_BYTES
+        try:
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            _map(self._address, num_bytes, access, mmap.MAP_SHARED | MAP_FIXED, file)
+            self.memory = (ctypes.c_char * num_bytes).from_address(self._address)
+        except BaseException:
+            _libc().munmap(reserved, room)
+            raise
+        # Not at the end of the process, when arrays may still be in use.
+        weakref.finalize(self.memory, _libc().munmap, reserved, room).atexit = False
+
+    def fill(self, first: int, last: int) -> bool:
+        """Has the bytes from `first` to before `last` in huge pages, so that stores cannot fail.
+
+        What other processes have written stays. Returns False if the kernel cannot do it.
+
+        Raises:
+            OSError: There is no room for them.
+        """
+        if not self._works:
+            return False
+        pages = range(first // HUGE_BYTES * HUGE_BYTES, last, HUGE_BYTES)
+        for page in pages:  # only what is not empty can be joined; this keeps what is there
+            os.posix_fallocate(self._file, max(page, first), 1)
+        num_bytes = len(pages) * HUGE_BYTES
+        for _ in range(NUM_TRIES):
+            if _libc().madvise(self._address + pages[0], num_bytes, MADV_COLLAPSE) == 0:
+                return True
+            if ctypes.get_errno() not in PASSING:
+                self._works = False
+                break
+        return False
