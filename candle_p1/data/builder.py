@@ -44,6 +44,13 @@ class Place(NamedTuple):
     has_numbers: bool = True
 
 
+class _Part(NamedTuple):
+    """Rows that a thread has parsed."""
+
+    rows: slice  # of the table
+    names: list[NDArray[np.int32]]  # for each column of text and code, the index of its value
+
+
 class TableBuilder:
     """Space for as many rows as the file could have; only those that it has are kept at the end.
 
@@ -69,7 +76,7 @@ class TableBuilder:
         self.is_text += [False] * (head.num_columns - len(head.names))
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
-        self._mine: list[slice] = []  # the rows that this rank has written
+        self._mine: list[_Part] = []  # what this rank has parsed
         self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
         num_rows = source.num_bytes // head.num_columns + 2  # one without a newline, one cut off
 
@@ -97,12 +104,13 @@ class TableBuilder:
         numbers = scratch[: size * width].reshape(size, width)
         return Place(first, numbers, codes, first, has_numbers=False)
 
-    def learn(self, place: Place, names: Names, rows: slice) -> None:
-        """Changes the codes of some rows from indices into `names` to those of this rank."""
-        self._mine.append(rows)
-        here = slice(rows.start - place.offset, rows.stop - place.offset)
-        for codes, known, column in zip(place.codes, self._names, names, strict=True):
-            _recode(codes[here], [known.setdefault(name, len(known)) for name in column])
+    def learn(self, names: Names, rows: slice) -> None:
+        """Takes note of the text of some rows, whose codes are indices into `names`."""
+        here = [
+            np.array([known.setdefault(name, len(known)) for name in column], np.int32)
+            for known, column in zip(self._names, names, strict=True)
+        ]
+        self._mine.append(_Part(rows, here))
 
     def put(self, place: Place) -> None:
         """Writes the rows of a place to the table; the place must not be used any more.
@@ -140,16 +148,18 @@ class TableBuilder:
     def sort_names(self) -> None:
         """Changes this rank's codes to indices into the sorted values of all ranks; collective.
 
+        Only now, once, because columns of text can be as long as the file.
+
         Raises:
             DataError: A value is not UTF-8; the same on all ranks.
         """
         self._sorted: list[list[str]] = []
-        for codes, known in zip(self.codes, self._names, strict=True):
+        for column, (codes, known) in enumerate(zip(self.codes, self._names, strict=True)):
             names = self._names_of_all(known)
             place = {name: i for i, name in enumerate(names)}
-            places = [place[name.decode()] for name in known]
-            for rows in self._mine:
-                _recode(codes[rows], places)
+            places = np.array([place[name.decode()] for name in known], np.int32)
+            for part in self._mine:
+                codes[part.rows] = places[part.names[column]].take(codes[part.rows])
             self._sorted.append(names)
 
     def _names_of_all(self, known: Collection[bytes]) -> list[str]:
@@ -176,8 +186,3 @@ class TableBuilder:
             [name for name in self._head.names if name not in columns],
             {name: columns[name] for name in self._layout.text_columns},
         )
-
-
-def _recode(codes: NDArray[np.int32], places: Any) -> None:
-    """Replaces each code by its position in another order."""
-    codes[:] = np.asarray(places, np.int32)[codes]

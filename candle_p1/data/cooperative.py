@@ -363,7 +363,7 @@ class _Load:
         elif self._error is None:
             with part("parse"):
                 for each, (_, names, _) in zip(parts, parsed, strict=True):
-                    self._table.learn(place, names, each.rows)
+                    self._table.learn(names, each.rows)
                 try:
                     self._table.put(place)
                 except NoRoomError as error:
