@@ -1,0 +1,158 @@
+"""Memory in huge pages: private where a node has one rank, otherwise shared; see shared.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from candle_p1.data import huge_pages, shared
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile
+from candle_p1.data.shared import NodeArray, sharers
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.shared_file import MEMORY, NoRoomError
+from candle_p1.distributed.simulated import SimulatedJob
+
+NUM_PAGES = 3
+
+needs_collapse = pytest.mark.skipif(
+    not huge_pages.are_available() or tuple(map(int, platform.release().split(".")[:2])) < (6, 1),
+    reason="the kernel has no huge pages for files in memory on request",
+)
+
+
+def mapping_of(array):
+    """Returns what the kernel says about the memory that an array is in."""
+    address = array.ctypes.data
+    for entry in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        first, last = re.match(r"([0-9a-f]+)-([0-9a-f]+)|", entry).groups()
+        if first and int(first, 16) <= address < int(last, 16):
+            return entry
+    raise AssertionError("the array is in no mapping")
+
+
+@pytest.fixture(params=[MEMORY, Path(tempfile.gettempdir())], ids=["memory", "disk"])
+def file(request):
+    """An open file of some pages without a name, and whether it is in memory."""
+    with tempfile.TemporaryFile(dir=request.param) as opened:
+        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+        yield opened.fileno(), request.param == MEMORY
+
+
+def test_the_matrix_of_a_single_rank_is_private_and_in_huge_pages(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("1,2,3\n4,5,6\n")
+    values = read_together(path, CsvLayout()).values
+    assert values.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert sharers(values).size == 1
+    assert values.flags.writeable
+    mapping = mapping_of(values)
+    assert re.match(r"\S+ rw-p \S+ 00:00 0 *\n", mapping), "no file, and nobody else sees it"
+    if huge_pages.are_available():
+        assert " hg" in re.search("VmFlags:.*", mapping)[0]
+
+
+def test_what_others_have_written_stays(file):
+    descriptor, in_memory = file
+    one, other = (
+        HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=in_memory) for _ in range(2)
+    )
+    first, second = (np.frombuffer(each.memory, np.uint8) for each in (one, other))
+    assert first.ctypes.data % HUGE_BYTES == second.ctypes.data % HUGE_BYTES == 0
+    first[:100] = 1
+    filled = other.fill(50, HUGE_BYTES + 1)
+    second[100 : HUGE_BYTES + 1] = 2
+    one.fill(HUGE_BYTES - 5, NUM_PAGES * HUGE_BYTES)
+    assert not (filled and not in_memory)
+    assert first[:100].tolist() == [1] * 100
+    assert (first[100 : HUGE_BYTES + 1] == 2).all()
+    assert not first[HUGE_BYTES + 1 :].any()
+
+
+@needs_collapse
+def test_pages_of_files_in_memory_are_huge_on_request():
+    with tempfile.TemporaryFile(dir=MEMORY) as opened:
+        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
+        array = np.frombuffer(huge.memory, np.uint8)
+        assert huge.fill(HUGE_BYTES + 10, HUGE_BYTES + 20)
+        pages = int(re.search(r"ShmemPmdMapped: *(\d+)", mapping_of(array))[1])
+        assert pages << 10 == HUGE_BYTES
+        assert os.fstat(opened.fileno()).st_blocks * 512 == HUGE_BYTES, "and no others"
+
+
+def test_a_file_on_disk_or_a_kernel_that_cannot_is_asked_once(file, monkeypatch):
+    descriptor, _ = file
+    asked = []
+
+    class Libc:
+        def __init__(self, libc):
+            self.mmap, self.munmap = libc.mmap, libc.munmap
+
+        def madvise(self, *_):
+            asked.append(huge_pages.ctypes.set_errno(errno.EINVAL))
+            return -1
+
+    libc = Libc(huge_pages._libc())
+    monkeypatch.setattr(huge_pages, "_libc", lambda: libc)
+    monkeypatch.setattr(huge_pages, "are_available", lambda: True)
+    huge = HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=True)
+    assert not huge.fill(0, 10)
+    assert not huge.fill(0, 10)
+    assert len(asked) == 1
+    on_disk = HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=False)
+    assert not on_disk.fill(0, 10)
+    assert len(asked) == 1
+
+
+def test_a_lack_of_room_is_an_error_and_not_a_signal(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def work(comm):
+        array = NodeArray((HUGE_BYTES,), np.float32, comm)
+        comm.barrier()
+        with pytest.raises(NoRoomError, match="No space left"):
+            array.fill(0, HUGE_BYTES)
+        comm.barrier()
+        array.keep(0)
+
+    monkeypatch.setattr(huge_pages, "are_available", lambda: True)
+    monkeypatch.setattr(huge_pages.os, "posix_fallocate", refuse)
+    SimulatedJob(2, 2).run(work)
+
+
+def test_the_memory_is_freed_with_the_last_array():
+    def work(comm):
+        array = NodeArray((HUGE_BYTES,), np.float32, comm)
+        view = array.keep(10)[2:5]
+        assert sharers(view) is comm
+        address = view.ctypes.data
+        mapping_of(view)
+        return address
+
+    addresses = SimulatedJob(2, 2).run(work)
+    maps = Path("/proc/self/maps").read_text()
+    assert not [line for line in maps.splitlines() if "candle_p1-" in line]
+    assert len(addresses) == 2
+
+
+def test_small_arrays_and_those_of_one_rank_need_no_huge_pages():
+    assert not NodeArray((HUGE_BYTES,), np.float32, SerialCommunicator()).fill(0, HUGE_BYTES)
+
+    def work(comm):
+        array = NodeArray((1000,), np.float32, comm)
+        comm.barrier()
+        assert not array.fill(0, 1000)
+        assert shared.SMALLEST_FILL_BYTES > 4000
+        array.keep(0)
+
+    SimulatedJob(2, 2).run(work)
