@@ -14,9 +14,9 @@ namespace csvkernel {
 
 #if defined(__SSE4_1__)
 
-// A parser asks for the ends of fields one after the other; the next end is always that of the field
-// that it is at. Looks at 64 bytes at a time, so that the work on one field need not wait until the end of the
-// previous one is found.
+// A parser asks for the ends of fields one after the other: the next one is that of the field that
+// it is at. Looks at 64 bytes at a time, so that the work on one field need not wait until the end
+// of the previous one is found.
 class FieldEnds {
  public:
   static constexpr bool kHasEights = false;
@@ -137,6 +137,12 @@ class EightEnds {
 
   void skip(std::size_t num) { next_ += num; }
   const char* base() const { return base_; }
+
+  // Parses eight numbers, which are between the ends of other fields; see eights::read.
+  template <class T>
+  bool read_eight(const std::uint32_t* befores, const std::uint32_t* ends, T* out) const {
+    return eights::read(base_, befores, ends, true, out);
+  }
 
   // Parses numbers, beginning with the one at `p`, until one is not plain or there are at most
   // eight left, which may end the line; returns where the next one begins.

@@ -235,7 +235,7 @@ class Parser {
       }
     }
     for (std::size_t i = 0; i < num; i += 8) {
-      if (!eights::read(base, befores + i, numbers + i, true, values + i)) return nullptr;
+      if (!ends.read_eight(befores + i, numbers + i, values + i)) return nullptr;
     }
     ends.skip(kRows * num_columns);
     return base + end[-1] + 1;
