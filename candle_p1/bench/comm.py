@@ -37,8 +37,8 @@ SMALLEST_BYTES, LARGEST_BYTES = 4, 1 << 30
 FACTOR, LARGE_FACTOR = 4, 2
 """Each size is so many times the one before; the second one holds for those from LARGE_BYTES on."""
 LARGE_BYTES = 1 << 22
-"""Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to what is
-beyond all of them."""
+"""Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to those
+that are beyond all of them."""
 OVERLAP_BYTES = (1 << 16, 1 << 26)
 """The least and the largest size of an allreduce that is also done beside computing: what smaller
 ones take is latency, and single gradients are seldom larger."""
