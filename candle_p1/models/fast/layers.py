@@ -90,9 +90,10 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
         """Creates the kernel (features, units) and the bias (units,)."""
         initializer: Any = self.kernel_initializer  # type: ignore[has-type]
         if fast.are_fast():
+            from candle_p1.models.fast.initial_weights import drawn_once
             from candle_p1.models.fast.operations import in_place
 
-            self.kernel_initializer = in_place(initializer)
+            self.kernel_initializer = drawn_once(in_place(initializer))
         super().build(input_shape)
         self.kernel_initializer = initializer
         self._adds_penalty = (
