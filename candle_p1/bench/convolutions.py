@@ -7,14 +7,16 @@ fastest counts, and of the rates as well: what else runs on the machine only add
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from candle_p1.bench.job import BareJob, OnStart, run
+from candle_p1.errors import DataError
 from candle_p1.models.fast.convolution_costs import (
     FACTORS,
     FORMS,
@@ -29,6 +31,7 @@ from candle_p1.records.record import utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 SEED = 7
 NUM_DRAWN = 26
@@ -146,26 +149,54 @@ class ConvolutionMeasurement:
 
     Attributes:
         num_calls: Timed calls of each convolution and form.
+        times: A file with the times of an earlier measurement, to be used instead; None: measure.
     """
 
     num_calls: int = 7
+    times: Path | None = None
 
     def measure(self, on_start: OnStart) -> dict[str, Any]:
         """Runs the job; returns what ``--json`` writes.
 
         Raises:
-            CandleError: There are no fast forms here.
+            CandleError: There are no fast forms here, or the file is wrong.
         """
         started = utc_now()
-        fitted, held_out = fitted_set(), held_out_set()
         on_start(0, 1, "convolutions")
-        job = ConvolutionJob([*fitted, *held_out.values()], self.num_calls)
-        (outcome,) = run(job, 1)
+        if self.times is not None:
+            outcome = read_outcome(self.times)
+        else:
+            job = ConvolutionJob([*fitted_set(), *held_out_set().values()], self.num_calls)
+            (outcome,) = run(job, 1)
         return report(outcome) | {
             "command": sys.argv,
             "started": started,
             "machine": environment.capture(),
         }
+
+
+def read_outcome(path: Path) -> ConvolutionOutcome:
+    """Returns what a job has measured, from the file that ``--json`` has written.
+
+    Raises:
+        DataError: The file cannot be read, or holds the times of other convolutions.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        names = [field.name for field in fields(Convolution)]
+        measured = {
+            Convolution(**{name: each[name] for name in names}): TimedConvolution(
+                Rates(**each["rates"]),
+                {form: float(each["forms"][form]["least_s"]) for form in each["forms"]},
+            )
+            for each in found["results"]
+        }
+        times = [measured[of] for of in (*fitted_set(), *held_out_set().values())]
+        return ConvolutionOutcome(int(found["threads"]), times)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"not the times that `candle-p1 bench conv --json` writes: {error!r}", path
+        ) from error
 
 
 def report(outcome: ConvolutionOutcome) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,11 @@ from candle_p1.bench.convolutions import (
     fitted_set,
     held_out_set,
 )
+from candle_p1.errors import DataError
 from candle_p1.models.fast.convolution_costs import FACTORS, FORMS, Convolution, Rates, seconds
-from tests.conftest import NEEDS_HOROVOD
+from tests.conftest import NEEDS_HOROVOD, ROOT
+
+STORED = ROOT / "tests/files/convolution_times.json"
 
 KNOWN = {
     form: {name: 0.5 + 0.25 * number for number, name in enumerate(sorted(factors))}
@@ -99,3 +104,34 @@ def test_a_disturbed_time_does_not_change_what_is_fitted():
     found = fit(measured)
     for form, of, rates, time_s in (*measured[:3], *measured[4:]):
         assert seconds(form, of, rates, found) == pytest.approx(time_s, rel=0.01)
+
+
+def test_the_factors_in_use_follow_from_the_stored_times():
+    """What docs/performance.md says of the fit is printed from this file, too."""
+    report = ConvolutionMeasurement(times=STORED).measure(lambda *progress: None)
+    for form, factors in FACTORS.items():
+        assert report["fitted_factors"][form] == pytest.approx(factors, rel=0.01, abs=0.01)
+    assert max(report["median_error"].values()) < 0.15
+    chosen = [each["chosen"] == each["fastest"] for each in report["results"]]
+    assert sum(chosen) >= 0.85 * len(chosen)
+    for each in report["results"]:
+        if each["name"]:
+            own = each["forms"][each["chosen"]]
+            assert own["predicted_s"] == pytest.approx(own["least_s"], rel=0.2)
+            plain = each["forms"]["plain"]
+            assert plain["predicted_s"] == pytest.approx(plain["least_s"], rel=0.2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"threads": 2, "results": []}'])
+def test_a_file_of_other_times_is_refused(tmp_path, text):
+    file = tmp_path / "times.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match="bench conv --json"):
+        convolutions.read_outcome(file)
+
+
+def test_what_is_written_can_be_read_again(report, tmp_path):
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(report))
+    again = convolutions.report(convolutions.read_outcome(file))
+    assert again["fitted_factors"] == report["fitted_factors"]
