@@ -91,9 +91,10 @@ class TableBuilder:
 
     def place(self, first: int, last: int) -> Place:
         """Returns where this rank must put the rows that it parses."""
-        if self._comm.local.size == 1:
-            return Place(first, self.numbers, self.codes, 0)
         size, width = last - first, self.numbers.shape[1]
+        if self._comm.local.size == 1:
+            self._numbers.fill(first * width, last * width)
+            return Place(first, self.numbers, self.codes, 0)
         codes = np.empty((len(self.codes), size), np.int32)
         with suppress(NoRoomError):  # put() will raise it
             if self._numbers.fill(first * width, last * width):

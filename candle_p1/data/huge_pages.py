@@ -1,9 +1,13 @@
-"""Files in memory that several processes map, in huge pages.
+"""Memory in huge pages: private, or that of a file which several processes map.
 
 Linux gives files in ``/dev/shm`` small pages unless the administrator allows others: a store then
 costs a page fault for every 4 KiB, and those who write through the file wait for each other. On
 request, it joins the pages of a part of a file into huge ones, whatever that setting is
 (``MADV_COLLAPSE``, since Linux 6.1). Where it does not, callers write through the file.
+
+The host of a virtual machine can have taken back its free memory, in large pieces. A huge page
+then costs hundreds of exchanges with the host, while small pages come from fragments that it has
+left. So no more huge pages are asked for once one has taken SLOW_S.
 """
 
 from __future__ import annotations
@@ -12,15 +16,21 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 import weakref
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 HUGE_BYTES = 2 << 20
 """The size of a huge page. Others, which some processors have, are too large for small tables."""
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # which Python's mmap does not have
 NUM_TRIES = 3
+SLOW_S = 1e-3
+"""About what the same memory costs in small pages, and ten times what filling it with 0 takes."""
 PASSING = (errno.EAGAIN, errno.EBUSY)
 """What is reported if another process uses the pages at the moment."""
 
@@ -89,7 +99,8 @@ class HugeFile:
     def fill(self, first: int, last: int) -> bool:
         """Has the bytes from `first` to before `last` in huge pages, so that stores cannot fail.
 
-        What other processes have written stays. Returns False if the kernel cannot do it.
+        What other processes have written stays. Returns False if the kernel cannot do it, or was
+        slow the last time.
 
         Raises:
             OSError: There is no room for them.
@@ -101,9 +112,48 @@ class HugeFile:
             os.posix_fallocate(self._file, max(page, first), 1)
         num_bytes = len(pages) * HUGE_BYTES
         for _ in range(NUM_TRIES):
+            start = time.perf_counter()
             if _libc().madvise(self._address + pages[0], num_bytes, MADV_COLLAPSE) == 0:
+                self._works = time.perf_counter() - start < SLOW_S * len(pages)
                 return True
             if ctypes.get_errno() not in PASSING:
                 self._works = False
                 break
         return False
+
+
+class HugeMemory:
+    """Private memory, in huge pages as long as they are not slow.
+
+    Args:
+        num_bytes: Its size.
+
+    Attributes:
+        memory: The memory.
+
+    Raises:
+        OSError: There is no address space.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        # Python 3.10 has no MAP_NORESERVE.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self.memory = mmap.mmap(-1, num_bytes, flags=flags)
+        self._bytes = np.frombuffer(self.memory, np.uint8)
+        self._is_huge = True
+        with suppress(OSError):  # the kernel may have no huge pages
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def prepare(self, first: int, last: int) -> None:
+        """Tries one page of the bytes from `first` to before `last`, which are not in use yet."""
+        begin = first + -(self._bytes.ctypes.data + first) % HUGE_BYTES
+        if not self._is_huge or begin >= last:
+            return
+        start = time.perf_counter()
+        self._bytes[begin] = 0
+        if time.perf_counter() - start >= SLOW_S:
+            self._is_huge = False
+            rest = begin + HUGE_BYTES
+            if rest < len(self._bytes):
+                with suppress(OSError):
+                    self.memory.madvise(mmap.MADV_NOHUGEPAGE, rest, len(self._bytes) - rest)

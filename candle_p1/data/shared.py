@@ -9,16 +9,15 @@ together, each its share.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile
+from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile, HugeMemory
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import (
     MEMORY,
@@ -73,6 +72,7 @@ class NodeArray:
     ) -> None:
         self._node, self._directory, self._file = node, directory, -1
         self._huge: HugeFile | None = None
+        self._private: HugeMemory | None = None
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if num_bytes == 0:
             self.array: NDArray[Any] = np.empty(shape, dtype)
@@ -90,13 +90,9 @@ class NodeArray:
         self.array = np.frombuffer(memory, dtype, num_bytes // np.dtype(dtype).itemsize)
         self.array = self.array.reshape(shape)
 
-    def _own(self, num_bytes: int) -> mmap.mmap:
-        # Python 3.10 has no MAP_NORESERVE.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        mapping = mmap.mmap(-1, num_bytes, flags=flags)
-        with suppress(OSError):  # the kernel may have no huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        return mapping
+    def _own(self, num_bytes: int) -> Any:
+        self._private = HugeMemory(num_bytes)
+        return self._private.memory
 
     def _shared(self, num_bytes: int) -> Any:
         file_bytes = -(-num_bytes // HUGE_BYTES) * HUGE_BYTES
@@ -122,13 +118,17 @@ class NodeArray:
     def fill(self, first: int, last: int) -> bool:
         """Allocates huge pages for some elements, by index, if that is possible and worth it.
 
-        Returns whether they may be stored to directly, which then costs nothing for the pages and
-        cannot fail. Otherwise, `write` is faster. Called only by the rank that writes them.
+        Returns whether they may be stored to directly, without an error for lack of room; a single
+        process always may. Otherwise, `write` is faster. Called only by the rank that writes them,
+        before it does.
 
         Raises:
             NoRoomError: There is not enough memory.
         """
         size = self.array.itemsize
+        if self._private is not None:
+            self._private.prepare(first * size, last * size)
+            return True
         if self._huge is None or (last - first) * size < SMALLEST_FILL_BYTES:
             return False
         with self._room():

@@ -145,9 +145,7 @@ def test_the_memory_is_freed_with_the_last_array():
     assert len(addresses) == 2
 
 
-def test_small_arrays_and_those_of_one_rank_need_no_huge_pages():
-    assert not NodeArray((HUGE_BYTES,), np.float32, SerialCommunicator()).fill(0, HUGE_BYTES)
-
+def test_small_arrays_need_no_huge_pages():
     def work(comm):
         array = NodeArray((1000,), np.float32, comm)
         comm.barrier()
@@ -156,3 +154,21 @@ def test_small_arrays_and_those_of_one_rank_need_no_huge_pages():
         array.keep(0)
 
     SimulatedJob(2, 2).run(work)
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 100.0], ids=["slow", "fast"])
+@needs_collapse
+def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, slow_s):
+    monkeypatch.setattr(huge_pages, "SLOW_S", slow_s)
+    array = NodeArray((NUM_PAGES * HUGE_BYTES,), np.float32, SerialCommunicator())
+    values = array.array
+    for first in range(0, len(values), HUGE_BYTES):
+        assert array.fill(first, first + HUGE_BYTES), "stores to private memory are always possible"
+        values[first : first + HUGE_BYTES] = 1
+    assert " hg" in re.search("VmFlags:.*", mapping_of(values))[0]
+    assert (" nh" in re.search("VmFlags:.*", mapping_of(values[-1:]))[0]) == (slow_s == 0)
+    with tempfile.TemporaryFile(dir=MEMORY) as opened:
+        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
+        assert huge.fill(0, 10)
+        assert huge.fill(HUGE_BYTES, HUGE_BYTES + 10) == (slow_s > 0)
