@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -192,17 +191,11 @@ class HorovodEngine(Engine):
             return [average(hvd, gradient, name) for name, gradient in gradients.items()]
         # Ranks wait for each other, and TensorFlow orders what is ready in its own way on each of
         # them. So nothing is averaged before there is nothing else to do.
-        return self._in_turn(memory.average, gradients, [*gradients.values(), *ready])
-
-    @staticmethod
-    def _in_turn(
-        exchange: Callable[..., Any], values: Mapping[str, Any], after: Sequence[Any]
-    ) -> list[Any]:
-        """Returns what an operation makes of values, which have names, one after the other."""
-        results: list[Any] = []
-        for name, value in values.items():
-            results.append(exchange(value, name, after=results[-1:] or after))
-        return results
+        after = [*gradients.values(), *ready]
+        averages: list[Any] = []
+        for name, gradient in gradients.items():
+            averages.append(memory.average(gradient, name, averages[-1:] or after))
+        return averages
 
     def _memory_for(self, compression: str) -> NodeMemory | None:
         """Returns what averages gradients, if that is not Horovod."""
@@ -218,16 +211,22 @@ class HorovodEngine(Engine):
         state = [*model.weights, *model.optimizer.variables]
         variables = [variable.value for variable in state]
         on_gpu = list(map(_is_on_gpu, state))
-        send = self._broadcast if self._memory is None else self._broadcast_on_node
+        in_turn = self._memory is not None
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def copy() -> tuple[Any, Any]:
-            given = [tf.convert_to_tensor(variable) for variable in variables]
-            begins = list(map(_clock, given, on_gpu))
-            received = send(given, root, begins)
-            ends = list(map(_clock, received, on_gpu))
-            for variable, value in zip(variables, received, strict=True):
-                variable.assign(value)
+            before: list[Any] = []
+            begins, ends = [], []
+            for i, variable in enumerate(variables):
+                with tf.control_dependencies(before):
+                    given = tf.convert_to_tensor(variable)
+                begins.append(_clock(given, on_gpu[i]))
+                received = self._broadcast(given, f"state.{i}", root, begins[-1:])
+                ends.append(_clock(received, on_gpu[i]))
+                # Nothing else uses it then, so the variable takes over its memory.
+                with tf.control_dependencies(ends[-1:]):
+                    assigned = variable.assign(received, read_value=False)
+                before = [assigned] if in_turn else []
             return tf.reduce_min(begins), tf.reduce_max(ends)
 
         begin, end = copy()
@@ -237,20 +236,10 @@ class HorovodEngine(Engine):
             library, "broadcast", num_bytes * (self.comm.rank == root), float(end - begin)
         )
 
-    def _broadcast(self, values: Sequence[Any], root: int, begins: Sequence[Any]) -> list[Any]:
-        hvd = _horovod()
-        return [
-            hvd.broadcast(value, root_rank=root, name=f"state.{i}")
-            for i, value in enumerate(values)
-        ]
-
-    def _broadcast_on_node(
-        self, values: Sequence[Any], root: int, begins: Sequence[Any]
-    ) -> list[Any]:
-        assert self._memory is not None
-        send = partial(self._memory.broadcast, root=root)
-        named = {f"state.{i}": value for i, value in enumerate(values)}
-        return self._in_turn(send, named, begins)
+    def _broadcast(self, value: Any, name: str, root: int, after: Sequence[Any]) -> Any:
+        if self._memory is None:
+            return _horovod().broadcast(value, root_rank=root, name=name)
+        return self._memory.broadcast(value, name, root, after)
 
 
 ENGINE = HorovodEngine
