@@ -2,14 +2,17 @@
 
 The convolutions take what candle_p1.models.fast.convolution_costs says of the form that computes
 them. The rest is counted at the rates themselves: of a dense layer's products the longer of
-operations and bytes, the optimizer's passes, what other layers write and read, and what becomes of
-a batch on its way to the model. None of it is fitted to the benchmarks.
+operations and bytes, the optimizer's passes, and what other layers write and read. A run makes its
+batches on the cores that compute, and how long that takes depends on the benchmark, so it is
+measured; plain Keras copies batches out of arrays. None of it is fitted to the benchmarks.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +22,8 @@ from candle_p1.models.fast import STRETCH
 from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from candle_p1.models.fast.convolution_costs import Convolution, Rates
 
 FLOAT_BYTES = 4
@@ -28,10 +33,27 @@ multiplies (2) and subtracts (3), the others do one operation of their formulas 
 LAYER_PASSES = 4
 """How often an output of a layer without weights is written or read, forward and backward."""
 BATCH_PASSES = 4
-"""How often a batch is: gathered and then copied to a tensor."""
+"""How often a batch of arrays is: gathered and then copied to a tensor."""
+MAX_BATCHES = 10
+"""The number of batches whose making is timed."""
 
 
-def predict(model: Any, batch_size: int, rates: Rates, *, is_fast: bool) -> dict[str, Any] | None:
+def making_s(batches: Iterable[Any]) -> float:
+    """Returns how long it takes to make a batch if nothing else is done, in s; 0 for only one.
+
+    Args:
+        batches: What ``fit`` takes.
+    """
+    begin, num = 0.0, 0
+    for num, _ in enumerate(islice(batches, MAX_BATCHES + 1)):
+        if num == 0:  # for which a thread has to start
+            begin = time.perf_counter()
+    return (time.perf_counter() - begin) / num if num else 0.0
+
+
+def predict(
+    model: Any, batch_size: int, rates: Rates, *, is_fast: bool, batches_s: float | None = None
+) -> dict[str, Any] | None:
     """Returns the predicted time of a step, ``total_s``, its parts, and the forms of convolutions.
 
     Args:
@@ -39,6 +61,7 @@ def predict(model: Any, batch_size: int, rates: Rates, *, is_fast: bool) -> dict
         batch_size: The samples of a step.
         rates: The machine's rates.
         is_fast: Whether to predict the fast kernels, and not Keras's own.
+        batches_s: The time that making the batch takes from the step; None: it is part of arrays.
 
     Returns:
         None if the model has what is not counted: branches, convolutions of another kind, or an
@@ -65,13 +88,14 @@ def predict(model: Any, batch_size: int, rates: Rates, *, is_fast: bool) -> dict
         "dense_s": _dense_s(model, batch_size, rates),
         "optimizer_s": passes / rates.bytes_per_s,
         "other_layers_s": LAYER_PASSES * FLOAT_BYTES * outputs / rates.bytes_per_s,
-        "batches_s": BATCH_PASSES
-        * FLOAT_BYTES
-        * batch_size
-        * math.prod(model.inputs[0].shape[1:])
-        / rates.bytes_per_s,
+        "batches_s": _copying_s(model, batch_size, rates) if batches_s is None else batches_s,
     }
     return {**found, "total_s": sum(found.values()), "forms": forms}
+
+
+def _copying_s(model: Any, batch_size: int, rates: Rates) -> float:
+    values: float = batch_size * math.prod(model.inputs[0].shape[1:])
+    return BATCH_PASSES * FLOAT_BYTES * values / rates.bytes_per_s
 
 
 def _passing() -> tuple[Any, ...]:

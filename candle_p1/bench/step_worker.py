@@ -12,7 +12,7 @@ import keras
 from candle_p1.bench import step_keras2
 from candle_p1.bench.roofline import bound, matrix_product_flops, state_bytes
 from candle_p1.bench.step import OURS, PLAIN, WARM_UP_STEPS, StepJob, StepOutcome
-from candle_p1.bench.step_prediction import predict
+from candle_p1.bench.step_prediction import making_s, predict
 from candle_p1.bench.step_timer import StepTimer, as_callback
 from candle_p1.bench.training import Training, prepare_training
 from candle_p1.bench.worker import backend_version, serve
@@ -42,7 +42,7 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     if job.keras2 is None:
         if job.measures_machine:
             found = bound(model, plan.batch_size, device.threads)
-            predictions = _predict(model, plan.batch_size, found)
+            predictions = _predict(training, found)
         timer = _train(job, comm, training)
         num_bytes, backend = state_bytes(model), backend_version()
     else:
@@ -67,15 +67,17 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     )
 
 
-def _predict(
-    model: Any, batch_size: int, found: dict[str, float] | None
-) -> dict[str, dict[str, Any]]:
+def _predict(training: Training, found: dict[str, float] | None) -> dict[str, dict[str, Any]]:
     """Returns the predicted steps of variants, where fast kernels and the rates are known."""
     if not fast.are_fast() or found is None:
         return {}
+    model, size = training.models[0], training.plan.batch_size
     rates = Rates(found["matmul_flops_per_s"], found["copy_bytes_per_s"])
+    # One thread makes batches while the others compute.
+    batches_s = making_s(for_fit(training.batches())) / training.device.threads
     predicted = {
-        name: predict(model, batch_size, rates, is_fast=name == OURS) for name in (OURS, PLAIN)
+        OURS: predict(model, size, rates, is_fast=True, batches_s=batches_s),
+        PLAIN: predict(model, size, rates, is_fast=False),
     }
     return {name: each for name, each in predicted.items() if each is not None}
 

@@ -1,7 +1,7 @@
 // Averages and copies arrays of the ranks of a node through memory that they share, and updates
 // weights by averages.
 //
-// Ranks go through their arrays in pieces that fit into the second-level cache, so that main memory
+// Ranks go through their arrays in pieces that stay in the caches that they share, so that main memory
 // is only read once and written once, however many ranks there are. Two ranks add the other one's
 // piece to their own; more ranks divide a piece among themselves, as in a reduce-scatter followed by
 // an allgather. Values are added in the order of the ranks, so all of them get the same bits.
@@ -32,10 +32,14 @@
 
 namespace node_memory {
 
-constexpr std::size_t kPieceBytes = 1 << 18;  // what is averaged at a time
-constexpr std::size_t kUpdatedBytes = 1 << 16;  // what is updated at a time: its gradient
+constexpr std::size_t kPieceBytes = 1 << 19;    // what is averaged at a time
+constexpr std::size_t kUpdatedBytes = 1 << 17;  // the gradient of what is updated at a time
 constexpr std::size_t kBlock = 2048;            // values that are averaged before they are used
 constexpr int kMaxArrays = 3;                   // what is updated by one gradient
+
+// A buffer holds a gradient, and the updated share of the arrays: see Thread::updated.
+static_assert(kUpdatedBytes + kMaxArrays * (kUpdatedBytes / 2 + 128) <= kPieceBytes);
+
 constexpr int kSpins = 1 << 12;  // looks at a counter before a thread goes to sleep: about 50 us
 
 // What one thread of one rank tells those of the other ranks. A line of the cache each.

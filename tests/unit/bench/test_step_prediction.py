@@ -6,8 +6,9 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
+from candle_p1.bench import step_prediction  # noqa: E402
 from candle_p1.bench.step import _prediction  # noqa: E402
-from candle_p1.bench.step_prediction import predict  # noqa: E402
+from candle_p1.bench.step_prediction import making_s, predict  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.convolution_costs import (  # noqa: E402
     FACTORS,
@@ -66,8 +67,22 @@ def test_the_rest_is_counted():
     assert plain["optimizer_s"] == pytest.approx(5 * 4 * num_weights / 10e9)
     assert found["other_layers_s"] == pytest.approx(4 * 4 * BATCH * 50 / 10e9)
     assert found["batches_s"] == pytest.approx(4 * 4 * BATCH * 400 / 10e9)
+    made = predict(model, BATCH, RATES, is_fast=True, batches_s=0.25)
+    assert made["batches_s"] == 0.25
+    assert made["total_s"] - found["total_s"] == pytest.approx(0.25 - found["batches_s"])
     parts = [value for name, value in found.items() if name not in ("total_s", "forms")]
     assert found["total_s"] == pytest.approx(sum(parts))
+
+
+def test_making_batches_is_timed_from_the_first_one_on(monkeypatch):
+    now = iter([10.0, 12.0])
+    monkeypatch.setattr(step_prediction.time, "perf_counter", lambda: next(now))
+    assert making_s(range(5)) == pytest.approx(0.5)
+    monkeypatch.undo()
+    assert making_s([1]) == 0
+    taken = iter(range(100))
+    assert making_s(taken) > 0
+    assert next(taken) == 11
 
 
 def test_what_is_not_counted_is_not_predicted():

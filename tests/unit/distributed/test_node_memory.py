@@ -17,7 +17,7 @@ from tests.conftest import NEEDS_HOROVOD
 
 tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
 
-PIECE = 1 << 16
+PIECE = 1 << 17
 """The float32 values that are averaged at a time."""
 
 
