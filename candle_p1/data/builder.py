@@ -44,7 +44,7 @@ class Place(NamedTuple):
     has_numbers: bool = True
 
 
-class _Part(NamedTuple):
+class _ParsedRows(NamedTuple):
     """Rows that a thread has parsed."""
 
     rows: slice  # of the table
@@ -76,7 +76,7 @@ class TableBuilder:
         self.is_text += [False] * (head.num_columns - len(head.names))
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
-        self._mine: list[_Part] = []  # what this rank has parsed
+        self._mine: list[_ParsedRows] = []  # what this rank has parsed
         self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
         num_rows = source.num_bytes // head.num_columns + 2  # one without a newline, one cut off
 
@@ -111,7 +111,7 @@ class TableBuilder:
             np.array([known.setdefault(name, len(known)) for name in column], np.int32)
             for known, column in zip(self._names, names, strict=True)
         ]
-        self._mine.append(_Part(rows, here))
+        self._mine.append(_ParsedRows(rows, here))
 
     def put(self, place: Place) -> None:
         """Writes the rows of a place to the table; the place must not be used any more.
