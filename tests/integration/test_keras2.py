@@ -211,7 +211,7 @@ def test_an_optimizer_moves_a_variable_as_in_candle(name, kernels):
 def test_keras_2_is_a_peer_in_the_comparison_of_steps(execute, tmp_path, name):
     """NT3 has dropout, so its losses are compared by further jobs; P1B1 has none."""
     directory = str(Path(k.__file__).parents[1])
-    size = {"nt3": ["--dense", "20"], "p1b1": ["--dense", "40", "20"]}[name]
+    size = {"nt3": ["--dense", "20"], "p1b1": ["--dense", "40", "20", "--batch_size", "50"]}[name]
     argv = ["bench", "step", name, "--keras2", directory, "--steps", "2", "--rounds", "1"]
     code, output = execute([*CANDLE_P1, *argv, "--by_weight", "--json", "step.json", "--", *size])
     assert code == 0, output
