@@ -40,7 +40,7 @@ def train(job: StepJob, comm: Communicator, training: Training) -> tuple[StepTim
     batches = training.batches()
     x, y = join_batches([batches[step] for step in range(job.all_steps)])
 
-    def weights() -> dict[str, NDArray[Any]]:
+    def weights(model: Any) -> dict[str, NDArray[Any]]:
         found = [
             weight.numpy()
             for layer in keras2.layers_with_weights(model)

@@ -28,7 +28,7 @@ class StepTimer:
 
     Args:
         comm: The ranks, which begin the first timed step together.
-        weights: Returns the trainable weights by name.
+        weights: Returns a model's trainable weights by name.
         num_steps: The number of timed steps.
         samples_memory: Whether there is a last step, in which the memory is sampled.
 
@@ -43,7 +43,7 @@ class StepTimer:
     def __init__(
         self,
         comm: Communicator,
-        weights: Callable[[], Mapping[str, NDArray[Any]]],
+        weights: Callable[[Any], Mapping[str, NDArray[Any]]],
         num_steps: int,
         *,
         samples_memory: bool,
@@ -57,24 +57,23 @@ class StepTimer:
         self.memory: MemorySamples = []
         self._sampler: MemorySampler | None = None
 
-    def begin(self) -> None:
+    def begin(self, model: Any) -> None:
         """Is called when training begins."""
-        self._before = self._elements()
+        self._before = self._elements(model)
         self._start = time.perf_counter()
 
-    def end_step(self, logs: Mapping[str, float] | None) -> None:
+    def end_step(self, model: Any, logs: Mapping[str, float]) -> None:
         """Is called at the end of a step."""
-        assert logs is not None
         self.losses.append(float(logs["loss"]))  # waits for a step that is asynchronous
         self.seconds.append(time.perf_counter() - self._start)
         num_done = len(self.seconds)
         if num_done == WARM_UP_STEPS:
-            after = self._elements()
+            after = self._elements(model)
             self.updates = {name: (after[name] - self._before[name]).tolist() for name in after}
             del self._before
             self._comm.barrier()
         if num_done == self._compared_steps:
-            self.values = {name: found.tolist() for name, found in self._elements().items()}
+            self.values = {name: found.tolist() for name, found in self._elements(model).items()}
             if self._samples_memory:
                 self._sampler = MemorySampler()
         self._start = time.perf_counter()
@@ -84,10 +83,10 @@ class StepTimer:
         if self._sampler:
             self.memory = self._sampler.stop()
 
-    def _elements(self) -> Elements:
+    def _elements(self, model: Any) -> Elements:
         """Returns some elements of every weight, evenly spaced."""
         found = {}
-        for name, values in self._weights().items():
+        for name, values in self._weights(model).items():
             stride = -(-values.size // MAX_COMPARED)
             found[name] = values.reshape(-1)[::stride].astype(float)
         return found
@@ -101,12 +100,13 @@ def as_callback(timer: StepTimer, base: Any) -> Any:
         base: The class Callback of keras or tf_keras.
     """
 
+    # On JAX, a model has its weights during an epoch only where a callback asks for `self.model`.
     class Callback(base):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
-            timer.begin()
+            timer.begin(self.model)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            timer.end_step(logs)
+            timer.end_step(self.model, logs)
 
         def on_train_end(self, logs: Any = None) -> None:
             timer.end()

@@ -89,7 +89,7 @@ def _train(job: StepJob, comm: Communicator, training: Training) -> StepTimer:
     samples = data.train if own_samples else training.benchmark.other_samples(data)[job.inputs]
     batches = training.batches(samples)
 
-    def weights() -> dict[str, NDArray[Any]]:
+    def weights(model: keras.Model) -> dict[str, NDArray[Any]]:
         return {
             f"{number} {weight.path}": keras.ops.convert_to_numpy(weight.value)
             for number, weight in enumerate(model.trainable_weights)
