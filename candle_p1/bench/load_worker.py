@@ -5,27 +5,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from candle_p1.bench.load import LoadJob, LoadOutcome
 from candle_p1.bench.memory import MemorySampler
-from candle_p1.bench.worker import locate, serve
-from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.comm import Attempt, on_first_rank
-from candle_p1.distributed.devices import share_cores
+from candle_p1.bench.worker import bind, load_sample, locate, serve
+from candle_p1.data.reader import Reader, loading
+from candle_p1.distributed.comm import Attempt
 from candle_p1.errors import ParameterError
-from candle_p1.records.environment import available_cores, core_quota
 
 if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.parameters.parameter_set import ParameterSet
-
-SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 
 def measure(job: LoadJob, comm: Communicator) -> LoadOutcome:
@@ -35,11 +28,8 @@ def measure(job: LoadJob, comm: Communicator) -> LoadOutcome:
         CandleError: Some rank cannot load; the same on every rank.
     """
     benchmark, params, files = locate(job, comm)
-    threads = (
-        job.threads
-        or share_cores(comm.local.allgather(available_cores()), comm.local_rank, core_quota())[0]
-    )
-    _warm_up(Path(sys.argv[1]), params, comm, threads)
+    threads = bind(comm, job.threads)
+    load_sample(params, comm, threads)
     reader = Reader(files, loading(params, comm, threads))
 
     sampler = MemorySampler() if job.purpose == "memory" else None
@@ -81,15 +71,6 @@ def _bytes_read() -> dict[str, int]:
         return {}
     counters = process.io_counters()
     return {"bytes_read": counters.read_chars, "storage_bytes_read": counters.read_bytes}
-
-
-def _warm_up(directory: Path, params: ParameterSet, comm: Communicator, threads: int) -> None:
-    """Reads a few numbers by the same method, to exclude its imports and start-up from the time."""
-    path = directory / "sample.csv"
-    on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)
-    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
-    reader = Reader(FileSet.of({"sample": path}), loading(here, comm, threads))
-    Attempt(lambda: reader.read("sample")).agree(comm)
 
 
 if __name__ == "__main__":

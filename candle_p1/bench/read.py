@@ -63,7 +63,7 @@ class ReadJob(Job):
 
     Attributes:
         delay_s: Extra time that reading each block takes.
-        num_blocks: Into how many blocks the largest file is divided.
+        num_blocks: Into how many blocks the largest file is divided; 0: as in a run.
         threads: Threads of each rank.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from candle_p1.bench.read import ReadJob, ReadOutcome
-from candle_p1.bench.worker import locate, serve
+from candle_p1.bench.worker import bind, load_sample, locate, serve
 from candle_p1.data.reader import Reader, loading
 from candle_p1.data.source import Source, open_together
 from candle_p1.distributed.comm import Attempt
@@ -33,16 +33,16 @@ def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
         CandleError: Some rank cannot load; the same on every rank.
     """
     benchmark, params, files = locate(job, comm)
-    paths = [file for path in files.paths.values() for file in files_at(path)]
-    largest_bytes = max(path.stat().st_size for path in paths)
-    reader = Reader(
-        files,
-        replace(
-            loading(params, comm, job.threads),
-            block_bytes=max(1, -(-largest_bytes // job.num_blocks)),
-            open_source=slow_source(job.delay_s),
-        ),
-    )
+    threads = bind(comm, job.threads)
+    load_sample(params, comm, threads)
+    settings = loading(params, comm, threads)
+    if job.delay_s:
+        settings = replace(settings, open_source=slow_source(job.delay_s))
+    if job.num_blocks:
+        paths = [file for path in files.paths.values() for file in files_at(path)]
+        largest_bytes = max(path.stat().st_size for path in paths)
+        settings = replace(settings, block_bytes=max(1, -(-largest_bytes // job.num_blocks)))
+    reader = Reader(files, settings)
     comm.barrier()
     start = time.perf_counter()
     load = Attempt(lambda: benchmark.load_data(reader, params))

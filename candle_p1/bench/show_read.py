@@ -23,10 +23,12 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """
     results = report["results"]
     first = results[0]
+    blocks = report["num_blocks"]
+    size = f"of 1/{blocks} of the largest file" if blocks else "as in a run"
     delay = f", {report['delay_s']:g} s extra per block" if report["delay_s"] else ""
     yield (
         f"{report['benchmark']}: reading {digits(sum(report['files'].values()) / MB)} MB in blocks"
-        f" of 1/{report['num_blocks']} of the largest file{delay}, file cache"
+        f" {size}{delay}, file cache"
         f" {report['file_cache']}, {count(report['threads'], 'thread')} per rank,"
         f" {count(first['repeats'], 'repeat')}"
     )

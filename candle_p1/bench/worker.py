@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import statistics
 import sys
@@ -13,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.job import JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
+from candle_p1.distributed.devices import own_cores, share_cores
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.records import environment
+from candle_p1.records.environment import available_cores, core_quota
 from candle_p1.text import print_error
 from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from candle_p1.bench.job import Job
     from candle_p1.benchmark import Benchmark
-    from candle_p1.data.reader import FileSet
     from candle_p1.distributed.comm import Communicator
     from candle_p1.parameters.parameter_set import ParameterSet
+
+SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 
 def serve(measure: Callable[[Any, Communicator], Any]) -> None:
@@ -60,6 +65,43 @@ def locate(job: Job, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileS
     benchmark = Attempt(lambda: find_benchmark(job.benchmark)).agree(comm)
     params = Attempt(lambda: job.bind(benchmark)).agree(comm)
     return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
+
+
+def bind(comm: Communicator, threads: int) -> int:
+    """Binds this rank to cores of its own, one for each thread; collective.
+
+    As in a run, ranks have no cores of their own if there are too few. Unlike in a run, a rank that
+    is alone has no more cores than threads, so that its time can be compared with that of several.
+
+    Args:
+        comm: The ranks.
+        threads: The threads of each rank; 0 is its share of the cores.
+
+    Returns:
+        The number of its threads.
+    """
+    node_cores = comm.local.allgather(available_cores())
+    num = threads or share_cores(node_cores, comm.local_rank, core_quota())[0]
+    is_alone = len(node_cores) == 1
+    mine = own_cores(node_cores, comm.local_rank, num, os.environ, core_quota())
+    mine = sorted(node_cores[0]) if is_alone else mine
+    if mine:
+        os.sched_setaffinity(0, mine[:num])  # also of the threads that this one is going to start
+    return num
+
+
+def load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
+    """Loads a few numbers as `params` say, so that imports are not timed later; collective.
+
+    Raises:
+        CandleError: Some rank cannot load; the same on every rank.
+    """
+    directory = Path(sys.argv[1])
+    path = directory / "sample.csv"
+    on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)
+    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
+    reader = Reader(FileSet.of({"sample": path}), loading(here, comm, threads))
+    Attempt(lambda: reader.read("sample")).agree(comm)
 
 
 def backend_version() -> str:

@@ -109,6 +109,7 @@ def load_command(
     cls=BenchmarkCommand,
     examples=[
         "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
+        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full",
         "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
     ],
 )
@@ -129,7 +130,14 @@ def load_command(
         show_default=True,
         help="Extra time that reading each block takes, in s.",
     ),
-    count_option("--blocks", "num_blocks", 16, "Blocks into which the largest file is divided."),
+    click.option(
+        "--blocks",
+        "num_blocks",
+        type=click.IntRange(0, 100_000),
+        default=16,
+        show_default=True,
+        help="Blocks into which the largest file is divided; 0: blocks of the size as in a run.",
+    ),
     count_option("--threads", "threads", 1, "Threads of each rank, which read a block together."),
     count_option(
         "--repeats",

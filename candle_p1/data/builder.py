@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from candle_p1.data.huge_pages import small_pages
 from candle_p1.data.shared import NodeArray
 from candle_p1.data.table import Table, TextColumn
 from candle_p1.distributed.comm import on_first_rank
@@ -101,7 +102,7 @@ class TableBuilder:
                 return Place(first, self.numbers[first:last], codes, first)
         scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
         if len(scratch) < size * width:
-            scratch = np.empty(size * width, np.float32)
+            scratch = np.frombuffer(small_pages(4 * size * width), np.float32)
         numbers = scratch[: size * width].reshape(size, width)
         return Place(first, numbers, codes, first, has_numbers=False)
 

@@ -45,6 +45,11 @@ def are_available() -> bool:
         return False
 
 
+def small_pages(num_bytes: int) -> mmap.mmap:
+    """Returns private memory for which no huge pages are asked, as NumPy would for large arrays."""
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -100,7 +105,7 @@ class HugeFile:
         """Has the bytes from `first` to before `last` in huge pages, so that stores cannot fail.
 
         What other processes have written stays. Returns False if the kernel cannot do it, or was
-        slow the last time.
+        slow with one of them or before.
 
         Raises:
             OSError: There is no room for them.
@@ -110,15 +115,19 @@ class HugeFile:
         pages = range(first // HUGE_BYTES * HUGE_BYTES, last, HUGE_BYTES)
         for page in pages:  # only what is not empty can be joined; this keeps what is there
             os.posix_fallocate(self._file, max(page, first), 1)
-        num_bytes = len(pages) * HUGE_BYTES
+        return all(map(self._join, pages))
+
+    def _join(self, page: int) -> bool:
+        """Makes a huge page of the small ones from a byte on; returns False if it should not."""
         for _ in range(NUM_TRIES):
+            if not self._works:
+                break
             start = time.perf_counter()
-            if _libc().madvise(self._address + pages[0], num_bytes, MADV_COLLAPSE) == 0:
-                self._works = time.perf_counter() - start < SLOW_S * len(pages)
+            if _libc().madvise(self._address + page, HUGE_BYTES, MADV_COLLAPSE) == 0:
+                self._works = time.perf_counter() - start < SLOW_S
                 return True
             if ctypes.get_errno() not in PASSING:
                 self._works = False
-                break
         return False
 
 

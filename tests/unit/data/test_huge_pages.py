@@ -172,3 +172,14 @@ def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, slow_s)
         huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
         assert huge.fill(0, 10)
         assert huge.fill(HUGE_BYTES, HUGE_BYTES + 10) == (slow_s > 0)
+
+
+@needs_collapse
+def test_of_several_slow_pages_only_the_first_is_made_huge(monkeypatch):
+    monkeypatch.setattr(huge_pages, "SLOW_S", 0.0)
+    with tempfile.TemporaryFile(dir=MEMORY) as opened:
+        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
+        assert not huge.fill(0, NUM_PAGES * HUGE_BYTES)
+        small = os.sysconf("SC_PAGE_SIZE") * (NUM_PAGES - 1)
+        assert os.fstat(opened.fileno()).st_blocks * 512 == HUGE_BYTES + small
