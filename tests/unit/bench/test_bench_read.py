@@ -35,11 +35,11 @@ def outcome(elapsed_s, reads, digest="a"):
 def compare(monkeypatch, tmp_path):
     """Compares jobs whose outcomes a function (number of ranks) -> list of outcomes returns."""
 
-    def compare(measure, ranks=(1, 2), **conditions):
+    def compare(measure, ranks=(1, 2), num_blocks=8, **conditions):
         file = tmp_path / "train.csv"
         file.write_text("1,2\n")
         monkeypatch.setattr(read, "run", lambda job, num_ranks: measure(num_ranks))
-        job = ReadJob("nt3", [], 0.2, 8)
+        job = ReadJob("nt3", [], 0.2, num_blocks)
         comparison = ReadComparison(job, max(ranks), ranks, **conditions)
         return comparison.measure(FileSet.of({"train": file}), lambda *progress: None)
 
@@ -67,6 +67,14 @@ def test_times_are_compared_with_those_of_the_first_number_of_ranks(compare):
     json.dumps(report, allow_nan=False)
     tables = [part for part in show_read.parts(report) if isinstance(part, Table)]
     assert [list(table.columns[0].cells) for table in tables] == [["1", "2"], ["0", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "blocks"), [(8, "in blocks of 1/8 of the largest file"), (0, "as in a run")]
+)
+def test_it_is_said_how_large_the_blocks_were(compare, num_blocks, blocks):
+    report = compare(lambda num: [outcome(1, [])] * num, num_blocks=num_blocks)
+    assert blocks in next(show_read.parts(report))
 
 
 def test_ranks_that_read_nothing_are_shown(compare):
