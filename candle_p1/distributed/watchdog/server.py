@@ -245,7 +245,10 @@ class WatchdogServer:
         while time.monotonic() - begin < FAREWELL_S:
             # Repeated in every round, because a rank may connect after another one has died.
             self._connections.tell(order)
+            known = self._record
             self._connections.receive()
+            if self._record != known:  # rank 0 may have said which before, but was not heard
+                order["end"] = verdict.reason + self._end_record(verdict)
             lost = [rank for rank in self.ranks if rank.is_unreachable]
             there = [rank for rank in self.ranks if not rank.closed and rank not in lost]
             if there or len(self.ranks) < self.num_ranks:

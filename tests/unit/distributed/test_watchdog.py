@@ -83,6 +83,19 @@ def test_a_dead_rank_is_named_and_the_others_are_told_to_end(job, dead):
     assert (ended["failure"]["rank"], ended["failure"]["phase"]) == (dead, "load")
 
 
+def test_a_record_that_is_heard_of_after_a_death_is_completed(tmp_path):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING))
+    with start_server(record) as process:
+        port = port_of(process)
+        ranks = [FakeRank(port, rank) for rank in range(3)]
+        ranks[1].die()
+        assert "rank 1 (host node1" in ranks[2].hear()["end"]
+        ranks[0].say(record=str(record))
+        ended = end(ranks, process, record)
+    assert (ended["status"], ended["failure"]["rank"]) == ("failed", 1)
+
+
 def test_the_first_of_dead_ranks_is_named_also_by_a_server_that_comes_late(job):
     """On a busy machine, the launcher may have ended the others before the server runs again."""
     ranks, process, record, _ = job
