@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
 import re
@@ -37,6 +38,12 @@ def mapping_of(array):
         if first and int(first, 16) <= address < int(last, 16):
             return entry
     raise AssertionError("the array is in no mapping")
+
+
+@pytest.fixture(autouse=True)
+def no_page_is_slow(monkeypatch):
+    """Otherwise, whether there are huge pages depends on time."""
+    monkeypatch.setattr(huge_pages, "SLOW_S", math.inf)
 
 
 @pytest.fixture(params=[MEMORY, Path(tempfile.gettempdir())], ids=["memory", "disk"])
