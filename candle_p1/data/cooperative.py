@@ -26,7 +26,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,7 @@ BLOCK_BYTES = 4 << 20
 """How much a thread reads and then parses; a rank has room for three times as much for each."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 MAX_SHOWN_CHARS = 40
+EMPTY = memoryview(b"")
 
 
 def read_together(
@@ -174,13 +175,13 @@ class _Before(NamedTuple):
 
 
 class _Lines(NamedTuple):
-    """The bytes of a block, as far as they are known without those before it."""
+    """The bytes of a block, as far as they are known without those before it; not copies."""
 
     text: NDArray[np.uint8]
-    first: bytes  # up to the end of the first line that ends here; empty if none does
+    first: memoryview  # up to the end of the first line that ends here; empty if none does
     bounds: list[int]  # which divide the other lines that end here among the threads
     counts: list[int]  # of rows between bounds
-    rest: bytes  # of the line that continues in the next block
+    rest: memoryview  # of the line that continues in the next block
 
 
 class _ParsedPart(NamedTuple):
@@ -195,8 +196,10 @@ class _Parsing(NamedTuple):
     """A block that is being parsed."""
 
     block: Block
+    line: memoryview  # the first one
     place: Place
     parts: list[_ParsedPart]
+    is_sent: Callable[[], None]  # waits until the next rank has the rest of the last line
 
 
 class _Problem(NamedTuple):
@@ -229,6 +232,7 @@ class _Load:
         self._error: DataError | None = None
         self._problem: _Problem | None = None
         self._parsing: _Parsing | None = None  # the last block of this rank, if it has lines
+        self._free_lines: list[Any] = []  # memory for first lines, as malloc would map it anew
 
     def run(self, blocks: Sequence[tuple[int, int]]) -> Table:
         """Returns the table; collective.
@@ -277,8 +281,8 @@ class _Load:
         if self._failed or before.failed or block is None or lines is None:
             self._failed = True
             self._ahead.stop()
-            self._receive_fragment(before)
-            self._tell(_Before(failed=True), b"", stop)
+            self._receive_line(before, EMPTY)
+            self._tell(_Before(failed=True), EMPTY, stop)
         else:
             self._use_block(block, lines, before)
 
@@ -295,32 +299,32 @@ class _Load:
             counts = self._threads.count(
                 lambda first, last: kernel.count_rows(text, first, last, self._kernel), bounds
             )
-        return _Lines(text, bytes(view[:body]), bounds, counts, bytes(view[end:size]))
+        return _Lines(text, view[:body], bounds, counts, view[end:size])
 
     def _use_block(self, block: Block, lines: _Lines, before: _Before) -> None:
         """Tells the next rank where its rows are, and has those of a block parsed."""
         if not lines.first:  # no line ends here
+            rest = self._receive_line(before, lines.rest)
             self._ahead.give_back(block)
             self._counts.append(0)
-            rest = self._receive_fragment(before) + lines.rest
             self._tell(self._before_next(before.num_rows, rest), rest, block.stop)
             return
         has_first = not (before.is_blank and is_blank(lines.first, self._layout.separator))
         row = before.num_rows + has_first
         rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
         self._counts.append(rows[-1] - before.num_rows)
-        self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block.stop)
+        is_sent = self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block.stop)
         place = self._table.place(before.num_rows, rows[-1])
         parts = [
             self._parse(lines.text, bounds, slice(*bounds_of_rows), place, block.start)
             for bounds, bounds_of_rows in zip(pairwise(lines.bounds), pairwise(rows), strict=True)
         ]
-        line = np.frombuffer(self._receive_fragment(before) + lines.first, np.uint8)
+        line = self._receive_line(before, lines.first)
         if has_first:
-            first_byte = block.start - before.num_bytes
-            parts.append(self._parse(line, (0, len(line)), slice(row - 1, row), place, first_byte))
+            text, first_byte = np.frombuffer(line, np.uint8), block.start - before.num_bytes
+            parts.append(self._parse(text, (0, len(line)), slice(row - 1, row), place, first_byte))
         self._finish_block()
-        self._parsing = _Parsing(block, place, parts)
+        self._parsing = _Parsing(block, line, place, parts, is_sent)
 
     def _parse(
         self,
@@ -349,9 +353,12 @@ class _Load:
         """Waits until the last block is parsed, if there is one, and puts its rows in the table."""
         if self._parsing is None:
             return
-        (block, place, parts), self._parsing = self._parsing, None
+        (block, line, place, parts, is_sent), self._parsing = self._parsing, None
         with part("parse"):
             parsed = [each.parsed.result() for each in parts]
+        with part("wait"):
+            is_sent()
+        self._free_lines.append(line.obj)
         self._ahead.give_back(block)
         problems = [
             _Problem(each.first_byte + found[0], *found[1:])
@@ -370,27 +377,40 @@ class _Load:
                     self._error = error
         self._failed = self._failed or self._error is not None or self._problem is not None
 
-    def _before_next(self, num_rows: int, rest: bytes) -> _Before:
+    def _before_next(self, num_rows: int, rest: memoryview) -> _Before:
         """Returns what the rank with the next block needs to know."""
         return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator))
 
-    def _tell(self, before: _Before, rest: bytes, stop: int) -> None:
-        """Sends the rank with the next block, if any, what it must know, and the broken line."""
-        if stop == self._source.num_bytes:
-            return
-        comm, after = self._ring.comm, self._ring.after
-        with part("wait"):
-            comm.send(before, after)
-            if rest:
-                comm.send(rest, after)
+    def _tell(self, before: _Before, rest: memoryview, stop: int) -> Callable[[], None]:
+        """Sends the rank with the next block, if any, what it must know, and the broken line.
 
-    def _receive_fragment(self, before: _Before) -> bytes:
-        """Returns the part of this block's first line that is in the previous block."""
-        if not before.num_bytes:
-            return b""
-        with part("wait"):
-            fragment: bytes = self._ring.comm.receive(self._ring.before)
-        return fragment
+        Returns what waits until this line may change.
+        """
+        comm, after = self._ring.comm, self._ring.after
+        if stop < self._source.num_bytes:
+            with part("wait"):
+                comm.send(before, after)
+                if rest:
+                    return comm.send_bytes(rest, after)
+        return lambda: None
+
+    def _receive_line(self, before: _Before, following: memoryview) -> memoryview:
+        """Returns the part of this block's first line that is in the previous block, and more.
+
+        Args:
+            before: What is known about this part.
+            following: What comes after it.
+        """
+        num_bytes = before.num_bytes + len(following)
+        memory = self._free_lines.pop() if self._free_lines else bytearray()
+        if len(memory) < num_bytes:
+            memory = bytearray(num_bytes)
+        line = memoryview(memory)[:num_bytes]
+        if before.num_bytes:
+            with part("wait"):
+                self._ring.comm.receive_bytes(line[: before.num_bytes], self._ring.before)
+        line[before.num_bytes :] = following
+        return line
 
     def _divide(self, buffer: bytearray, begin: int, end: int) -> list[int]:
         """Returns bounds that divide lines of a buffer among the threads."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
 SCAN_BYTES = 1 << 18
 """How much is searched at a time: small enough to stay in the processor's cache."""
+BLANK_BYTES = 64
+"""How many bytes of a line are looked at first to see whether it is blank."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -198,10 +200,13 @@ class Source:
         return DataError("the file was changed while it was read", self.path)
 
 
-def is_blank(line: bytes, separator: str) -> bool:
+def is_blank(line: bytes | memoryview, separator: str) -> bool:
     """Returns whether a line, with or without its end, has only spaces and tabs."""
-    content = line.removesuffix(b"\n").removesuffix(b"\r")
-    return not content.strip(b" \t".replace(separator.encode(), b""))
+    blanks = b" \t".replace(separator.encode(), b"")
+    if bytes(line[:BLANK_BYTES]).lstrip(blanks) not in (b"", b"\r", b"\n", b"\r\n"):
+        return False  # nearly always, and without a copy of a long line
+    content = bytes(line).removesuffix(b"\n").removesuffix(b"\r")
+    return not content.strip(blanks)
 
 
 def unreadable(path: Path, error: OSError) -> DataError:

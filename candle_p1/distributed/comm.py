@@ -46,8 +46,8 @@ class Communicator(ABC):
     """The ranks of a job.
 
     All methods are collective, which means that all ranks must call them, in the same order. The
-    exceptions are `send` and `receive`, which the two ranks of a message call, and `abort`, which
-    any rank may call.
+    exceptions are `send` and `receive` with their forms for bytes, which the two ranks of a message
+    call, and `abort`, which any rank may call.
 
     Attributes:
         rank: This rank, from 0.
@@ -164,6 +164,18 @@ class Communicator(ABC):
         """Waits for the next value that one rank sends to this one, and returns it."""
 
     @abstractmethod
+    def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
+        """Sends bytes, without a copy, to one rank, which must `receive_bytes`; does not wait.
+
+        Returns:
+            What waits until the bytes may change: the other rank must receive them for that.
+        """
+
+    @abstractmethod
+    def receive_bytes(self, into: memoryview, rank: int) -> None:
+        """Waits for the next message of one rank, of just as many bytes."""
+
+    @abstractmethod
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Completes, in place, an array of which each node holds one range; collective.
 
@@ -243,6 +255,15 @@ class SerialCommunicator(Communicator):
     def receive(self, rank: int) -> Any:
         """Returns the value that was sent first."""
         return self._sent.popleft()
+
+    def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
+        """Stores where they are; they may not change before they are received."""
+        self._sent.append(content)
+        return lambda: None
+
+    def receive_bytes(self, into: memoryview, rank: int) -> None:
+        """Copies those that were sent first."""
+        into[:] = self._sent.popleft()
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Does nothing: there is only one node."""
@@ -339,6 +360,22 @@ class MpiCommunicator(Communicator):
         """Waits for the value."""
         with waiting(FOR_SOME), collective("mpi", "receive", lambda: 0):
             return self._ranks.recv(source=rank)
+
+    def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
+        """Sends without waiting."""
+        request = self._ranks.Isend([content, self._mpi.BYTE], dest=rank)
+        self._unfinished.append(request)
+
+        def wait() -> None:
+            with waiting(FOR_SOME), collective("mpi", "send", lambda: 0):
+                request.wait()
+
+        return wait
+
+    def receive_bytes(self, into: memoryview, rank: int) -> None:
+        """Waits for them."""
+        with waiting(FOR_SOME), collective("mpi", "receive", lambda: 0):
+            self._ranks.Recv([into, self._mpi.BYTE], source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Gathers the ranges in place, among the ranks with local_rank 0."""

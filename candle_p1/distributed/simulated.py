@@ -334,6 +334,15 @@ class SimulatedCommunicator(Communicator):
         self._count(1, len(value))
         return pickle.loads(value)
 
+    def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
+        """Leaves a copy with the other rank."""
+        self.send(bytes(content), rank)
+        return lambda: None
+
+    def receive_bytes(self, into: memoryview, rank: int) -> None:
+        """Counts one message."""
+        into[:] = self.receive(rank)
+
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Counts, on the first rank of each node, log2(nodes) messages with all other ranges."""
         if self.num_nodes == 1:
