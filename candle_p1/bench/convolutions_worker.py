@@ -13,21 +13,17 @@ from candle_p1.bench.convolutions import (
     ConvolutionOutcome,
     TimedConvolution,
 )
-from candle_p1.bench.roofline import copy_bytes_per_s, matmul_flops_per_s
+from candle_p1.bench.roofline import fastest_rates
 from candle_p1.bench.worker import seconds_of, serve
 from candle_p1.distributed import devices
 from candle_p1.distributed.backend import AUTO
 from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import SetupError
 from candle_p1.models import fast
-from candle_p1.models.fast.convolution_costs import Rates
 
 if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.models.fast.convolution_costs import Convolution
-
-MATRIX_SIZE = 2048
-"""Smaller than that of the roofline bound: rates are measured for each convolution."""
 
 LEAST_OF_TILES = 16
 """Channels and filters from which on tiles are timed; of fewer, they compute with zeros mostly."""
@@ -49,26 +45,16 @@ def measure(job: ConvolutionJob, comm: Communicator) -> ConvolutionOutcome:
 
 def _time(of: Convolution, num_calls: int, num_threads: int) -> TimedConvolution:
     """Times a convolution in each form."""
-
-    def rates() -> Rates:
-        return Rates(matmul_flops_per_s(MATRIX_SIZE, min), copy_bytes_per_s(num_threads, min))
-
     from candle_p1.models.fast.convolution_steps import step_of
 
-    before = rates()
+    before = fastest_rates(num_threads)
     forms_s = {
         form: seconds_of(step_of(form, of), num_calls, min)
         for form in of.forms
         if form != "tiles" or min(of.channels, of.filters) >= LEAST_OF_TILES
     }
     gc.collect()
-    after = rates()
-    return TimedConvolution(
-        Rates(
-            max(before.flops_per_s, after.flops_per_s), max(before.bytes_per_s, after.bytes_per_s)
-        ),
-        forms_s,
-    )
+    return TimedConvolution(before.faster(fastest_rates(num_threads)), forms_s)
 
 
 if __name__ == "__main__":

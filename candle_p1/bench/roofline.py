@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from candle_p1.bench.worker import Reduce, seconds_of
+from candle_p1.models.fast.convolution_costs import Rates
 from candle_p1.scaling import share_bounds
 
 MATRIX_SIZE = 4096
+SMALLER_MATRIX_SIZE = 2048
+"""For rates that are measured several times."""
 COPY_BYTES = 1 << 28
 REPEATS = 5
 
@@ -126,6 +129,13 @@ def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
 
         return 2.0 * COPY_BYTES / seconds_of(copy, REPEATS, of)
+
+
+def fastest_rates(num_threads: int) -> Rates:
+    """Returns the rates of the fastest of some calls, which the costs of convolutions refer to."""
+    return Rates(
+        matmul_flops_per_s(SMALLER_MATRIX_SIZE, min), copy_bytes_per_s(num_threads, min)
+    )
 
 
 def _states(optimizer: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from candle_p1.bench.elsewhere import Elsewhere
     from candle_p1.bench.memory import MemorySamples
@@ -54,7 +54,8 @@ class StepJob(Job):
             one of the benchmark's `other_samples`.
         averages_gradients: Whether the ranks average their gradients.
         num_steps: The number of timed steps.
-        measures_machine: Whether to measure the machine's rates, and the memory in a further step.
+        measures_machine: Whether to measure the roofline bound, and the memory in a further step.
+        is_predicted: Whether to predict the step at the rates measured before and after it.
         python: The interpreter of another environment in which it is measured; None: this one.
         keras2: The directory of tf_keras, which trains CANDLE's network; None: Keras 3 trains.
         is_random: Whether the step draws random numbers, such as for dropout, as the flags say.
@@ -69,6 +70,7 @@ class StepJob(Job):
     averages_gradients: bool = True
     num_steps: int = 5
     measures_machine: bool = False
+    is_predicted: bool = False
     python: str | None = None
     keras2: str | None = None
     is_random: bool = True
@@ -124,8 +126,9 @@ class StepOutcome:
         matrix_bytes: Size of the matrices that the ranks of a node share.
         roofline: See candle_p1.bench.roofline.bound; None if it is not known or not measured.
         memory: Memory samples of this process in a further step; empty if none were taken.
-        predictions: What candle_p1.bench.step_prediction predicts at these rates, of the variants
-            OURS and PLAIN; empty if the model has what it does not count.
+        predictions: What candle_p1.bench.step_prediction predicts at the highest rates before and
+            after the steps, of the variants OURS and PLAIN; empty if it was not to, or there are
+            no fast kernels, or the model has what is not counted.
     """
 
     steps_s: list[float]
@@ -256,7 +259,11 @@ class StepComparison(Measurement):
         total = len(variants) * self.num_rounds + len(calm)
         for number in range(self.num_rounds):
             for variant in variants if number % 2 == 0 else variants[::-1]:
-                job = replace(variant, measures_machine=number == 0)
+                job = replace(
+                    variant,
+                    measures_machine=number == 0,
+                    is_predicted=variant is variants[0] and self.num_ranks == 1,
+                )
                 done = sum(map(len, measured.values()))
                 on_start(done, total, f"{job.variant}, round {number + 1}")
                 num_ranks = 1 if job.variant.startswith(ONE_PROCESS) else self.num_ranks
@@ -296,7 +303,7 @@ class StepComparison(Measurement):
             "roofline": measured[OURS][0][0].roofline,
             "prediction": _prediction(
                 {each["variant"]: min(each["repeats_s"]) for each in results},
-                measured[OURS][0][0].predictions if self.num_ranks == 1 else {},
+                [of_ranks[0].predictions for of_ranks in measured[OURS]],
             ),
             "communication": _communication(here),
             "other": other and other | {"communication": _communication(there[0])},
@@ -304,17 +311,27 @@ class StepComparison(Measurement):
 
 
 def _prediction(
-    fastest_s: dict[str, float], predictions: dict[str, dict[str, Any]]
+    fastest_s: dict[str, float], predictions: Sequence[dict[str, dict[str, Any]]]
 ) -> dict[str, Any] | None:
     """Returns the predicted steps and their ratio beside the measured ones; None without them.
 
-    The model is fitted to times that nothing has disturbed, so it is held to the fastest steps. A
-    deviation is that of the prediction, relative to the measurement.
+    The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
+    compared with the shortest predictions. A deviation is that of the prediction, relative to the
+    measurement.
+
+    Args:
+        fastest_s: The fastest step of each variant.
+        predictions: What each round predicted, by variant.
     """
+    shortest: dict[str, dict[str, Any]] = {}
+    for of_round in predictions:
+        for name, each in of_round.items():
+            if name not in shortest or each["total_s"] < shortest[name]["total_s"]:
+                shortest[name] = each
     steps = {
         name: found
         | {"fastest_s": fastest_s[name], "deviation": found["total_s"] / fastest_s[name] - 1}
-        for name, found in predictions.items()
+        for name, found in shortest.items()
         if name in fastest_s
     }
     if len(steps) < len((OURS, PLAIN)):

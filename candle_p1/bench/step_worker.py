@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from candle_p1.bench import step_keras2
-from candle_p1.bench.roofline import bound, matrix_product_flops, state_bytes
+from candle_p1.bench.roofline import bound, fastest_rates, matrix_product_flops, state_bytes
 from candle_p1.bench.step import OURS, PLAIN, WARM_UP_STEPS, StepJob, StepOutcome
 from candle_p1.bench.step_prediction import making_s, predict
 from candle_p1.bench.step_timer import StepTimer, as_callback
@@ -20,12 +20,12 @@ from candle_p1.data.samples import join_batches
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.models import fast
 from candle_p1.models.fast.batches import for_fit
-from candle_p1.models.fast.convolution_costs import Rates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.models.fast.convolution_costs import Rates
 
 
 def measure(job: StepJob, comm: Communicator) -> StepOutcome:
@@ -42,8 +42,11 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     if job.keras2 is None:
         if job.measures_machine:
             found = bound(model, plan.batch_size, device.threads)
-            predictions = _predict(training, found)
+        is_predicted = job.is_predicted and fast.are_fast()
+        before = fastest_rates(device.threads) if is_predicted else None
         timer = _train(job, comm, training)
+        if before is not None:
+            predictions = _predict(training, before.faster(fastest_rates(device.threads)))
         num_bytes, backend = state_bytes(model), backend_version()
     else:
         del model  # there would be two of them
@@ -67,12 +70,9 @@ def measure(job: StepJob, comm: Communicator) -> StepOutcome:
     )
 
 
-def _predict(training: Training, found: dict[str, float] | None) -> dict[str, dict[str, Any]]:
-    """Returns the predicted steps of variants, where fast kernels and the rates are known."""
-    if not fast.are_fast() or found is None:
-        return {}
+def _predict(training: Training, rates: Rates) -> dict[str, dict[str, Any]]:
+    """Returns the predicted steps of the variants of which they are known."""
     model, size = training.models[0], training.plan.batch_size
-    rates = Rates(found["matmul_flops_per_s"], found["copy_bytes_per_s"])
     # One thread makes batches while the others compute.
     batches_s = making_s(for_fit(training.batches())) / training.device.threads
     predicted = {

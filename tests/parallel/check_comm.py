@@ -30,6 +30,22 @@ def ranks_know_each_other(comm):
     np.testing.assert_array_equal(total, np.full((2, 2), sum(range(1, comm.size + 1))))
 
 
+def bytes_go_round_in_order(comm):
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    sent = [np.full(num_bytes, comm.rank + i, np.uint8) for i, num_bytes in enumerate([3, 1 << 20])]
+    waits = [comm.send_bytes(memoryview(each), after) for each in sent]
+    comm.send("between", after)
+    received = [bytearray(len(each)) for each in sent]
+    for each in received:
+        comm.receive_bytes(memoryview(each), before)
+    assert comm.receive(before) == "between"
+    for wait, each in zip(waits, sent, strict=True):
+        wait()
+        each[:] = 255  # which must not reach the other rank any more
+    comm.barrier()
+    assert [set(each) for each in received] == [{before}, {before + 1}]
+
+
 def mpi_has_not_replaced_the_handler_of_hangup(comm):
     assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
     status = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
@@ -101,6 +117,7 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
 
 CHECKS = (
     ranks_know_each_other,
+    bytes_go_round_in_order,
     mpi_has_not_replaced_the_handler_of_hangup,
     an_error_of_one_rank_is_raised_on_all,
     different_parameters_and_different_data_are_refused,

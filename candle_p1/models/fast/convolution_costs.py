@@ -63,6 +63,12 @@ class Rates:
     flops_per_s: float
     bytes_per_s: float
 
+    def faster(self, other: Rates) -> Rates:
+        """Returns the higher of each rate."""
+        return Rates(
+            max(self.flops_per_s, other.flops_per_s), max(self.bytes_per_s, other.bytes_per_s)
+        )
+
 
 @dataclass(frozen=True)
 class Convolution:

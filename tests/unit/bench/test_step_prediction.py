@@ -106,8 +106,11 @@ def test_a_prediction_does_not_depend_on_the_kernels_of_this_process():
 
 
 def test_a_prediction_stands_beside_the_measurement():
-    steps = {"as in a run": {"total_s": 1.2}, "plain Keras": {"total_s": 3.0}}
-    found = _prediction({"as in a run": 1.0, "plain Keras": 2.0, "Keras 2": 9.0}, steps)
+    rounds = [
+        {"as in a run": {"total_s": 1.2}, "plain Keras": {"total_s": 4.0}},
+        {"as in a run": {"total_s": 1.5}, "plain Keras": {"total_s": 3.0}},
+    ]
+    found = _prediction({"as in a run": 1.0, "plain Keras": 2.0, "Keras 2": 9.0}, rounds)
     assert found["steps"]["as in a run"]["deviation"] == pytest.approx(0.2)
     assert found["steps"]["plain Keras"]["deviation"] == pytest.approx(0.5)
     assert found["speedup"] == {
@@ -115,5 +118,5 @@ def test_a_prediction_stands_beside_the_measurement():
         "measured": pytest.approx(2.0),
         "deviation": pytest.approx(0.25),
     }
-    assert _prediction({"as in a run": 1.0}, steps) is None
-    assert _prediction({"as in a run": 1.0, "plain Keras": 2.0}, {}) is None
+    assert _prediction({"as in a run": 1.0}, rounds) is None
+    assert _prediction({"as in a run": 1.0, "plain Keras": 2.0}, [{}, {}]) is None

@@ -29,6 +29,10 @@ def test_ranks_communicate_as_those_of_a_real_job():
         assert comm.allreduce_max(array).tolist() == [[6, 1]]
         comm.send(comm.rank, (comm.rank + 1) % 7)
         assert comm.receive((comm.rank - 1) % 7) == (comm.rank - 1) % 7
+        comm.send_bytes(memoryview(bytes([comm.rank, 1])), (comm.rank + 1) % 7)()
+        received = bytearray(2)
+        comm.receive_bytes(memoryview(received), (comm.rank - 1) % 7)
+        assert list(received) == [(comm.rank - 1) % 7, 1]
         shared = np.full(8, comm.node, np.float32)
         comm.share_between_nodes(shared, [(0, 2), (2, 3), (3, 8)])
         if comm.local_rank == 0:
