@@ -133,9 +133,7 @@ def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
 
 def fastest_rates(num_threads: int) -> Rates:
     """Returns the rates of the fastest of some calls, which the costs of convolutions refer to."""
-    return Rates(
-        matmul_flops_per_s(SMALLER_MATRIX_SIZE, min), copy_bytes_per_s(num_threads, min)
-    )
+    return Rates(matmul_flops_per_s(SMALLER_MATRIX_SIZE, min), copy_bytes_per_s(num_threads, min))
 
 
 def _states(optimizer: Any) -> list[Any]:
