@@ -1,10 +1,11 @@
 """Predicts the time of a training step from its operations, its bytes and the machine's rates.
 
 The convolutions take what candle_p1.models.fast.convolution_costs says of the form that computes
-them. The rest is counted at the rates themselves: of a dense layer's products the longer of
-operations and bytes, the optimizer's passes, and what other layers write and read. A run makes its
-batches on the cores that compute, and how long that takes depends on the benchmark, so it is
-measured; plain Keras copies batches out of arrays. None of it is fitted to the benchmarks.
+them. The optimizer's passes, and what other layers write and read, are counted at the rates
+themselves. The dense layers' products are timed alone, because their rate depends on the shapes: a
+batch of few samples reaches a part of that of large matrices. A run makes its batches on the cores
+that compute, and how long that takes depends on the benchmark, so it is measured, too; plain Keras
+copies batches out of arrays. None of it is fitted to the benchmarks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.bench.roofline import optimizer_bytes
+from candle_p1.bench.worker import seconds_of
 from candle_p1.models.fast import STRETCH
 from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
 
@@ -36,6 +38,8 @@ BATCH_PASSES = 4
 """How often a batch of arrays is: gathered and then copied to a tensor."""
 MAX_BATCHES = 10
 """The number of batches whose making is timed."""
+NUM_CALLS = 10
+"""How often a product is timed; the fastest call counts, as for the rates."""
 
 
 def making_s(batches: Iterable[Any]) -> float:
@@ -51,8 +55,50 @@ def making_s(batches: Iterable[Any]) -> float:
     return (time.perf_counter() - begin) / num if num else 0.0
 
 
+def dense_products(model: Any, batch_size: int) -> list[tuple[int, int, int]]:
+    """Returns the (m, k, n) of the dense layers' products, of which each is (m, k) by (k, n).
+
+    These are the outputs and the gradients of kernels and inputs; those of the first layer with
+    weights need no gradient.
+    """
+    import keras
+
+    products = []
+    with_weights = [layer for layer in model.layers if layer.weights]
+    for layer in with_weights:
+        if isinstance(layer, keras.layers.Dense):
+            features, units = layer.kernel.shape
+            products += [(batch_size, features, units), (features, batch_size, units)]
+            if layer is not with_weights[0]:
+                products.append((batch_size, units, features))
+    return products
+
+
+def products_s(products: Iterable[tuple[int, int, int]]) -> float:
+    """Returns the time of matrix products, each alone, in s: the sum of the fastest calls."""
+    import keras
+
+    total = 0.0
+    for m, k, n in products:
+        one = keras.ops.ones((m, k), "float32")
+        other = keras.ops.ones((k, n), "float32")
+
+        def multiply(one: Any = one, other: Any = other) -> None:
+            product = keras.ops.matmul(one, other)
+            np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
+
+        total += seconds_of(multiply, NUM_CALLS, min)
+    return total
+
+
 def predict(
-    model: Any, batch_size: int, rates: Rates, *, is_fast: bool, batches_s: float | None = None
+    model: Any,
+    batch_size: int,
+    rates: Rates,
+    *,
+    is_fast: bool,
+    dense_s: float,
+    batches_s: float | None = None,
 ) -> dict[str, Any] | None:
     """Returns the predicted time of a step, ``total_s``, its parts, and the forms of convolutions.
 
@@ -61,6 +107,7 @@ def predict(
         batch_size: The samples of a step.
         rates: The machine's rates.
         is_fast: Whether to predict the fast kernels, and not Keras's own.
+        dense_s: The time of the dense layers' products.
         batches_s: The time that making the batch takes from the step; None: it is part of arrays.
 
     Returns:
@@ -85,7 +132,7 @@ def predict(
         "convolutions_s": sum(
             seconds(forms[name], of, rates, FACTORS) for name, of in convolutions.items()
         ),
-        "dense_s": _dense_s(model, batch_size, rates),
+        "dense_s": dense_s,
         "optimizer_s": passes / rates.bytes_per_s,
         "other_layers_s": LAYER_PASSES * FLOAT_BYTES * outputs / rates.bytes_per_s,
         "batches_s": _copying_s(model, batch_size, rates) if batches_s is None else batches_s,
@@ -160,23 +207,3 @@ def _optimizer_passes(model: Any, *, is_fast: bool) -> int | None:
     passes = [num for name, num in PLAIN_PASSES.items() if name in kinds]
     weights = sum(int(np.prod(v.shape)) for v in model.trainable_weights)
     return passes[0] * FLOAT_BYTES * weights if passes else None
-
-
-def _dense_s(model: Any, batch_size: int, rates: Rates) -> float:
-    """Returns the time of the dense layers' products, forward and for the gradients.
-
-    Each reads two matrices and writes the third. The inputs of the first layer need no gradient.
-    """
-    import keras
-
-    total = 0.0
-    with_weights = [layer for layer in model.layers if layer.weights]
-    for layer in with_weights:
-        if not isinstance(layer, keras.layers.Dense):
-            continue
-        features, units = layer.kernel.shape
-        flops = 2.0 * batch_size * features * units
-        values = features * units + batch_size * (features + units)
-        one = max(flops / rates.flops_per_s, FLOAT_BYTES * values / rates.bytes_per_s)
-        total += one * (2 if layer is with_weights[0] else 3)
-    return total

@@ -12,7 +12,7 @@ import keras
 from candle_p1.bench import step_keras2
 from candle_p1.bench.roofline import bound, fastest_rates, matrix_product_flops, state_bytes
 from candle_p1.bench.step import OURS, PLAIN, WARM_UP_STEPS, StepJob, StepOutcome
-from candle_p1.bench.step_prediction import making_s, predict
+from candle_p1.bench.step_prediction import dense_products, making_s, predict, products_s
 from candle_p1.bench.step_timer import StepTimer, as_callback
 from candle_p1.bench.training import Training, prepare_training
 from candle_p1.bench.worker import backend_version, serve
@@ -75,9 +75,10 @@ def _predict(training: Training, rates: Rates) -> dict[str, dict[str, Any]]:
     model, size = training.models[0], training.plan.batch_size
     # One thread makes batches while the others compute.
     batches_s = making_s(for_fit(training.batches())) / training.device.threads
+    dense_s = products_s(dense_products(model, size))
     predicted = {
-        OURS: predict(model, size, rates, is_fast=True, batches_s=batches_s),
-        PLAIN: predict(model, size, rates, is_fast=False),
+        OURS: predict(model, size, rates, is_fast=True, dense_s=dense_s, batches_s=batches_s),
+        PLAIN: predict(model, size, rates, is_fast=False, dense_s=dense_s),
     }
     return {name: each for name, each in predicted.items() if each is not None}
 

@@ -8,7 +8,12 @@ keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 from candle_p1.bench import step_prediction  # noqa: E402
 from candle_p1.bench.step import _prediction  # noqa: E402
-from candle_p1.bench.step_prediction import making_s, predict  # noqa: E402
+from candle_p1.bench.step_prediction import (  # noqa: E402
+    dense_products,
+    making_s,
+    predict,
+    products_s,
+)
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.convolution_costs import (  # noqa: E402
     FACTORS,
@@ -29,7 +34,7 @@ def model_of(*layers, shape=(600, 1)):
 
 
 def predicted(model, *, is_fast=True):
-    return predict(model, BATCH, RATES, is_fast=is_fast)
+    return predict(model, BATCH, RATES, is_fast=is_fast, dense_s=0.125)
 
 
 def test_a_convolution_is_predicted_with_its_pooling():
@@ -58,20 +63,33 @@ def test_tiles_take_the_convolution_before_them_over():
 def test_the_rest_is_counted():
     model = model_of(Dense(50), keras.layers.Activation("relu"), shape=(400,))
     found = predicted(model)
-    first = max(2 * BATCH * 400 * 50 / 100e9, 4 * (400 * 50 + BATCH * 450) / 10e9)
-    last = max(2 * BATCH * 50 * 2 / 100e9, 4 * (50 * 2 + BATCH * 52) / 10e9)
-    assert found["dense_s"] == pytest.approx(2 * first + 3 * last)
+    assert found["dense_s"] == 0.125
     num_weights = 400 * 50 + 50 + 50 * 2 + 2
     assert found["optimizer_s"] == pytest.approx(3 * 4 * num_weights / 10e9)
     plain = predicted(model, is_fast=False)
     assert plain["optimizer_s"] == pytest.approx(5 * 4 * num_weights / 10e9)
     assert found["other_layers_s"] == pytest.approx(4 * 4 * BATCH * 50 / 10e9)
     assert found["batches_s"] == pytest.approx(4 * 4 * BATCH * 400 / 10e9)
-    made = predict(model, BATCH, RATES, is_fast=True, batches_s=0.25)
+    made = predict(model, BATCH, RATES, is_fast=True, dense_s=0.125, batches_s=0.25)
     assert made["batches_s"] == 0.25
     assert made["total_s"] - found["total_s"] == pytest.approx(0.25 - found["batches_s"])
     parts = [value for name, value in found.items() if name not in ("total_s", "forms")]
     assert found["total_s"] == pytest.approx(sum(parts))
+
+
+def test_the_products_of_dense_layers_are_timed_alone(monkeypatch):
+    model = model_of(Dense(50), keras.layers.Activation("relu"), shape=(400,))
+    of_first = [(BATCH, 400, 50), (400, BATCH, 50)]
+    of_last = [(BATCH, 50, 2), (50, BATCH, 2), (BATCH, 2, 50)]
+    assert dense_products(model, BATCH) == of_first + of_last
+    assert products_s([]) == 0
+    calls = []
+    matmul = keras.ops.matmul
+    monkeypatch.setattr(
+        keras.ops, "matmul", lambda a, b: calls.append((*a.shape, b.shape[1])) or matmul(a, b)
+    )
+    assert products_s(of_last) > 0
+    assert list(dict.fromkeys(calls)) == of_last
 
 
 def test_making_batches_is_timed_from_the_first_one_on(monkeypatch):
