@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.drawing import Drawing
 
-US, GB = 1e-6, 1e9
 PANEL_INCHES = (5.0, 2.9)
 PLOT_INCHES = 3.9
 """The width of a plot without its labels, at least."""
@@ -88,11 +87,11 @@ def _draw(
         look: dict[str, Any] = {"color": COLORS[i], "marker": MARKERS[i], "markersize": 4, "lw": 1}
         sizes = [each["bytes"] for each in mine]
         label = transport if mine else "_"
-        plots[0].plot(sizes, [each["mean_s"] / US for each in mine], label=label, **look)
-        plots[1].plot(sizes, [each["bus_bytes_per_s"] / GB for each in mine], **look)
+        plots[0].plot(sizes, [each["mean_s"] for each in mine], label=label, **look)
+        plots[1].plot(sizes, [each["bus_bytes_per_s"] for each in mine], **look)
         for each in mine:
             plots[0].vlines(
-                each["bytes"], each["min_s"] / US, each["max_s"] / US, COLORS[i], lw=2.5, alpha=0.4
+                each["bytes"], each["min_s"], each["max_s"], COLORS[i], lw=2.5, alpha=0.4
             )
         for fit in report["fits"]:
             if (fit["transport"], fit["operation"]) == (transport, operation):
@@ -101,9 +100,9 @@ def _draw(
     first, last = min(sizes, default=1), max(sizes, default=1)
     marks = report["gradient_bytes"] if operation == ALLREDUCE else {}
     marks = {name: size for name, size in marks.items() if first <= size <= last}
-    for axes, quantity in zip(plots, ("time (us)", "bus bandwidth (GB/s)"), strict=True):
+    for axes, quantity, unit in zip(plots, ("time", "bus bandwidth"), ("s", "B/s"), strict=True):
         axes.set_xscale("log")
-        _log_y(axes)
+        _log_y(axes, unit)
         axes.set_xlim(first / 1.5, last * 1.5)
         ticks = [tick for tick in TICKS if first <= tick <= last] or [first, last]
         axes.set_xticks(ticks, [TICKS.get(tick, f"{tick:,} B") for tick in ticks])
@@ -113,15 +112,19 @@ def _draw(
         axes.set_title(title, loc="left", pad=6 + LEVEL_POINTS * levels)
 
 
-def _log_y(axes: Axes) -> None:
-    """Makes the y axis logarithmic, with a tick for each decade or, of few decades, for more."""
-    from matplotlib.ticker import LogLocator
+def _log_y(axes: Axes, unit: str) -> None:
+    """Makes the y axis logarithmic, with a tick for each decade or, of few decades, for more.
+
+    Values span up to eight decades, so ticks have prefixes of the unit, such as ms and GB/s.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     low, high = axes.get_ylim()
     log_axis(axes)
     axes.minorticks_off()
     if low <= 0 or high > 10**DENSE_DECADES * low:
         axes.yaxis.set_major_locator(LogLocator(numticks=12))
+    axes.yaxis.set_major_formatter(EngFormatter(unit))
 
 
 def _draw_fit(axes: Axes, fit: Mapping[str, Any], color: str) -> None:
@@ -131,7 +134,7 @@ def _draw_fit(axes: Axes, fit: Mapping[str, Any], color: str) -> None:
         while sizes[-1] < line["last_bytes"]:
             sizes.append(min(2 * sizes[-1], line["last_bytes"]))
         times = [line["latency_s"] + (size / rate if rate else 0.0) for size in sizes]
-        axes.plot(sizes, [time / US for time in times], ":", color=color, lw=1.5, alpha=0.8)
+        axes.plot(sizes, times, ":", color=color, lw=1.5, alpha=0.8)
 
 
 def _mark(axes: Axes, marks: Mapping[str, int], first: int, last: int) -> int:
