@@ -10,13 +10,14 @@ while it uses one (candle_p1.data.read_ahead). For each of its blocks, a rank
 3. has the lines parsed, by several threads, into their rows of the matrix, of which each node has
    one (candle_p1.data.shared);
 4. receives the beginning of its first line, if that is in the previous block, and has it parsed;
-5. waits until the block before is parsed, while the threads go on with this one.
+5. waits until its block before is parsed, and the next rank has the rest of that block's last line,
+   while the threads go on with this one.
 
 So ranks read at the same time, because nothing that a rank receives is needed for reading, and they
 parse at the same time, because what a rank waits for in step 2 is sent before the other rank
-parses. Threads that parse need not wait for each other between blocks, nor ranks. No rank holds
-more of the file than three blocks and a line. If there are several nodes, they gather each other's
-rows at the end, in place.
+parses. Threads that parse need not wait for each other between blocks, and ranks can be a round of
+blocks apart. No rank holds more of the file than three blocks and two lines. If there are several
+nodes, they gather each other's rows at the end, in place.
 
 A rank that fails says so in step 2 of its next block, and the ranks after it no longer read.
 """
