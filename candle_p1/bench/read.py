@@ -7,11 +7,14 @@ itself is measured.
 
 Every load is a job of its own. All jobs divide the files into the same blocks, and read the same
 values; otherwise no result is reported.
+
+What the machine itself costs, whose ranks have the same memory and caches, is measured by ranks
+that share nothing: each loads its own part of the files, without a message to the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench.file_cache import PREPARATIONS
@@ -65,6 +68,7 @@ class ReadJob(Job):
         delay_s: Extra time that reading each block takes.
         num_blocks: Into how many blocks the largest file is divided; 0: as in a run.
         threads: Threads of each rank.
+        apart: Whether each rank loads its part of the files, by itself.
     """
 
     worker: ClassVar[str] = "candle_p1.bench.read_worker"
@@ -76,6 +80,7 @@ class ReadJob(Job):
     delay_s: float = 0.0
     num_blocks: int = 1
     threads: int = 1
+    apart: bool = False
 
     @property
     def name(self) -> str:
@@ -112,34 +117,42 @@ class ReadComparison(Measurement):
             of the first.
         num_repeats: Jobs of each number of ranks.
         file_cache: The state of the file cache before every job, "warm" or "cold".
+        apart: Whether ranks that share nothing are measured, too.
     """
 
     job: ReadJob
     ranks: Sequence[int] = (1,)
     num_repeats: int = 3
     file_cache: str = "warm"
+    apart: bool = False
 
     def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
         """Runs all jobs, in rounds of all numbers of ranks; see Measurement."""
         paths = [file for path in files.paths.values() for file in files_at(path)]
-        jobs = [number for _ in range(self.num_repeats) for number in self.ranks]
-        measured: list[tuple[int, list[ReadOutcome]]] = []
-        for done, num_ranks in enumerate(jobs):
-            on_start(done, len(jobs), f"{num_ranks} ranks")
+        kinds = [(number, False) for number in self.ranks]
+        kinds += [(number, True) for number in self.ranks if self.apart and number > 1]
+        jobs = kinds * self.num_repeats
+        measured: dict[tuple[int, bool], list[list[ReadOutcome]]] = {kind: [] for kind in kinds}
+        for done, (num_ranks, apart) in enumerate(jobs):
+            on_start(done, len(jobs), f"{num_ranks} ranks" + ", apart" * apart)
             try:
                 PREPARATIONS[self.file_cache](paths)
             except OSError as error:
                 raise DataError(
                     f"cannot read the file: {error.strerror}", error.filename
                 ) from error
-            measured.append((num_ranks, run(self.job, num_ranks)))
-            _check_same_values(measured[0][1][0], measured[-1][1], files)
-        results = [
-            _result(num_ranks, [outcomes for number, outcomes in measured if number == num_ranks])
-            for num_ranks in self.ranks
-        ]
+            outcomes = run(replace(self.job, apart=apart), num_ranks)
+            measured[num_ranks, apart].append(outcomes)
+            if not apart:
+                _check_same_values(measured[kinds[0]][0][0], outcomes, files)
+        results = [_result(number, measured[number, False]) for number in self.ranks]
         for result in results:
-            result["ratio"] = result["median_s"] / results[0]["median_s"]
+            first_s, jobs_apart = results[0]["median_s"], measured.get((result["num_ranks"], True))
+            result["ratio"] = result["median_s"] / first_s
+            result["apart"] = None
+            if jobs_apart is not None:
+                times = _times(jobs_apart)
+                result["apart"] = {**times, "ratio": times["median_s"] / first_s}
         return {
             "files": {
                 role: sum(file.stat().st_size for file in files_at(path))
@@ -164,6 +177,11 @@ def _check_same_values(first: ReadOutcome, others: Sequence[ReadOutcome], files:
                 )
 
 
+def _times(jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, Any]:
+    """Returns the times of jobs, of which each takes as long as its slowest rank."""
+    return summarize([max(outcome.elapsed_s for outcome in job) for job in jobs])
+
+
 def _result(num_ranks: int, jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, Any]:
     """Returns the result of all jobs with a number of ranks."""
     readings = [_readings(job) for job in jobs]
@@ -172,7 +190,7 @@ def _result(num_ranks: int, jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, 
     busy_s = sum(each.busy.mean_s * num_ranks for each in together)
     return {
         "num_ranks": num_ranks,
-        **summarize([max(outcome.elapsed_s for outcome in job) for job in jobs]),
+        **_times(jobs),
         "mean_ranks": busy_s / union_s if union_s else None,
         "reading": {role: facts.model_dump(mode="json") for role, facts in readings[-1].items()},
         "per_rank": {role: _per_rank(facts) for role, facts in readings[-1].items()},

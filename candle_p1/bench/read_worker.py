@@ -5,25 +5,31 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candle_p1.bench.read import ReadJob, ReadOutcome
 from candle_p1.bench.worker import bind, load_sample, locate, serve
-from candle_p1.data.reader import Reader, loading
+from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import Source, open_together
-from candle_p1.distributed.comm import Attempt
-from candle_p1.errors import ParameterError
+from candle_p1.distributed.comm import Attempt, SerialCommunicator
+from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import files_at
+from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from candle_p1.data.source import OpenSource
     from candle_p1.distributed.comm import Communicator
+
+LEAST_DIVIDED_BYTES = 1 << 20
+"""What is smaller takes no time, and its lines may be looked up by those of other files."""
+COPIED_BYTES = 1 << 24
 
 
 def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
@@ -35,7 +41,10 @@ def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
     benchmark, params, files = locate(job, comm)
     threads = bind(comm, job.threads)
     load_sample(params, comm, threads)
-    settings = loading(params, comm, threads)
+    if job.apart:
+        whole = files
+        files = Attempt(lambda: part_of(whole, Path(sys.argv[1]), comm)).agree(comm)
+    settings = loading(params, SerialCommunicator() if job.apart else comm, threads)
     if job.delay_s:
         settings = replace(settings, open_source=slow_source(job.delay_s))
     if job.num_blocks:
@@ -55,6 +64,50 @@ def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
     reader.digest()
     reads = {role: log.since_zero() for role, log in reader.reads.items()}
     return ReadOutcome(elapsed_s, reads, reader.digests)
+
+
+def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
+    """Returns files with this rank's share of the lines of each; small ones as they are.
+
+    A share begins with the file's first line, whether that is a header or a row.
+
+    Args:
+        files: The files.
+        directory: Where the shares are written.
+        comm: The ranks.
+
+    Raises:
+        DataError: A file cannot be read or written.
+    """
+    paths = {}
+    for role, path in files.paths.items():
+        paths[role] = path
+        if path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES:
+            paths[role] = directory / f"{role}-{comm.rank}.csv"
+            try:
+                _write_share(path, paths[role], comm.rank, comm.size)
+            except OSError as error:
+                raise DataError(
+                    f"cannot write a part of the file to {directory}: {error.strerror}", path
+                ) from error
+    return FileSet.of(paths)
+
+
+def _write_share(path: Path, to: Path, rank: int, num_ranks: int) -> None:
+    with path.open("rb") as source, to.open("wb") as target:
+        head = source.readline()
+        ends = []
+        for bound in share_bounds(path.stat().st_size - len(head), rank, num_ranks):
+            source.seek(max(0, len(head) + bound - 1))
+            source.readline()  # the rest of the line that begins before the bound
+            ends.append(source.tell())
+        first, last = ends
+        target.write(head)
+        source.seek(first)
+        while first < last:
+            block = source.read(min(COPIED_BYTES, last - first))
+            target.write(block)
+            first += len(block)
 
 
 def slow_source(delay_s: float) -> OpenSource:

@@ -35,15 +35,16 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     over = f"time over that of\n{count(first['num_ranks'], 'rank')}"
     table = plain_table("ranks", "median\n(s)", f"{spread(first)}\n(s)", over, "reading at\na time")
     for result in results:
-        low, high = result["ci95_s"] or result["range_s"]
-        table.add_row(
-            str(result["num_ranks"]),
-            digits(result["median_s"]),
-            f"{digits(low)} to {digits(high)}",
-            digits(result["ratio"]),
-            "not measured" if result["mean_ranks"] is None else digits(result["mean_ranks"]),
-        )
+        num_ranks, mean = str(result["num_ranks"]), result["mean_ranks"]
+        table.add_row(num_ranks, *_times(result), "not measured" if mean is None else digits(mean))
+        if result["apart"]:
+            table.add_row(f"{num_ranks} apart", *_times(result["apart"]))
     yield table
+    if any(result["apart"] for result in results):
+        yield (
+            "apart: each rank loads its part of the files, without the others and into memory of"
+            " its own; what ranks gain then is all that the machine allows"
+        )
     most = max(results, key=lambda result: result["num_ranks"])
     role = max(most["reading"], key=lambda role: report["files"][role], default=None)
     if role is not None and most["num_ranks"] > 1:
@@ -53,6 +54,11 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield too_few(first, "repeat")
     if report["synthetic"]:
         yield "the data are synthetic"
+
+
+def _times(times: Mapping[str, Any]) -> list[str]:
+    low, high = times["ci95_s"] or times["range_s"]
+    return [digits(times["median_s"]), f"{digits(low)} to {digits(high)}", digits(times["ratio"])]
 
 
 def _ranks(values: Mapping[str, Any]) -> Table:

@@ -21,6 +21,7 @@ from candle_p1.cli.bench_options import (
     with_progress,
 )
 from candle_p1.cli.bench_start import start_command
+from candle_p1.errors import ParameterError
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def load_command(
     cls=BenchmarkCommand,
     examples=[
         "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
-        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full",
+        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full --apart",
         "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
     ],
 )
@@ -146,6 +147,11 @@ def load_command(
         "Loads with each number of ranks; a 95 % interval of the median needs at least 6.",
     ),
     click.option("--cold", is_flag=True, help="Drop the files from the file cache before a load."),
+    click.option(
+        "--apart",
+        is_flag=True,
+        help="Measure ranks that share nothing, too: what the machine itself allows.",
+    ),
 )
 def read_command(
     benchmark: str,
@@ -155,6 +161,7 @@ def read_command(
     threads: int,
     num_repeats: int,
     cold: bool,
+    apart: bool,
     json_file: Path | None,
     flags: list[str],
 ) -> None:
@@ -168,10 +175,15 @@ def read_command(
     from candle_p1.bench import show_read
     from candle_p1.bench.read import ReadComparison, ReadJob, choose_ranks
 
+    if apart and cold:
+        raise ParameterError(
+            "--apart cannot be combined with --cold: the parts that ranks load have just been"
+            " written"
+        )
     numbers = choose_ranks(ranks)
     job = ReadJob(benchmark, flags, delay_s, num_blocks, threads)
     file_cache = "cold" if cold else "warm"
-    report = measure(ReadComparison(job, max(numbers), numbers, num_repeats, file_cache))
+    report = measure(ReadComparison(job, max(numbers), numbers, num_repeats, file_cache, apart))
     show(show_read.parts(report), report, json_file)
 
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.table import Table
 
-from candle_p1.bench import file_cache, read, show_read
+from candle_p1.bench import file_cache, read, read_worker, show_read
 from candle_p1.bench.read import ReadComparison, ReadJob, ReadOutcome, choose_ranks
-from candle_p1.bench.read_worker import slow_source
+from candle_p1.bench.read_worker import part_of, slow_source
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.reader import FileSet
 from candle_p1.data.table import CsvLayout
@@ -38,7 +39,8 @@ def compare(monkeypatch, tmp_path):
     def compare(measure, ranks=(1, 2), num_blocks=8, **conditions):
         file = tmp_path / "train.csv"
         file.write_text("1,2\n")
-        monkeypatch.setattr(read, "run", lambda job, num_ranks: measure(num_ranks))
+        kinds = {True: {"apart": True}, False: {}}
+        monkeypatch.setattr(read, "run", lambda job, num: measure(num, **kinds[job.apart]))
         job = ReadJob("nt3", [], 0.2, num_blocks)
         comparison = ReadComparison(job, max(ranks), ranks, **conditions)
         return comparison.measure(FileSet.of({"train": file}), lambda *progress: None)
@@ -67,6 +69,52 @@ def test_times_are_compared_with_those_of_the_first_number_of_ranks(compare):
     json.dumps(report, allow_nan=False)
     tables = [part for part in show_read.parts(report) if isinstance(part, Table)]
     assert [list(table.columns[0].cells) for table in tables] == [["1", "2"], ["0", "1"]]
+
+
+def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare):
+    def measure(num_ranks, apart=False):
+        digests = "pqr" if apart else "aaa"  # of parts, which are others
+        return [outcome(5.0 - num_ranks - apart, [(0, 1, 5)], each) for each in digests[:num_ranks]]
+
+    report = compare(measure, ranks=(1, 3), apart=True)
+    one, three = report["results"]
+    assert one["apart"] is None
+    assert (three["ratio"], three["apart"]["ratio"]) == (0.5, 0.25)
+    assert three["apart"]["repeats"] == 3
+    json.dumps(report, allow_nan=False)
+    table = next(part for part in show_read.parts(report) if isinstance(part, Table))
+    assert list(table.columns[0].cells) == ["1", "3", "3 apart"]
+    assert any("apart: each rank" in str(part) for part in show_read.parts(report))
+
+
+@pytest.mark.parametrize("ends", ["", "\n"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
+    tmp_path, monkeypatch, num_ranks, ends
+):
+    monkeypatch.setattr(read_worker, "LEAST_DIVIDED_BYTES", 10)
+    monkeypatch.setattr(read_worker, "COPIED_BYTES", 5)
+    lines = ["name,number", "a,1", "bcdefghijklmnop,2", "", "q,3", "r,4"]
+    (tmp_path / "train.csv").write_text("\n".join(lines) + ends)
+    (tmp_path / "small.csv").write_text("x,1\n")
+    files = FileSet.of({name: tmp_path / f"{name}.csv" for name in ("train", "small")})
+    found = []
+    for rank in range(num_ranks):
+        ranks = SimpleNamespace(rank=rank, size=num_ranks)
+        parts = part_of(files, tmp_path, ranks)
+        assert parts.paths["small"] == files.paths["small"]
+        first, *rest = parts.paths["train"].read_text().splitlines()
+        assert first == lines[0]
+        found += rest
+    assert found == lines[1:]
+
+
+def test_a_part_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(read_worker, "LEAST_DIVIDED_BYTES", 1)
+    (tmp_path / "train.csv").write_text("1,2\n")
+    files = FileSet.of({"train": tmp_path / "train.csv"})
+    with pytest.raises(DataError, match=r"cannot write a part of the file to .*nowhere"):
+        part_of(files, tmp_path / "nowhere", SimpleNamespace(rank=0, size=2))
 
 
 @pytest.mark.parametrize(
