@@ -28,7 +28,7 @@ EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 @pytest.mark.parametrize(
     ("command", "num_ranks", "num_checks"),
     [
-        pytest.param("harness.py check_averaging check_comm", 3, 15 + 6, marks=EITHER),
+        pytest.param("harness.py check_averaging check_comm", 3, 15 + 7, marks=EITHER),
         pytest.param("harness.py check_benchmarks", 2, 4, marks=EITHER),
         pytest.param("harness.py check_measuring check_evaluation", 2, 3 + 6, marks=EITHER),
         # The runs of check_losses come last, because they choose kernels for the process.
