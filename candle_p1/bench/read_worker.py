@@ -41,9 +41,6 @@ def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
     benchmark, params, files = locate(job, comm)
     threads = bind(comm, job.threads)
     load_sample(params, comm, threads)
-    if job.apart:
-        whole = files
-        files = Attempt(lambda: part_of(whole, Path(sys.argv[1]), comm)).agree(comm)
     settings = loading(params, SerialCommunicator() if job.apart else comm, threads)
     if job.delay_s:
         settings = replace(settings, open_source=slow_source(job.delay_s))
@@ -51,6 +48,9 @@ def measure(job: ReadJob, comm: Communicator) -> ReadOutcome:
         paths = [file for path in files.paths.values() for file in files_at(path)]
         largest_bytes = max(path.stat().st_size for path in paths)
         settings = replace(settings, block_bytes=max(1, -(-largest_bytes // job.num_blocks)))
+    if job.apart:
+        whole = files
+        files = Attempt(lambda: part_of(whole, Path(sys.argv[1]), comm)).agree(comm)
     reader = Reader(files, settings)
     comm.barrier()
     start = time.perf_counter()

@@ -58,8 +58,8 @@ def making_s(batches: Iterable[Any]) -> float:
 def dense_products(model: Any, batch_size: int) -> list[tuple[int, int, int]]:
     """Returns the (m, k, n) of the dense layers' products, of which each is (m, k) by (k, n).
 
-    These are the outputs and the gradients of kernels and inputs; those of the first layer with
-    weights need no gradient.
+    They give the outputs and the gradients of kernels and of inputs; the inputs of the first layer
+    with weights need no gradient.
     """
     import keras
 

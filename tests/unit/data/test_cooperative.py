@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data import cooperative
 from candle_p1.data.cooperative import read_together
+from candle_p1.data.read_ahead import ReadAhead
 from candle_p1.data.shared import NodeArray, try_directories
 from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
@@ -92,6 +93,30 @@ def test_a_thread_goes_on_with_the_next_block_while_another_one_parses(tmp_path,
     monkeypatch.setattr(cooperative, "kernel", SimpleNamespace(parse=parse, **functions))
     block_bytes = path.stat().st_size // 2
     check(read_together(path, LAYOUT, block_bytes=block_bytes, num_threads=2), rows)
+
+
+def test_a_block_is_not_read_over_before_its_last_line_has_arrived(tmp_path, monkeypatch):
+    under_way, sent = set(), []
+
+    class Slow(SerialCommunicator):
+        def send_bytes(self, content, rank):
+            super().send_bytes(content, rank)
+            under_way.add(id(content.obj))
+            sent.append(bytes(content))
+            return lambda: under_way.discard(id(content.obj))
+
+    give_back = ReadAhead.give_back
+
+    def checked(self, block):
+        assert id(block.buffer) not in under_way
+        give_back(self, block)
+
+    monkeypatch.setattr(ReadAhead, "give_back", checked)
+    path = tmp_path / "table.csv"
+    path.write_text("1,2\n" * 100)
+    table = read_together(path, CsvLayout(), Slow(), block_bytes=25)
+    assert table.values.tolist() == [[1, 2]] * 100
+    assert b"1" in sent
 
 
 @settings(max_examples=60)
