@@ -26,6 +26,7 @@ from candle_p1.reports.statistics import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 LOADER = "parallel"
 MAX_RANKS = 1024
+LEAST_DIVIDED_BYTES = 1 << 20
+"""What is smaller takes no time, and its lines may be looked up by those of other files."""
 
 
 def choose_ranks(text: str, flag: str = "--np", most: int = MAX_RANKS) -> list[int]:
@@ -58,6 +61,11 @@ def choose_ranks(text: str, flag: str = "--np", most: int = MAX_RANKS) -> list[i
         if not 1 <= numbers[-1] <= most:
             raise ParameterError(f"{flag}: {word.strip()} is not between 1 and {most}")
     return list(dict.fromkeys(numbers))
+
+
+def is_divided(path: Path) -> bool:
+    """Returns whether ranks that share nothing load a part of this file each."""
+    return path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,16 @@ class ReadComparison(Measurement):
     apart: bool = False
 
     def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs, in rounds of all numbers of ranks; see Measurement."""
+        """Runs all jobs, in rounds of all numbers of ranks; see Measurement.
+
+        Raises:
+            CandleError: See Measurement; or ranks would have no parts of the files.
+        """
+        if self.apart and not any(map(is_divided, files.paths.values())):
+            raise ParameterError(
+                f"--apart divides files of {LEAST_DIVIDED_BYTES >> 20} MiB and more, and there is"
+                " none: give --size full, or larger files"
+            )
         paths = [file for path in files.paths.values() for file in files_at(path)]
         kinds = [(number, False) for number in self.ranks]
         kinds += [(number, True) for number in self.ranks if self.apart and number > 1]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.bench.read import ReadJob, ReadOutcome
+from candle_p1.bench.read import ReadJob, ReadOutcome, is_divided
 from candle_p1.bench.worker import bind, load_sample, locate, serve
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import Source, open_together
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from candle_p1.data.source import OpenSource
     from candle_p1.distributed.comm import Communicator
 
-LEAST_DIVIDED_BYTES = 1 << 20
-"""What is smaller takes no time, and its lines may be looked up by those of other files."""
 COPIED_BYTES = 1 << 24
 
 
@@ -82,7 +80,7 @@ def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
     paths = {}
     for role, path in files.paths.items():
         paths[role] = path
-        if path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES:
+        if is_divided(path):
             paths[role] = directory / f"{role}-{comm.rank}.csv"
             try:
                 _write_share(path, paths[role], comm.rank, comm.size)

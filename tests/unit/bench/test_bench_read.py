@@ -71,7 +71,9 @@ def test_times_are_compared_with_those_of_the_first_number_of_ranks(compare):
     assert [list(table.columns[0].cells) for table in tables] == [["1", "2"], ["0", "1"]]
 
 
-def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare):
+def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare, monkeypatch):
+    monkeypatch.setattr(read, "LEAST_DIVIDED_BYTES", 1)
+
     def measure(num_ranks, apart=False):
         digests = "pqr" if apart else "aaa"  # of parts, which are others
         return [outcome(5.0 - num_ranks - apart, [(0, 1, 5)], each) for each in digests[:num_ranks]]
@@ -87,12 +89,17 @@ def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare):
     assert any("apart: each rank" in str(part) for part in show_read.parts(report))
 
 
+def test_small_files_have_no_parts(compare):
+    with pytest.raises(ParameterError, match="--size full"):
+        compare(lambda num_ranks: [outcome(1, [])] * num_ranks, apart=True)
+
+
 @pytest.mark.parametrize("ends", ["", "\n"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
 def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
     tmp_path, monkeypatch, num_ranks, ends
 ):
-    monkeypatch.setattr(read_worker, "LEAST_DIVIDED_BYTES", 10)
+    monkeypatch.setattr(read, "LEAST_DIVIDED_BYTES", 10)
     monkeypatch.setattr(read_worker, "COPIED_BYTES", 5)
     lines = ["name,number", "a,1", "bcdefghijklmnop,2", "", "q,3", "r,4"]
     (tmp_path / "train.csv").write_text("\n".join(lines) + ends)
@@ -110,7 +117,7 @@ def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
 
 
 def test_a_part_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_worker, "LEAST_DIVIDED_BYTES", 1)
+    monkeypatch.setattr(read, "LEAST_DIVIDED_BYTES", 1)
     (tmp_path / "train.csv").write_text("1,2\n")
     files = FileSet.of({"train": tmp_path / "train.csv"})
     with pytest.raises(DataError, match=r"cannot write a part of the file to .*nowhere"):
