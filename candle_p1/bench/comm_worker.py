@@ -53,7 +53,7 @@ NUM_BLOCKS = 20
 """The time of a size is divided into about so many blocks."""
 LEAST_BLOCKS = 3
 """However long a call takes: of three, one that was disturbed does not count."""
-NUM_ROUNDS = LEAST_BLOCKS
+NUM_ROUNDS = 3
 """All sizes of an operation are timed in turn so often, each time for a part of the seconds: what
 slows the machine for a while falls on many sizes, and on a part of the times of each."""
 MAX_CALLS = 100_000
@@ -185,7 +185,10 @@ def _visit(
         _check(name, transport, operation, num_elements, call)
         timers[num_elements] = Timer(comm, call.num_messages, is_timed=call.is_timed)
     timers[num_elements].time(
-        call.run, job.seconds / NUM_ROUNDS, block_s=job.seconds / NUM_BLOCKS, least_blocks=1
+        call.run,
+        job.seconds / NUM_ROUNDS,
+        block_s=job.seconds / NUM_BLOCKS,
+        least_blocks=LEAST_BLOCKS,
     )
 
 

@@ -279,16 +279,20 @@ class OneRank:
     averages = False
     send_overhead_s = None
 
-    def __init__(self, clock, error=0.0, slow_until_s=0.0) -> None:
+    def __init__(self, clock, error=0.0, slow_until_s=0.0, call_s=1e-3, num_cold=0) -> None:
         self.comm, self._clock, self._error = SerialCommunicator(), clock, error
-        self._slow_until_s = slow_until_s
+        self._slow_until_s, self._call_s, self._num_cold = slow_until_s, call_s, num_cold
 
     def prepare(self, operation, values):
         received = values.copy()
         received[-1] += self._error
-        clock, slow_until_s = self._clock, self._slow_until_s
-        run = clock.call(lambda _: 3e-3 if clock.now_s < slow_until_s else 1e-3)
-        return Call(run, lambda: received)
+        clock, first = self._clock, self._clock.num_calls
+
+        def takes_s(number):
+            is_slow = clock.now_s < self._slow_until_s or number < first + self._num_cold
+            return (3 if is_slow else 1) * self._call_s
+
+        return Call(clock.call(takes_s), lambda: received)
 
 
 def test_a_point_has_the_definitions_of_nccl_tests(monkeypatch):
@@ -310,6 +314,15 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_size_slow(monkeypatch):
     points = comm_worker._points(job, "one", transport, ALLREDUCE, 10**9)
     assert max(points[0].blocks_s) == pytest.approx(3e-3, rel=0.1)
     assert [each.mean_s for each in points] == pytest.approx([1e-3] * 4)
+
+
+def test_large_arrays_are_timed_when_their_memory_is_in_use(monkeypatch):
+    """The first calls on new arrays take longer, and one takes longer than all the time given."""
+    transport = OneRank(Clock(monkeypatch), call_s=5.0, num_cold=3)
+    [point] = comm_worker._points(CommJob(["one"], sizes=[400]), "one", transport, ALLREDUCE, 10**9)
+    assert len(point.blocks_s) == comm_worker.NUM_ROUNDS * comm_worker.LEAST_BLOCKS
+    assert point.mean_s == pytest.approx(5.0)
+    assert point.ci95_s is not None
 
 
 @pytest.mark.parametrize("num_bytes", [4, 40_000_000])
