@@ -39,6 +39,9 @@ FACTOR, LARGE_FACTOR = 4, 2
 LARGE_BYTES = 1 << 22
 """Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to those
 that are beyond all of them."""
+HUGE_BYTES = 1 << 28
+"""From here on there is also a size halfway to the next: where a library or its allocator changes
+below 512 MiB, there are still enough larger sizes for a bandwidth of their own."""
 OVERLAP_BYTES = (1 << 16, 1 << 26)
 """The least and the largest size of an allreduce that is also done beside computing: what smaller
 ones take is latency, and single gradients are seldom larger."""
@@ -186,6 +189,8 @@ def choose_sizes(smallest: int = SMALLEST_BYTES, largest: int = LARGEST_BYTES) -
     sizes = []
     while smallest <= largest:
         sizes.append(smallest)
+        if smallest >= HUGE_BYTES and smallest * 3 // 2 <= largest:
+            sizes.append(smallest * 3 // 2)
         smallest *= FACTOR if smallest < LARGE_BYTES else LARGE_FACTOR
     if not sizes:
         raise ParameterError(f"--min_bytes {smallest} is larger than --max_bytes {largest}")

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import ModelError
+from candle_p1.modelling.crowding import assumed_loss, measured_loss, no_loss, separate
 from candle_p1.modelling.observation import POWER_GROUPS
 from candle_p1.modelling.phase_fit import (
+    PARAMETER_CONFIDENCE,
     TINY,
+    FittedParameter,
     PhaseFit,
     enlarged,
     fit_phase,
@@ -26,7 +29,7 @@ from candle_p1.modelling.phase_fit import (
     uncertain_scatter,
 )
 from candle_p1.modelling.phases import PHASES, POWER, candidates, free_candidates
-from candle_p1.modelling.samples import TimeSamples
+from candle_p1.modelling.samples import TimeSamples, ValueInterval
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from candle_p1.modelling.crowding import TurnLoss
     from candle_p1.modelling.observation import Observation
-    from candle_p1.modelling.phase_fit import FittedParameter
     from candle_p1.modelling.phases import Candidate
     from candle_p1.modelling.shape import JobShape
 
@@ -64,7 +67,9 @@ class RunModel:
     """A model of a series.
 
     Attributes:
-        observations: What it was fitted to.
+        observations: The runs that the phases were fitted to.
+        crowded: Further ones, with more threads than cores, that tell only what these lose.
+        turn_loss: What they lose beyond taking turns.
         phases: The fit of each phase.
         powers: The fits of power; empty where it was not measured.
         degrees: The degrees of freedom of the deviations.
@@ -77,6 +82,8 @@ class RunModel:
     """
 
     observations: Sequence[Observation]
+    crowded: Sequence[Observation]
+    turn_loss: TurnLoss
     phases: Sequence[PhaseFit]
     powers: Sequence[PhaseFit]
     degrees: int
@@ -89,12 +96,24 @@ class RunModel:
     @property
     def rank_counts(self) -> list[int]:
         """The numbers of ranks that it was fitted to."""
-        return sorted({each.shape.num_ranks for each in self.observations})
+        return sorted({each.shape.num_ranks for each in (*self.observations, *self.crowded)})
 
     @property
     def parameters(self) -> list[FittedParameter]:
-        """The coefficients of all phases and powers."""
-        return [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
+        """The coefficients of all phases and powers, and what crowded runs lose if it is known."""
+        found = [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
+        if self.crowded:
+            found.append(
+                FittedParameter(
+                    "all phases",
+                    "share lost by ranks that share cores, beyond taking turns",
+                    "",
+                    ValueInterval.of(self.turn_loss.samples, PARAMETER_CONFIDENCE),
+                    False,
+                    self.turn_loss.num_runs,
+                )
+            )
+        return found
 
     def extrapolation(self, num_ranks: int) -> float:
         """Returns by which factor a number of ranks is outside those that were measured."""
@@ -110,7 +129,8 @@ class RunModel:
         return self._samples(shape, runs=True)
 
     def _samples(self, shape: JobShape, *, runs: bool) -> TimeSamples:
-        times = {fit.name: fit.at(shape) for fit in self.phases}
+        lost = 1 + self.turn_loss.samples if shape.is_crowded else 1.0
+        times = {fit.name: fit.at(shape) * lost for fit in self.phases}
         factor = self.extrapolation(shape.num_ranks)
         if runs:
             least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
@@ -164,6 +184,7 @@ def fit_model(
             " takes at least 2 numbers of ranks"
         )
     random = np.random.default_rng(seed)
+    observations, crowded = separate(observations)
     shapes = [each.shape for each in observations]
     totals_s = np.array([each.total_s for each in observations])
     values = {name: np.array([each.phases_s[name] for each in observations]) for name in PHASES}
@@ -197,8 +218,34 @@ def fit_model(
     form = form_error * random.standard_normal(num_samples)
     form[0] = 0.0
     return RunModel(
-        observations, fits, powers, degrees, form_error, errors, scatter, power_scatter, form
+        observations,
+        crowded,
+        _turn_loss(observations, crowded, fits, num_samples, random),
+        fits,
+        powers,
+        degrees,
+        form_error,
+        errors,
+        scatter,
+        power_scatter,
+        form,
     )
+
+
+def _turn_loss(
+    observations: Sequence[Observation],
+    crowded: Sequence[Observation],
+    fits: Sequence[PhaseFit],
+    num_samples: int,
+    random: np.random.Generator,
+) -> TurnLoss:
+    if any(each.shape.is_crowded for each in observations):
+        return no_loss(num_samples)
+    if not crowded:
+        return assumed_loss(num_samples, random)
+    turns_s = [sum(float(fit.at(each.shape)[0]) for fit in fits) for each in crowded]
+    ratios = np.array([each.total_s for each in crowded]) / turns_s
+    return measured_loss(ratios, num_samples, random)
 
 
 def _tried(

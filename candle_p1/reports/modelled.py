@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.changes import Changes
+from candle_p1.modelling.crowding import MOST_LOST
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
@@ -150,7 +151,6 @@ def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
     told = [_fitted(model) for model in models]
     first = told[0] if len(set(told)) == 1 else listed(told)
     counts = sorted({num for model in models for num in model.rank_counts})
-    crowded = any(each.shape.is_crowded for model in models for each in model.observations)
     words = (
         f"Fitted phase by phase to {first}. Bands are {percent(PREDICTION_CONFIDENCE)} prediction"
         " intervals for single runs, from a bootstrap over runs."
@@ -158,13 +158,29 @@ def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
         f" {_form(models)} What no measured size shows, such as a network or a file system that"
         " saturates, the model cannot know."
     )
-    if crowded:
-        words += " Some runs had more threads than cores; their times are illustrations."
-    return words
+    return f"{words}{_crowding(modelled, models)}"
+
+
+def _crowding(modelled: Sequence[ModelledSeries], models: Sequence[RunModel]) -> str:
+    """Returns what is known of runs with more threads than cores; nothing if there are none."""
+    if any(each.shape.is_crowded for model in models for each in model.observations):
+        return " Some runs had more threads than cores; their times are illustrations."
+    if not any(each.rule.at(num).is_crowded for each in modelled for num in each.counts()):
+        return ""
+    words = " Where there are more threads than cores, ranks take turns: times are illustrations."
+    numbers = sorted({model.turn_loss.num_runs for model in models})
+    if numbers[0]:
+        runs = listed([count(num, "such run") for num in numbers])
+        return f"{words} What ranks lose beyond their turns is known from {runs}."
+    return (
+        f"{words} That ranks then lose 0 to {percent(MOST_LOST)} beyond their turns is an"
+        " assumption, because no such run was fitted."
+    )
 
 
 def _fitted(model: RunModel) -> str:
-    return f"{count(len(model.observations), 'run')} on {_ranks(model.rank_counts)}"
+    counts = sorted({each.shape.num_ranks for each in model.observations})
+    return f"{count(len(model.observations), 'run')} on {_ranks(counts)}"
 
 
 def _ranks(counts: Sequence[int]) -> str:

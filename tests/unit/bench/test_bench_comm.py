@@ -38,7 +38,9 @@ SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
 
 def test_sizes_go_from_4_bytes_to_1_gib():
     large = [1 << power for power in range(23, 31)]
-    assert choose_sizes() == [4**power for power in range(1, 12)] + large
+    between = [3 << 27, 3 << 28]
+    assert choose_sizes() == sorted([4**power for power in range(1, 12)] + large + between)
+    assert choose_sizes(1 << 28, (3 << 27) - 1) == [1 << 28]
     assert choose_sizes(100, 1600) == [100, 400, 1600]
     assert choose_sizes(8, 8) == [8]
     with pytest.raises(ParameterError, match="--min_bytes"):

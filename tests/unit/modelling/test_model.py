@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from candle_p1.errors import ModelError
+from candle_p1.modelling.crowding import MOST_LOST
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import Observation
 from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, STARTUP
@@ -144,17 +145,59 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
     assert np.median(model.predict(other).phases_s[COMPUTE]) == pytest.approx(expected, rel=0.05)
 
 
-def test_ranks_that_share_cores_take_turns():
-    runs = [
-        lawful_run(np.random.default_rng(i), num, 0.01, cores_per_node=2)
-        for num in (1, 2)
-        for i in range(3)
+def crowded_runs(counts, loss=0.0, repeats=3, noise=0.01):
+    """Returns runs on two cores, of which those with more ranks lose a share beyond turns."""
+
+    def in_turns(shape):
+        lost = 1 + loss if shape.is_crowded else 1
+        return {
+            name: seconds * shape.crowding * lost for name, seconds in lawful_times(shape).items()
+        }
+
+    return [
+        lawful_run(np.random.default_rng(10 * num + i), num, noise, in_turns, cores_per_node=2)
+        for num in counts
+        for i in range(repeats)
     ]
-    model = fit_model(runs)
+
+
+def test_ranks_that_share_cores_take_turns_and_are_assumed_to_lose_more():
+    model = fit_model(crowded_runs((1, 2)))
     found = model.predict(shape_of(4, cores_per_node=2))
     assert found.is_crowded
-    assert np.median(found.phases_s[COMPUTE]) == pytest.approx(2 * 8 * 50 * 20 * SAMPLE_S, rel=0.1)
-    assert np.median(found.phases_s[STARTUP]) == pytest.approx(20, rel=0.1)
+    lost = 1 + MOST_LOST / 2
+    of_samples = 2 * 8 * 50 * 20 * SAMPLE_S
+    assert np.median(found.phases_s[COMPUTE]) == pytest.approx(lost * of_samples, rel=0.05)
+    assert np.median(found.phases_s[STARTUP]) == pytest.approx(lost * 20, rel=0.05)
+    interval = ValueInterval.of(found.total_s)
+    for loss in (0.02, MOST_LOST - 0.02):
+        run = crowded_runs((4,), loss, 1)[0]
+        assert interval.low < run.total_s < interval.high
+    assert (interval.high - interval.low) / 2 < 0.25 * interval.value
+    assert model.turn_loss.num_runs == 0
+    assert not any(each.phase == "all phases" for each in model.parameters)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.5])
+def test_what_ranks_lose_that_share_cores_is_known_from_runs_that_did(loss):
+    model = fit_model(crowded_runs((1, 2, 4), loss))
+    assert (len(model.observations), len(model.crowded)) == (6, 3)
+    (lost,) = (each for each in model.parameters if each.phase == "all phases")
+    assert lost.num_runs == 3
+    assert lost.value.value == pytest.approx(loss, abs=0.03)
+    assert lost.value.low < loss < lost.value.high
+    assert model.extrapolation(8) == 2
+    interval = ValueInterval.of(model.predict(shape_of(8, cores_per_node=2)).total_s)
+    for run in crowded_runs((8,), loss):
+        assert interval.low < run.total_s < interval.high
+
+
+def test_laws_are_fitted_to_crowded_runs_where_there_are_no_others():
+    model = fit_model(crowded_runs((4, 8), 0.5))
+    assert (len(model.observations), len(model.crowded)) == (6, 0)
+    found = model.predict(shape_of(8, cores_per_node=2))
+    expected_s = crowded_runs((8,), 0.5, 1, noise=0.0)[0].total_s
+    assert np.median(found.total_s) == pytest.approx(expected_s, rel=0.03)
 
 
 def test_energy_is_power_times_time_of_all_ranks():
@@ -220,4 +263,4 @@ def test_cores_that_slow_each_other_before_ranks_share_them_are_told_from_the_ru
     model = model_of(0, (1, 2), times=slowed, noise=0.01, cores_per_node=2)
     four = shape_of(4, cores_per_node=2)
     predicted_s = np.median(model.predict(four).phases_s[COMPUTE])
-    assert predicted_s == pytest.approx(slowed(four)[COMPUTE], rel=0.03)
+    assert predicted_s == pytest.approx(slowed(four)[COMPUTE] * (1 + MOST_LOST / 2), rel=0.05)

@@ -1,0 +1,85 @@
+"""What runs lose that have more threads than cores, beyond taking turns.
+
+Ranks that take turns find the caches full of another rank's data, and wait in every step for ranks
+whose turn has not come. No law tells how much that is. It is known where such runs were measured:
+the model is fitted to the other runs, and the loss is what it predicts too little for them.
+Elsewhere it is assumed to be anything from 0 to MOST_LOST.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from candle_p1.modelling.observation import Observation
+
+    Array = NDArray[np.float64]
+
+MOST_LOST = 0.3
+"""The largest loss that is assumed, relative to the time of taking turns. It is a choice: on a
+virtual machine with two cores, most losses on four and eight ranks were between 0 and 0.25."""
+
+
+@dataclass(frozen=True)
+class TurnLoss:
+    """The loss of runs with more threads than cores, relative to the time of taking turns.
+
+    Attributes:
+        num_runs: The runs from which it is known; 0: it is assumed, or a part of the laws.
+        samples: Shape (samples,); the first one is what stands for all.
+    """
+
+    num_runs: int
+    samples: Array = field(repr=False)
+
+
+def separate(
+    observations: Sequence[Observation],
+) -> tuple[Sequence[Observation], Sequence[Observation]]:
+    """Returns the runs that laws are fitted to, and those that tell only what crowding costs.
+
+    The latter are the runs with more threads than cores, as long as the others are on at least two
+    numbers of ranks; else there are none.
+    """
+    alone = [each for each in observations if not each.shape.is_crowded]
+    if len({each.shape.num_ranks for each in alone}) < 2:
+        return observations, []
+    return alone, [each for each in observations if each.shape.is_crowded]
+
+
+def no_loss(num_samples: int) -> TurnLoss:
+    """Returns that of a model whose laws are fitted to runs with more threads than cores."""
+    return TurnLoss(0, np.zeros(num_samples))
+
+
+def assumed_loss(num_samples: int, random: np.random.Generator) -> TurnLoss:
+    """Returns what is assumed: any loss from 0 to MOST_LOST is as probable as another."""
+    samples = MOST_LOST * random.random(num_samples)
+    samples[0] = MOST_LOST / 2
+    return TurnLoss(0, samples)
+
+
+def measured_loss(ratios: Array, num_samples: int, random: np.random.Generator) -> TurnLoss:
+    """Returns the loss of runs that were measured.
+
+    Its deviation is that of the runs, among which what is assumed counts like one of them, so that
+    few runs do not make it certain.
+
+    Args:
+        ratios: The time of each of these runs, divided by that of taking turns, shape (runs,).
+        num_samples: How many samples to return.
+        random: For the samples.
+    """
+    mean = float(np.mean(ratios))
+    assumed = MOST_LOST / np.sqrt(12)  # the standard deviation of a uniform distribution
+    deviation = np.sqrt(np.mean(np.square([assumed, *(ratios - mean)])))
+    samples = mean - 1 + deviation * random.standard_normal(num_samples)
+    samples[0] = mean - 1
+    return TurnLoss(len(ratios), np.maximum(samples, -1.0))
