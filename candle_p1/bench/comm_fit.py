@@ -5,7 +5,8 @@ with the size (eager messages and rendezvous, trees and rings), and memory is sl
 one line seldom holds from 4 B to 1 GiB. Where it does not, the sizes are divided into few ranges
 with a line each. The latency is then that of the smallest sizes, and the bandwidth that of the
 largest. The lines of larger sizes may begin below 0: a link that lets a burst pass takes
-(bytes - burst) / bandwidth.
+(bytes - burst) / bandwidth. Where they cannot be told from lines through 0, they are these, since
+otherwise sizes that lie close together would leave their slope open.
 
 Residuals are relative, because times differ by orders of magnitude: a fit minimises the sum of
 ((model - time) / time)^2.
@@ -20,6 +21,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import combinations, pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 MIN_SIZES = 3
 """A line has two parameters, so fewer sizes leave nothing to estimate its error from."""
+LEAST_SPAN = 2
+"""The sizes of a range differ at least by this factor, so that their slope shows."""
 MAX_RANGES = 4
 LARGE_RESIDUAL = 0.05
 """A line that misses a time by more than this does not hold for its size."""
@@ -74,7 +78,8 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float], *, is_first: bool =
     """Returns the line with the least sum of squared relative residuals.
 
     Its slope is not below 0, nor is its latency if it is the first: where the best line has such a
-    parameter, it is the best of those for which one of them is 0.
+    parameter, it is the best of those for which one of them is 0. The latency of other lines is 0
+    if the interval of the best one contains 0.
 
     Args:
         sizes: Sizes in bytes, in ascending order; at least two.
@@ -88,6 +93,9 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float], *, is_first: bool =
         choices = [_solve(columns, [which]) for which in (0, 1)]
         best, used = min(choices, key=lambda found: _misfit(columns, found[0]))
     errors = _half_widths(columns, best, used)
+    if not is_first and len(used) == 2 and abs(best[0]) < errors[0]:
+        best, used = _solve(columns, [1])
+        errors = _half_widths(columns, best, used)
     latency_s, slope = map(float, best)
     slopes = slope - float(errors[1]), slope + float(errors[1])
     return Line(
@@ -109,8 +117,8 @@ def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Line]:
     """Returns the lines of at most MAX_RANGES ranges of sizes, ascending.
 
     There are as few ranges as miss no time by more than LARGE_RESIDUAL, or the most if all do. Each
-    has at least MIN_SIZES sizes, and they are divided where the sum of squared relative residuals
-    is least.
+    of several has at least MIN_SIZES sizes that span LEAST_SPAN, and they are divided where the sum
+    of squared relative residuals is least.
 
     Args:
         sizes: See `fit_line`.
@@ -130,10 +138,11 @@ def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Line]:
             list(pairwise((0, *inner, num_sizes)))
             for inner in combinations(range(1, num_sizes), num_ranges - 1)
         ]
-        best = min(
-            (each for each in divisions if _are_long_enough(each) or num_ranges == 1),
-            key=lambda each: sum(fitted(*ends)[1] for ends in each),
-        )
+        if num_ranges > 1:
+            divisions = [each for each in divisions if _are_long_enough(each, sizes)]
+        if not divisions:
+            break
+        best = min(divisions, key=lambda each: sum(fitted(*ends)[1] for ends in each))
         lines = [fitted(*ends)[0] for ends in best]
         if all(line.largest_residual <= LARGE_RESIDUAL for line in lines):
             break
@@ -144,8 +153,8 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
     """Returns the parameters of an operation for ``--json``; None for fewer than MIN_SIZES sizes.
 
     `latency_s` is that of the first range, `bandwidth_bytes_per_s` that of the last one,
-    `measured_bytes_per_s` the largest size divided by its time, and `largest_residual` that of all
-    ranges. `one_line_residual` is the largest relative error of
+    `measured_bytes_per_s` the median of bytes / time over the sizes from 1 / LEAST_SPAN of the
+    largest on, and `largest_residual` that of all ranges. `one_line_residual` is the largest relative error of
     latency + bytes / bandwidth with these two over all sizes.
 
     Args:
@@ -156,6 +165,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
         return None
     lines = fit_lines(sizes, seconds)
     first, last = lines[0], lines[-1]
+    large = [i for i, size in enumerate(sizes) if LEAST_SPAN * size >= sizes[-1]]
     rate = last.bandwidth_bytes_per_s
     model = first.latency_s + (np.asarray(sizes, float) / rate if rate else 0.0)
     return {
@@ -163,7 +173,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
         "latency_ci95_s": list(first.latency_ci95_s),
         "bandwidth_bytes_per_s": rate,
         "bandwidth_ci95_bytes_per_s": list(last.bandwidth_ci95_bytes_per_s),
-        "measured_bytes_per_s": sizes[-1] / seconds[-1],
+        "measured_bytes_per_s": median(sizes[i] / seconds[i] for i in large),
         "largest_residual": max(line.largest_residual for line in lines),
         "one_line_residual": float(np.abs(model / np.asarray(seconds) - 1).max()),
         "first_bytes": first.first_bytes,
@@ -215,8 +225,11 @@ def t_quantile(degrees: int) -> float:
     return float(sum(term / degrees**power for power, term in enumerate(terms)))
 
 
-def _are_long_enough(ranges: Sequence[tuple[int, int]]) -> bool:
-    return all(end - begin >= MIN_SIZES for begin, end in ranges)
+def _are_long_enough(ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
+    return all(
+        end - begin >= MIN_SIZES and sizes[end - 1] >= LEAST_SPAN * sizes[begin]
+        for begin, end in ranges
+    )
 
 
 def _solve(columns: Floats, used: list[int]) -> tuple[Floats, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.bench.comm_fit import LEAST_SPAN
 from candle_p1.bench.tables import digits
 from candle_p1.distributed.transports import TRANSPORTS
 from candle_p1.distributed.transports.transport import OPERATIONS
@@ -71,7 +72,8 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         yield (
             "fitted: time = latency + bytes / bandwidth, with least relative residuals, in up to"
             " four ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
-            " of the largest; in brackets 95 % intervals"
+            " of the largest; in brackets 95 % intervals. Measured, of large: the median of bytes /"
+            f" mean over the sizes from 1/{LEAST_SPAN} of the largest on"
         )
         for each in report["fits"]:
             if len(each["ranges"]) > 1:
@@ -174,7 +176,7 @@ def _fits(fits: Sequence[Mapping[str, Any]]) -> Table:
         "operation",
         "latency\n(us)",
         "bandwidth\n(GB/s)",
-        "measured at the\nlargest (GB/s)",
+        "measured, of\nlarge (GB/s)",
         "ranges",
         "largest\nresidual (%)",
         "with one\nline (%)",

@@ -12,7 +12,7 @@ LIMIT_S = 300
 # A token bucket: some kernels lack netem.
 RATE_BYTES_PER_S, LINK = 25e6, ["tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"]
 OF_LINK, OF_MEASURED = 0.15, 0.10
-"""How far the fitted bandwidth may be from that of the link, and of the largest message."""
+"""How far the fitted bandwidth may be from that of the link, and of large messages."""
 NUM_TRIES = 3
 """Other programs on this machine disturb messages."""
 COMM = ["-m", "candle_p1.cli", "bench", "comm", "--through", "mpi", "--without_computing"]
@@ -46,9 +46,8 @@ def test_the_fitted_bandwidth_is_that_of_the_link(measure):
     run = measure([1, 1], "point_to_point", "--max_bytes", str(1 << 22), "--seconds", "1")
     for _ in range(NUM_TRIES):
         report = run()
-        (fit,), largest = report["fits"], report["results"][-1]
-        rate, measured = fit["bandwidth_bytes_per_s"], largest["algorithm_bytes_per_s"]
-        assert fit["measured_bytes_per_s"] == pytest.approx(measured)
+        (fit,) = report["fits"]
+        rate, measured = fit["bandwidth_bytes_per_s"], fit["measured_bytes_per_s"]
         if rate == pytest.approx(RATE_BYTES_PER_S, rel=OF_LINK) and (
             rate == pytest.approx(measured, rel=OF_MEASURED)
         ):

@@ -120,6 +120,31 @@ def test_a_burst_that_passes_at_once_does_not_change_the_bandwidth():
     assert found["ranges"][-1]["latency_s"] < 0
 
 
+def test_sizes_that_lie_close_together_give_a_bandwidth_with_an_interval():
+    """Above 384 MiB another rate holds; with a latency, three noisy sizes leave the slope open."""
+    mib = 1 << 20
+    sizes = [64 * mib, 128 * mib, 256 * mib, 384 * mib, 512 * mib, 768 * mib, 1024 * mib]
+    rates = np.array([3.5e9] * 4 + [1.9e9] * 3) * [1, 1.01, 0.99, 1, 1.1, 0.98, 1.02]
+    times = [1e-3 * mib / size + size / rate for size, rate in zip(sizes, rates, strict=True)]
+    found = comm_fit.fit(sizes, times)
+    assert [line["num_sizes"] for line in found["ranges"]] == [4, 3]
+    assert found["ranges"][-1]["latency_s"] == 0
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(1.96e9, rel=0.03)
+    low, high = found["bandwidth_ci95_bytes_per_s"]
+    assert 1.5e9 < low < high < 2.6e9
+    assert found["measured_bytes_per_s"] == pytest.approx(1.94e9, rel=0.01)
+
+
+def test_a_range_spans_a_factor_of_two():
+    sizes = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 9 << 20, 10 << 20]
+    rates = [1e9] * 3 + [5e9] * 3
+    times = [size / rate for size, rate in zip(sizes, rates, strict=True)]
+    assert len(comm_fit.fit(sizes, times)["ranges"]) == 1
+    sizes[-1] = 16 << 20
+    times[-1] = sizes[-1] / rates[-1]
+    assert len(comm_fit.fit(sizes, times)["ranges"]) == 2
+
+
 def test_two_sizes_are_too_few():
     assert comm_fit.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
     assert comm_fit.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)
