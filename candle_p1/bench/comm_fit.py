@@ -154,8 +154,8 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
 
     `latency_s` is that of the first range, `bandwidth_bytes_per_s` that of the last one,
     `measured_bytes_per_s` the median of bytes / time over the sizes from 1 / LEAST_SPAN of the
-    largest on, and `largest_residual` that of all ranges. `one_line_residual` is the largest relative error of
-    latency + bytes / bandwidth with these two over all sizes.
+    largest on, and `largest_residual` that of all ranges. `one_line_residual` is the largest
+    relative error of latency + bytes / bandwidth with these two over all sizes.
 
     Args:
         sizes: See `fit_line`.
