@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_LOST = 0.3
 """The largest loss that is assumed, relative to the time of taking turns. It is a choice: on a
-virtual machine with two cores, most losses on four and eight ranks were between 0 and 0.25."""
+virtual machine with two cores, most losses on four and eight ranks were between 0 and 0.3."""
 
 
 @dataclass(frozen=True)
