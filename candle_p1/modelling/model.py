@@ -95,7 +95,7 @@ class RunModel:
 
     @property
     def rank_counts(self) -> list[int]:
-        """The numbers of ranks that it was fitted to."""
+        """The numbers of ranks of all runs that it was made from."""
         return sorted({each.shape.num_ranks for each in (*self.observations, *self.crowded)})
 
     @property
