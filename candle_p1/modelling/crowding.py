@@ -54,32 +54,35 @@ def separate(
     return alone, [each for each in observations if each.shape.is_crowded]
 
 
-def no_loss(num_samples: int) -> TurnLoss:
-    """Returns that of a model whose laws are fitted to runs with more threads than cores."""
-    return TurnLoss(0, np.zeros(num_samples))
+def turn_loss(
+    observations: Sequence[Observation],
+    ratios: Array,
+    num_samples: int,
+    random: np.random.Generator,
+) -> TurnLoss:
+    """Returns the loss that a model has.
 
-
-def assumed_loss(num_samples: int, random: np.random.Generator) -> TurnLoss:
-    """Returns what is assumed: any loss from 0 to MOST_LOST is as probable as another."""
-    samples = MOST_LOST * random.random(num_samples)
-    samples[0] = MOST_LOST / 2
-    return TurnLoss(0, samples)
-
-
-def measured_loss(ratios: Array, num_samples: int, random: np.random.Generator) -> TurnLoss:
-    """Returns the loss of runs that were measured.
-
-    Its deviation is that of the runs, among which what is assumed counts like one of them, so that
-    few runs do not make it certain.
+    If it is measured, its deviation is that of the runs, among which what is assumed counts like
+    one of them, so that few runs do not make it certain.
 
     Args:
-        ratios: The time of each of these runs, divided by that of taking turns, shape (runs,).
+        observations: The runs that the laws are fitted to. If some of these have more threads than
+            cores, the loss is a part of the laws, and is 0.
+        ratios: The times of further runs with more threads than cores, divided by those of taking
+            turns, shape (runs,). If there are none, the loss is assumed: any from 0 to MOST_LOST
+            is as probable as another.
         num_samples: How many samples to return.
         random: For the samples.
     """
-    mean = float(np.mean(ratios))
-    assumed = MOST_LOST / np.sqrt(12)  # the standard deviation of a uniform distribution
-    deviation = np.sqrt(np.mean(np.square([assumed, *(ratios - mean)])))
-    samples = mean - 1 + deviation * random.standard_normal(num_samples)
-    samples[0] = mean - 1
-    return TurnLoss(len(ratios), np.maximum(samples, -1.0))
+    if any(each.shape.is_crowded for each in observations):
+        samples = np.zeros(num_samples)
+    elif not len(ratios):
+        samples = MOST_LOST * random.random(num_samples)
+        samples[0] = MOST_LOST / 2
+    else:
+        mean = float(np.mean(ratios))
+        assumed = MOST_LOST / np.sqrt(12)  # the standard deviation of a uniform distribution
+        deviation = np.sqrt(np.mean(np.square([assumed, *(ratios - mean)])))
+        samples = np.maximum(mean - 1 + deviation * random.standard_normal(num_samples), -1.0)
+        samples[0] = mean - 1
+    return TurnLoss(len(ratios), samples)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.crowding import assumed_loss, measured_loss, no_loss, separate
+from candle_p1.modelling.crowding import separate, turn_loss
 from candle_p1.modelling.observation import POWER_GROUPS
 from candle_p1.modelling.phase_fit import (
     PARAMETER_CONFIDENCE,
@@ -217,10 +217,12 @@ def fit_model(
     form_error = float(np.sqrt(np.mean(np.square([FORM_ERROR, *errors]))))
     form = form_error * random.standard_normal(num_samples)
     form[0] = 0.0
+    turns_s = [sum(float(fit.at(each.shape)[0]) for fit in fits) for each in crowded]
+    ratios = np.array([each.total_s for each in crowded]) / np.array(turns_s)
     return RunModel(
         observations,
         crowded,
-        _turn_loss(observations, crowded, fits, num_samples, random),
+        turn_loss(observations, ratios, num_samples, random),
         fits,
         powers,
         degrees,
@@ -230,22 +232,6 @@ def fit_model(
         power_scatter,
         form,
     )
-
-
-def _turn_loss(
-    observations: Sequence[Observation],
-    crowded: Sequence[Observation],
-    fits: Sequence[PhaseFit],
-    num_samples: int,
-    random: np.random.Generator,
-) -> TurnLoss:
-    if any(each.shape.is_crowded for each in observations):
-        return no_loss(num_samples)
-    if not crowded:
-        return assumed_loss(num_samples, random)
-    turns_s = [sum(float(fit.at(each.shape)[0]) for fit in fits) for each in crowded]
-    ratios = np.array([each.total_s for each in crowded]) / turns_s
-    return measured_loss(ratios, num_samples, random)
 
 
 def _tried(
