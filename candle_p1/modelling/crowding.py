@@ -62,8 +62,9 @@ def turn_loss(
 ) -> TurnLoss:
     """Returns the loss that a model has.
 
-    If it is measured, its deviation is that of the runs, among which what is assumed counts like
-    one of them, so that few runs do not make it certain.
+    If it is measured, it is a geometric mean, so that no sample of it makes a time negative. Its
+    deviation is that of the runs, among which what is assumed counts like one of them, so that few
+    runs do not make it certain.
 
     Args:
         observations: The runs that the laws are fitted to. If some of these have more threads than
@@ -80,9 +81,10 @@ def turn_loss(
         samples = MOST_LOST * random.random(num_samples)
         samples[0] = MOST_LOST / 2
     else:
-        mean = float(np.mean(ratios))
-        assumed = MOST_LOST / np.sqrt(12)  # the standard deviation of a uniform distribution
-        deviation = np.sqrt(np.mean(np.square([assumed, *(ratios - mean)])))
-        samples = np.maximum(mean - 1 + deviation * random.standard_normal(num_samples), -1.0)
-        samples[0] = mean - 1
+        logs = np.log(ratios)
+        mean = float(np.mean(logs))
+        assumed = np.log1p(MOST_LOST) / np.sqrt(12)  # as of a uniform distribution
+        deviation = np.sqrt(np.mean(np.square([assumed, *(logs - mean)])))
+        samples = np.expm1(mean + deviation * random.standard_normal(num_samples))
+        samples[0] = np.expm1(mean)
     return TurnLoss(len(ratios), samples)

@@ -61,6 +61,10 @@ FORM_ERROR = 0.05
 far as larger sizes that are held out do not tell: it counts like one of them. It is a choice, and
 stands in every report."""
 
+LEAST_SHARE = 0.1
+"""The least share of a fitted time that a sample of it has, however much runs scatter: there is no
+run that takes no time."""
+
 
 @dataclass(frozen=True)
 class RunModel:
@@ -137,7 +141,7 @@ class RunModel:
             form = np.exp(log2(factor) * self.form)
             for i, (name, seconds) in enumerate(times.items()):
                 deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
-                times[name] = np.maximum(deviating, 0.0) * form
+                times[name] = np.maximum(deviating, LEAST_SHARE * seconds) * form
         watts = self._watts(shape, times, runs=runs)
         return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded)
 
@@ -208,7 +212,7 @@ def fit_model(
     fits = []
     for i, fit in enumerate(first):
         fitted = values[fit.name] - fit.residuals * scales[fit.name]
-        samples = fitted + drawn[:, :, i] * scales[fit.name]
+        samples = np.maximum(fitted + drawn[:, :, i] * scales[fit.name], LEAST_SHARE * fitted)
         samples[0] = values[fit.name]
         fits.append(fit_phase(fit.name, tried[fit.name], shapes, samples, scales[fit.name], random))
     scatter = mixed_deviations(residuals, 1, spread, random)[:, 0, :]

@@ -192,6 +192,16 @@ def test_what_ranks_lose_that_share_cores_is_known_from_runs_that_did(loss):
         assert interval.low < run.total_s < interval.high
 
 
+@pytest.mark.parametrize(("counts", "noise"), [((1, 2), 1.0), ((1, 2, 4), 1.0)])
+def test_every_sample_of_a_run_takes_time_however_much_runs_scatter(counts, noise):
+    for loss in (-0.9, 0.0, 5.0):
+        model = fit_model(crowded_runs(counts, loss, noise=noise))
+        for num_ranks in (1, 2, 4, 64):
+            shape = shape_of(num_ranks, cores_per_node=2)
+            assert model.predict(shape).total_s.min() > 0
+            assert model.curve(shape).total_s.min() > 0
+
+
 def test_laws_are_fitted_to_crowded_runs_where_there_are_no_others():
     model = fit_model(crowded_runs((4, 8), 0.5))
     assert (len(model.observations), len(model.crowded)) == (6, 0)
