@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import ModelError
 from candle_p1.modelling.samples import ValueInterval
 from candle_p1.reports.figures.registry import draw_figures, model_kinds
+from candle_p1.reports.held_out import held_out_table, held_out_times, runs_inside
 from candle_p1.reports.model_tables import model_tables
 from candle_p1.reports.modelled import (
     ModelOptions,
     badly_fitted,
     fitted_words,
     model_experiment,
-    runs_inside,
 )
 from candle_p1.reports.points import group
 from candle_p1.reports.report import free_slug, section_title
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from candle_p1.modelling.model import RunModel
     from candle_p1.modelling.phase_fit import FittedParameter
     from candle_p1.reports.drawing import Drawing
+    from candle_p1.reports.held_out import HeldOutTime
     from candle_p1.reports.modelled import ModelledSeries
     from candle_p1.reports.points import Experiment
     from candle_p1.reports.runs import Runs
@@ -50,6 +51,7 @@ class ModelSection:
         slug: The beginning of the names of its files, and its anchor on the page.
         notes: What a reader has to know.
         modelled: Its series that have models.
+        held_out: The times of runs that these were not fitted to.
         missing: The names of those without, with the reasons; and of figures, likewise.
         figures: The figures.
         tables: The tables.
@@ -59,6 +61,7 @@ class ModelSection:
     slug: str
     notes: Sequence[str]
     modelled: Sequence[ModelledSeries]
+    held_out: Sequence[HeldOutTime]
     missing: Sequence[tuple[str, str]]
     figures: Sequence[Drawing]
     tables: Sequence[ReportTable]
@@ -92,6 +95,7 @@ class ModelReport:
                     "machine": str(section.experiment.machine or ""),
                     "missing": [list(each) for each in section.missing],
                     "series": [_series(each) for each in section.modelled],
+                    "held_out": [each.to_dict() for each in section.held_out],
                 }
                 for section in self.sections
             ],
@@ -128,9 +132,14 @@ def make_model_report(
         if draws and modelled:
             figures, not_drawn = draw_figures(experiment, slug, model_kinds(options), ())
             missing = (*missing, *not_drawn)
+        times = held_out_times(modelled, options.held_out)
         tables = model_tables(modelled, slug)
-        notes = _notes(modelled, options.held_out)
-        sections.append(ModelSection(experiment, slug, notes, modelled, missing, figures, tables))
+        if times:
+            tables.append(held_out_table(times, slug))
+        notes = _notes(modelled, times)
+        sections.append(
+            ModelSection(experiment, slug, notes, modelled, times, missing, figures, tables)
+        )
     if not any(section.modelled for section in sections):
         reasons = [f"{name}: {reason}" for each in sections for name, reason in each.missing]
         raise ModelError("; ".join(reasons) or "no run with valid times has finished")
@@ -167,14 +176,15 @@ def _general_notes(communication: CommunicationFit | None) -> list[str]:
     return notes
 
 
-def _notes(modelled: Sequence[ModelledSeries], held_out: frozenset[int]) -> list[str]:
+def _notes(modelled: Sequence[ModelledSeries], times: Sequence[HeldOutTime]) -> list[str]:
     if not modelled:
         return []
     notes = [fitted_words(modelled)]
-    inside, num = runs_inside(modelled, held_out)
+    inside, num = runs_inside(times)
     if num:
+        ranks = sorted({each.num_ranks for each in times})
         notes.append(
-            f"Held out were {count(num, 'run')} on {listed(sorted(held_out))} ranks; of these,"
+            f"Held out were {count(num, 'run')} on {listed(ranks)} ranks; of these,"
             f" {inside} {'is' if inside == 1 else 'are'} in the 90 % prediction intervals."
         )
     for each in modelled:

@@ -13,9 +13,8 @@ from candle_p1.modelling.crowding import MOST_LOST
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
-from candle_p1.modelling.samples import PREDICTION_CONFIDENCE, ValueInterval
+from candle_p1.modelling.samples import PREDICTION_CONFIDENCE
 from candle_p1.reports.points import describe
-from candle_p1.reports.quantities import TOTAL
 from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
 
@@ -120,24 +119,6 @@ def model_experiment(
 def _runs(series: Series, held_out: frozenset[int]) -> list[RecordedRun]:
     points = [point for point in series.timed if point.num_ranks not in held_out]
     return [run for point in points for run in point.runs]
-
-
-def runs_inside(modelled: Sequence[ModelledSeries], held_out: frozenset[int]) -> tuple[int, int]:
-    """Returns how many runs that were held out are in their prediction intervals, and of how many.
-
-    Args:
-        modelled: The models.
-        held_out: The numbers of ranks whose runs they were not fitted to.
-    """
-    inside = num = 0
-    for each in modelled:
-        for point in each.series.timed:
-            if point.num_ranks in held_out:
-                interval = ValueInterval.of(each.source().samples(point.num_ranks).total_s)
-                values = point.values(TOTAL.of)
-                inside += sum(interval.low <= value <= interval.high for value in values)
-                num += len(values)
-    return inside, num
 
 
 def _pool_name(pool: Sequence[Series]) -> str:

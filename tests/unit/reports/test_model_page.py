@@ -255,12 +255,31 @@ def test_runs_that_are_held_out_are_compared_and_not_used(tmp_path):
     assert four["note"] == "held out, more threads than cores"
     assert float(four["extrapolation factor"]) == 2
     assert float(four["measured (s)"]) == pytest.approx(86, rel=0.05)
-    # Runs that follow another law are outside, and the page says so.
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    plant_lawful(odd, (1, 2), loaders=("original",))
-    plant_lawful(odd, (4,), loaders=("original",), wait_s=200.0)
-    assert "of these, 0 are in the 90 %" in invoke("model", odd, "--hold-out", "4").output
+    rows = rows_of(tmp_path / "tables/nt3-strong-model-held-out.csv")
+    of_original = {row["phase"]: row for row in rows if row["series"] == "loader original"}
+    assert {row["ranks"] for row in rows} == {"4"}
+    assert of_original["whole run"]["measured (s)"] == four["measured (s)"]
+    loading = of_original["loading"]
+    assert float(loading["measured (s)"]) == pytest.approx(24 * 2 * 1.1, rel=0.05)
+    assert (loading["runs"], loading["of these, in the interval"]) == ("3", "3")
+    assert float(loading["low (s)"]) < float(loading["measured (s)"]) < float(loading["high (s)"])
+
+
+def test_of_runs_that_are_held_out_the_phase_is_named_that_follows_another_law(tmp_path):
+    plant_lawful(tmp_path, (1, 2), loaders=("original",))
+    plant_lawful(tmp_path, (4,), loaders=("original",), lost=0.1, wait_s=200.0)
+    result = invoke("model", tmp_path, "--hold-out", "4", "--json", tmp_path / "model.json")
+    assert "of these, 0 are in the 90 %" in result.output
+    (section,) = json.loads((tmp_path / "model.json").read_text())["sections"]
+    inside = {each["phase"]: each["inside"] for each in section["held_out"]}
+    assert (inside["whole run"], inside["loading"]) == (0, 3)
+    (waiting,) = (each for each in section["held_out"] if "waiting" in each["phase"])
+    assert waiting["inside"] == 0
+    assert waiting["measured_s"] == pytest.approx([200.0] * 3)
+    assert waiting["predicted_s"]["high"] < 20
+
+
+def test_a_model_without_the_runs_of_all_numbers_of_ranks_is_refused(runs):
     everything = invoke("model", runs, "--hold-out", "1,2,4")
     assert "all of its runs are held out" in str(everything.exception)
 
