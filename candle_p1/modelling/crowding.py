@@ -1,9 +1,10 @@
 """What runs lose that have more threads than cores, beyond taking turns.
 
-Ranks that take turns find the caches full of another rank's data, and wait in every step for ranks
-whose turn has not come. No law tells how much that is. It is known where such runs were measured:
-the model is fitted to the other runs, and the loss is what it predicts too little for them.
-Elsewhere it is assumed to be anything from 0 to MOST_LOST.
+Ranks that take turns find the caches full of another rank's data, and in every step they wait until
+the last rank has had its turn. No law tells how much that is, so it is known only where such runs
+were measured: the model is fitted to the other runs, and the loss is what it predicts too little
+for them. Elsewhere it is assumed: a share of the time from 0 to MOST_LOST, and a wait in each step
+from LEAST_WAIT_S to MOST_WAIT_S.
 """
 
 from __future__ import annotations
@@ -13,31 +14,55 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.modelling.phases import EXPOSED
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from candle_p1.modelling.observation import Observation
+    from candle_p1.modelling.shape import JobShape
 
     Array = NDArray[np.float64]
 
 MOST_LOST = 0.3
-"""The largest loss that is assumed, relative to the time of taking turns. It is a choice: on a
-virtual machine with two cores, most losses on four and eight ranks were between 0 and 0.3."""
+"""The largest share that is assumed, relative to the time of taking turns. It is a choice: on a
+virtual machine with two cores, most losses outside of steps were between 0 and 0.2."""
+
+LEAST_WAIT_S, MOST_WAIT_S = 0.002, 0.006
+"""How long a rank waits in each step for each other thread of its core, as is assumed: about as long
+as Linux lets a thread compute before another has its turn. It is a choice, too; on the same machine
+it was about 4 ms."""
 
 
 @dataclass(frozen=True)
 class TurnLoss:
-    """The loss of runs with more threads than cores, relative to the time of taking turns.
+    """The loss of runs with more threads than cores.
 
     Attributes:
         num_runs: The runs from which it is known; 0: it is assumed, or a part of the laws.
-        samples: Shape (samples,); the first one is what stands for all.
+        shares: The share that is lost, relative to the time of taking turns and waiting, shape
+            (samples,); the first one is what stands for all.
+        waits_s: The wait of a step for each other thread of a core, in s, likewise.
     """
 
     num_runs: int
-    samples: Array = field(repr=False)
+    shares: Array = field(repr=False)
+    waits_s: Array = field(repr=False)
+
+    def add_to(self, phases_s: Mapping[str, Array], shape: JobShape) -> dict[str, Array]:
+        """Returns the times of phases with the loss; waiting is exposed communication.
+
+        Args:
+            phases_s: The times of taking turns, in s, shape (samples,) each.
+            shape: The shape of the run.
+        """
+        if not shape.is_crowded:
+            return dict(phases_s)
+        waiting_s = self.waits_s * _num_waits(shape)
+        waited = {EXPOSED: phases_s.get(EXPOSED, 0.0) + waiting_s} if waiting_s.any() else {}
+        return {phase: (1 + self.shares) * each for phase, each in {**phases_s, **waited}.items()}
 
 
 def separate(
@@ -56,35 +81,54 @@ def separate(
 
 def turn_loss(
     observations: Sequence[Observation],
-    ratios: Array,
+    crowded: Sequence[Observation],
+    turns_s: Sequence[float],
     num_samples: int,
     random: np.random.Generator,
 ) -> TurnLoss:
     """Returns the loss that a model has.
 
-    If it is measured, it is a geometric mean, so that no sample of it makes a time negative. Its
-    deviation is that of the runs, among which what is assumed counts like one of them, so that few
-    runs do not make it certain.
+    Where it is measured, waits are drawn as they are assumed, and kept by how well they explain the
+    runs: by the likelihood of normal deviations of unknown size. For each of them, the share is a
+    geometric mean over runs, so that no sample of it makes a time negative. Its deviation is that
+    of the runs, among which what is assumed counts like one of them, so that few runs do not make
+    it certain.
 
     Args:
         observations: The runs that the laws are fitted to. If some of these have more threads than
             cores, the loss is a part of the laws, and is 0.
-        ratios: The times of further runs with more threads than cores, divided by those of taking
-            turns, shape (runs,). If there are none, the loss is assumed: any from 0 to MOST_LOST
-            is as probable as another.
+        crowded: Further runs with more threads than cores.
+        turns_s: What the laws predict for each of them, which is the time of taking turns, in s.
         num_samples: How many samples to return.
         random: For the samples.
     """
     if any(each.shape.is_crowded for each in observations):
-        samples = np.zeros(num_samples)
-    elif not len(ratios):
-        samples = MOST_LOST * random.random(num_samples)
-        samples[0] = MOST_LOST / 2
-    else:
-        logs = np.log(ratios)
-        mean = float(np.mean(logs))
-        assumed = np.log1p(MOST_LOST) / np.sqrt(12)  # as of a uniform distribution
-        deviation = np.sqrt(np.mean(np.square([assumed, *(logs - mean)])))
-        samples = np.expm1(mean + deviation * random.standard_normal(num_samples))
-        samples[0] = np.expm1(mean)
-    return TurnLoss(len(ratios), samples)
+        return TurnLoss(0, np.zeros(num_samples), np.zeros(num_samples))
+    waits_s = _uniform(LEAST_WAIT_S, MOST_WAIT_S, num_samples, random)
+    if not crowded:
+        return TurnLoss(0, _uniform(0.0, MOST_LOST, num_samples, random), waits_s)
+    totals_s = np.array([each.total_s for each in crowded])
+    num_waits = np.array([_num_waits(each.shape) for each in crowded])
+    expected_s = np.array(turns_s) + waits_s[:, None] * num_waits
+    logs = np.log(totals_s / expected_s)
+    means = logs.mean(axis=1)
+    assumed = np.log1p(MOST_LOST) / np.sqrt(12)  # the deviation of a uniform distribution
+    squares = assumed**2 + np.square(logs - means[:, None]).sum(axis=1)
+    likelihoods = squares ** (-len(crowded) / 2)
+    kept = random.choice(num_samples, num_samples, p=likelihoods / likelihoods.sum())
+    kept[0] = kept[np.argsort(waits_s[kept])[num_samples // 2]]  # the median stands for all
+    deviations = np.sqrt(squares[kept] / (len(crowded) + 1)) * random.standard_normal(num_samples)
+    deviations[0] = 0.0
+    return TurnLoss(len(crowded), np.expm1(means[kept] + deviations), waits_s[kept])
+
+
+def _num_waits(shape: JobShape) -> float:
+    """Returns how often a rank waits while another thread of its core computes."""
+    return shape.steps * (shape.crowding - 1) if shape.num_ranks > 1 else 0.0
+
+
+def _uniform(low: float, high: float, num: int, random: np.random.Generator) -> Array:
+    """Returns samples between two ends, of which the first one is in the middle."""
+    samples = low + (high - low) * random.random(num)
+    samples[0] = (low + high) / 2
+    return samples

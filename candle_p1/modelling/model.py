@@ -28,7 +28,7 @@ from candle_p1.modelling.phase_fit import (
     scale_of,
     uncertain_scatter,
 )
-from candle_p1.modelling.phases import PHASES, POWER, candidates, free_candidates
+from candle_p1.modelling.phases import EXPOSED, PHASES, POWER, candidates, free_candidates
 from candle_p1.modelling.samples import TimeSamples, ValueInterval
 from candle_p1.text import count
 
@@ -107,16 +107,24 @@ class RunModel:
         """The coefficients of all phases and powers, and what crowded runs lose if it is known."""
         found = [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
         if self.crowded:
-            found.append(
+            found += [
                 FittedParameter(
                     "all phases",
                     "share lost by ranks that share cores, beyond taking turns",
                     "",
-                    ValueInterval.of(self.turn_loss.samples, PARAMETER_CONFIDENCE),
+                    ValueInterval.of(self.turn_loss.shares, PARAMETER_CONFIDENCE),
                     False,
                     self.turn_loss.num_runs,
-                )
-            )
+                ),
+                FittedParameter(
+                    EXPOSED,
+                    "waiting of ranks that share cores, for each step and other thread of a core",
+                    "s",
+                    ValueInterval.of(self.turn_loss.waits_s, PARAMETER_CONFIDENCE),
+                    False,
+                    self.turn_loss.num_runs,
+                ),
+            ]
         return found
 
     def extrapolation(self, num_ranks: int) -> float:
@@ -133,8 +141,7 @@ class RunModel:
         return self._samples(shape, runs=True)
 
     def _samples(self, shape: JobShape, *, runs: bool) -> TimeSamples:
-        lost = 1 + self.turn_loss.samples if shape.is_crowded else 1.0
-        times = {fit.name: fit.at(shape) * lost for fit in self.phases}
+        times = {fit.name: fit.at(shape) for fit in self.phases}
         factor = self.extrapolation(shape.num_ranks)
         if runs:
             least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
@@ -142,6 +149,7 @@ class RunModel:
             for i, (name, seconds) in enumerate(times.items()):
                 deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
                 times[name] = np.maximum(deviating, LEAST_SHARE * seconds) * form
+        times = self.turn_loss.add_to(times, shape)
         watts = self._watts(shape, times, runs=runs)
         return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded)
 
@@ -222,11 +230,10 @@ def fit_model(
     form = form_error * random.standard_normal(num_samples)
     form[0] = 0.0
     turns_s = [sum(float(fit.at(each.shape)[0]) for fit in fits) for each in crowded]
-    ratios = np.array([each.total_s for each in crowded]) / np.array(turns_s)
     return RunModel(
         observations,
         crowded,
-        turn_loss(observations, ratios, num_samples, random),
+        turn_loss(observations, crowded, turns_s, num_samples, random),
         fits,
         powers,
         degrees,

@@ -209,7 +209,8 @@ def _series(each: ModelledSeries) -> dict[str, Any]:
         "form_error_per_doubling": model.form_error,
         "extrapolation_errors": list(model.extrapolation_errors),
         "turn_loss": {
-            **ValueInterval.of(model.turn_loss.samples).to_dict(),
+            "share": ValueInterval.of(model.turn_loss.shares).to_dict(),
+            "wait_s": ValueInterval.of(model.turn_loss.waits_s).to_dict(),
             "runs": model.turn_loss.num_runs,
         },
         "parameters": [_parameter(parameter) for parameter in model.parameters],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.changes import Changes
-from candle_p1.modelling.crowding import MOST_LOST
+from candle_p1.modelling.crowding import LEAST_WAIT_S, MOST_LOST, MOST_WAIT_S
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
@@ -152,10 +152,14 @@ def _crowding(modelled: Sequence[ModelledSeries], models: Sequence[RunModel]) ->
     numbers = sorted({model.turn_loss.num_runs for model in models})
     if numbers[0]:
         runs = listed([count(num, "such run") for num in numbers])
-        return f"{words} What ranks lose beyond their turns is known from {runs}."
+        return (
+            f"{words} What ranks lose beyond their turns is known from {runs}; how much of it is"
+            " waiting in steps, only as far as these differ in their steps."
+        )
     return (
-        f"{words} That ranks then lose 0 to {percent(MOST_LOST)} beyond their turns is an"
-        " assumption, because no such run was fitted."
+        f"{words} That ranks then lose 0 to {percent(MOST_LOST)} beyond their turns, and in each"
+        f" step wait {1e3 * LEAST_WAIT_S:g} to {1e3 * MOST_WAIT_S:g} ms for each other thread of"
+        " their core, is an assumption, because no such run was fitted."
     )
 
 

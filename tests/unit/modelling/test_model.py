@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.crowding import MOST_LOST
+from candle_p1.modelling.crowding import LEAST_WAIT_S, MOST_LOST, MOST_WAIT_S
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import Observation
 from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, STARTUP
@@ -145,17 +145,27 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
     assert np.median(model.predict(other).phases_s[COMPUTE]) == pytest.approx(expected, rel=0.05)
 
 
-def crowded_runs(counts, loss=0.0, repeats=3, noise=0.01):
-    """Returns runs on two cores, of which those with more ranks lose a share beyond turns."""
+def crowded_runs(counts, loss=0.0, repeats=3, noise=0.01, wait_s=0.004, **changes):
+    """Returns runs on two cores, of which those with more ranks lose something beyond turns.
+
+    Args:
+        counts: The numbers of ranks.
+        loss: The share that they lose.
+        repeats: The runs on each number of ranks.
+        noise: How much times scatter.
+        wait_s: The wait of each step for each other thread of a core.
+        changes: See `shape_of`.
+    """
 
     def in_turns(shape):
-        lost = 1 + loss if shape.is_crowded else 1
-        return {
-            name: seconds * shape.crowding * lost for name, seconds in lawful_times(shape).items()
-        }
+        times = {name: seconds * shape.crowding for name, seconds in lawful_times(shape).items()}
+        times[EXPOSED] += wait_s * shape.steps * (shape.crowding - 1)
+        return {name: seconds * (1 + loss * shape.is_crowded) for name, seconds in times.items()}
 
     return [
-        lawful_run(np.random.default_rng(10 * num + i), num, noise, in_turns, cores_per_node=2)
+        lawful_run(
+            np.random.default_rng(10 * num + i), num, noise, in_turns, cores_per_node=2, **changes
+        )
         for num in counts
         for i in range(repeats)
     ]
@@ -176,6 +186,48 @@ def test_ranks_that_share_cores_take_turns_and_are_assumed_to_lose_more():
     assert (interval.high - interval.low) / 2 < 0.25 * interval.value
     assert model.turn_loss.num_runs == 0
     assert not any(each.phase == "all phases" for each in model.parameters)
+
+
+@pytest.mark.parametrize("wait_s", [LEAST_WAIT_S, MOST_WAIT_S])
+def test_in_every_step_ranks_that_share_cores_are_assumed_to_wait(wait_s):
+    many = {"steps_per_epoch": 2000, "batch_size": 1, "weight_bytes": 60_000}
+    model = fit_model(crowded_runs((1, 2), **many))
+    found = model.predict(shape_of(4, cores_per_node=2, **many))
+    interval = ValueInterval.of(found.total_s)
+    run = crowded_runs((4,), MOST_LOST / 2, 1, wait_s=wait_s, **many)[0]
+    assert interval.low < run.total_s < interval.high
+    without = crowded_runs((4,), 0.0, 1, wait_s=0.0, **many)[0]
+    assert without.total_s < interval.low
+    # More threads on a core wait for more others; a single rank waits for none.
+    waits_s = [
+        np.median(model.curve(shape_of(num, cores_per_node=2, **many)).phases_s[EXPOSED])
+        / (1 + MOST_LOST / 2)
+        for num in (4, 8)
+    ]
+    assert waits_s[1] - waits_s[0] == pytest.approx(2 * 16_000 * 0.004, rel=0.2)
+    alone = model.curve(shape_of(1, threads=4, cores_per_node=2, **many))
+    assert np.median(alone.phases_s[EXPOSED]) == 0
+
+
+def test_the_wait_is_known_from_runs_with_few_and_with_many_steps():
+    few = {"steps_per_epoch": 50, "weight_bytes": 60_000}
+    many = few | {"steps_per_epoch": 4000, "batch_size": 1}
+    planted = {"loss": 0.1, "wait_s": 0.005}
+    runs = [run for each in (few, many) for run in crowded_runs((1, 2, 4), **planted, **each)]
+    model = fit_model(runs)
+    (wait,) = (each for each in model.parameters if "waiting of ranks that share" in each.name)
+    (share,) = (each for each in model.parameters if each.phase == "all phases")
+    assert (wait.num_runs, share.num_runs) == (6, 6)
+    assert wait.value.low < 0.005 < wait.value.high
+    assert wait.value.high - wait.value.low < 0.5 * (MOST_WAIT_S - LEAST_WAIT_S)
+    assert share.value.value == pytest.approx(0.1, abs=0.05)
+    # Runs with one number of steps cannot tell the wait from the share.
+    (wait,) = (
+        each
+        for each in fit_model(crowded_runs((1, 2, 4), **planted, **many)).parameters
+        if "waiting of ranks that share" in each.name
+    )
+    assert wait.value.high - wait.value.low > 0.8 * (MOST_WAIT_S - LEAST_WAIT_S)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.5])

@@ -90,7 +90,7 @@ def test_the_page_has_figures_with_what_was_fitted_and_what_cannot_be_known(mode
     for caption in captions:
         text = caption.split("</figcaption>")[0]
         assert "Fitted phase by phase to 6 runs on 1 and 2 ranks." in text
-        assert "What ranks lose beyond their turns is known from 3 such runs." in text
+        assert "What ranks lose beyond their turns is known from 3 such runs;" in text
         assert "Beyond 4 ranks nothing was measured" in text
         assert "the model cannot know" in text
     assert "<script" not in page
@@ -132,7 +132,9 @@ def test_the_json_has_all_parameters_with_intervals_and_residuals(modelled):
     first = section["series"][0]
     assert (first["runs"], first["ranks"]) == (6, [1, 2, 4])
     assert first["turn_loss"]["runs"] == 3
-    assert first["turn_loss"]["low"] < 0 < first["turn_loss"]["high"]  # none was planted
+    share, wait = first["turn_loss"]["share"], first["turn_loss"]["wait_s"]
+    assert share["low"] < 0 < share["high"]  # none was planted
+    assert 0 < wait["low"] < wait["value"] < wait["high"]
     assert all(each["confidence"] == 0.95 for each in first["parameters"])
     assert all(len(each["residuals"]) == 6 for each in first["phases"])
 
@@ -301,4 +303,5 @@ def test_the_words_tell_of_crowded_runs_and_of_two_sizes(runs, tmp_path):
     (few,) = group(read_runs([tmp_path]).runs)
     models, _ = model_experiment(few)
     assert "5 % to the standard deviation, which is an assumption" in fitted_words(models)
-    assert "lose 0 to 30 % beyond their turns is an assumption" in fitted_words(models)
+    words = fitted_words(models)
+    assert "lose 0 to 30 % beyond their turns, and in each step wait 2 to 6 ms" in words
