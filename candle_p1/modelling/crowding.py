@@ -31,9 +31,9 @@ MOST_LOST = 0.3
 virtual machine with two cores, most losses outside of steps were between 0 and 0.2."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.002, 0.006
-"""How long a rank waits in each step for each other thread of its core, as is assumed: about as long
-as Linux lets a thread compute before another has its turn. It is a choice, too; on the same machine
-it was about 4 ms."""
+"""How long a rank waits in each step for each other thread of its core, as is assumed: about as
+long as Linux lets a thread compute before another has its turn. It is a choice, too; on the same
+machine it was about 4 ms."""
 
 
 @dataclass(frozen=True)
