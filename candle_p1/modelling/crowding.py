@@ -33,7 +33,7 @@ virtual machine with two cores, most losses outside of steps were between 0 and 
 LEAST_WAIT_S, MOST_WAIT_S = 0.002, 0.006
 """How long a rank waits in each step for each other thread of its core, as is assumed: about as
 long as Linux lets a thread compute before another has its turn. It is a choice, too; on the same
-machine it was about 4 ms."""
+machine it was about 3 ms."""
 
 
 @dataclass(frozen=True)
