@@ -83,9 +83,11 @@ class Changes:
         for phase in (LOAD, WAIT):  # ranks wait for the loading of others
             if phase in times:
                 times[phase] = times[phase] * (1 - shares + shares / self.file_system)
-        for phase in (EXPOSED, TRANSFER):
-            if phase in times:
-                times[phase] = times[phase] / self.network
+        if EXPOSED in times:
+            sent_s = times[EXPOSED] - samples.turns_s
+            times[EXPOSED] = sent_s / self.network + samples.turns_s
+        if TRANSFER in times:
+            times[TRANSFER] = times[TRANSFER] / self.network
         return replace(samples, phases_s=times)
 
 

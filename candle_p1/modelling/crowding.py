@@ -51,6 +51,10 @@ class TurnLoss:
     shares: Array = field(repr=False)
     waits_s: Array = field(repr=False)
 
+    def turns_s(self, shape: JobShape) -> Array:
+        """Returns how long a rank waits for its turns in all steps, in s, shape (samples,)."""
+        return (1 + self.shares) * self.waits_s * _num_waits(shape)
+
     def add_to(self, phases_s: Mapping[str, Array], shape: JobShape) -> dict[str, Array]:
         """Returns the times of phases with the loss; waiting is exposed communication.
 
@@ -60,9 +64,11 @@ class TurnLoss:
         """
         if not shape.is_crowded:
             return dict(phases_s)
-        waiting_s = self.waits_s * _num_waits(shape)
-        waited = {EXPOSED: phases_s.get(EXPOSED, 0.0) + waiting_s} if waiting_s.any() else {}
-        return {phase: (1 + self.shares) * each for phase, each in {**phases_s, **waited}.items()}
+        times = {phase: (1 + self.shares) * each for phase, each in phases_s.items()}
+        waiting_s = self.turns_s(shape)
+        if waiting_s.any():
+            times[EXPOSED] = times.get(EXPOSED, 0.0) + waiting_s
+        return times
 
 
 def separate(

@@ -151,7 +151,8 @@ class RunModel:
                 times[name] = np.maximum(deviating, LEAST_SHARE * seconds) * form
         times = self.turn_loss.add_to(times, shape)
         watts = self._watts(shape, times, runs=runs)
-        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded)
+        turns_s = self.turn_loss.turns_s(shape)
+        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded, turns_s)
 
     def _watts(
         self, shape: JobShape, phases: Iterable[str], *, runs: bool

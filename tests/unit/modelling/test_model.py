@@ -199,12 +199,15 @@ def test_in_every_step_ranks_that_share_cores_are_assumed_to_wait(wait_s):
     without = crowded_runs((4,), 0.0, 1, wait_s=0.0, **many)[0]
     assert without.total_s < interval.low
     # More threads on a core wait for more others; a single rank waits for none.
+    lost = 1 + MOST_LOST / 2
     waits_s = [
-        np.median(model.curve(shape_of(num, cores_per_node=2, **many)).phases_s[EXPOSED])
-        / (1 + MOST_LOST / 2)
+        np.median(model.curve(shape_of(num, cores_per_node=2, **many)).phases_s[EXPOSED]) / lost
         for num in (4, 8)
     ]
     assert waits_s[1] - waits_s[0] == pytest.approx(2 * 16_000 * 0.004, rel=0.2)
+    found = model.predict(shape_of(4, cores_per_node=2, **many))
+    assert (found.turns_s <= found.phases_s[EXPOSED]).all()
+    assert np.median(found.turns_s) == pytest.approx(waits_s[0] * lost, rel=0.1)
     alone = model.curve(shape_of(1, threads=4, cores_per_node=2, **many))
     assert np.median(alone.phases_s[EXPOSED]) == 0
 
