@@ -84,8 +84,8 @@ class Changes:
             if phase in times:
                 times[phase] = times[phase] * (1 - shares + shares / self.file_system)
         if EXPOSED in times:
-            sent_s = times[EXPOSED] - samples.turns_s
-            times[EXPOSED] = sent_s / self.network + samples.turns_s
+            waits_s = samples.turn_waits_s
+            times[EXPOSED] = (times[EXPOSED] - waits_s) / self.network + waits_s
         if TRANSFER in times:
             times[TRANSFER] = times[TRANSFER] / self.network
         return replace(samples, phases_s=times)

@@ -106,25 +106,29 @@ class RunModel:
     def parameters(self) -> list[FittedParameter]:
         """The coefficients of all phases and powers, and what crowded runs lose if it is known."""
         found = [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
-        if self.crowded:
-            found += [
+        loss = self.turn_loss
+        if loss.num_runs:
+            found.append(
                 FittedParameter(
                     "all phases",
                     "share lost by ranks that share cores, beyond taking turns",
                     "",
-                    ValueInterval.of(self.turn_loss.shares, PARAMETER_CONFIDENCE),
+                    ValueInterval.of(loss.shares, PARAMETER_CONFIDENCE),
                     False,
-                    self.turn_loss.num_runs,
-                ),
+                    loss.num_runs,
+                )
+            )
+        if loss.num_waiting:
+            found.append(
                 FittedParameter(
                     EXPOSED,
                     "waiting of ranks that share cores, for each step and other thread of a core",
                     "s",
-                    ValueInterval.of(self.turn_loss.waits_s, PARAMETER_CONFIDENCE),
+                    ValueInterval.of(loss.waits_s, PARAMETER_CONFIDENCE),
                     False,
-                    self.turn_loss.num_runs,
-                ),
-            ]
+                    loss.num_waiting,
+                )
+            )
         return found
 
     def extrapolation(self, num_ranks: int) -> float:
@@ -143,16 +147,17 @@ class RunModel:
     def _samples(self, shape: JobShape, *, runs: bool) -> TimeSamples:
         times = {fit.name: fit.at(shape) for fit in self.phases}
         factor = self.extrapolation(shape.num_ranks)
+        form: Array | float = 1.0
         if runs:
             least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
-            form = np.exp(log2(factor) * self.form)
             for i, (name, seconds) in enumerate(times.items()):
                 deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
-                times[name] = np.maximum(deviating, LEAST_SHARE * seconds) * form
-        times = self.turn_loss.add_to(times, shape)
+                times[name] = np.maximum(deviating, LEAST_SHARE * seconds)
+            form = np.exp(log2(factor) * self.form)
+        times = {name: each * form for name, each in self.turn_loss.add_to(times, shape).items()}
+        waits_s = self.turn_loss.turn_waits_s(shape) * form
         watts = self._watts(shape, times, runs=runs)
-        turns_s = self.turn_loss.turns_s(shape)
-        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded, turns_s)
+        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded, waits_s)
 
     def _watts(
         self, shape: JobShape, phases: Iterable[str], *, runs: bool

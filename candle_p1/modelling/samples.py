@@ -63,8 +63,8 @@ class TimeSamples:
         extrapolation: By which factor the number of ranks is outside those that are known; 1 within
             them.
         is_crowded: Whether more threads compute than there are cores.
-        turns_s: The part of exposed communication in which ranks wait for a turn on their core,
-            which no network shortens, shape (samples,) or 0.
+        turn_waits_s: The part of exposed communication in which ranks wait for a turn on their
+            core, which no network shortens, shape (samples,) or 0.
     """
 
     num_ranks: int
@@ -72,7 +72,7 @@ class TimeSamples:
     watts: Mapping[str, Array] | None
     extrapolation: float
     is_crowded: bool = False
-    turns_s: Array | float = 0.0
+    turn_waits_s: Array | float = 0.0
 
     @property
     def total_s(self) -> Array:

@@ -157,7 +157,8 @@ def parameters_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportT
                 )
             )
     notes = (
-        "Low and high are the ends of 95 % intervals, from a bootstrap over runs. A rate without a"
+        "Low and high are the ends of 95 % intervals, from a bootstrap over runs; what ranks that"
+        " share cores lose is drawn from what is possible, by its likelihood. A rate without a"
         " high end may be infinite, that is, its term may take no time. A free term has no law"
         " behind it, so it says nothing about other sizes.",
         fitted_words(modelled),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.changes import Changes
-from candle_p1.modelling.crowding import LEAST_WAIT_S, MOST_LOST, MOST_WAIT_S
+from candle_p1.modelling.crowding import ASSUMED_WAIT_S, MOST_LOST
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
@@ -99,6 +99,8 @@ def model_experiment(
         if not pool:
             missing.append((_pool_name(whole), "all of its runs are held out"))
             continue
+        left_out = [each.name for each in whole if not used[each]]
+        missing += [(name, "all of its runs are held out") for name in left_out]
         runs = [run for each in pool for run in used[each]]
         found = [each for run in runs if (each := observe(run.record, run.place))]
         try:
@@ -150,17 +152,21 @@ def _crowding(modelled: Sequence[ModelledSeries], models: Sequence[RunModel]) ->
         return ""
     words = " Where there are more threads than cores, ranks take turns: times are illustrations."
     numbers = sorted({model.turn_loss.num_runs for model in models})
-    if numbers[0]:
-        runs = listed([count(num, "such run") for num in numbers])
-        return (
-            f"{words} What ranks lose beyond their turns is known from {runs}; how much of it is"
-            " waiting in steps, only as far as these differ in their steps."
+    if numbers[-1]:
+        runs = listed([count(num, "such run") for num in numbers if num])
+        words += (
+            f" What ranks lose beyond their turns is known from {runs}; how much of it is waiting"
+            " in steps, only as far as the runs differ in the share of their time that this takes."
         )
-    return (
-        f"{words} That ranks then lose 0 to {percent(MOST_LOST)} beyond their turns, and in each"
-        f" step wait {1e3 * LEAST_WAIT_S:g} to {1e3 * MOST_WAIT_S:g} ms for each other thread of"
-        " their core, is an assumption, because no such run was fitted."
-    )
+    if not numbers[0]:
+        least_s, most_s = ASSUMED_WAIT_S
+        words += (
+            f" That ranks{' of other series' * bool(numbers[-1])} then lose 0 to"
+            f" {percent(MOST_LOST)} beyond their turns, and in each step wait {1e3 * least_s:g} to"
+            f" {1e3 * most_s:g} ms for each other thread of their core, is an assumption, because"
+            " no such run was fitted."
+        )
+    return words
 
 
 def _fitted(model: RunModel) -> str:

@@ -41,10 +41,10 @@ def runs(cluster, execute, nt3_tables, monkeypatch, tmp_path):
     return tmp_path / "out"
 
 
-def held_out_phases(runs, *flags):
+def held_out_phases(runs):
     """Returns what the command says of the runs on most nodes, by phase."""
     path = runs.parent / "model.json"
-    words = ["model", runs, "--hold-out", LARGEST, "--json", path, *flags]
+    words = ["model", runs, "--hold-out", LARGEST, "--json", path]
     result = CliRunner().invoke(cli.cli, list(map(str, words)))
     print(result.output)
     assert result.exit_code == 0, result.output

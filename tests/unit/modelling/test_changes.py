@@ -52,7 +52,7 @@ def test_what_is_not_possible_is_refused(words, message):
 
 
 def test_no_network_shortens_the_wait_for_a_turn():
-    found = replace(samples(), turns_s=np.full(200, 3.0))
+    found = replace(samples(), turn_waits_s=np.full(200, 3.0))
     faster = Changes(network=2).apply_to_times(found, None)
     assert faster.phases_s[EXPOSED] == pytest.approx(np.full(200, 3.0 + 1.0 / 2))
     assert faster.phases_s[TRANSFER] == pytest.approx(np.full(200, 1.0))
