@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 MOST_LOST = 0.3
-"""The largest share that is assumed, relative to the time of turns and waits. It is a choice: on a
-virtual machine with two cores, most losses other than waits in steps were between 0 and 0.2."""
+"""The largest share that is assumed, relative to the time of turns and waits. It is a choice, made
+with runs on a virtual machine with two cores; see docs/modelling.md."""
 
 ASSUMED_WAIT_S = (0.002, 0.006)
 """How long a rank waits in each step for each other thread of its core, as is assumed: at least and
-at most. It is a choice: some ms are what schedulers let a thread compute before another one has its
-turn, and on the same machine it was about 3 ms."""
+at most. It is a choice, too: some ms are what schedulers let a thread compute before another one
+has its turn."""
 
 POSSIBLE_WAITS_S = (0.0002, 0.03)
 """Between which waits it is looked for where such runs were measured."""

@@ -281,6 +281,14 @@ def test_of_runs_that_are_held_out_the_phase_is_named_that_follows_another_law(t
     assert waiting["predicted_s"]["high"] < 20
 
 
+def test_a_series_whose_runs_are_all_held_out_is_named_beside_others_of_its_model(tmp_path):
+    plant_lawful(tmp_path, (1, 2, 4), 2, ("original",), epochs=16)
+    plant_lawful(tmp_path, (4,), 2, ("original",), epochs=48)
+    result = invoke("model", tmp_path, "--hold-out", "4")
+    assert result.exit_code == 0, result.output
+    assert "epochs 48: all of its runs are held out" in result.output
+
+
 def test_a_model_without_the_runs_of_all_numbers_of_ranks_is_refused(runs):
     everything = invoke("model", runs, "--hold-out", "1,2,4")
     assert "all of its runs are held out" in str(everything.exception)
