@@ -33,6 +33,7 @@ XLA_THREADS_VARIABLE = "NPROC"
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
 BINDING_VARIABLE = "OMP_PROC_BIND"
 """OpenMP's: whether threads stay on their cores."""
+LIMITS_OF_KERAS = ("KERAS_MAX_EPOCHS", "KERAS_MAX_STEPS_PER_EPOCH")
 DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
 
@@ -202,11 +203,17 @@ def _set_threads(
 
 
 def _check_backend(backend: str) -> None:
-    """Imports Keras.
+    """Imports Keras, without what its own file (~/.keras/keras.json) says of numbers and images.
 
     Raises:
-        SetupError: It cannot be imported with this backend.
+        SetupError: It cannot be imported with this backend, or would end training early.
     """
+    for name in LIMITS_OF_KERAS:
+        if name in os.environ:
+            raise SetupError(
+                f"{name} is set, with which Keras would end training early: unset it, and use"
+                " --epochs or --train_steps"
+            )
     try:
         with part("import"):
             import_keras()
@@ -215,6 +222,11 @@ def _check_backend(backend: str) -> None:
             f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu]"
             " or candle-p1[gpu]; for the engine jax, candle-p1[jax-mpi] or candle-p1[jax-gpu]"
         ) from error
+    import keras
+
+    keras.config.set_floatx("float32")
+    keras.config.set_epsilon(1e-7)
+    keras.config.set_image_data_format("channels_last")
 
 
 def _configure_tensorflow(

@@ -38,7 +38,7 @@ def check_directory(directory: str) -> str:
 
 
 def load() -> Any:
-    """Returns the module tf_keras, with the float type of Keras 3.
+    """Returns the module tf_keras, configured as Keras 3 is.
 
     Raises:
         SetupError: It cannot be imported.
@@ -49,7 +49,8 @@ def load() -> Any:
         k = importlib.import_module(PACKAGE)
     except Exception as error:  # whatever a version that does not fit this TensorFlow raises
         raise SetupError(f"{PACKAGE} cannot be imported: {error}; see `make keras2`") from error
-    k.backend.set_floatx(keras.config.floatx())
+    for name in ("floatx", "epsilon", "image_data_format"):
+        getattr(k.backend, f"set_{name}")(getattr(keras.config, name)())
     return k
 
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +73,29 @@ def test_threads_never_outnumber_cores_unless_ranks_do(node_cores):
         assert all(warning is None for _, warning in shares)
     else:
         assert all(f"{num_cores} cores" in warning for _, warning in shares)
+
+
+KERAS = """
+from candle_p1.distributed.devices import _check_backend
+_check_backend("whichever")
+import keras
+print(keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_format())
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "printed"),
+    [
+        ({}, 0, "float32 1e-07 channels_last\n"),
+        ({"KERAS_MAX_EPOCHS": "1"}, 1, "KERAS_MAX_EPOCHS is set"),
+        ({"KERAS_MAX_STEPS_PER_EPOCH": ""}, 1, "KERAS_MAX_STEPS_PER_EPOCH is set"),
+    ],
+)
+def test_keras_own_file_and_limits_change_no_run(execute, tmp_path, variables, code, printed):
+    pytest.importorskip("keras", reason="no Keras backend is installed")
+    file = {"floatx": "float64", "epsilon": 0.1, "image_data_format": "channels_first"}
+    (tmp_path / "keras.json").write_text(json.dumps(file))
+    environment = os.environ | {"KERAS_HOME": str(tmp_path)} | variables
+    ended, output = execute([sys.executable, "-c", KERAS], env=environment)
+    assert ended == code
+    assert printed in output
