@@ -36,7 +36,8 @@ def table(heading, rows):
 
 def plain(text):
     """Returns text in which nothing is Markdown, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", " ".join(text.split()))
+    escaped = re.sub(r"([\\`*_{}\[\]>#|])", r"\\\1", " ".join(text.split()))
+    return escaped.replace("<", "&lt;")  # which a backslash does not escape
 
 
 def code(text):
