@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MAX_NAMED = 3
 """With more files than this, a title has their number."""
 
+RANKED_S = 0.1
+"""Where all methods take less, the ratios of their times are noise."""
+
 
 def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yields the lines and tables that show a comparison.
@@ -32,6 +35,11 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         f" {_conditions(first)}, {count(first['repeats'], 'repeat')}"
     )
     yield _times(results)
+    if not _are_ranked(results):
+        yield (
+            f"no method takes {RANKED_S} s: these files are too small to rank the methods;"
+            " use --size full, or files of that size"
+        )
     yield f"memory and bytes read; the matrices of a rank: {_megabytes(first['matrix_bytes'])} MB"
     yield _bytes(results)
     files = _files(report, results)
@@ -104,9 +112,13 @@ def _conditions(result: Mapping[str, Any]) -> str:
     return f"{ranks} with {threads} each, {result['file_cache']} file cache"
 
 
+def _are_ranked(results: Sequence[Mapping[str, Any]]) -> bool:
+    return max(result["median_s"] for result in results) >= RANKED_S
+
+
 def _times(results: Sequence[Mapping[str, Any]]) -> Table:
-    first = results[0]
-    baselines = [name for name in BASELINES if name in first["speedup"] and len(results) > 1]
+    first, is_ranked = results[0], len(results) > 1 and _are_ranked(results)
+    baselines = [name for name in BASELINES if name in first["speedup"] and is_ranked]
     speedups = [f"speed-up\nover {name}" for name in baselines]
     table = plain_table("method", "median\n(s)", f"{spread(first)}\n(s)", "MB/s", *speedups)
     for result in results:
@@ -151,7 +163,7 @@ def _files(report: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> T
     """Returns the times of each file on this machine, above the paper's tables."""
     table = plain_table("machine", "file", "size", *BASELINES, "speed-up")
     measured = {result["method"]: result["per_file_median_s"] for result in results}
-    if all(name in measured for name in BASELINES):
+    if all(name in measured for name in BASELINES) and _are_ranked(results):
         for role in results[0]["per_file_median_s"]:
             size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
             slow, fast = (measured[name][role] for name in BASELINES)

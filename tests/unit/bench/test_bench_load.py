@@ -17,6 +17,7 @@ from candle_p1.bench.tables import digits
 from candle_p1.data.reader import FileSet
 from candle_p1.distributed import backend
 from candle_p1.errors import CandleError, DataError, ParameterError, SetupError
+from candle_p1.records.tables import as_cells
 
 BOTH = ["original", "chunked"]
 
@@ -121,6 +122,15 @@ def test_few_repeats_have_a_range_and_no_interval(compare, tmp_path):
         report["published"]["tables"] = tables
         show_load.picture(report, tmp_path / "picture.png")
         assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("elapsed_s", "is_ranked"), [(0.004, False), (0.4, True)])
+def test_times_of_milliseconds_rank_no_method(compare, elapsed_s, is_ranked):
+    report = compare(lambda job: [outcome(elapsed_s)], num_repeats=2)
+    parts = list(show_load.parts(report))
+    headings = as_cells(next(part for part in parts if isinstance(part, Table)))[0]
+    assert any("speed-up" in each for each in headings) == is_ranked
+    assert any("too small to rank" in part for part in parts if isinstance(part, str)) != is_ranked
 
 
 @pytest.mark.parametrize("num_files", [1, 2, 9])
