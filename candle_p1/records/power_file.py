@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from candle_p1.errors import DataError
 from candle_p1.files import read_regular_bytes, write_atomically
-from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.power_trace import Channel, Domain, Trace
 from candle_p1.text import printable
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def read_traces(path: Path) -> list[Trace]:
 
 def _channel(row: dict[str, str]) -> Channel:
     domain, reading = row["domain"], row["reading"]
-    if domain not in ("node", "cpu", "memory", "gpu"):
-        raise ValueError(f"domain {domain!r} is not one of node, cpu, memory, gpu")
+    if domain not in get_args(Domain):
+        raise ValueError(f"domain {domain!r} is not one of {', '.join(get_args(Domain))}")
     if reading not in ("energy", "power"):
         raise ValueError(f"reading {reading!r} is neither energy nor power")
     resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Domain = Literal["node", "cpu", "memory", "gpu"]
+Domain = Literal["node", "module", "cpu", "memory", "gpu"]
 Reading = Literal["energy", "power"]
 REPLAYED = "replay:"
 """The prefix of a source whose readings are replayed."""
@@ -45,7 +45,8 @@ class Channel:
     Attributes:
         device: The device, unique on its host: "gpu:GPU-5f3c...", "package-0", "dram-0", "node".
         label: The device's name in reports.
-        domain: The kind of device; a node's sensor includes all others of that node.
+        domain: The kind of device; a node's sensor includes all others of that node, a module's
+            a processor, its memory and a GPU.
         source: The name of the source that reads it.
         reading: "energy" for a counter that only grows, or "power" for the current power.
         unit: The size of one count: in J for an energy counter, in W for power.

@@ -22,7 +22,7 @@ Positive = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(ge=0)]
 EnergyKind = Literal["measured", "estimated", "simulated", "absent"]
 """Estimated: derived from few samples or across gaps. Simulated: replayed from a recording."""
-PowerDomain = Literal["node", "cpu", "memory", "gpu"]
+PowerDomain = Literal["node", "module", "cpu", "memory", "gpu"]
 TimeKind = Literal["measured", "estimated"]
 """Estimated: from the times of day at which it began and at which its end was noticed."""
 
@@ -486,8 +486,8 @@ class DeviceGroup(DeviceEnergies):
         source: The source that reads them.
         reading: "energy" for an energy counter, "power" for power that is integrated.
         resolution_s: The sensor's update interval, or the time over which it averages.
-        counted: Whether they are included in the totals. A device that a node's sensor includes, or
-            that another node of the same machine measures, is not.
+        counted: Whether they are included in the totals. A device that the sensor of a node or of
+            a module includes, or that another node of the same machine measures, is not.
         num_devices: How many there are.
         nodes: The first and the last of the nodes that have them.
         phases: Their energies in each phase.

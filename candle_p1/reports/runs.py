@@ -531,6 +531,8 @@ class RecordedRun:
 
     def _per_gpu(self, mean_of: Callable[[DeviceGroup], float | None]) -> float | None:
         devices = self.record.energy.devices if self.record.energy else []
+        if any(group.domain == "module" for group in devices):
+            return None  # a superchip's sensors do not separate its GPU
         gpus = [group for group in devices if group.domain == "gpu"]
         # Where a node's own sensor is counted, the GPUs in it are not.
         gpus = [group for group in gpus if group.counted] or gpus

@@ -193,6 +193,7 @@ def _counted(devices: Sequence[_Device]) -> list[_Device]:
         best.setdefault((each.host, each.device.channel.device), each)
     once = [each for each in devices if best[each.host, each.device.channel.device] is each]
     whole = {each.host for each in once if each.domain == "node"}
+    modular = {each.host for each in once if each.domain == "module"}
     by_sensors = {(each.host, each.domain) for each in once if each.device.channel.sensor != "cray"}
     return [
         each
@@ -200,6 +201,7 @@ def _counted(devices: Sequence[_Device]) -> list[_Device]:
         if each.domain == "node"
         or (
             each.host not in whole
+            and (each.domain == "module" or each.host not in modular)
             # A Cray's node controller also reads processors and GPUs that have their own sensors.
             and (each.device.channel.sensor != "cray" or (each.host, each.domain) not in by_sensors)
         )

@@ -60,15 +60,16 @@ class AmdSource(GpuSource):
         self._smi = amdsmi
 
     def _list_gpus(self) -> list[Gpu]:
-        smi = self._smi
-        return [
-            Gpu(
-                handle,
-                str(smi.amdsmi_get_gpu_device_uuid(handle)),
-                str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
-            )
-            for handle in smi.amdsmi_get_processor_handles()
-        ]
+        smi, found = self._smi, []
+        for handle in smi.amdsmi_get_processor_handles():
+            uuid, model, lost = "", "", None
+            try:
+                uuid = str(smi.amdsmi_get_gpu_device_uuid(handle))
+                model = str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
+            except smi.AmdSmiException as error:
+                lost = str(error)
+            found.append(Gpu(handle, uuid, model, lost))
+        return found
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
         resolution_uj = self._trusted_resolution_uj(gpu.handle)
@@ -90,7 +91,7 @@ class AmdSource(GpuSource):
             time.sleep(TRIAL_S)
             end_s, (end, _) = time.perf_counter(), self._count(handle)
             after_w = self._watts(handle)
-        except (self._smi.AmdSmiException, SensorError):
+        except Exception:  # also a value "N/A", or none: its power is tried next
             return None
         counted_w = (end - begin) * resolution_uj * MICROJOULE / (end_s - begin_s)
         low_w, high_w = min(before_w, after_w), max(before_w, after_w)

@@ -51,7 +51,8 @@ class JobGpus:
         """Returns the indices in `uuids` of the GPUs that the ranks compute on.
 
         Args:
-            uuids: All GPUs of the node that this user may use, in the order of their buses.
+            uuids: All GPUs of the node that this user may use, in the order of their buses; "" is
+                one that is lost.
             models: The names of their models.
             variables: Which variables say what a rank sees: NVIDIA or AMD.
 
@@ -75,11 +76,16 @@ class JobGpus:
 
 
 class Gpu(NamedTuple):
-    """A GPU as its vendor's library knows it."""
+    """A GPU as its vendor's library knows it.
+
+    A lost one keeps its place, because CUDA and HIP number the others by theirs; its UUID and model
+    may be unknown, "", and `lost` says why.
+    """
 
     handle: Any
     uuid: str
     model: str
+    lost: str | None = None
 
 
 class GpuSource(PowerSource):
@@ -111,7 +117,7 @@ class GpuSource(PowerSource):
 
     @abstractmethod
     def _list_gpus(self) -> list[Gpu]:
-        """Returns all GPUs that this user may use."""
+        """Returns all GPUs that this user may use, and those that are lost."""
 
     @abstractmethod
     def _candidates(self, gpu: Gpu) -> Iterable[Channel]:
@@ -120,6 +126,9 @@ class GpuSource(PowerSource):
     def _check(self, channel: Channel) -> None:
         """Raises an exception if a channel cannot be read, or also measures other jobs."""
         self.read(channel)
+
+    def _same_module(self, *gpus: Channel) -> bool:
+        return all(each.domain == "module" for each in gpus) and self.mirrors(*gpus)
 
     def _find_channels(self, job: JobGpus) -> None:
         found = self._list_gpus()
@@ -130,7 +139,12 @@ class GpuSource(PowerSource):
         self._handles: dict[Channel, Any] = {}
         self.channels = channels = list[Channel]()
         self.absent = absent = dict[Channel, str]()
-        for gpu in (found[k] for k in chosen):
+        for k in chosen:
+            gpu = found[k]
+            if gpu.lost:
+                name = gpu.model or f"{self.vendor} GPU {k}"
+                absent[Channel(f"gpu:{gpu.uuid or k}", name, "gpu", self.name, "energy")] = gpu.lost
+                continue
             for channel in self._candidates(gpu):
                 self._handles[channel] = gpu.handle
                 try:
@@ -138,7 +152,8 @@ class GpuSource(PowerSource):
                 except Exception as error:
                     reason = str(error)
                 else:
-                    channels.append(channel)
+                    if not any(self._same_module(each, channel) for each in channels):
+                        channels.append(channel)
                     break
             else:
                 absent[channel] = reason
@@ -161,6 +176,8 @@ def select(names: str, uuids: Sequence[str]) -> list[int]:
             indices = [int(name)] if int(name) < len(uuids) else []
         else:
             indices = [k for k, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+            if not indices and name.startswith("GPU-"):  # the one whose UUID is not known
+                indices = [k for k, uuid in enumerate(uuids) if not uuid]
         if len(indices) != 1:
             break
         found.append(indices[0])
@@ -168,7 +185,7 @@ def select(names: str, uuids: Sequence[str]) -> list[int]:
 
 
 def _check_order(models: Sequence[str], settings: Mapping[str, str]) -> None:
-    if len(set(models)) > 1 and settings.get(ORDER) != "PCI_BUS_ID":
+    if len(set(models) - {""}) > 1 and settings.get(ORDER) != "PCI_BUS_ID":
         raise SensorError(
             "this node has GPUs of different models, which CUDA numbers by speed: set"
             f" {ORDER}=PCI_BUS_ID, or name the GPUs by UUID in {CUDA}"

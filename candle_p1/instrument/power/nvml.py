@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.instrument.power.gpus import NVIDIA, Gpu, GpuSource
 from candle_p1.instrument.power.source import SensorError
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from candle_p1.instrument.power.gpus import JobGpus
+    from candle_p1.records.power_trace import Domain
 
 MILLI = 1e-3
 LIMIT_W = 20_000.0
@@ -44,6 +45,8 @@ class NvmlSource(GpuSource):
         handle = self._handles[channel]
         if channel.reading == "energy":
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        if channel.domain == "module":
+            return self._module_mw(handle)
         return int(self._nvml.nvmlDeviceGetPowerUsage(handle))
 
     def stop(self) -> None:
@@ -67,27 +70,49 @@ class NvmlSource(GpuSource):
     def _list_gpus(self) -> list[Gpu]:
         nvml, found = self._nvml, []
         for index in range(nvml.nvmlDeviceGetCount()):
+            handle, uuid, model, lost = None, "", "", None
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                model = nvml.nvmlDeviceGetName(handle)
             except nvml.NVMLError_NoPermission:  # a card of another job, which CUDA does not see
                 continue
-            found.append(
-                Gpu(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
-            )
+            except nvml.NVMLError as error:
+                lost = str(error)
+            found.append(Gpu(handle, uuid, model, lost))
         return found
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
+        domain: Domain = "module" if self._is_module(gpu) else "gpu"
         for reading in self._readings:
             yield Channel(
-                f"gpu:{gpu.uuid}",
-                gpu.model,
-                "gpu",
+                f"{domain}:{gpu.uuid}",
+                f"module of {gpu.model}" if domain == "module" else gpu.model,
+                domain,
                 self.name,
                 reading,
                 unit=MILLI,
                 limit_w=LIMIT_W,
                 resolution_s=RESOLUTION_S[reading],
             )
+
+    def _is_module(self, gpu: Gpu) -> bool:
+        """Whether the counter covers processor, GPU and memory, as on a Grace Hopper.
+
+        Source: ml-energy/zeus pull request 172.
+        """
+        try:
+            return "GH200" in gpu.model or self._module_mw(gpu.handle) > 0
+        except Exception:  # the card, the driver or nvidia-ml-py knows no modules
+            return False
+
+    def _module_mw(self, handle: Any) -> int:
+        nvml = self._nvml
+        field = nvml.NVML_FI_DEV_POWER_AVERAGE, nvml.NVML_POWER_SCOPE_MODULE
+        (found,) = nvml.nvmlDeviceGetFieldValues(handle, [field])
+        if found.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(found.nvmlReturn)
+        return int(found.value.uiVal)
 
     def _check(self, channel: Channel) -> None:
         try:

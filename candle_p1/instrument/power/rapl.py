@@ -2,7 +2,9 @@
 
 A package includes its "core" and "uncore", so these are not read; it does not include its memory,
 "dram". Nor is "psys" read, which includes all of them. See the kernel's
-Documentation/power/powercap/powercap.rst.
+Documentation/power/powercap/powercap.rst. Where a package has several dies, each has a zone. Those
+of Intel's Cascade Lake AP have counters of their own; those of AMD's first Zen all show the
+package's (mlco2/codecarbon issue 1274).
 """
 
 from __future__ import annotations
@@ -59,10 +61,14 @@ class RaplSource(PowerSource):
                 f"{root} has no packages: the kernel lacks intel_rapl_common, or this is a virtual"
                 " machine, or a processor without RAPL"
             )
-        self.channels = list(self._files)
+        self.channels = channels = list[Channel]()
         for channel, file in self._files.items():
+            package = channel.device.partition("-die-")[0]
+            dies = [each for each in channels if each.device.partition("-die-")[0] == package]
             try:
                 self.read(channel)
+                if not any(self.mirrors(die, channel) for die in dies):
+                    channels.append(channel)
             except SensorError as error:
                 if not isinstance(error.__cause__, PermissionError):
                     raise

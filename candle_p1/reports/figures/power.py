@@ -34,7 +34,7 @@ LINES = (BLUE, VERMILION, GREEN, PURPLE)
 MAX_LINES = 2 * len(LINES)
 """The devices that can be told apart."""
 
-DOMAINS = ("gpu", "node", "cpu", "memory")
+DOMAINS = ("gpu", "module", "node", "cpu", "memory")
 """In the order in which devices are drawn: the paper's figure shows GPUs."""
 
 

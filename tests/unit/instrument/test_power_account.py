@@ -88,6 +88,15 @@ def test_devices_with_sensors_of_their_own_are_not_counted_again_by_crays_contro
     assert list(counted(alone)) == ["processors", "accelerator 0"]
 
 
+def test_a_modules_sensor_includes_processors_memory_and_gpus():
+    module = replace(GPU, device="module:GPU-1", label="module of GH200", domain="module")
+    parts = {module: 600, CRAY_CPU: 250, CRAY_GPU: 600}
+    section = combine([node(parts)])
+    assert counted(section) == {"module of GH200": ((0, 0), [600])}
+    assert section.covers == ["module"]
+    assert counted(combine([node({**parts, NODE: 700})])) == {"node": ((0, 0), [700])}
+
+
 def test_a_device_that_two_nodes_of_one_machine_see_is_counted_once():
     section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 100, OTHER_GPU: 290}, 1)])
     assert counted(section) == {"package 0": ((0, 0), [100]), "H100": ((0, 1), [300, 290])}

@@ -60,6 +60,22 @@ def test_rapl_reads_packages_and_their_memory_once(powercap):
     assert [channel.domain for channel in source.channels] == ["cpu", "memory", "cpu", "memory"]
 
 
+def test_dies_that_show_the_counter_of_their_package_are_counted_once(powercap):
+    for zone, name, value in (
+        ("0", "package-0-die-0", 9_000_000),
+        ("1", "package-0-die-1", 9_000_000),  # as on AMD's first Zen
+        ("2", "package-1-die-0", 9_000_000),
+        ("3", "package-1-die-1", 5_000_000),  # as on Intel's Cascade Lake AP
+    ):
+        path = powercap / f"intel-rapl:{zone}"
+        path.mkdir(exist_ok=True)
+        (path / "name").write_text(name)
+        (path / "energy_uj").write_text(str(value))
+        (path / "max_energy_range_uj").write_text(str(HIGHEST_UJ))
+    packages = [c.device for c in RaplSource(powercap).channels if c.domain == "cpu"]
+    assert packages == ["package-0-die-0", "package-1-die-0", "package-1-die-1"]
+
+
 def test_rapl_wraps_around_one_count_after_its_highest_value(powercap):
     count_uj = HIGHEST_UJ / (2**32 - 1)
     channel = RaplSource(powercap).channels[0]
@@ -281,8 +297,15 @@ def install_nvml(monkeypatch):
             nvmlShutdown=shut_down,
             nvmlDeviceGetCount=lambda: len(cards),
             nvmlDeviceGetHandleByIndex=handle,
-            nvmlDeviceGetUUID=str,
-            nvmlDeviceGetName=lambda card: "NVIDIA H100",
+            NVML_SUCCESS=0,
+            NVML_FI_DEV_POWER_AVERAGE=185,
+            NVML_POWER_SCOPE_MODULE=1,
+            nvmlDeviceGetUUID=lambda card: get("uuid", card)(card),
+            nvmlDeviceGetName=get("name", "NVIDIA H100"),
+            nvmlDeviceGetFieldValues=lambda card, fields: [
+                SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=get(field)(card)))
+                for field in fields
+            ],
             nvmlDeviceGetTotalEnergyConsumption=get("energy"),
             nvmlDeviceGetPowerUsage=get("power"),
             nvmlDeviceGetMigMode=get("mig"),
@@ -322,6 +345,52 @@ def test_nvml_skips_cards_without_permission_as_cuda_does(install_nvml):
     assert [channel.device for channel in source.channels] == ["gpu:GPU-ab22"]
 
 
+LOST = NVMLError("GPU is lost")
+
+
+@pytest.mark.parametrize("lost", ["handle", "uuid", "name"])
+@pytest.mark.parametrize(
+    ("visible", "channels", "absent"),
+    [
+        ("0,1,2", ["gpu:GPU-aa11", "gpu:GPU-cc33"], 1),
+        ("0,2", ["gpu:GPU-aa11", "gpu:GPU-cc33"], 0),
+        ("GPU-ab22,GPU-cc33", ["gpu:GPU-cc33"], 1),
+    ],
+)
+def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, lost, visible, channels, absent):
+    install_nvml(H100_CARD, {lost: LOST}, H100_CARD)
+    source = NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": visible}] * len(visible.split(","))))
+    assert [channel.device for channel in source.channels] == channels
+    assert list(source.absent.values()) == ["GPU is lost"] * absent
+
+
+GH200_CARD = H100_CARD | {"name": "NVIDIA GH200 480GB"}
+
+
+@pytest.mark.parametrize(
+    ("card", "device", "power"),
+    [
+        (H100_CARD | {(185, 1): LOST}, "gpu:GPU-aa11", 310_000),
+        (H100_CARD | {(185, 1): 0}, "gpu:GPU-aa11", 310_000),
+        (GH200_CARD | {(185, 1): 600_000}, "module:GPU-aa11", 600_000),
+        (H100_CARD | {"name": "NVIDIA GB200", (185, 1): 600_000}, "module:GPU-aa11", 600_000),
+        (GH200_CARD, "module:GPU-aa11", None),  # an old driver
+    ],
+)
+def test_the_counter_of_a_superchip_is_that_of_its_module(install_nvml, card, device, power):
+    install_nvml(card)
+    (channel,) = NvmlSource(JobGpus()).channels
+    assert (channel.device, channel.domain) == (device, device.partition(":")[0])
+    by_power = NvmlSource(JobGpus(), ("power",))
+    assert values(by_power) == ({} if power is None else {device: power})
+
+
+def test_gpus_that_show_one_modules_counter_are_counted_once(install_nvml):
+    install_nvml(GH200_CARD, GH200_CARD, GH200_CARD | {"energy": 1})
+    found = [channel.device for channel in NvmlSource(JobGpus([{}] * 3)).channels]
+    assert found == ["module:GPU-aa11", "module:GPU-cc33"]
+
+
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
@@ -352,7 +421,7 @@ def test_nvml_that_cannot_be_used_is_absent(monkeypatch, install_nvml):
     with pytest.raises(SensorError, match="nvidia-ml-py"):
         NvmlSource(JobGpus())
     nvml = install_nvml({})
-    for name in ("nvmlDeviceGetUUID", "nvmlInit"):
+    for name in ("nvmlDeviceGetCount", "nvmlInit"):
         setattr(nvml, name, lambda *card: nvml.nvmlDeviceGetPowerUsage(UUIDS[0]))
         with pytest.raises(SensorError, match="Not Supported"):
             NvmlSource(JobGpus())
@@ -429,6 +498,22 @@ def test_amd_cards_without_power_are_absent(install_amd):
     source = AmdSource(JobGpus())
     assert not source.channels
     assert [channel.device for channel in source.absent] == ["gpu:uuid-0"]
+
+
+@pytest.mark.parametrize("lost", ["amdsmi_get_gpu_device_uuid", "amdsmi_get_gpu_asic_info"])
+def test_a_lost_amd_card_hides_and_renumbers_no_other(install_amd, lost, monkeypatch):
+    smi = install_amd(3, {"average_socket_power": 290}, 0)
+    known = getattr(smi, lost)
+
+    def fail(handle):
+        if handle == 1:
+            raise smi.AmdSmiException("the device is not found")
+        return known(handle)
+
+    monkeypatch.setattr(smi, lost, fail)
+    source = AmdSource(JobGpus([{"ROCR_VISIBLE_DEVICES": "1,2"}] * 2))
+    assert [channel.device for channel in source.channels] == ["gpu:uuid-2"]
+    assert list(source.absent.values()) == ["the device is not found"]
 
 
 def test_amd_smi_that_is_missing_or_finds_no_card_is_absent(monkeypatch, install_amd):

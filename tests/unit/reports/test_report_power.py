@@ -129,6 +129,12 @@ def test_a_mean_over_gpus_needs_all_of_them(facts, gpu_w):
     assert RecordedRun(None, planted_record("nt3", 12)).node_j is None
 
 
+def test_a_superchips_module_has_no_power_per_gpu():
+    record = measured(planted_record("nt3", 12, energy_j=1.0), 600.0, domain="module")
+    groups = [*record.energy.devices, gpus(600.0, record.total_s, source="cray", counted=False)]
+    assert RecordedRun(None, changed(record, {"energy.devices": groups})).gpu_w is None
+
+
 def test_a_comparison_has_the_power_per_gpu_too():
     record = planted_record("nt3", NUM_GPUS, energy_j=1.0)
     a, b = (
