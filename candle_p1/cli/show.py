@@ -1,4 +1,4 @@
-"""candle-p1 show: one run, in full, or a list of runs."""
+"""candle-p1 show: one run, or a list of runs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     examples=["candle-p1 show output", "candle-p1 show output/nt3/EXP000/RUN000 --html run.html"],
 )
 @click.argument("record", metavar="[DIR]", type=click.Path(path_type=Path), default="output")
+@click.option("--full", is_flag=True, help="Show phases, epochs, communication and energy, too.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the picture of phases and power to this file, as SVG.",
 )
-def command(record: Path, html: Path | None, picture: Path | None) -> None:
-    """Show a run: its phases, epochs, communication, efficiency and energy.
+def command(record: Path, full: bool, html: Path | None, picture: Path | None) -> None:
+    """Show a run: what ran where, how good the model is, how long it took, and why.
 
     DIR is the directory of the run, or its run.json. If there are several runs below DIR (by
     default "output"), they are listed.
     """
-    from candle_p1.records.summary import details
+    from candle_p1.records.summary import details, summary
     from candle_p1.reports.figures.run import phases_svg
     from candle_p1.reports.writing import run_page
     from candle_p1.training.screen import Screen
@@ -57,8 +58,10 @@ def command(record: Path, html: Path | None, picture: Path | None) -> None:
         screen.say(_table(runs, record))
         screen.say_command(["candle-p1", "show", str(runs[-1].path.parent)], "to show one: ")
         return
-    for part in details(runs[0].record):
+    for part in details(runs[0].record) if full else summary(runs[0].record):
         screen.say(part)
+    if not full:
+        screen.say_command(["candle-p1", "show", str(record), "--full"], "the rest: ")
     for path, flag, what, make in (
         (html, "--html", "page", run_page),
         (picture, "--picture", "picture", phases_svg),

@@ -1,4 +1,4 @@
-"""A run's record as text and tables: brief after the run, in full for `candle-p1 show`."""
+"""A run's record as text and tables: its results, a summary, or all of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from candle_p1.errors import RecordError
 from candle_p1.records.parts import is_continued
 from candle_p1.records.parts_summary import checkpoints, parts_table, whole
 from candle_p1.records.tables import empty_table, number_or_words, quantity, table_of
 from candle_p1.records.types import Absent, StepTimes
-from candle_p1.text import count
+from candle_p1.text import count, name_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
         EnergyFacts,
         EnergyTotal,
         EpochFacts,
+        ParameterValue,
         PhaseTimes,
+        QualityFigure,
         RankFacts,
         ReadingFacts,
         RunRecord,
@@ -32,69 +33,17 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def summary(record: RunRecord) -> Iterator[str | Table]:
-    """Yields the phases, the quality next to the naive predictor's, and what dominates.
-
-    Args:
-        record: The record of a run with status "ok".
-    """
-    phases, total_s, energy = record.phases, record.total_s, record.energy
-    training, trained_on = record.training, record.data
-    if not (phases and total_s and energy and training and trained_on):
-        raise RecordError(f"the run's status is {record.status}: it has no summary")
-    yield _phase_table(record, phases)
-    yield from _quality(record)
-    longest = max(phases, key=lambda name: phases[name].mean_s)
-    share = phases[longest].mean_s / total_s
-    yield f"{share:.0%} of the time went into {longest}"
-    yield from _efficiency(record)
-    if energy.kind == "absent":
-        yield "energy: not measured; candle-p1 show says why"
-    else:
-        yield _energy_line(energy)
-    data = "synthetic data" if trained_on.synthetic else "the data given"
-    rate = training.samples_per_s
-    yield f"trained on {data}" + (f" at {rate:,.1f} samples/s" if rate else "")
-    yield from whole(record)
-    yield from _not_comparable(record)
-
-
-def details(record: RunRecord) -> Iterator[str | Table]:
-    """Yields everything that a record says, of a run in any state."""
-    yield from _head(record)
-    if record.parts:
-        yield parts_table(record.parts)
-    yield from whole(record)
-    if record.phases:
-        yield _phase_table(record, record.phases)
-        yield _usage_table(record.phases)
-    if record.training and record.training.epochs:
-        yield from _epoch_tables(record.training.epochs)
-    yield from _efficiency(record)
-    if record.communication:
-        yield from _communication_tables(record.communication)
-    if record.energy:
-        yield from _energy_tables(record.energy)
-    yield from checkpoints(record)
-    yield from _quality(record)
-    yield _parameter_table(record)
-    yield from (f"warning: {text}" for text in record.warnings or ())
-    yield from _not_comparable(record)
-
-
-def _head(record: RunRecord) -> Iterator[str | Table]:
+def summary(record: RunRecord) -> Iterator[str]:
+    """Yields in a few lines what ran where, of a run in any state, and its results."""
     ranks = count(record.num_ranks, "rank")
-    nodes = f" on {count(record.num_nodes, 'node')}" if record.num_nodes else ""
-    yield f"{record.benchmark}: {record.status}, {ranks}{nodes}, {record.started}"
+    hosts = [rank.host for rank in record.ranks or ()]
+    nodes = f" on {name_nodes(hosts)}" if hosts else ""
+    started = record.started[:19].replace("T", " ")
+    yield f"{record.benchmark}: {record.status}, {ranks}{nodes}, {started} UTC"
     if record.failure:
         where = f" in {record.failure.phase}" if record.failure.phase else ""
         who = f" on rank {record.failure.rank}" if record.failure.rank is not None else ""
         yield f"failure{who}{where}: {record.failure.reason}"
-    if record.ranks:
-        yield _rank_table(record.ranks)
-    if record.peak_rss:
-        low, high = (size / MIB for size in (record.peak_rss.min_bytes, record.peak_rss.max_bytes))
-        yield f"peak memory of a rank: {low:,.0f} to {high:,.0f} MiB"
     if record.plan:
         plan = record.plan
         yield (
@@ -102,6 +51,58 @@ def _head(record: RunRecord) -> Iterator[str | Table]:
             f" {count(plan.steps_per_epoch, 'step')} each, batch {plan.batch_size},"
             f" learning rate {plan.learning_rate:g}"
         )
+    if chosen := _set_by_user(record):
+        yield f"set: {', '.join(f'{name} {each.value}' for name, each in chosen)}"
+    yield from results(record)
+
+
+def results(record: RunRecord) -> Iterator[str]:
+    """Yields how good the model is, how long the run took, and what took the time."""
+    if record.quality:
+        yield f"test {', '.join(_quality(record.quality))}"
+    if record.phases and record.total_s:
+        shares = {name: phase.mean_s / record.total_s for name, phase in record.phases.items()}
+        longest = sorted(shares, key=lambda name: -shares[name])[:3]
+        parts = ", ".join(f"{shares[name]:.0%} {name}" for name in longest)
+        rate = record.training and record.training.samples_per_s
+        speed = f"; training at {rate:,.1f} samples/s" if rate else ""
+        yield f"{record.total_s:.1f} s in all: {parts}{speed}"
+    yield from _efficiency(record)
+    if record.energy:
+        absent = record.energy.kind == "absent"
+        yield "energy: not measured" if absent else _energy_line(record.energy)
+    if record.data and record.data.synthetic:
+        yield "the data are synthetic"
+    yield from whole(record)
+    yield from _not_comparable(record)
+
+
+def details(record: RunRecord) -> Iterator[str | Table]:
+    """Yields everything that a record says, of a run in any state: first its summary."""
+    yield from summary(record)
+    yield from (f"warning: {text}" for text in record.warnings or ())
+    yield from _ranks_and_files(record)
+    if record.parts:
+        yield parts_table(record.parts)
+    if record.phases:
+        yield _phase_table(record, record.phases)
+        yield _usage_table(record.phases)
+    if record.training and record.training.epochs:
+        yield from _epoch_tables(record.training.epochs)
+    if record.communication:
+        yield from _communication_tables(record.communication)
+    if record.energy:
+        yield from _energy_tables(record.energy)
+    yield from checkpoints(record)
+    yield _parameter_table(record)
+
+
+def _ranks_and_files(record: RunRecord) -> Iterator[str | Table]:
+    if record.ranks:
+        yield _rank_table(record.ranks)
+    if record.peak_rss:
+        low, high = (size / MIB for size in (record.peak_rss.min_bytes, record.peak_rss.max_bytes))
+        yield f"peak memory of a rank: {low:,.0f} to {high:,.0f} MiB"
     for role, file in record.data.files.items() if record.data else ():
         line = f"{role}: {file.path}, {file.file_bytes / MIB:,.1f} MiB"
         if file.num_files is not None:
@@ -221,7 +222,7 @@ def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
             ),
             "balance": lambda epoch, steps: factor(epoch, 0),
             "communication": lambda epoch, steps: factor(epoch, 1),
-            "parallel": lambda epoch, steps: factor(epoch, 2),
+            "POP": lambda epoch, steps: factor(epoch, 2),
         },
     )
     first = epochs[0].steps.first if epochs[0].steps else None
@@ -246,12 +247,12 @@ def _efficiency(record: RunRecord) -> Iterator[str]:
     if efficiency is None or record.num_ranks == 1:
         return
     if isinstance(efficiency, Absent):
-        yield f"efficiency: not measured: {efficiency.reason}"
+        yield f"POP efficiency: not measured: {efficiency.reason}"
     else:
         balance, communication, parallel = _factors(efficiency)
         yield (
-            f"parallel efficiency {parallel:.3f} = load balance {balance:.3f} x communication"
-            f" efficiency {communication:.3f}, over the whole run"
+            f"POP efficiency {parallel:.3f} = load balance {balance:.3f} x communication"
+            f" efficiency {communication:.3f}"
         )
 
 
@@ -285,7 +286,6 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
     if energy.kind == "absent":
         yield f"energy: not measured: {energy.reason}"
         return
-    yield _energy_line(energy)
     yield table_of(
         "energy by kind of device",
         [(group,) for group in energy.devices],
@@ -313,18 +313,25 @@ def _energy_line(energy: EnergyFacts) -> str:
     )
 
 
-def _quality(record: RunRecord) -> Iterator[str]:
-    for name, figure in (record.quality or {}).items():
-        line = f"test {name} {number_or_words(figure.value)}"
+def _quality(quality: Mapping[str, QualityFigure]) -> Iterator[str]:
+    for name, figure in quality.items():
+        naive = ""
         if "naive" in figure.model_fields_set:
-            line += f" (naive predictor {number_or_words(figure.naive)})"
-        yield line
+            naive = f" (naive predictor {number_or_words(figure.naive)})"
+        yield f"{name} {number_or_words(figure.value)}{naive}"
+
+
+def _set_by_user(record: RunRecord) -> list[tuple[str, ParameterValue]]:
+    origins = ("flag", "config file", "program")
+    return [
+        each for each in sorted(record.parameters.items()) if each[1].origin.startswith(origins)
+    ]
 
 
 def _parameter_table(record: RunRecord) -> Table:
     return table_of(
-        "parameters that are not the defaults",
-        [each for each in sorted(record.parameters.items()) if each[1].origin != "default"],
+        "parameters set by the user",
+        _set_by_user(record),
         {
             "name": lambda name, parameter: name,
             "value": lambda name, parameter: str(parameter.value),

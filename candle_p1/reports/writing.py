@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
@@ -107,12 +108,14 @@ def page_of(
     Args:
         title: Its heading.
         parts: Lines, and tables with titles.
-        figures: What stands before them.
+        figures: What stands between the first lines and the first table.
         notices: What the reader must know first.
         missing: Why further figures are not drawn.
     """
     shown: list[dict[str, Any]] = []
-    for part in parts:
+    parts = list(parts)
+    lines = list(takewhile(lambda part: isinstance(part, str), parts))
+    for part in parts[len(lines) :]:
         if isinstance(part, str):
             shown.append({"text": part})
         else:
@@ -122,6 +125,7 @@ def page_of(
         "plain_page.html",
         title=title,
         notices=notices,
+        lines=lines,
         figures=figures,
         missing=missing,
         parts=shown,

@@ -23,7 +23,7 @@ from rich.progress import (
 
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, launcher_variable
 from candle_p1.errors import ParameterError
-from candle_p1.records.summary import summary
+from candle_p1.records.summary import results
 from candle_p1.text import columns, printable, table_lines, wrap, wrap_command
 
 if TYPE_CHECKING:
@@ -169,9 +169,10 @@ class Screen:
 
     def show_result(self, record: RunRecord, path: Path) -> None:
         """Prints the results of a run, and where its record is."""
-        for part in summary(record):
-            self.say(part)
+        for line in results(record):
+            self.say(line)
         self.say(f"record: {path}")
+        self.say_command(["candle-p1", "show", os.path.relpath(path.parent)], "to see more: ")
 
 
 class _Terminal(io.FileIO):

@@ -115,7 +115,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, pl
 
 @pytest.mark.parallel
 def test_a_run_is_shown(candle_p1, trained, place):
-    output = candle_p1("show", trained("nt3"), "--html", "run.html")
+    output = candle_p1("show", trained("nt3"), "--full", "--html", "run.html")
     for phase in ("load", "train", "evaluate"):
         assert phase in output
     assert (place / "run.html").read_text().count("<svg") == 2

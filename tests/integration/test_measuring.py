@@ -94,7 +94,7 @@ def test_a_slow_rank_shows_in_the_efficiencies(slow):
     num_steps = sum(epoch["steps"]["num"] for epoch in record["training"]["epochs"])
     assert slow - fast > 0.1 * SLOW_S * num_steps  # a busy machine delays the imports of either
     assert run["load_balance"] == pytest.approx((fast + slow) / 2 / slow)
-    assert re.search(r"parallel efficiency 0\.\d+ = load balance", output)
+    assert re.search(r"POP efficiency 0\.\d+ = load balance", output)
 
 
 @pytest.mark.parallel
@@ -149,7 +149,7 @@ def test_phases_fill_the_run_and_energies_add_up(mpirun, execute, nt3_script, tm
     calls = sum(pstats.Stats(str(profile)).total_calls for profile in profiles)
     assert f"{calls} function calls" in (tmp_path / "profile/top.txt").read_text()
 
-    code, output = execute(["candle-p1", "show", ".", "--html", "page.html"])
+    code, output = execute(["candle-p1", "show", ".", "--full", "--html", "page.html"])
     assert code == 0, output
     assert "simulated" in output
     page = (tmp_path / "page.html").read_text()

@@ -128,7 +128,7 @@ def _advice(experiment: Experiment, series: Series, part: str) -> str:
             "nothing in the benchmark: importing the framework takes as long on any number of"
             " ranks. Its share is smaller in runs with more epochs or more data."
         )
-    return "run candle-p1 show and look at the phases preprocess, build and evaluate."
+    return "run candle-p1 show --full and look at the phases preprocess, build and evaluate."
 
 
 def _about_training(experiment: Experiment, series: Series) -> str:

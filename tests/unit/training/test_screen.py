@@ -10,6 +10,9 @@ from contextlib import suppress
 import pytest
 
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE
+from candle_p1.records.summary import details
+from candle_p1.records.tables import as_cells
+from candle_p1.records.types import ParameterValue
 from candle_p1.training import screen as screen_module
 from candle_p1.training.screen import Screen
 from tests.planted_records import planted_record
@@ -79,8 +82,23 @@ def test_other_ranks_are_silent(capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
-def test_the_result_shows_phases_quality_and_record(capsys, tmp_path):
+def test_the_result_shows_times_quality_and_record(capsys, tmp_path):
     Screen().show_result(RECORD, tmp_path / "run.json")
     output = capsys.readouterr().out
-    for shown in ("nt3", "wait", "0.9750", "0.5000", "50%", "1,600.0", str(tmp_path / "run.json")):
+    for shown in ("50% load", "0.9750", "0.5000", "1,600.0", str(tmp_path / "run.json")):
         assert shown in output
+
+
+def test_only_what_the_user_set_is_listed():
+    origins = [
+        "default",
+        "flag",
+        "model file m.txt, line 3",
+        "config file c.txt, line 1",
+        "program",
+    ]
+    parameters = {f"p{i}": ParameterValue(value=i, origin=each) for i, each in enumerate(origins)}
+    record = RECORD.model_copy(update={"parameters": parameters})
+    assert "set: p1 1, p3 3, p4 4" in list(details(record))
+    table = [part for part in details(record) if not isinstance(part, str)][-1]
+    assert [name for name, *_ in as_cells(table)[1]] == ["p1", "p3", "p4"]
