@@ -37,6 +37,11 @@ job_fail() {
   exit 2
 }
 
+for JOB_NAME in CANDLE_P1_NODES CANDLE_P1_MINUTES CANDLE_P1_WARNING_S; do
+  [[ ${!JOB_NAME:-1} =~ ^[1-9][0-9]*$ ]] ||
+    job_fail "$JOB_NAME=${!JOB_NAME}: give a whole number from 1 on"
+done
+
 # job_default NAME VALUE: exports a variable, with this value if it has none.
 job_default() {
   if [[ -z ${!1+set} ]]; then

@@ -14,6 +14,7 @@ from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.gpus import num_visible
 from candle_p1.distributed.installation import visible_gpus
 from candle_p1.distributed.keras_import import import_keras
+from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.instrument.phases import part
 from candle_p1.records.environment import available_cores, core_quota
@@ -33,6 +34,8 @@ XLA_THREADS_VARIABLE = "NPROC"
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
 BINDING_VARIABLE = "OMP_PROC_BIND"
 """OpenMP's: whether threads stay on their cores."""
+MAX_THREADS = 1024
+"""More would take all memory, or end the process, on any machine with fewer CPUs."""
 LIMITS_OF_KERAS = ("KERAS_MAX_EPOCHS", "KERAS_MAX_STEPS_PER_EPOCH")
 DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
@@ -183,17 +186,14 @@ def _set_threads(
 ) -> tuple[int, list[str]]:
     """Returns the number of threads, of which the environment tells libraries, and warnings."""
     threads, warning = share_cores(node_cores, comm.local_rank, core_quota())
-    if "OMP_NUM_THREADS" in os.environ:
-        try:
-            threads = int(os.environ["OMP_NUM_THREADS"].split(",")[0])
-        except ValueError as error:
-            raise SetupError(
-                f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']!r} is not a number of threads"
-            ) from error
+    most = max(MAX_THREADS, os.cpu_count() or 0)
+    give = f"a number of threads, from 1 to {most}"
+    threads = read_number("OMP_NUM_THREADS", threads, give, least=1, most=most, is_list=True)
     mine = own_cores(node_cores, comm.local_rank, threads, os.environ, core_quota())
     if mine:
         os.sched_setaffinity(0, mine)  # of this thread, and of those that it is going to start
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if not os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from candle_p1.distributed.installation import tensorflow_has_gpu_support
+from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import SetupError
 from candle_p1.instrument.power.gpus import AMD, NVIDIA
 from candle_p1.records.environment import package_versions
@@ -79,13 +80,12 @@ def requested_gpus(
     if indices:
         named = " ".join(map(str, indices))
         return GpuRequest(max(indices) + 1, f"--gpus {named}", "to train on CPUs, leave out --gpus")
-    for name in (GPUS_VARIABLE, SLURM_VARIABLE):
-        value = environ.get(name, "").strip()
-        if value.isdecimal():
-            return GpuRequest(int(value), f"{name}={value}") if int(value) else None
-        if value and name == GPUS_VARIABLE:
-            raise SetupError(f"{name}={value!r} is not a number of GPUs, such as 4, or 0 for none")
-    return None
+    allocated = environ.get(SLURM_VARIABLE, "").strip()
+    default = int(allocated) if allocated.isdecimal() else 0
+    give = "the number of GPUs on each node, such as 4, or 0 for none"
+    num = read_number(GPUS_VARIABLE, default, give, environ=environ)
+    name = GPUS_VARIABLE if environ.get(GPUS_VARIABLE) else SLURM_VARIABLE
+    return GpuRequest(num, f"{name}={num}") if num else None
 
 
 def why_none(backend: str, environ: Mapping[str, str] | None = None) -> Lack:

@@ -24,12 +24,14 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from candle_p1.errors import EXIT_CODE, SetupError
+from candle_p1.distributed.launch_environment import read_number
+from candle_p1.errors import EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,14 +78,7 @@ def limit_from(variable: str, default_s: float) -> float:
     Raises:
         SetupError: The variable is not a number of seconds.
     """
-    text = os.environ.get(variable, "")
-    try:
-        limit_s = float(text) if text else default_s
-    except ValueError:
-        limit_s = -1.0
-    if not limit_s >= 0:
-        raise SetupError(f"{variable}={text!r}: give a number of seconds; 0 means no limit")
-    return limit_s or float("inf")
+    return read_number(variable, default_s, "a number of seconds; 0 means no limit") or inf
 
 
 def was_stopped(seconds: float) -> str:

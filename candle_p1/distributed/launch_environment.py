@@ -1,4 +1,4 @@
-"""What MPI launchers leave in the environment of the processes that they start.
+"""What MPI launchers leave in the environment of the processes that they start, and users set.
 
 No MPI is loaded, so this works before MPI does, and where MPI does not. A common failure, which
 candle_p1.cluster.preflight detects, is that MPI does not recognise the ranks a launcher started.
@@ -10,8 +10,10 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf, nan
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from candle_p1.errors import SetupError
 from candle_p1.text import WIDTH_VARIABLE
@@ -34,6 +36,44 @@ SINGLE_PROCESS_VARIABLE = "CANDLE_P1_SINGLE_PROCESS"
 """If set, and not to 0, this process runs alone, without MPI, whatever launcher's variables it has.
 What a rank of another MPI program starts inherits the rank's variables, but is no rank itself: it
 would wait forever for MPI to initialize."""
+
+
+Number = TypeVar("Number", int, float)
+
+
+def read_number(
+    variable: str,
+    default: Number,
+    give: str,
+    *,
+    least: float = 0,
+    most: float = inf,
+    is_list: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Number:
+    """Returns the number in a variable of the environment.
+
+    Args:
+        variable: Its name.
+        default: Returned if it is not set, or empty. If this is an integer, so is the number.
+        give: What users have to give, for the message.
+        least: The least number that is allowed.
+        most: The largest one.
+        is_list: Whether it may hold a list, whose first number counts.
+        environ: The environment; None means this process's own.
+
+    Raises:
+        SetupError: It holds something else, or a number outside of these limits.
+    """
+    text = (os.environ if environ is None else environ).get(variable, "").strip()
+    if not text:
+        return default
+    number = nan
+    with suppress(ValueError):
+        number = type(default)(text.split(",")[0] if is_list else text)
+    if not least <= number <= most:
+        raise SetupError(f"{variable}={text!r}: give {give}")
+    return cast("Number", number)
 
 
 def is_single_process(environ: Mapping[str, str]) -> bool:

@@ -21,6 +21,7 @@ from candle_p1.distributed.comm import Attempt
 from candle_p1.distributed.compression import LARGEST_BYTES, average_as_half
 from candle_p1.distributed.engines.engine import Engine
 from candle_p1.distributed.graph_log import GraphLog
+from candle_p1.distributed.launch_environment import read_number
 from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.node_memory import NodeMemory
 from candle_p1.distributed.shared_file import NoRoomError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from candle_p1.ops.updates import Update
 
 STALL_CHECK_S = 60
+STALL_VARIABLE = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+GIVE_STALL = "a whole number of seconds up to 1000000; 0 means no limit"
 SHARED_MEMORY = "shared memory"
 """What averages gradients, unless Horovod does."""
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
@@ -70,20 +73,22 @@ class HorovodEngine(Engine):
             SetupError: Horovod is missing, was built without MPI, or does not see the ranks of the
                 job; MPI must not be called from several threads.
         """
+        stall_shutdown_s = Attempt(
+            lambda: read_number(STALL_VARIABLE, stall_shutdown_s, GIVE_STALL, most=10**6)
+        ).agree(self.comm)
         check = min(STALL_CHECK_S, stall_shutdown_s // 2) if stall_shutdown_s else STALL_CHECK_S
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(check, 1)))
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(stall_shutdown_s))
+        os.environ[STALL_VARIABLE] = str(stall_shutdown_s)
         if deterministic:
             # Timing decides which gradients are fused and thereby, from three ranks on, the order
             # in which MPI adds.
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         if timeline is not None:
             os.environ[TIMELINE_VARIABLE] = str(timeline)
-        stall_s = int(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
         if averaging == AUTO and self.comm.num_nodes == 1 and not (_has_gpu() or is_traced()):
             with suppress(NoRoomError):  # then Horovod averages, as the record says
-                self._memory = NodeMemory(self.comm, stall_s)
-        facts = {"backend": self.name, "stall_shutdown_s": stall_s}
+                self._memory = NodeMemory(self.comm, stall_shutdown_s)
+        facts = {"backend": self.name, "stall_shutdown_s": stall_shutdown_s}
         if self._memory is not None:
             return facts | {"settings": {"averaging": SHARED_MEMORY}}
         self._initialize()

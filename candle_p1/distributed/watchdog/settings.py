@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from candle_p1.distributed.job_guard import STOPPED_S, STOPPED_VARIABLE, limit_from
+from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import SetupError
 
 OFF_VARIABLE = "CANDLE_P1_WATCHDOG"
@@ -81,7 +82,7 @@ def port() -> int:
     Raises:
         SetupError: It is not a port.
     """
-    return _number(PORT_VARIABLE, 0, 65_535, "a port, from 1 to 65535")
+    return read_number(PORT_VARIABLE, 0, "a port, from 1 to 65535", most=65_535)
 
 
 def group() -> int:
@@ -90,16 +91,7 @@ def group() -> int:
     Raises:
         SetupError: The variable is not a number.
     """
-    return _number(GROUP_VARIABLE, GROUP, 1_000_000, "a number of ranks") or GROUP
-
-
-def _number(variable: str, default: int, largest: int, what: str) -> int:
-    text = os.environ.get(variable, "")
-    if not text:
-        return default
-    if not text.isdecimal() or not 0 <= int(text) <= largest:
-        raise SetupError(f"{variable}={text!r}: give {what}")
-    return int(text)
+    return read_number(GROUP_VARIABLE, GROUP, "a number of ranks", most=1_000_000) or GROUP
 
 
 def interface() -> str:

@@ -72,6 +72,13 @@ def job(tmp_path):
     return JobEnv(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["NODES", "MINUTES", "WARNING_S"])
+@pytest.mark.parametrize("text", ["two", "0", "-1"])
+def test_a_number_that_is_none_ends_the_job(job, name, text):
+    code, _, errors = job.run("job_limit 60 90", *RUN, **{f"CANDLE_P1_{name}": text})
+    assert (code, errors) == (2, f"job: CANDLE_P1_{name}={text}: give a whole number from 1 on\n")
+
+
 def test_the_command_line_that_starts_the_ranks(job):
     code, argv, errors = job.run(*RUN)
     assert code == 0

@@ -5,12 +5,19 @@ import platform
 import pytest
 
 from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.distributed import devices
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines.horovod import STALL_VARIABLE, HorovodEngine
+from candle_p1.distributed.gpus import GPUS_VARIABLE, requested_gpus
+from candle_p1.distributed.job_guard import STOPPED_VARIABLE
 from candle_p1.distributed.launch_environment import (
     LAUNCHERS,
     MPI_VARIABLES,
     launched_rank,
     launcher_variable,
+    read_number,
 )
+from candle_p1.distributed.watchdog import settings
 from candle_p1.errors import SetupError
 
 JSRUN = {
@@ -139,6 +146,43 @@ def test_slurms_tasks_on_this_node_are_counted(text, place, count):
 def test_a_variable_that_is_not_a_number_is_named():
     with pytest.raises(SetupError, match="OMPI_COMM_WORLD_SIZE='two', which mpirun sets"):
         launched_rank({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
+
+
+def read_threads():
+    return devices._set_threads(SerialCommunicator(), None, [[0]])
+
+
+def start_horovod():
+    HorovodEngine(SerialCommunicator(), "tensorflow").start()
+
+
+@pytest.mark.parametrize(
+    ("variable", "texts", "read"),
+    [
+        ("OMP_NUM_THREADS", ["0", "-1", "1.5", "two", "99999999999", "0,2"], read_threads),
+        (STALL_VARIABLE, ["abc", "-5", "1.5", "4,2", "99999999999"], start_horovod),
+        (STOPPED_VARIABLE, ["-1", "nan", "soon", "4,2"], settings.Limits.from_environment),
+        (settings.SILENT_VARIABLE, ["soon"], settings.Limits.from_environment),
+        (settings.HUNG_VARIABLE, ["-1"], settings.Limits.from_environment),
+        (settings.SAVE_VARIABLE, ["nan"], settings.Limits.from_environment),
+        (settings.PORT_VARIABLE, ["70000", "http", "-1"], settings.port),
+        (settings.GROUP_VARIABLE, ["-3", "1e9"], settings.group),
+        (GPUS_VARIABLE, ["-1", "four"], requested_gpus),
+    ],
+)
+def test_a_number_that_is_none_is_one_message(environment, monkeypatch, variable, texts, read):
+    for text in texts:
+        monkeypatch.setenv(variable, text)
+        with pytest.raises(SetupError, match=f"^{variable}='{text}': give "):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [(None, 7), ("", 7), (" ", 7), ("4", 4), ("4,2", 4), (" 3 ", 3)]
+)
+def test_an_empty_variable_is_one_that_is_not_set(text, number):
+    environ = {} if text is None else {"OMP_NUM_THREADS": text}
+    assert read_number("OMP_NUM_THREADS", 7, "…", least=1, is_list=True, environ=environ) == number
 
 
 def test_this_process_is_examined_by_default(environment, monkeypatch):

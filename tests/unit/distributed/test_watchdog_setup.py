@@ -68,10 +68,6 @@ def test_too_few_open_files_for_any_group_are_refused():
     ("variable", "text", "read"),
     [
         (settings.OFF_VARIABLE, "of", settings.is_off),
-        (settings.PORT_VARIABLE, "70000", settings.port),
-        (settings.PORT_VARIABLE, "http", settings.port),
-        (settings.GROUP_VARIABLE, "-3", settings.group),
-        (settings.SILENT_VARIABLE, "soon", settings.Limits.from_environment),
         (settings.INTERFACE_VARIABLE, "ib7", lambda: settings.addresses(settings.interface())),
         (settings.INTERFACE_VARIABLE, "::1", lambda: settings.addresses(settings.interface())),
     ],
