@@ -162,6 +162,23 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         for warning in plan.warnings:
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
+        sections: dict[str, Any] = {
+            "data": {
+                "synthetic": files.synthetic,
+                "loader": params["loader"],
+                "load_threads": threads,
+                "num_copies": reader.loading.num_copies if reader.table_s else None,
+                "files": reader.identify(),
+                "scaling": params["scaling"],
+                "scaling_fit": params["scaling_fit"],
+                "num_train": len(data.train),
+                "num_validation": len(data.validation),
+                "num_test": len(data.test),
+            },
+            "plan": plan.to_dict(),
+            "distributed": averaging,
+        }
+        this.note(**sections)
         with phases("train"):
             of_data = {"identity": identity, "data": describe_data(reader)}
             trained = train_model(
@@ -185,6 +202,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("evaluate"):
             evaluated = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(evaluated) if evaluates else {}
+        this.note(training=trained.facts, quality=quality)
         if models.are_final and not trained.is_interrupted:
             with phases("save"):
                 models.save_final(model)
@@ -210,19 +228,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             ),
             logged=params["communication_log"],
             clock_waits_for=allreduces.waits_for if allreduces else None,
-            data={
-                "synthetic": files.synthetic,
-                "loader": params["loader"],
-                "load_threads": threads,
-                "num_copies": reader.loading.num_copies if reader.table_s else None,
-                "files": files_read,
-                "scaling": params["scaling"],
-                "scaling_fit": params["scaling_fit"],
-                "num_train": len(data.train),
-                "num_validation": len(data.validation),
-                "num_test": len(data.test),
-            },
-            plan=plan.to_dict(),
+            **sections | {"data": sections["data"] | {"files": files_read}},
             model={
                 "num_parameters": model.count_params(),
                 "optimizer": params["optimizer"],
@@ -231,7 +237,6 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "jit_compile": bool(model.jit_compile),
                 "kernels": "fast" if fast.are_fast() else "plain",
             },
-            distributed=averaging,
             training=trained.facts,
             quality=quality,
             begin=trained.begin,

@@ -189,6 +189,13 @@ class Reader:
 
         Files whose digest is not known are read once more.
         """
+        described = self.identify()
+        for role, path in self.files.paths.items():
+            described[role]["sha256"] = self.files.sha256.get(role) or _sha256(path)
+        return described
+
+    def identify(self) -> dict[str, dict[str, Any]]:
+        """Returns what `describe` does, without the digests of the files' bytes."""
         described = {}
         for role, path in self.files.paths.items():
             files = files_at(path)
@@ -197,7 +204,6 @@ class Reader:
                 "path": str(path),
                 "num_files": len(files) if path.is_dir() else None,
                 "file_bytes": sum(each.stat().st_size for each in files),
-                "sha256": self.files.sha256.get(role) or _sha256(path),
                 "num_rows": num_rows,
                 "num_columns": num_columns,
                 "values_sha256": self.digests.get(role),

@@ -147,15 +147,19 @@ def _ended(part: PartFacts, facts: Mapping[str, Any]) -> PartFacts:
     total_s, failure = facts.get("total_s"), facts.get("failure")
     train = (facts.get("phases") or {}).get("train")
     steps = failure.steps if part.steps is None and failure else part.steps
+    lasted_s = seconds_between(part.started, facts["ended"]) if total_s is None else total_s
+    energy = _energy(facts.get("energy"))
+    if energy.kind != "absent" and facts.get("known_until_s") is not None:
+        energy = _continued_to_its_end(facts["energy"], lasted_s)
     return _changed(
         part,
         status=facts["status"],
         ended=facts["ended"],
         steps=steps,
-        total_s=seconds_between(part.started, facts["ended"]) if total_s is None else total_s,
+        total_s=lasted_s,
         time_kind="estimated" if total_s is None else "measured",
         train_s=train.max_s if train else None,
-        energy=_energy(facts.get("energy")),
+        energy=energy,
         failure=failure,
     )
 

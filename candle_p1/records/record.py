@@ -89,8 +89,35 @@ def end_record(path: Path, status: str, failure: Failure) -> None:
         OSError: It cannot be written.
     """
     record = read_record(path)
-    if record.status == "running":
-        write_record(path, extend_record(record, status=status, ended=utc_now(), failure=failure))
+    if record.status != "running":
+        return
+    how: dict[str, Any] = {"status": status, "ended": utc_now(), "failure": failure}
+    try:
+        write_record(path, extend_record(read_so_far(path), **how))
+    except OSError:  # on a full disk, there may be space for less
+        write_record(path, extend_record(record, **how))
+
+
+def write_so_far(path: Path, record: RunRecord) -> None:
+    """Writes what a run has measured so far to a file beside its record, for `read_so_far`.
+
+    It is not the record, because another process may complete that at any time.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_atomically(_so_far(path), _text_of(record))
+
+
+def read_so_far(path: Path) -> RunRecord:
+    """Reads a record; of a run that is "running", with what it has measured so far.
+
+    Raises:
+        RecordError: As `read_record`.
+    """
+    record = read_record(path)
+    has_more = record.status == "running" and _so_far(path).exists()
+    return read_record(_so_far(path)) if has_more else record
 
 
 def continue_record(path: Path, record: RunRecord) -> None:
@@ -101,6 +128,7 @@ def continue_record(path: Path, record: RunRecord) -> None:
     """
     reserve(path, RESERVED_BYTES)
     write_atomically(path, _text_of(record))
+    _so_far(path).unlink(missing_ok=True)
 
 
 def begin_record(path: Path, record: RunRecord) -> None:
@@ -126,6 +154,7 @@ def write_record(path: Path, record: RunRecord) -> None:
     """
     write_per_rank(path, record)
     write_atomically(path, _text_of(record))
+    _so_far(path).unlink(missing_ok=True)
     release(path)
 
 
@@ -160,6 +189,10 @@ def read_record(path: Path) -> RunRecord:
         return RunRecord.model_validate_json(text)
     except ValidationError as error:
         raise RecordError(f"{path}: {_explain(error):.200}") from error
+
+
+def _so_far(path: Path) -> Path:
+    return path.with_name(f".{path.name}.so-far")
 
 
 def _plausible(value: Any, place: tuple[Any, ...] = ()) -> Any:

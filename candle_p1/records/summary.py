@@ -44,6 +44,8 @@ def summary(record: RunRecord) -> Iterator[str]:
         where = f" in {record.failure.phase}" if record.failure.phase else ""
         who = f" on rank {record.failure.rank}" if record.failure.rank is not None else ""
         yield f"failure{who}{where}: {record.failure.reason}"
+    if record.known_until_s is not None:
+        yield _known_early(record, record.known_until_s)
     if record.plan:
         plan = record.plan
         yield (
@@ -54,6 +56,16 @@ def summary(record: RunRecord) -> Iterator[str]:
     if chosen := _set_by_user(record):
         yield f"set: {', '.join(f'{name} {each.value}' for name, each in chosen)}"
     yield from results(record)
+
+
+def _known_early(record: RunRecord, until_s: float) -> str:
+    epochs = record.training.epochs if record.training else []
+    metrics = epochs[-1].metrics.items() if epochs else ()
+    last = ", ".join(f"{name} {number_or_words(value)}" for name, value in metrics)
+    return (
+        f"it ended early; what rank 0 knew after {until_s:.1f} s: {count(len(epochs), 'epoch')}"
+        + f", the last with {last}" * bool(last)
+    )
 
 
 def results(record: RunRecord) -> Iterator[str]:

@@ -513,7 +513,7 @@ class AbsentSource(Section):
 
 
 class EnergyFacts(Section):
-    """The energy of the job. A run that ended early has only a kind and a reason.
+    """The energy of the job; of a run that ended early, see `RunRecord.known_until_s`.
 
     Attributes:
         kind: How it is known.
@@ -741,6 +741,9 @@ class RunRecord(Section):
         launcher: What started the ranks: mpirun, srun, jsrun, aprun, …; "none" if nothing did.
         parameters: The effective parameters, each with where its value came from.
         failure: Why it did not finish.
+        known_until_s: Of a run that ended early, until when it is known, in seconds from the start
+            of its last part. Its phases and epochs are then those that rank 0 had completed, with
+            the times of rank 0 alone unless a checkpoint has gathered those of all ranks.
         ranks: All ranks, in order.
         launch: What their processes did before the run started; absent if the system does not say
             when a process started.
@@ -775,6 +778,7 @@ class RunRecord(Section):
     launcher: str | None = None
     parameters: dict[str, ParameterValue]
     failure: Failure | None = None
+    known_until_s: Duration | None = None
     ranks: list[RankFacts] | None = None
     launch: LaunchFacts | None = None
     data: DataFacts | None = None
@@ -801,8 +805,8 @@ class RunRecord(Section):
         missing = [name for name in _NEEDED[self.status] if getattr(self, name) is None]
         if missing:
             raise ValueError(f"a record with status {self.status!r} needs {', '.join(missing)}")
-        if self.status == "ok" and self.failure is not None:
-            raise ValueError("a record with status 'ok' has no failure")
+        if self.status == "ok" and (self.failure or self.known_until_s is not None):
+            raise ValueError("a record with status 'ok' has no failure, and is known to its end")
         if self.ranks is not None and len(self.ranks) != self.num_ranks:
             raise ValueError(
                 f"ranks has {len(self.ranks)} entries, but num_ranks is {self.num_ranks}"

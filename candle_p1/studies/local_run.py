@@ -22,7 +22,7 @@ from candle_p1.records.record import (
     RECORD_NAME,
     extend_record,
     make_record,
-    read_record,
+    read_so_far,
     utc_now,
     write_record,
 )
@@ -139,7 +139,7 @@ def complete_record(
             return
         record, status, reason = _unwritten(run, command), RUNNING, ""
     else:
-        record = read_record(path)
+        record = read_so_far(path)
         status, reason = record.status, record.failure.reason if record.failure else ""
     is_unchanged = earlier is not None and record == earlier
     if status == OK or not (status == RUNNING or is_late or interrupted or is_unchanged):

@@ -59,6 +59,7 @@ class GatheredEpochs:
         self._earlier_samples: int = saved["num_samples"]
         self.facts = [EpochFacts.model_validate(epoch) for epoch in saved["epochs"]]
         self._num_earlier = len(self.facts)
+        self._own: list[EpochFacts] = []
 
     def gather(self) -> None:
         """Gathers the epochs that have ended since the last call; collective."""
@@ -75,18 +76,23 @@ class GatheredEpochs:
         if gathered is None:
             return
         for of_ranks in np.stack(gathered, axis=1):
-            number = len(self.facts)
-            self.facts.append(
-                summarize_epoch(
-                    number + 1,
-                    of_ranks,
-                    {
-                        name: finite(values[number])
-                        for name, values in self._history.history.items()
-                    },
-                    part=self._part if self._part > 1 else None,
-                )
-            )
+            self.facts.append(self._summarize(len(self.facts), of_ranks))
+
+    def so_far(self) -> list[EpochFacts]:
+        """Returns the epochs so far, those that are not gathered yet with this rank's times."""
+        for i in range(len(self._own), len(self._timer.epochs)):
+            mine = self._timer.epochs[i].summarize(self._validation.seconds[i])
+            self._own.append(self._summarize(self._num_earlier + i, mine[np.newaxis]))
+        return [*self.facts, *self._own[self._num_gathered :]]
+
+    def _summarize(self, number: int, of_ranks: NDArray[np.float64]) -> EpochFacts:
+        metrics = self._history.history.items()
+        return summarize_epoch(
+            number + 1,
+            of_ranks,
+            {name: finite(values[number]) for name, values in metrics},
+            part=self._part if self._part > 1 else None,
+        )
 
     def to_facts(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, as JSON; collective, and complete on rank 0 only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -117,6 +118,9 @@ def train_model(
     epochs = GatheredEpochs(
         comm, listed.timer, listed.validation, listed.history, num_samples, this.part, saved
     )
+    if comm.rank == 0:
+        this.note(training={"epochs": epochs.facts})
+        listed.callbacks.append(_Notes(this, epochs))
     writer = saver = None
     if this.checkpoint_root is not None:
         writer = _make_writer(params, this)
@@ -177,6 +181,22 @@ def train_model(
         writer,
         not is_complete,
     )
+
+
+class _Notes(keras.callbacks.Callback):  # type: ignore[misc]
+    """Keeps the epochs so far, for the record of a run that ends early; at most every second."""
+
+    def __init__(self, this: Run, epochs: GatheredEpochs) -> None:
+        super().__init__()
+        self._this, self._epochs, self._next_s = this, epochs, 0.0
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keeps them, unless that would take more than a hundredth of the time."""
+        begin_s = time.perf_counter()
+        if begin_s >= self._next_s:
+            self._this.note(training={"epochs": self._epochs.so_far()})
+            end_s = time.perf_counter()
+            self._next_s = end_s + max(1.0, 100 * (end_s - begin_s))
 
 
 @dataclass

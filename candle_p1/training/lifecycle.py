@@ -27,11 +27,11 @@ from candle_p1.distributed.comm import Attempt, mpi_start_s, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.rank_log import output_to_file
 from candle_p1.distributed.watchdog.client import watch
-from candle_p1.errors import CandleError, ParameterError, RunInterrupted, SetupError
+from candle_p1.errors import CandleError, ParameterError, RecordError, RunInterrupted, SetupError
 from candle_p1.files import FULL
 from candle_p1.instrument import collectives, phases, usage
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
-from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.instrument.profiles import (
     CallProfile,
     merge_profiles,
@@ -41,10 +41,12 @@ from candle_p1.instrument.profiles import (
 from candle_p1.records.parts import with_positions
 from candle_p1.records.record import (
     RECORD_NAME,
+    end_record,
     extend_record,
     make_record,
     utc_now,
     write_record,
+    write_so_far,
 )
 from candle_p1.records.types import (
     SCHEMA_VERSION,
@@ -105,6 +107,7 @@ class Run:
     part: int = 1
     checkpoint_root: Path | None = None
     restart: Checkpoint | None = None
+    _so_far: RunRecord | None = None
 
     @property
     def record_path(self) -> Path:
@@ -123,10 +126,34 @@ class Run:
         }
         energy = self.power.so_far(self.start)
         if energy is not None:
+            self.note(energy=energy)
             facts["energy"] = {
                 name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")
             }
         return facts
+
+    def note(self, **sections: Any) -> None:
+        """Keeps what rank 0 has measured so far, for the record of a run that ends early.
+
+        Args:
+            sections: Sections of the record; phases are added, and the energy of a single node.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self.comm.rank != 0:
+            return
+        if self.comm.num_nodes == 1 and (energy := self.power.so_far(self.start)):
+            sections["energy"] = energy
+        phases = self.phases.phases.items()
+        completed = {path: phase for path, phase in phases if self.phases.phases[path[:1]].usage}
+        self._so_far = extend_record(
+            self._so_far or self.record,
+            known_until_s=time.perf_counter() - self.start,
+            phases=summarize_phases([completed], [self.start]),
+            **sections,
+        )
+        write_so_far(self.record_path, self._so_far)
 
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.
@@ -392,8 +419,7 @@ def _record_agreed_failure(run: Run, error: CandleError) -> None:
         phase="/".join(run.phases.failed_in) or None,
         steps=run.watchdog.steps,
     )
-    ended = extend_record(run.record, status="failed", ended=utc_now(), failure=failure)
     try:
-        write_record(run.record_path, ended)
-    except OSError as full:
-        error.args = (f"{error}; the record cannot be written: {full}",)
+        end_record(run.record_path, "failed", failure)
+    except (OSError, RecordError) as lost:
+        error.args = (f"{error}; the record cannot be written: {lost}",)

@@ -19,7 +19,7 @@ from candle_p1.checkpoints.policy import are_saved
 from candle_p1.errors import CheckpointError, ParameterError, RecordError
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.parts import KeptWork, earlier_parts
-from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.records.record import RECORD_NAME, read_record, read_so_far
 from candle_p1.records.types import EnergyFacts, ParameterValue, PositionFacts
 from candle_p1.training.identity import changes_learning
 from candle_p1.training.run_directory import CHECKPOINTS, checkpoint_root, run_directories
@@ -285,7 +285,8 @@ class _Search:
     def _describe(self, place: RunPlace, record: RunRecord, directory: Path) -> None:
         """Adds the earlier parts of a run in a directory, and what of them is kept."""
         place.kept = _kept(place.restart) if place.restart else KeptWork()
-        place.parts = earlier_parts(record, place.kept, _last_sign(directory))
+        known = read_so_far(directory / RECORD_NAME)
+        place.parts = earlier_parts(known, place.kept, _last_sign(directory))
 
     def _newest(self, root: Path) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged; None if there is none."""

@@ -76,7 +76,7 @@ class PowerMeter:
         return combine(sorted((node for node in nodes if node), key=lambda node: node.node))
 
     def so_far(self, start_s: float) -> EnergyFacts | None:
-        """Returns the energy of all nodes until now on rank 0; collective.
+        """Returns the energy of all nodes until now on rank 0; collective if there are several.
 
         Args:
             start_s: When the run began, by time.perf_counter.
@@ -89,7 +89,7 @@ class PowerMeter:
         mine = None
         if self._sampler:
             mine = measure_so_far(self._sampler, start_s, self._comm.node)
-        gathered = self._comm.gather(mine)
+        gathered = self._comm.gather(mine) if self._comm.num_nodes > 1 else [mine]
         nodes = sorted((node for node in gathered or [] if node), key=lambda node: node.node)
         if len(nodes) < self._comm.num_nodes:  # not rank 0, or a node does not answer
             return None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -176,13 +177,22 @@ def test_ctrl_c_that_a_library_turned_into_an_error_is_an_interruption(job, tmp_
     [(signal.SIGINT, "interrupted"), (signal.SIGKILL, "failed")],
 )
 def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
+    """The record holds what was measured until then."""
     process = job("-1::", num_ranks=1)
-    pid_in_phase(process, tmp_path, 0, "train")
+    history = tmp_path / "out/EXP000/RUN000/history.csv"
+    wait_until(lambda: history.exists() and history.read_text().count("\n") > 2, START_S, process)
     process.send_signal(number)
     code, _, record = end_of(process, tmp_path)
     assert code != 0
     assert record["status"] == status
     assert record["failure"]["rank"] == 0
+    epochs = record["training"]["epochs"]
+    losses = np.loadtxt(history, delimiter=",", skiprows=1, usecols=3, ndmin=1)
+    assert [each["metrics"]["loss"] for each in epochs] == list(losses[: len(epochs)])
+    assert epochs[-1]["train"]["max_s"] < record["known_until_s"]
+    assert {"plan", "data", "distributed"} <= record.keys()
+    assert "load" in record["phases"]
+    assert "total_s" not in record
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,13 @@ def test_a_part_whose_end_nobody_recorded_ended_when_it_last_wrote():
     assert whole.lost_steps is None
 
 
+def test_the_energy_that_a_killed_part_had_measured_is_taken_to_go_on():
+    energy = EnergyFacts(kind="measured", total_j=600.0, total_s=60.0, mean_w=10.0)
+    old = extend_record(make_record(RUNNING), energy=energy, known_until_s=60.0)
+    part = continued(old, KeptWork()).parts[0]
+    assert (part.energy.kind, part.energy.energy_j) == ("estimated", 3000.0)
+
+
 def test_the_watchdog_ends_the_last_part_too(tmp_path):
     path = tmp_path / "run.json"
     kept = KeptWork(part=1, steps=20, position=position(2, 4), checkpoint="ckpts/a")

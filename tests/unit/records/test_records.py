@@ -23,8 +23,10 @@ from candle_p1.records.record import (
     make_record,
     read_record,
     write_record,
+    write_so_far,
 )
 from candle_p1.records.spread import Bytes, Seconds
+from candle_p1.records.summary import summary
 from candle_p1.records.types import Failure, PhaseTimes
 from tests.planted_records import planted_record
 
@@ -107,6 +109,22 @@ def test_only_a_running_record_is_ended(path):
     assert failed.ended > failed.started
     end_record(path, "interrupted", Failure(reason="too late", rank=None))
     assert read_record(path) == failed
+
+
+def test_a_run_that_ends_early_leaves_what_it_had_measured(path):
+    epoch = {"epoch": 1, "metrics": {"loss": 0.5}, "train": Seconds.over([2.0])}
+    training = {"training": {"epochs": [epoch]}, "known_until_s": 3.0}
+    record = make_record(RUNNING)
+    write_record(path, record)
+    write_so_far(path, extend_record(record, **training))
+    assert read_record(path) == record
+    end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
+    failed = read_record(path)
+    assert (failed.status, failed.training.epochs[0].metrics) == ("failed", {"loss": 0.5})
+    assert list(path.parent.iterdir()) == [path]
+    assert "1 epoch, the last with loss 0.5" in "".join(summary(failed))
+    with pytest.raises(RecordError, match="known to its end"):
+        extend_record(planted_record("p1b1", 3), known_until_s=1.0)
 
 
 def test_a_record_begins_only_with_space_for_its_end(path, monkeypatch):
