@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from candle_p1.distributed.layer_state import average_state
 from candle_p1.distributed.metrics import reduce_metrics
 from candle_p1.errors import DistributedError
 from candle_p1.scaling import warmup_learning_rate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from candle_p1.distributed.comm import Communicator
     from candle_p1.scaling import ScalingPlan
 
@@ -78,6 +81,9 @@ class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
     """Validates after every epoch, each rank on its share, and puts the metrics into the logs.
 
+    It averages the state of layers first, so whatever uses the model after it, until the next
+    epoch, has the same one on every rank.
+
     Attributes:
         seconds: How long each validation took on this rank.
     """
@@ -88,8 +94,9 @@ class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
         self.seconds: list[float] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Validates; collective."""
+        """Averages the state of layers and validates; collective."""
         assert logs is not None
+        average_state(self.model, self._comm)
         start = time.perf_counter()
         metrics = evaluate_shared(self.model, self._batches, self._comm)
         self.seconds.append(time.perf_counter() - start)
@@ -118,7 +125,12 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares the weights of all ranks, bit for bit, after every step; slow, for debugging."""
+    """Compares the weights of all ranks, bit for bit; slow, for debugging.
+
+    After every step it compares those that the optimizer updates, and at the end of an epoch all,
+    because only then is the state of layers the same on all ranks. It must come after
+    SharedValidation.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
@@ -130,18 +142,29 @@ class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compares the weights; collective.
+        """Compares the trainable weights; collective.
 
         Raises:
             DistributedError: They differ; the same on every rank.
         """
+        self._compare(self.model.trainable_weights, f"step {batch + 1} of epoch {self._epoch + 1}")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Compares all weights; collective.
+
+        Raises:
+            DistributedError: They differ; the same on every rank.
+        """
+        self._compare(self.model.weights, f"epoch {epoch + 1}")
+
+    def _compare(self, weights: Sequence[Any], when: str) -> None:
         digest = hashlib.sha256()
-        for weight in self.model.weights:
+        for weight in weights:
             digest.update(keras.ops.convert_to_numpy(weight.value).tobytes())
         different = self._comm.find_different(digest.hexdigest())
         if different:
             raise DistributedError(
-                f"replicas differ after step {batch + 1} of epoch {self._epoch + 1}: ranks"
+                f"replicas differ after {when}: ranks"
                 f" {', '.join(map(str, different))} have weights that differ from rank 0's"
             ).on_all_ranks()
 

@@ -373,7 +373,7 @@ _SPEED = _group(
     Parameter(
         "kernels", str, "fast", "fast layers and optimizers where available, or Keras's own (plain)"
     ),
-    Parameter("check_replicas", bool, False, "compare all ranks' models after every step; slow"),
+    Parameter("check_replicas", bool, False, "compare the ranks' weights after every step; slow"),
     role=Role.SPEED,
 )
 

@@ -130,6 +130,7 @@ def train_model(
         if saved:
             policy.restore_state(decode(saved["policy"]))
         saver = Saver(
+            comm,
             writer,
             policy,
             Pulse(comm, params["ckpt_every_s"], lambda: this.watchdog.save_requested),

@@ -1,8 +1,9 @@
 """The arrays that training depends on: reading them from a live model and putting them back.
 
 Weights and optimizer are the same on every rank. The states of random layers and, in the middle of
-an epoch, of metrics are each rank's own. A gradient that is being accumulated over several passes
-is no part of the state, because checkpoints are only written between two updates.
+an epoch, of metrics and of layers such as batch normalization are each rank's own. A gradient that
+is being accumulated over several passes is no part of the state, because checkpoints are only
+written between two updates.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.layer_state import restore_state
 from candle_p1.distributed.seeds import seed_states
 from candle_p1.errors import CandleError
 
@@ -147,6 +149,8 @@ def restore_own(model: Any, saved: Mapping[str, NDArray[Any]], *, within_epoch: 
         if name not in saved or saved[name].shape != tuple(variable.shape):
             raise CandleError(f"the checkpoint does not have this model's {name}")
         variable.assign(saved[name])
+    if within_epoch:
+        restore_state(model, saved)
 
 
 def build_metrics(model: Any, batch: Any) -> None:

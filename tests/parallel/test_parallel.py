@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -70,15 +71,20 @@ def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, 
 @pytest.mark.extended
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    "num_ranks",
-    [pytest.param(1, marks=pytest.mark.horovod), pytest.param(2, marks=EITHER)],
+    ("num_ranks", "module", "num_checks"),
+    [
+        pytest.param(1, "check_restart", 5, marks=pytest.mark.horovod),
+        pytest.param(2, "check_restart", 5, marks=EITHER),
+        pytest.param(2, "check_layer_state", 3, marks=EITHER),
+        pytest.param(4, "check_layer_state", 3, marks=EITHER),
+    ],
 )
-def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks):
-    command = mpirun(num_ranks, HERE / "harness.py", "check_restart")
+def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks, module, num_checks):
+    command = mpirun(num_ranks, HERE / "harness.py", module)
     code, output = execute(command, limit_s=3600)
     print(output)
     assert code == 0, output
-    assert output.count("\nok ") == 5
+    assert len(re.findall("^ok ", output, re.MULTILINE)) == num_checks
 
 
 @pytest.fixture(scope="module")
