@@ -349,7 +349,7 @@ class Benchmark(ABC):
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with everything that follows from them; see `bind`."""
-        params = self.resolve(_without_empty_layers(params))
+        params = self.resolve(_without_empty_layers(params.without_vain()))
         params = params.with_settings(*self._data_files(params))
         return params.with_settings({}, check_flags(params))
 

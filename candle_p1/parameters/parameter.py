@@ -98,8 +98,8 @@ class Parameter:
             single value counts as a list of one.
         required: There is no default: a file, a flag or a program must set it.
         optional: None is allowed, also on the command line; implied by the default None.
-        needs_support: Only benchmarks that list it in `supports` read it; for the others, setting
-            it causes a warning.
+        needs_support: Only benchmarks that list it in `supports` read it; the others always read
+            the default, and setting it causes a warning.
         old_names: Names that earlier releases of CANDLE gave it, in files and as flags.
         group: Its heading in --help.
     """

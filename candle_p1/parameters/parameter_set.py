@@ -110,6 +110,20 @@ class ParameterSet(Mapping[str, Any]):
         changed = self._settings | self._others | settings
         return ParameterSet(self._declared, changed, [*self._warnings, *warnings])
 
+    def without_vain(self) -> ParameterSet:
+        """Returns a set in which what has no effect here has its default, with the same warnings.
+
+        So nothing that reads parameters can give an effect to one of which users are told that it
+        has none.
+        """
+        settings = {
+            name: (self._declared[name].default, Origin("not read"))
+            if self._is_in_vain(name, setting[0])
+            else setting
+            for name, setting in self._settings.items()
+        }
+        return ParameterSet(self._declared, settings, self.warnings)
+
     def to_text(self) -> str:
         """Returns the text of a parameter file with the same values, and origins as comments."""
         lines = [f"[{SECTION}]"]

@@ -246,6 +246,7 @@ def test_candles_parameters_without_effect_cause_a_warning(tmp_path, name, key, 
         (warning,) = params.warnings
         assert re.search(rf": {key} \((program|config file config\.txt|flag)\)$", warning)
         assert benchmark.bind(params).warnings == params.warnings
+        assert params.get(key) == benchmark.initialize_parameters(argv=[]).get(key)
 
 
 @pytest.mark.parametrize(
