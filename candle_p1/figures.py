@@ -23,6 +23,8 @@ MAX_DOTS = 5000
 """With more samples than this, a random selection is shown: dots would only hide each other."""
 MAX_CURVES = 4
 """The loss and the first metrics have a plot of their curves."""
+HIGHEST_SHARE = 1.02
+"""Where the y axis of shares, as of accuracy, ends at most."""
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
@@ -157,9 +159,17 @@ def curves(history: Mapping[str, Sequence[float]], *, title: str) -> Figure:
         plot.set_xlabel("epoch")
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.grid(axis="y", color="0.9")
+        end_at_one(plot)
     handles, labels = plots[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure
+
+
+def end_at_one(plot: Axes) -> None:
+    """Keeps the y axis of shares, as of accuracy, from going far beyond 1."""
+    shown = plot.dataLim.y1
+    if shown <= 1:
+        plot.set_ylim(top=min(HIGHEST_SHARE, plot.get_ylim()[1]))
 
 
 def compared_times(

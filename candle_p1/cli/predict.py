@@ -1,4 +1,4 @@
-"""candle-p1 predict: time, energy, efficiency and gains at sizes that were not run."""
+"""candle-p1 predict: time, energy, scaling efficiency and gains at sizes that were not run."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def command(
     changes: tuple[str, ...],
     json_path: Path | None,
 ) -> None:
-    """Predict time, energy, efficiency and the gain of each loader on some numbers of ranks.
+    """Predict time, energy, scaling efficiency and the gain of each loader on numbers of ranks.
 
-    Also said is the largest scale that holds an efficiency of 70 %, and the numbers of ranks that
-    take the least energy and the least product of energy and time. All have intervals. Without
+    Also said is the largest scale that holds a scaling efficiency of 70 %, and the numbers of ranks
+    that take the least energy and the least product of energy and time. All have intervals. Without
     --from, the paper's printed values are used, and the gains that it prints are shown beside.
     """
     from candle_p1.modelling.changes import parse_changes

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 EFFICIENT = 0.70
-"""What a scale holds whose efficiency is said to be enough."""
+"""What a scale holds whose scaling efficiency is said to be enough."""
 
 MOST_RANKS = 10**6
 
@@ -160,7 +160,7 @@ class ForecastPoint:
         can_run: Whether the ranks can have equal numbers of epochs.
         time_s: The time of a run, in s.
         energy_j: Its energy, in J; None where no power is known.
-        efficiency: The parallel efficiency, against the smallest number of ranks; None where
+        efficiency: The scaling efficiency, against the smallest number of ranks; None where
             batches grow with the ranks, for which there is no ideal.
         gain: By how much its time is less than that of the base series, in percent; None for that.
         energy_gain: Likewise for the energy.

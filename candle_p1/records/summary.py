@@ -84,7 +84,7 @@ def results(record: RunRecord) -> Iterator[str]:
         absent = record.energy.kind == "absent"
         yield "energy: not measured" if absent else _energy_line(record.energy)
     if record.data and record.data.synthetic:
-        yield "the data are synthetic"
+        yield "the data are synthetic: accuracy and loss say nothing about cancer"
     yield from whole(record)
     yield from _not_comparable(record)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
+from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, end_at_one
 from candle_p1.reports.words import shortened
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
+IDEAL: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
 PANEL_INCHES = (3.4, 3.0)
 LEGEND_ROW_INCHES = 0.2
 DOTS_PER_INCH = 150
@@ -108,11 +109,13 @@ class Panel:
         title: What it shows.
         lines: The marks of each line, by label.
         y_label: The unit, or what the values are.
+        ideal: The points of a curve to compare with.
     """
 
     title: str
     lines: Mapping[str, Sequence[Mark]]
     y_label: str = ""
+    ideal: Sequence[tuple[float, float]] = ()
 
     @property
     def marks(self) -> list[Mark]:
@@ -167,6 +170,8 @@ def line_figure(
     for axes, panel in zip(plots, panels, strict=True):
         for i, (label, marks) in enumerate(panel.lines.items()):
             _draw_line(axes, marks, i, len(panel.lines), label)
+        if panel.ideal:
+            axes.plot(*zip(*panel.ideal, strict=True), zorder=1, label="ideal", **IDEAL)
         count_axis(axes, ticks, x_label)
         axes.set_title(panel.title)
         axes.set_ylabel(panel.y_label)
@@ -241,6 +246,7 @@ def _value_axis(axes: Axes, values: Sequence[float], zero: bool) -> None:
     else:
         short = max(MIN_SPAN * max(abs(low), abs(high)) - (top - bottom), 0)
         axes.set_ylim(bottom - short / 2, top + short / 2)
+        end_at_one(axes)
 
 
 def log_axis(axes: Axes) -> None:

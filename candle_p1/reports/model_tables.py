@@ -115,7 +115,7 @@ def what_if_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTabl
 def _forecast_headings() -> tuple[str, ...]:
     return (
         "ranks", "time (s)", "low (s)", "high (s)", "energy (J)", "low (J)", "high (J)",
-        "efficiency", "low", "high", "extrapolation factor",
+        "scaling efficiency", "low", "high", "extrapolation factor",
     )  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def best_table(found: Forecast, slug: str) -> ReportTable:
     most = max(each.searched[-1] for each in found.best)
     title = f"The best scale, of up to {count(most, 'rank')}"
     headings = (
-        "series", "most ranks with an efficiency of 70 %", "low", "high",
+        "series", "most ranks with a scaling efficiency of 70 %", "low", "high",
         "ranks of least energy", "energy, low", "energy, high",
         "ranks of least energy times time", "product, low", "product, high",
     )  # fmt: skip

@@ -198,8 +198,8 @@ def _compiled(experiment: Experiment) -> Iterator[str]:
     apart = compiled_apart(experiment.runs)
     if apart:
         yield (
-            f"{apart}: speed-ups, efficiencies and other ratios between them also contain what XLA"
-            " gains or costs."
+            f"{apart}: speed-ups, scaling efficiencies and other ratios between them also contain"
+            " what XLA gains or costs."
         )
 
 

@@ -76,7 +76,7 @@ POWER_AND_ENERGY = ((GPU_POWER, GPU_ENERGY), (NODE_POWER, NODE_ENERGY))
 COMMUNICATION = _attribute("communication_share", "communication's share of training")
 LOAD_BALANCE = _efficiency("load_balance", "load balance")
 COMMUNICATION_EFFICIENCY = _efficiency("communication_efficiency", "communication efficiency")
-PARALLEL_EFFICIENCY = _efficiency("parallel_efficiency", "parallel efficiency")
+PARALLEL_EFFICIENCY = _efficiency("parallel_efficiency", "POP efficiency")
 
 
 def covered(runs: Iterable[RecordedRun]) -> list[str]:

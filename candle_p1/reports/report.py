@@ -56,19 +56,14 @@ class ReportSection:
         return [each for each in self.statements if each.finder.is_headline and each.sentences]
 
     @property
-    def refused(self) -> list[Statement]:
-        """Those of the summary for which the records lack data."""
-        return [
-            each
-            for each in self.statements
-            if each.finder.is_headline and not (each.sentences or each.unsure)
-        ]
+    def details(self) -> list[Statement]:
+        """The other findings."""
+        return [each for each in self.statements if not each.finder.is_headline and each.sentences]
 
     @property
-    def details(self) -> list[Statement]:
-        """All others."""
-        told = (*self.headlines, *self.refused)
-        return [each for each in self.statements if each not in told]
+    def open(self) -> list[Statement]:
+        """The kinds of statements about which there is, in part or as a whole, no conclusion."""
+        return [each for each in self.statements if each.unsure or each.lacking]
 
     @property
     def common(self) -> str:

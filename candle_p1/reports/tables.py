@@ -110,7 +110,7 @@ def shares(experiment: Experiment) -> Content:
 
 
 def scaling(experiment: Experiment) -> Content:
-    """Returns speed-ups and efficiencies, each with the time of its base."""
+    """Returns speed-ups and scaling efficiencies, each with the time of its base."""
     found = [
         (series, quantity, each)
         for series in experiment.series
@@ -130,17 +130,25 @@ def scaling(experiment: Experiment) -> Content:
         for series, quantity, each in found
     ]
     gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
-    headings = ("series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "efficiency")
+    headings = (
+        "series",
+        "quantity",
+        "ranks",
+        "base: ranks",
+        "base: time (s)",
+        gain,
+        "scaling efficiency",
+    )
     note = {
-        STRONG: "Efficiency is the speed-up divided by the ratio of the numbers of ranks.",
-        WEAK: "Under weak scaling, efficiency is T(base) / T(P), because the work grows with P.",
+        STRONG: "Scaling efficiency is the speed-up divided by the ratio of the numbers of ranks.",
+        WEAK: "Scaling efficiency is T(base) / T(P), because the work grows with P.",
     }
     notes = [note[experiment.mode]] if experiment.mode in note else []
     apart = {
         f"{series.name}: {each.compiled_apart}." for series, _, each in found if each.compiled_apart
     }
     notes += sorted(apart)
-    return "Speed-up and efficiency", headings, rows, notes, ()
+    return "Speed-up and scaling efficiency", headings, rows, notes, ()
 
 
 def method_gains(experiment: Experiment) -> Content:
@@ -235,7 +243,7 @@ def efficiency(experiment: Experiment) -> Content:
         *map(_column, (LOAD_BALANCE, COMMUNICATION_EFFICIENCY, PARALLEL_EFFICIENCY)),
     ]
     points = [each for each in _points(experiment) if each[1].num_ranks > 1]
-    return "Communication and efficiency (POP)", *_of_points(points, columns), (), ()
+    return "Communication and POP efficiency", *_of_points(points, columns), (), ()
 
 
 def loading(experiment: Experiment) -> Content:

@@ -80,8 +80,6 @@ def write_page(contents: Mapping[str, str | bytes], directory: Path) -> Path:
 def run_page(run: RecordedRun) -> str:
     """Returns the page of a run, as HTML: its figures, and all of its tables."""
     notices = []
-    if run.synthetic:
-        notices.append("The data are synthetic: accuracy and loss say nothing about cancer.")
     if run.limits:
         limits = ", ".join(f"{name} {steps}" for name, steps in run.limits)
         notices.append(f"The steps were limited ({limits}): the model has hardly been trained.")

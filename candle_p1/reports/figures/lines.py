@@ -41,13 +41,11 @@ from candle_p1.text import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from candle_p1.reports.epochs import EpochGroup
     from candle_p1.reports.points import Experiment, Series
 
-IDEAL: dict[str, Any] = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
 REFERENCE: dict[str, Any] = {"color": "0.45", "lw": 1.0, "ls": (0, (1, 2))}
 BESIDE_REFERENCE: dict[str, Any] = {
     "textcoords": "offset points",
@@ -164,7 +162,7 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 
 def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws speed-up and efficiency, of the total time and of training, with the ideal.
+    """Draws speed-up and scaling efficiency, of the total time and of training, with the ideal.
 
     Raises:
         MissingDataError: No series has two numbers of ranks.
@@ -175,21 +173,21 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
     strong = experiment.mode == STRONG
     counts = sorted({point.num_ranks for each in usable for point in each.timed})
     panels: list[Panel] = []
-    for kind in ("speed-up", "efficiency") if strong else ("T(base) / T(P)",):
+    for kind in ("speed-up", "scaling efficiency") if strong else ("T(base) / T(P)",):
         for quantity, y_label in ((TOTAL, kind), (TRAIN, "")):
             lines = {
-                each.name: _speedup_marks(experiment, each, quantity, kind == "efficiency")
+                each.name: _speedup_marks(experiment, each, quantity, kind == "scaling efficiency")
                 for each in usable
             }
             title = "training alone" if quantity is TRAIN else quantity.title
-            panels.append(Panel(title, lines, y_label))
+            ideal = _ideal(experiment, counts, grows=kind == "speed-up")
+            panels.append(Panel(title, lines, y_label, ideal))
     figure = line_figure(panels, columns=2, same_y="row", from_zero=None)
     for i, (axes, panel) in enumerate(zip(figure.axes, panels, strict=True)):
-        grows = strong and i < 2
-        highest = max([1.0, *(mark.estimate.high for mark in panel.marks)])
-        if experiment.mode != BATCH:
-            highest = max(highest, _draw_ideal(axes, counts, grows=grows))
-        if grows and highest > LOG_FROM:
+        highest = max(
+            [1.0, *(mark.estimate.high for mark in panel.marks), *(y for _, y in panel.ideal)]
+        )
+        if strong and i < 2 and highest > LOG_FROM:
             log_axis(axes)
         else:
             axes.set_ylim(0, 1.05 * highest)
@@ -299,9 +297,9 @@ def _speedup_marks(
     ]
 
 
-def _draw_ideal(axes: Axes, counts: Sequence[int], *, grows: bool) -> float:
-    """Draws ideal scaling; returns its highest value."""
-    xs = np.geomspace(counts[0], counts[-1], 50)
-    ideal = xs / counts[0] if grows else np.ones_like(xs)
-    axes.plot(xs, ideal, zorder=1, **IDEAL)
-    return float(ideal.max())
+def _ideal(
+    experiment: Experiment, counts: Sequence[int], *, grows: bool
+) -> list[tuple[float, float]]:
+    """Returns the curve of ideal scaling; none where the batch size grows."""
+    xs = np.geomspace(counts[0], counts[-1], 50).tolist()
+    return [] if experiment.mode == BATCH else [(x, x / counts[0] if grows else 1.0) for x in xs]

@@ -164,8 +164,8 @@ KINDS = (
         "scaling",
         "Scaling",
         "T(base) / T(P), where the base is the smallest number of ranks of each series. Under"
-        " strong scaling, efficiency is the speed-up divided by the ratio of the numbers of ranks."
-        f" The dashed line is ideal scaling. Bars with caps are 95 % intervals; {WIDEST}",
+        " strong scaling, scaling efficiency is the speed-up divided by the ratio of the numbers of"
+        f" ranks. Bars with caps are 95 % intervals; {WIDEST}",
         lines.scaling,
     ),
     FigureKind(
@@ -183,10 +183,10 @@ KINDS = (
     ),
     FigureKind(
         "communication",
-        "Time per epoch, communication and efficiency",
+        "Time per epoch, communication and POP efficiency",
         "Time per epoch without validation and without the first step of the run; the share of"
-        " training in which a rank only communicated; and the efficiencies of the whole run as POP"
-        f" defines them. {BARS}",
+        " training in which a rank only communicated; and the load balance and POP"
+        f" efficiency of the whole run. {BARS}",
         lines.communication,
     ),
     FigureKind(

@@ -45,7 +45,7 @@ def speed(experiment: Experiment) -> list[str]:
     for name, last in _on_most_ranks(experiment, TOTAL):
         efficiency, base = "", on_ranks([last.base.num_ranks])
         if last.efficiency is not None:
-            efficiency = f", an efficiency of {number(last.efficiency.value)}"
+            efficiency = f", a scaling efficiency of {number(last.efficiency.value)}"
         if last.base.num_ranks != 1:
             base += ", because there is no run on 1 rank"
         sentences.append(

@@ -27,13 +27,15 @@ from candle_p1.reports.quantities import (
     parts_s,
     share_of,
 )
-from candle_p1.reports.words import percent
+from candle_p1.reports.statistics import estimate_ratio
+from candle_p1.reports.words import interval, number, percent
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from candle_p1.reports.points import Experiment, Point, Series
+    from candle_p1.reports.runs import RecordedRun
 
 SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
 """With these, every rank reads the whole file."""
@@ -134,7 +136,19 @@ def _advice(experiment: Experiment, series: Series, part: str) -> str:
 def _about_training(experiment: Experiment, series: Series) -> str:
     if experiment.mode != STRONG:
         return f"{FASTER_TRAINING} more ranks do not shorten an epoch."
-    run = series.timed[-1].runs[0]
+    last = series.timed[-1]
+    if all(_uses_all_cores(run) for run in last.runs):
+        return f"{FASTER_TRAINING} the ranks already use all cores of the node."
+    times = [times for point in series.timed if (times := point.positive(TOTAL.of))]
+    if len(times) < 2:
+        return f"{FASTER_TRAINING} whether more ranks shorten the training was not measured here."
+    gain = estimate_ratio(times[-2], times[-1])
+    if gain.low <= 1:
+        return (
+            f"{FASTER_TRAINING} the last increase of the ranks gained a factor of"
+            f" {number(gain.value)} ({interval(gain)}), which is no reason to use more."
+        )
+    run = last.runs[0]
     trained, needed = run.epochs_per_rank or 0, published_epochs(experiment)
     if not needed or run.settings.get("data_parallel") == "batch_step":  # all train all epochs
         return "use more ranks, which shorten the training, as long as the quality is sufficient."
@@ -147,6 +161,13 @@ def _about_training(experiment: Experiment, series: Series) -> str:
         "use more ranks, which shorten the training, as long as each rank trains the"
         f" {needed} epochs that the paper found necessary; here it trains {trained}."
     )
+
+
+def _uses_all_cores(run: RecordedRun) -> bool:
+    """Returns whether a run had one node, computed on CPUs, and had a thread for each core."""
+    if run.machine is None or run.machine.devices != ("cpu",) or len(run.hosts) > 1:
+        return False
+    return sum(rank.threads for rank in run.record.ranks or ()) >= run.machine.num_cores
 
 
 def _measured_gain(experiment: Experiment, series: Series) -> str:

@@ -14,11 +14,12 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
+from candle_p1.figures import curves
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.figures.bars import ranks_over_time, time_parts
-from candle_p1.reports.figures.lines import epochs_per_rank
+from candle_p1.reports.figures.lines import epochs_per_rank, quality, scaling
 from candle_p1.reports.figures.registry import KINDS, OVER_TIME, draw_figures
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.points import group
@@ -104,7 +105,8 @@ def test_the_page_lists_what_is_missing(written):
         "9 runs: 1 failed and 8 ok.",
         "1 record cannot be read",
         "Not drawn: power over time (",
-        "scaling of the batch size (no runs differ in --batch_scaling)",
+        "questions</summary>",
+        "no runs differ in --batch_scaling",
     ):
         assert words in text, words
     # Nothing that the paper's method gains stands beside another loader.
@@ -247,6 +249,18 @@ def test_bars_have_one_width_and_stand_over_their_labels(counts):
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(num) for num in counts]
     assert max(bar.get_width() for bar in bars) < (high - low) / 3
     assert (low + high) / 2 == pytest.approx(np.mean(axes.get_xticks()))
+
+
+def test_scaling_names_its_ideal_and_shares_end_at_one():
+    records = [planted_record("nt3", num, epochs=8, quality={"accuracy": 1.0}) for num in (1, 2)]
+    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (legend,) = scaling(experiment, experiment.series).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["all runs", "ideal"]
+    for figure in (
+        quality(experiment, experiment.series),
+        curves({"accuracy": [0.5, 1.0], "val_accuracy": [0.5, 0.9]}, title=""),
+    ):
+        assert all(axes.get_ylim()[1] <= 1.02 for axes in figure.axes)
 
 
 def test_many_numbers_of_ranks_are_counted_together_against_epochs():

@@ -192,7 +192,7 @@ def test_a_speedup_names_its_base_in_seconds():
     sentences = statements_on(*study(), *study())["Speed-up"].sentences
     assert sentences[0] == (
         "loader original: on 4 ranks, the speed-up of the total time is 1.762 (95 % interval 1.762"
-        " to 1.762, 6 against 6 runs), an efficiency of 0.440, relative to 55.5 s on 1 rank."
+        " to 1.762, 6 against 6 runs), a scaling efficiency of 0.440, relative to 55.5 s on 1 rank."
     )
     few = statements_on(*(record for record in study() if record.num_ranks > 1))["Speed-up"]
     assert few.sentences == ()
@@ -346,8 +346,12 @@ def test_the_best_and_the_fastest_batch_scaling_are_named():
     assert any("0.6579 on 48 GPUs with cbrt" in text for text in statement.published)
 
 
+def on_many_cores(*records):
+    return [changed(record, {"environment.node_cores": 64}) for record in records]
+
+
 def test_advice_names_the_measured_gain():
-    original, parallel = statements_on(*study())["What to change"].sentences
+    original, parallel = statements_on(*on_many_cores(*study()))["What to change"].sentences
     check_holds(original, "loader original, on 4 ranks", "--loader parallel", "48.1 % (95 %")
     check_holds(parallel, "loader parallel, on 4 ranks", "8 epochs")
     alone = [record for record in study() if record.data.loader == "original"]
@@ -360,12 +364,7 @@ def test_advice_names_the_measured_gain():
     [
         ({"startup_s": 100.0}, "nothing in the benchmark"),
         ({"communication_s": 31.0}, "--backward_passes_per_step"),
-        ({"epochs": 4, "epoch_s": 99.0}, "4 epochs per rank are already fewer than the 8"),
-        ({"epochs": 16, "epoch_s": 99.0}, "the 8 epochs that the paper found necessary"),
-        (
-            {"epochs": 16, "epoch_s": 99.0, "data_parallel": "batch_step"},
-            "as long as the quality is sufficient",
-        ),
+        ({"epoch_s": 99.0}, "was not measured here"),
         ({"wait_s": 100.0, "loader": "cached"}, "--stage_dir"),
         ({"load_s": 100.0, "loader": "parallel"}, "--loader cached"),
     ],
@@ -374,8 +373,34 @@ def test_advice_follows_from_what_dominates(kwargs, advice):
     kwargs = {"epochs": 32, "num_ranks": 1, "load_s": 0.1} | kwargs
     if "communication_s" in kwargs:
         kwargs |= {"num_ranks": 2, "epochs": 64}
-    (sentence,) = statements_on(planted_record("nt3", **kwargs))["What to change"].sentences
+    records = on_many_cores(planted_record("nt3", **kwargs))
+    (sentence,) = statements_on(*records)["What to change"].sentences
     assert advice in sentence
+
+
+@pytest.mark.parametrize(
+    ("epochs", "seconds", "node_cores", "facts", "advice"),
+    [
+        (8, 9.0, 64, {}, "4 epochs per rank are already fewer than the 8"),
+        (32, 9.0, 64, {}, "the 8 epochs that the paper found necessary"),
+        (32, 9.0, 64, {"data_parallel": "batch_step"}, "as long as the quality is sufficient"),
+        (32, 28.0, 64, {}, "no reason to use more"),
+        (32, 9.0, 2, {}, "already use all cores"),
+    ],
+)
+def test_more_ranks_are_advised_where_they_gained_and_cores_are_free(
+    epochs, seconds, node_cores, facts, advice
+):
+    records = [
+        changed(
+            planted_record("nt3", num, epochs=epochs, epoch_s=epoch_s, **facts),
+            {"environment.node_cores": node_cores},
+        )
+        for num, epoch_s in ((1, 10.0), (2, seconds))
+    ]
+    (sentence,) = statements_on(*records)["What to change"].sentences
+    assert advice in sentence
+    assert ("use more ranks" in sentence) == (advice.startswith(("the 8", "as long")))
 
 
 @pytest.mark.parametrize(
