@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +56,13 @@ class CacheSettings:
             removed first. 0 means no limit.
         stage_directory: A directory local to each node, to which a cache is copied once; None
             means that it is not copied.
+        in_use: Those that this run has made or read, which it does not remove; on rank 0.
     """
 
     directory: Path | None = None
     limit_bytes: int = 0
     stage_directory: Path | None = None
+    in_use: set[Path] = field(default_factory=set, compare=False)
 
     @property
     def path(self) -> Path:
@@ -199,6 +201,7 @@ class _Cache:
         if self.comm.rank == 0:
             with suppress(OSError):  # the directory may be read-only
                 os.utime(self.file)
+            self.settings.in_use.add(self.file)
         return table
 
     def _check_header(self) -> CacheContent:
@@ -219,32 +222,40 @@ class _Cache:
         return content
 
     def write(self, table: Table) -> None:
-        """Writes the cache; the lock must be held.
+        """Writes the cache, if it fits within the limit; the lock must be held.
 
         Raises:
             DataError: It cannot be written.
         """
         with part("write"):
             try:
-                self._make_room(table.values.nbytes)
-                write_cache(self.file, table, self.source, self.num_threads)
+                if self._make_room(table.values.nbytes):
+                    write_cache(self.file, table, self.source, self.num_threads)
+                    self.settings.in_use.add(self.file)
             except OSError as error:
                 raise cannot_write(self.file, error) from error
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Removes caches, the least recently used first, until a new one is within the limit."""
-        if not self.settings.limit_bytes:
-            return
+    def _make_room(self, num_bytes: int) -> bool:
+        """Removes caches, the least recently used first, until a new one is within the limit.
+
+        Returns False, and removes none, if it does not fit beside those that this run uses.
+        """
+        limit_bytes, notify = self.settings.limit_bytes, self.notify or (lambda text: None)
+        if not limit_bytes:
+            return True
+        limit = f"the limit for all caches (cache_limit) is {limit_bytes / GIB:.3g} GiB"
         caches = _by_use(self.settings.path)
         total = num_bytes + sum(size for _, size, _ in caches)
-        for _, size, path in caches:
-            if total <= self.settings.limit_bytes:
-                break
-            total -= size
-            path.unlink(missing_ok=True)
-            if self.notify:
-                limit_gib = self.settings.limit_bytes / GIB
-                self.notify(f"{path} was removed: the limit for all caches is {limit_gib:g} GiB")
+        others = [(size, path) for _, size, path in caches if path not in self.settings.in_use]
+        if total - sum(size for size, _ in others) > limit_bytes:
+            notify(f"{self.source['path']} ({num_bytes / GIB:.3g} GiB) is not cached: {limit}")
+            return False
+        for size, path in others:
+            if total > limit_bytes:
+                total -= size
+                path.unlink(missing_ok=True)
+                notify(f"{path} was removed: {limit}")
+        return True
 
 
 def _cache_path(directory: Path, source: dict[str, Any]) -> Path:

@@ -145,6 +145,23 @@ def test_the_limit_removes_the_least_recently_used_cache(read, tmp_path):
     assert str(first) in notes[0]
 
 
+def test_what_does_not_fit_beside_the_caches_of_a_run_is_not_cached(read, source, tmp_path):
+    read()
+    first = only_cache(tmp_path)
+    other = tmp_path / "other.csv"
+    other.write_text(TEXT)
+    same(read(other, limit_bytes=10)[0], read()[0])
+    assert only_cache(tmp_path) == first
+    settings = CacheSettings(tmp_path / "cache", limit_bytes=first.stat().st_size + 10)
+    notes = []
+    for path in (source, other):  # of one run, which would remove the first again and again
+        read_cached(path, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
+    assert only_cache(tmp_path) == first
+    (note,) = notes
+    assert f"{other} (" in note
+    assert "is not cached: the limit for all caches (cache_limit)" in note
+
+
 def test_a_copy_on_the_node_is_used_and_repaired(read, parsed, tmp_path):
     first, _ = read(stage_directory=tmp_path / "node")
     same(first, read(stage_directory=tmp_path / "node")[0])
