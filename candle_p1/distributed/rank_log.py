@@ -105,16 +105,18 @@ def output_to_file(path: Path | None) -> Iterator[None]:
         return
     _flush()
     saved = [os.dup(1), os.dup(2)]
-    log = _log = _RankLog(path.absolute(), saved[1])
     try:
-        yield
+        log = _log = _RankLog(path.absolute(), saved[1])
+        try:
+            yield
+        finally:
+            _flush()
+            log.end()
+            _log = None
+            for number, copy in enumerate(saved, start=1):
+                os.dup2(copy, number)
+            log.release()
     finally:
-        _flush()
-        log.end()
-        _log = None
-        for number, copy in enumerate(saved, start=1):
-            os.dup2(copy, number)
-        log.release()
         for copy in saved:
             os.close(copy)
 

@@ -11,12 +11,13 @@ A run that did not finish is continued in its own directory and record (candle_p
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -312,15 +313,35 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
             source is not available; the same on all ranks.
     """
     with (
+        _environment_put_back(),
         PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
-        _opened_run(name, params, comm, power) as run,
+        closing(Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)) as screen,
+        closing(RunOpening(name, params)) as opening,
+        _opened_run(name, params, comm, power, screen, opening) as run,
     ):
         yield run
 
 
 @contextmanager
+def _environment_put_back() -> Iterator[None]:
+    """Undoes in the end what the body changes in the environment, which is meant for one run."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
 def _opened_run(
-    name: str, params: ParameterSet, comm: Communicator, power: PowerMeter
+    name: str,
+    params: ParameterSet,
+    comm: Communicator,
+    power: PowerMeter,
+    screen: Screen,
+    opening: RunOpening,
 ) -> Iterator[Run]:
     start = time.perf_counter()
     record = make_record(
@@ -340,8 +361,6 @@ def _opened_run(
         }
     )
     # Only rank 0 accesses the file system; the others are told the outcome.
-    screen = Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)
-    opening = RunOpening(name, params)
     expected = on_first_rank(opening.find, comm)
     watchdog = watch(comm, expected / RECORD_NAME, opening.kept_open)
     if watchdog.warnings:
@@ -404,8 +423,6 @@ def _opened_run(
         raise
     finally:
         watchdog.close()
-        opening.close()
-        screen.close()
 
 
 def _position(position: Position | None) -> PositionFacts | None:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import SetupError
 from candle_p1.training import lifecycle
 from tests.unit.training.test_place import parameters
 
@@ -32,3 +40,45 @@ def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
         directory = run.directory
         assert told == [directory / "run.json"]
     assert directory.name == "another"
+
+
+@pytest.mark.parametrize("stage", ["find", "open", "watch", "profile", "body"])
+def test_a_run_that_fails_while_it_opens_leaves_nothing_behind(tmp_path, monkeypatch, stage):
+    """Another one in the same process then takes its directory."""
+
+    def fail(*arguments):
+        if stage == "find":
+            find(*arguments)  # has the lock by then
+        os.environ["HOROVOD_TIMELINE"] = "left"
+        raise SetupError("planted").on_all_ranks()
+
+    def left():
+        gc.collect()  # the memory in which steps are counted
+        return threading.enumerate(), dict(os.environ), sorted(Path("/proc/self/fd").iterdir())
+
+    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
+    find = lifecycle.RunOpening.find
+    params = parameters(tmp_path, "--run_id", "one", "--logfile", str(tmp_path / "log"))
+    with lifecycle.recorded_run("nt3", parameters(tmp_path), SerialCommunicator()):
+        pass  # what is opened once per process
+    before = left()
+    place = {
+        "find": (lifecycle.RunOpening, "find"),
+        "open": (lifecycle.RunOpening, "open"),
+        "watch": (lifecycle, "watch"),
+        "profile": (lifecycle, "CallProfile"),
+        "body": (lifecycle.Run, "result_directory"),
+    }[stage]
+
+    def run():
+        with lifecycle.recorded_run("nt3", params, SerialCommunicator()) as opened:
+            opened.result_directory(None)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(*place, fail)
+        with pytest.raises(SetupError, match="planted"):
+            run()
+    assert left() == before
+    if stage in ("profile", "body"):  # there is a record of it
+        (tmp_path / "EXP000/one/run.json").unlink()
+    run()
