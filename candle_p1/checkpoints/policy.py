@@ -138,7 +138,7 @@ class SavePolicy:
 
 
 def keep_policy(
-    mode: str, limit: int
+    mode: str, limit: int | None
 ) -> Callable[[Collection[StoredCheckpoint]], set[StoredCheckpoint]]:
     """Returns which of a run's checkpoints to keep, as a function of all of them.
 
@@ -153,7 +153,10 @@ def keep_policy(
     Args:
         mode: "linear" or "exponential".
         limit: The maximum number of checkpoints, besides the best one; the newest ones count.
+            None: with "linear" 2, one of which may be damaged; with "exponential" no limit.
     """
+    if limit is None and mode == "linear":
+        limit = 2
 
     def keep(stored: Collection[StoredCheckpoint]) -> set[StoredCheckpoint]:
         newest_first = sorted(stored, key=lambda each: each.number, reverse=True)

@@ -14,7 +14,7 @@ CHAIN_FLAGS = {"ckpt_every_s": "600", "ckpt_save_best": "False", "ckpt_keep_limi
 """The flags of a chain whose user sets no interval between checkpoints.
 
 A chain needs the newest checkpoint, and the one before it in case of damage. By default every epoch
-that is the best so far would be saved as well, and everything kept.
+that is the best so far would be saved as well.
 """
 
 

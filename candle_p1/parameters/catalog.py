@@ -1,8 +1,9 @@
 """The parameters that every benchmark has: CANDLE's, this project's, and CANDLE Supervisor's.
 
 Names, types, flags, choices and defaults of CANDLE's parameters are those of candle_lib's
-``parsing_utils.py`` (ECP-CANDLE/candle_lib). One differs: ``pool`` is a list, because NT3's file
-gives one length per convolution.
+``parsing_utils.py`` (ECP-CANDLE/candle_lib). Two differ: ``pool`` is a list, because NT3's file
+gives one length per convolution; ``ckpt_keep_limit`` is not 1,000,000, with which the state of
+every best epoch would be kept.
 
 Choices that other code implements, such as the loaders, are added by `candle_p1.benchmark`. The
 file is long because it is one list.
@@ -332,8 +333,9 @@ _CHECKPOINTS = _group(
     Parameter(
         "ckpt_keep_limit",
         int,
-        1_000_000,
-        "maximum number of this run's checkpoints, besides the best one",
+        None,
+        "maximum number of this run's checkpoints, besides the best one; None: 2, but no limit if"
+        " ckpt_keep_mode is exponential",
         role=Role.LOGGING,
         minimum=1,
     ),

@@ -219,6 +219,12 @@ def test_linear_keeps_the_newest():
     assert after(9, "linear", 2, best_numbers={3, 5}) == [5, 8, 9]
 
 
+def test_by_default_two_checkpoints_and_the_best_are_kept():
+    limit = NT3.read_parameters([])["ckpt_keep_limit"]
+    assert after(12, "linear", limit, best_numbers=(1, 3)) == [3, 11, 12]
+    assert after(16, "exponential", limit) == after(16, "exponential")
+
+
 def test_exponential_keeps_fewer_the_older_they_are():
     assert after(16, "exponential") == [8, 12, 14, 15, 16]
     assert after(13, "exponential") == [8, 10, 12, 13]
