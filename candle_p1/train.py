@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from candle_p1.checkpoints.policy import are_saved
 from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.distributed.allreduce_log import unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
@@ -159,7 +160,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 engine.broadcast_state(model)
 
         this.screen.say(plan.explain())
-        for warning in plan.warnings:
+        chosen = _chosen_by_test(benchmark, params, data)
+        for warning in (*plan.warnings, *chosen):
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
         sections: dict[str, Any] = {
@@ -251,6 +253,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 *device.warnings,
                 *reader.loading.warnings,
                 *plan.warnings,
+                *chosen,
                 *(problem.reason for problem in lost),
                 *models.warnings,
             ],
@@ -402,6 +405,24 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     data.train = data.train.first(params["train_samples"] or 0)
     data.validation = data.validation.first(params["val_samples"] or 0)
     return data
+
+
+def _chosen_by_test(benchmark: Benchmark, params: ParameterSet, data: DataSet) -> list[str]:
+    """Returns a warning if validation chooses something, and validates on the test samples."""
+    of_best = are_saved(params) and params["ckpt_save_best"]
+    choices = {
+        "the last epoch (early_stop)": params["early_stop"],
+        "the best checkpoint (ckpt_save_best)": of_best
+        and params["ckpt_save_best_metric"].startswith("val_"),
+        "the best model": any(file.when == "best" for file in benchmark.model_files(params)),
+    }
+    chosen = " and ".join(what for what, is_chosen in choices.items() if is_chosen)
+    if not (chosen and data.validates_on_test and params["train_bool"]):
+        return []
+    return [
+        f"the validation samples are the test samples, and choose {chosen}: test metrics of a model"
+        " that is chosen so are optimistic"
+    ]
 
 
 def _loss_name(loss: Any) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RankFacts,
         ReadingFacts,
         RunRecord,
+        TrainingFacts,
     )
 
 MIB = 2**20
@@ -56,6 +57,7 @@ def summary(record: RunRecord) -> Iterator[str]:
     if chosen := _set_by_user(record):
         yield f"set: {', '.join(f'{name} {each.value}' for name, each in chosen)}"
     yield from results(record)
+    yield from (f"warning: {text}" for text in record.warnings or ())
 
 
 def _known_early(record: RunRecord, until_s: float) -> str:
@@ -70,6 +72,8 @@ def _known_early(record: RunRecord, until_s: float) -> str:
 
 def results(record: RunRecord) -> Iterator[str]:
     """Yields how good the model is, how long the run took, and what took the time."""
+    if record.training and record.training.stopped:
+        yield _stopped(record, record.training)
     if record.quality:
         yield f"test {', '.join(_quality(record.quality))}"
     if record.phases and record.total_s:
@@ -89,10 +93,17 @@ def results(record: RunRecord) -> Iterator[str]:
     yield from _not_comparable(record)
 
 
+def _stopped(record: RunRecord, training: TrainingFacts) -> str:
+    if not training.epochs:
+        return f"not trained: {training.stopped}"
+    planned = f" of {record.plan.epochs_per_rank}" if record.plan else ""
+    last = "; the model is that of the last of them" if record.quality else ""
+    return f"training ended after {len(training.epochs)}{planned} epochs ({training.stopped}){last}"
+
+
 def details(record: RunRecord) -> Iterator[str | Table]:
     """Yields everything that a record says, of a run in any state: first its summary."""
     yield from summary(record)
-    yield from (f"warning: {text}" for text in record.warnings or ())
     yield from _ranks_and_files(record)
     if record.parts:
         yield parts_table(record.parts)

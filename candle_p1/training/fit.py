@@ -98,7 +98,8 @@ def train_model(
     """
     comm = this.comm
     if not params["train_bool"]:
-        facts = {"epochs": [], "stopped": "train_bool is False"}
+        evaluated = f", and the model is that of {restart.directory}" if restart else ""
+        facts = {"epochs": [], "stopped": f"train_bool is False{evaluated}"}
         return TrainingOutcome(keras.callbacks.History(), facts, Position(0, 0), Position(0, 0))
     start = restart.start if restart else Start()
     own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
@@ -313,15 +314,17 @@ def _describe(
         facts["profiled"] = True
     if is_traced():
         facts["traced"] = True
-    is_short = 0 < len(epochs.facts) < plan.epochs_per_rank
     if not is_complete:
         facts["stopped"] = "a signal asked to save and end"
-    elif listed.limit and listed.limit.reached:
-        facts["stopped"] = f"timeout of {params['timeout']} s"
-    elif is_short and epochs.facts[-1].metrics.get("loss", 0) is None:
-        facts["stopped"] = "the loss was not a number"
-    elif listed.early_stop.stopped_epoch:
-        facts["stopped"] = (
-            f"early_stop: the validation loss did not fall for {params['patience']} epochs"
-        )
+    elif 0 < len(epochs.facts) < plan.epochs_per_rank:
+        if listed.limit and listed.limit.reached:
+            facts["stopped"] = f"timeout of {params['timeout']} s"
+        elif epochs.facts[-1].metrics.get("loss", 0) is None:
+            facts["stopped"] = "the loss was not a number"
+        elif listed.early_stop.stopped_epoch:
+            facts["stopped"] = (
+                f"early_stop: the validation loss did not fall for {params['patience']} epochs"
+            )
+        else:
+            facts["stopped"] = "a callback of the benchmark ended it"
     return facts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter import Parameter
     from candle_p1.parameters.parameter_set import ParameterSet
 
-MAY_DIFFER = {"timeout", "eval_bool"}
+MAY_DIFFER = {"timeout", "train_bool", "eval_bool"}
 """Parameters that decide when a run ends, but not what a step learns."""
 MAX_SHOWN = 5
 ADVICE = (

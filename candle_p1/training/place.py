@@ -123,6 +123,8 @@ def _find(benchmark: str, params: ParameterSet, candidates: Sequence[Path]) -> R
     mode, root = params["ckpt_restart_mode"], params["ckpt_directory"]
     notes: list[str] = []
     place: RunPlace | None = None
+    if params["eval_bool"] and not params["train_bool"]:
+        return _place_to_evaluate(params, candidates)
     if mode != "off" and (are_saved(params) or root is not None or mode == "required"):
         search = _Search(benchmark, params, candidates, notes)
         place = search.from_named_root() if root is not None else search.from_directories()
@@ -137,6 +139,39 @@ def _find(benchmark: str, params: ParameterSet, candidates: Sequence[Path]) -> R
     place = place or free_place(candidates)
     place.notes = notes
     return place
+
+
+def _place_to_evaluate(params: ParameterSet, candidates: Sequence[Path]) -> RunPlace:
+    """Returns where a checkpoint is evaluated without training, which changes no other run.
+
+    Raises:
+        ParameterError: There is none, so only random weights could be evaluated.
+    """
+    root = params["ckpt_directory"]
+    checkpoint = _first_readable(checkpoint_root(params, candidates[0])) if root else None
+    if checkpoint is None or params["ckpt_restart_mode"] == "off":
+        found = f"there is none in {root}" if root else "there is none"
+        raise ParameterError(
+            f"train_bool is False ({params.origin('train_bool')}): without training, only a"
+            f" checkpoint can be evaluated, and {found}. Name the directory of the checkpoints of a"
+            " run by --ckpt_directory, or set --eval_bool False"
+        )
+    checkpoint.verify()
+    place = free_place(candidates)
+    place.restart, place.kept = checkpoint, _kept(checkpoint)
+    place.notes.append(f"evaluating {checkpoint.directory}, without training")
+    return place
+
+
+def _first_readable(root: Path) -> Checkpoint | None:
+    """Returns the first checkpoint to go on from that can be read; None if there is none."""
+    from candle_p1.checkpoints.checkpoint import Checkpoint
+    from candle_p1.checkpoints.root import CheckpointRoot
+
+    for directory in CheckpointRoot(root).candidates() if root.is_dir() else ():
+        with suppress(CheckpointError):
+            return Checkpoint(directory)
+    return None
 
 
 @dataclass
@@ -193,13 +228,8 @@ class _Search:
 
     def _owner(self, root: Path) -> Path | None:
         """Returns the directory of the run that saved the newest readable checkpoint, if any."""
-        from candle_p1.checkpoints.checkpoint import Checkpoint
-        from candle_p1.checkpoints.root import CheckpointRoot
-
-        for directory in CheckpointRoot(root).candidates() if root.is_dir() else ():
-            with suppress(CheckpointError):
-                return Path(str(Checkpoint(directory).facts["run"]["directory"]))
-        return None
+        checkpoint = _first_readable(root)
+        return Path(str(checkpoint.facts["run"]["directory"])) if checkpoint else None
 
     def _continue_in(self, directory: Path, root: Path) -> RunPlace:
         """Claims the directory of a run that has not finished.

@@ -120,7 +120,7 @@ def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
             "test": "tiny --spoil test",
             "infinite": "tiny --spoil infinite",
             "allowed": "tiny --spoil train --allow_nan True",
-            "untrained": "tiny --train_bool False",
+            "untrained": "tiny --train_bool False --eval_bool False",
         },
     )
     records = {path.parent.name: read_record(path) for path in directory.glob("*/run.json")}

@@ -161,6 +161,19 @@ def test_a_finished_run_is_not_continued_and_the_user_is_told(tmp_path):
     assert any("it has finished" in note for note in place.notes)
 
 
+def test_without_training_a_checkpoint_is_evaluated_in_a_run_of_its_own(tmp_path):
+    first = plant(parameters(tmp_path), tmp_path / "EXP000/RUN000", saved=((1, 0), (2, 0)))
+    untrained = ["--train_bool", "False"]
+    for wrong in ([], ["--ckpt_directory", str(tmp_path)]):
+        with pytest.raises(ParameterError, match="only a checkpoint can be evaluated"):
+            find_place("nt3", parameters(tmp_path, *untrained, *wrong))
+    named = parameters(tmp_path, *untrained, "--ckpt_directory", str(first / "ckpts"))
+    opening, directory, _ = open_place(named)
+    assert (directory.name, opening.restart.position) == ("RUN001", Position(2, 0))
+    assert read_record(first / RECORD_NAME).status == "failed"
+    assert find_place("nt3", parameters(tmp_path, *untrained, "--eval_bool", "False"))
+
+
 @pytest.mark.parametrize(
     "flags", [["--run_id", "JOB000"], ["--experiment_id", ".", "--run_id", "x"]]
 )

@@ -13,7 +13,7 @@ from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.models.optimizers import check_names
 from candle_p1.parameters.parameter import Parameter
-from candle_p1.train import _loss_name
+from candle_p1.train import _chosen_by_test, _loss_name
 from candle_p1.training.setup import build_model
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
@@ -22,6 +22,24 @@ NT3 = find_benchmark("nt3")
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 LABELS = np.arange(6) % 2
 LOSSES = ("mine", "categorical_crossentropy")
+
+
+@pytest.mark.parametrize(
+    ("flags", "own_validation", "chosen"),
+    [
+        ("--early_stop True", False, "the last epoch"),
+        ("--ckpt_save_interval 1", False, "the best checkpoint"),
+        ("--ckpt_save_interval 1 --ckpt_save_best_metric loss", False, None),
+        ("--early_stop True", True, None),
+        ("", False, None),
+    ],
+)
+def test_what_the_test_samples_choose_is_said(flags, own_validation, chosen):
+    train, test, validation = (Samples(X, X) for _ in range(3))
+    data = DataSet(train, validation if own_validation else test, test)
+    data.validation = data.validation.first(2)
+    warnings = _chosen_by_test(NT3, NT3.read_parameters(flags.split()), data)
+    assert [chosen in text for text in warnings] == [True] * (chosen is not None)
 
 
 def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentropy"):
