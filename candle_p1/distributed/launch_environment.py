@@ -38,7 +38,7 @@ What a rank of another MPI program starts inherits the rank's variables, but is 
 would wait forever for MPI to initialize."""
 
 
-Number = TypeVar("Number", int, float)
+Number = TypeVar("Number", bound=float)
 
 
 def read_number(
