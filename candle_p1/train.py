@@ -18,7 +18,7 @@ from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.distributed.allreduce_log import unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
 from candle_p1.distributed.engines import make_engine
-from candle_p1.distributed.launch_environment import launched_rank, launcher_variable
+from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import EXIT_CODE, CandleError
@@ -89,8 +89,7 @@ class _Outcome(NamedTuple):
 
 def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Outcome:
     """Trains a benchmark with bound parameters; see `run`."""
-    if launcher_variable() is not None:
-        check_ranks(launched_rank(), comm)
+    check_ranks(launched_rank(), comm)
     check_same_parameters(params, comm)
     if not may_restart(params):
         Attempt(partial(_share_epochs, params, comm)).agree(comm)

@@ -10,7 +10,11 @@ import click
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
 from candle_p1.cluster.launchers import on_this_machine
-from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal
+from candle_p1.distributed.launch_environment import (
+    TERMINAL_VARIABLE,
+    terminal,
+    without_allocation,
+)
 from candle_p1.text import WIDTH_VARIABLE, columns, count
 from candle_p1.training.screen import Screen
 
@@ -48,7 +52,8 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     screen.say(f"starting {count(num_ranks, 'rank')}")
     sys.stdout.flush()
     device = terminal()
-    environment = dict(os.environ)
+    # A single rank takes the place of this process, which a launcher may have started.
+    environment = dict(os.environ) if num_ranks == 1 else without_allocation(os.environ, here=True)
     if device:  # the ranks do not see the terminal themselves
         environment |= {TERMINAL_VARIABLE: device, WIDTH_VARIABLE: str(columns() or "")}
     os.execvpe(launch.command[0], launch.command, environment)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import list_benchmarks, search_path
-from candle_p1.cluster.launchers import find_mpirun
+from candle_p1.cluster.launchers import HYDRA, find_mpirun, mpirun_version
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
 from candle_p1.distributed.backend import ENGINES, choose_backend, engine_of
@@ -94,9 +94,16 @@ def _engine(backend: str, versions: dict[str, str]) -> Iterator[Finding]:
         yield Finding("Keras backend", backend, what, INSTALL_BACKEND, fatal=True)
     yield Finding("engine", f"{engine}, for several ranks")
     install_mpi = INSTALL_MPI.format(ENGINES[engine].extras[0])
-    yield _probe("MPI library", installation.mpi_library, install_mpi)
+    library = _probe("MPI library", installation.mpi_library, install_mpi)
+    yield library
     yield _mpi_threads(engine)
-    yield _probe("launcher", _launcher, install_mpi)
+    launcher = _probe("launcher", _launcher, install_mpi)
+    if ("Open MPI" in library.value and HYDRA in launcher.value) or (
+        "MPICH" in library.value and "Open MPI" in launcher.value
+    ):
+        what = f"it cannot start ranks of {library.value}, which mpi4py uses"
+        launcher = replace(launcher, problem=what, fix=install_mpi, fatal=True)
+    yield launcher
     if engine == "horovod":
         yield _probe("Horovod", _horovod, REINSTALL_HOROVOD)
 
@@ -117,17 +124,17 @@ def _mpi_threads(engine: str) -> Finding:
 
 def _launcher() -> str:
     path = find_mpirun()
-    output = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=30, check=True
-    ).stdout
-    return f"{output.splitlines()[0]} ({path})"
+    return f"{mpirun_version(path)} ({path})"
 
 
 def _horovod() -> str:
     version, built = environment.package_versions().get("horovod"), installation.horovod_build()
     if not built["mpi"]:
         raise SetupError(f"Horovod {version} was built without MPI")
-    return f"{version}, built with {', '.join(name for name, has in built.items() if has)}"
+    with_ = ", ".join(name for name, has in built.items() if has)
+    return (
+        f"{version}, built with {with_}; its horovodrun does not work with Open MPI 5: use mpirun"
+    )
 
 
 def _gpus(backend: str) -> Finding:

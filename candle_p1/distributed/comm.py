@@ -24,6 +24,7 @@ import numpy as np
 from candle_p1.distributed import job_guard, mpi_start
 from candle_p1.distributed.launch_environment import (
     NODE_VARIABLE,
+    SINGLE_PROCESS_VARIABLE,
     launched_rank,
     launcher_variable,
 )
@@ -483,6 +484,16 @@ def _connect() -> Communicator:
     return SerialCommunicator()
 
 
+ADVICE = {
+    "srun": "the launcher has ended, or the MPI library does not belong to it. Use the launcher of"
+    " this MPI, choose another interface (srun --mpi=pmix; srun --mpi=list shows the available"
+    " ones), or rebuild against the machine's MPI: make setup MPI=system",
+    "horovodrun": "it started them without MPI, over Gloo, which is not used here, and horovodrun"
+    " 0.28 cannot start Open MPI 5. Use candle-p1 run --np, or mpirun",
+}
+"""What to do where MPI does not know the ranks that a launcher started."""
+
+
 def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """Checks that MPI knows the ranks that the launcher started; collective.
 
@@ -491,18 +502,20 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """
     wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
+    advice = ADVICE.get(layout.launcher, ADVICE["srun"])
     found = comm.first(
-        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}, but"
-        f" for MPI it is rank {comm.rank} of {comm.size}: the launcher has ended, or the MPI"
-        " library does not belong to it. Use the launcher of this MPI, choose another interface"
-        " (srun --mpi=pmix; srun --mpi=list shows the available ones), or rebuild against the"
-        " machine's MPI: make setup MPI=system"
+        f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}"
+        f" ({layout.seen}), but for MPI it is rank {comm.rank} of {comm.size}: {advice}. A process"
+        f" that is to run alone needs {SINGLE_PROCESS_VARIABLE}=1"
         if wrong
         else None
     )
     if found:
         error = SetupError(found[1])
-        raise error.on_all_ranks() if comm.size > 1 else error
+        if comm.size > 1:
+            raise error.on_all_ranks()
+        error.printed = layout.rank > 0 and layout.size is not None  # each finds this; one says it
+        raise error
 
 
 class Attempt(Generic[T]):

@@ -93,6 +93,7 @@ class LaunchedRank:
         local_size: The number of ranks on this node.
         depth: The number of cores requested for each rank.
         node: The node's name, from the scheduler or the operating system.
+        seen: The variables that say so, with their values.
     """
 
     launcher: str
@@ -102,6 +103,7 @@ class LaunchedRank:
     local_size: int | None
     depth: int | None
     node: str
+    seen: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,8 @@ LAUNCHERS = (
         local_rank=("MPI_LOCALRANKID",),
         local_size=("MPI_LOCALNRANKS",),
     ),
+    # Horovod's own launcher, over Gloo, without MPI.
+    Launcher("horovodrun", rank=("HOROVOD_RANK",), size=("HOROVOD_SIZE",), implies_mpi=False),
     # aprun of Cray's ALPS (Theta).
     Launcher("aprun", rank=("ALPS_APP_PE",), depth=("ALPS_APP_DEPTH",)),
     # srun (Frontier, Perlmutter), with any of --mpi=pmix, pmi2, cray_shasta or none.
@@ -235,6 +239,35 @@ MPI_VARIABLES = tuple(
         for name in (*launcher.rank, *launcher.size)
     )
 )
+
+
+ALLOCATION = re.compile(
+    "(?:SLURMD?|SRUN|PBS|LSB|JSM|COBALT|ALPS|PALS|PMI|PMIX|PRTE)_|LS_JOBPID|MPI_LOCAL"
+    "|OMPI_(?:COMM_WORLD|UNIVERSE|WORLD|FILE)_|HOROVOD_(?:RANK|SIZE|LOCAL|CROSS)"
+)
+"""What the names of variables begin with that describe an allocation, a step or a rank."""
+OF_USERS = re.compile(
+    ".*_(?:MCA_.*|PREFIX)|SLURM_(?:CONF|CLUSTERS|JWT|MPI_TYPE)|PBS_(?:CONF_FILE|DEFAULT|EXEC|SERVER)"
+    "|LSB_DEFAULT.*"
+)
+"""Variables that begin likewise, but that users and sites set."""
+
+
+def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dict[str, str]:
+    """Returns the environment without what describes the allocation that this process is in.
+
+    Args:
+        environ: This process's environment.
+        here: Whether it is for ranks on this node, which the launcher would otherwise spread over
+            the allocation; they keep its number of GPUs. Or it is for another job.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if not ALLOCATION.match(name)
+        or OF_USERS.fullmatch(name)
+        or (here and name == "SLURM_GPUS_ON_NODE")
+    }
 
 
 def launcher_variable() -> str | None:
@@ -273,6 +306,8 @@ def node_name() -> str:
 
 
 def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
+    sizes = [name for name in launcher.size if name in environ]
+
     def number(names: tuple[str, ...]) -> int | None:
         name = next((name for name in names if name in environ), None)
         if name is None:
@@ -296,6 +331,7 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
         else launcher.count_local(environ),
         depth=number(launcher.depth),
         node=next((environ[name] for name in launcher.node if name in environ), platform.node()),
+        seen=", ".join(f"{name}={environ[name]}" for name in (launcher.rank[0], *sizes[:1])),
     )
 
 
@@ -315,10 +351,10 @@ def module_command(module: str) -> list[str]:
 
 
 def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a process whose output goes to a file that programs read."""
+    """Returns the environment of a job on this machine whose output is a file, for programs."""
     return {
         name: value
-        for name, value in environ.items()
+        for name, value in without_allocation(environ, here=True).items()
         if name not in (TERMINAL_VARIABLE, WIDTH_VARIABLE)
     }
 

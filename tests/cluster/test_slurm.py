@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import await_end, wait_until
+from tests.conftest import CANDLE_P1, NT3_SCRIPT, await_end, wait_until
 from tests.integration import slurm as real
 from tests.records import read_record
 
@@ -38,6 +39,38 @@ def slurm(missing, cluster):
     finally:
         slurm.stop()
         shutil.rmtree(directory)
+
+
+def test_ranks_on_this_machine_stay_there_in_an_allocation_of_two_nodes(
+    slurm, start, tables, tmp_path
+):
+    """And what srun starts without MPI is refused, while a process of the script may train."""
+    flags = [*tables, "--epochs", "2", "--epochs_scaling", "weak"]
+    runs = {
+        "here": [*CANDLE_P1, "run", "nt3", "--np", "2"],
+        "alone": [sys.executable, NT3_SCRIPT],
+        "srun": ["srun", "--mpi=none", sys.executable, NT3_SCRIPT],
+    }
+    lines = [
+        shlex.join(map(str, [*line, *flags, "--run_id", name])) + f" >{name}.txt 2>&1; echo $?"
+        for name, line in runs.items()
+    ]
+    (tmp_path / "job.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    options = [
+        "--wait",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--output=codes",
+        f"--chdir={tmp_path}",
+    ]
+    command = slurm.here("sbatch", *options, tmp_path / "job.sh")
+    await_end(start(command, env=slurm.environment), 3 * LIMIT_S)
+    assert (tmp_path / "codes").read_text().split() == ["0", "0", "2"]
+    record = read_record(tmp_path / "out/EXP000/here/run.json")
+    assert [rank["host"] for rank in record["ranks"]] == ["node1"] * 2
+    printed = (tmp_path / "srun.txt").read_text()
+    assert printed.count("SLURM_STEP_NUM_TASKS=2") == 1
+    assert not (tmp_path / "out/EXP000/srun").exists()
 
 
 def test_srun_starts_ranks_on_two_nodes(slurm, start, tables, tmp_path):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.distributed.comm import on_first_rank
-from candle_p1.distributed.launch_environment import module_command
+from candle_p1.distributed.launch_environment import module_command, without_allocation
 from candle_p1.distributed.watchdog import settings
 from candle_p1.distributed.watchdog.connections import SPARE_FILES
 from candle_p1.distributed.watchdog.protocol import TOKEN_VARIABLE
@@ -201,7 +201,7 @@ def _start(
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=kept_open,
-            env=_environment_without_launcher() | {TOKEN_VARIABLE: station.token},
+            env=without_allocation(os.environ) | {TOKEN_VARIABLE: station.token},
         )
     except OSError as error:
         raise SetupError(f"the watchdog {module} does not start: {error}") from error
@@ -214,9 +214,3 @@ def _start(
     why = answer.get("error") or f"it ended with code {process.returncode}"
     advice = f"; choose another one by {settings.PORT_VARIABLE}" if station.port else ""
     raise SetupError(f"the watchdog {module} cannot listen on {station.host}: {why}{advice}")
-
-
-def _environment_without_launcher() -> dict[str, str]:
-    """Returns the environment without what would make the server look like a rank of the job."""
-    prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "ALPS_", "JSM_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}

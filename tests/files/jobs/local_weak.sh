@@ -12,5 +12,6 @@ source "$CANDLE_P1_ROOT/common/job_env.sh"
 job_limit 60 90
 job_prepare
 
-job_launcher mpirun -np 2 --bind-to none --map-by :OVERSUBSCRIBE --mca mpi_yield_when_idle 1
+job_launcher mpirun -np 2 --host localhost:2 --bind-to none --map-by :OVERSUBSCRIBE \
+  --mca mpi_yield_when_idle 1
 job_run benchmarks/nt3/nt3_baseline_keras2.py --size full --epochs 8 --epochs_scaling weak

@@ -18,16 +18,16 @@ VERSIONS = {"keras": "3.15", "numpy": "2.0", "pandas": "3.1", "mpi4py": "4.1"}
 def findings(monkeypatch):
     """Returns the findings by name, for an environment with these packages."""
 
-    def examine(told="", level="multiple", **versions):
+    def examine(told="", level="multiple", mpi=("Open MPI 5", "mpirun 5"), **versions):
         monkeypatch.delitem(sys.modules, "keras", raising=False)
         monkeypatch.setenv("KERAS_BACKEND", told)
         monkeypatch.setattr(backend, "find_spec", lambda name: name if name in versions else None)
         monkeypatch.setattr(doctor.environment, "package_versions", lambda: VERSIONS | versions)
         monkeypatch.setattr(doctor, "launcher_variable", lambda: None)
-        monkeypatch.setattr(doctor, "start_alone", lambda: MpiLibrary("Open MPI 5", level))
-        monkeypatch.setattr(doctor, "_launcher", lambda: "mpirun 5")
+        monkeypatch.setattr(doctor, "start_alone", lambda: MpiLibrary(mpi[0], level))
+        monkeypatch.setattr(doctor, "_launcher", lambda: mpi[1])
         monkeypatch.setattr(doctor, "why_none", lambda backend: Lack("there is none", ""))
-        for name, found in (("mpi_library", "Open MPI 5"), ("horovod_build", {"mpi": True})):
+        for name, found in (("mpi_library", mpi[0]), ("horovod_build", {"mpi": True})):
             monkeypatch.setattr(doctor.installation, name, lambda found=found: found)
         monkeypatch.setattr(doctor.installation, "visible_gpus", lambda backend: [])
         return {finding.name: finding for finding in doctor.examine()}
@@ -55,6 +55,21 @@ def test_only_horovod_calls_mpi_from_several_threads(findings):
     assert findings(tensorflow="2.18", horovod="0.28.1", level="serialized")["MPI threads"].fatal
     threads = findings(jax="0.10.2", level="serialized")["MPI threads"]
     assert (threads.value, threads.problem) == ("serialized", None)
+
+
+@pytest.mark.parametrize(
+    ("library", "launcher", "fits"),
+    [
+        ("Open MPI v5.0.11", "mpirun (Open MPI) 5.0.11", True),
+        ("Open MPI v5.0.11", "Hydra of MPICH 5.0.2", False),
+        ("MPICH Version: 5.0.2", "mpirun (Open MPI) 5.0.11", False),
+        ("MPICH Version: 5.0.2", "Hydra of MPICH 5.0.2", True),
+        ("IBM Spectrum MPI", "mpirun (IBM Spectrum MPI) 10.4", True),
+    ],
+)
+def test_the_launcher_of_another_mpi_is_found(findings, library, launcher, fits):
+    found = findings(mpi=(library, launcher), jax="0.10.2")["launcher"]
+    assert (found.fatal, found.problem is None) == (not fits, fits)
 
 
 @pytest.mark.parametrize(("told", "lacking"), [("", "TensorFlow"), ("jax", "JAX")])

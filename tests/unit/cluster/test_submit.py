@@ -68,6 +68,16 @@ def test_the_script_is_written_where_the_record_will_be(scheduler, tmp_path):
     assert script.stat().st_mode & 0o100
 
 
+def test_a_job_does_not_get_the_allocation_it_is_submitted_from(scheduler, monkeypatch, tmp_path):
+    scheduler("sbatch", f"$(env >{tmp_path}/env)12")
+    for name in ("SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_CONF", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "x")
+    submit("nt3", "--machine", "slurm")
+    given = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert {name for name in given if name[0] == "S"} >= {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    assert not given & {"SLURM_CPU_BIND", "SLURM_MEM_PER_CPU"}
+
+
 def test_jobs_are_numbered_apart_from_runs(scheduler, tmp_path):
     scheduler("sbatch", "12")
     for _ in range(2):

@@ -16,6 +16,7 @@ from candle_p1.distributed.launch_environment import (
     launched_rank,
     launcher_variable,
     read_number,
+    without_allocation,
 )
 from candle_p1.distributed.watchdog import settings
 from candle_p1.errors import SetupError
@@ -83,6 +84,11 @@ HOST = platform.node()
         pytest.param(MPIRUN, "mpirun", 3, 4, 1, 2, None, HOST, id="Open MPI"),
         pytest.param(PALS, "mpiexec_pals", 13, 24, 1, 12, None, HOST, id="PALS"),
         pytest.param(HYDRA, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra"),
+        pytest.param(
+            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+            *("horovodrun", 1, 2, None, None, None, HOST),
+            id="horovodrun over Gloo",
+        ),
         pytest.param(ALPS, "aprun", 5, None, None, None, 64, HOST, id="ALPS"),
         pytest.param(SRUN, "srun", 5, 6, 1, 2, 7, "n2", id="srun"),
         pytest.param({**SRUN, "PMIX_RANK": "5"}, "srun", 5, 6, 1, 2, 7, "n2", id="srun --mpi=pmix"),
@@ -146,6 +152,27 @@ def test_slurms_tasks_on_this_node_are_counted(text, place, count):
 def test_a_variable_that_is_not_a_number_is_named():
     with pytest.raises(SetupError, match="OMPI_COMM_WORLD_SIZE='two', which mpirun sets"):
         launched_rank({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"})
+
+
+OF_THE_ALLOCATION = """
+    SLURM_JOB_ID SLURM_CPU_BIND SLURM_MEM_PER_CPU SLURM_NTASKS SLURM_EXPORT_ENV SLURMD_NODENAME
+    SRUN_CPUS_PER_TASK PBS_NODEFILE PBS_JOBID LSB_HOSTS LSB_MCPU_HOSTS LSB_DJOB_HOSTFILE LS_JOBPID
+    COBALT_NODEFILE ALPS_APP_PE PALS_RANKID JSM_NAMESPACE_RANK PMI_RANK PMIX_RANK PMIX_SERVER_URI4
+    PRTE_LAUNCHED OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE MPI_LOCALRANKID HOROVOD_RANK
+    HOROVOD_SIZE
+"""
+OF_THE_USER = """
+    SLURM_CONF SLURM_CLUSTERS SBATCH_ACCOUNT PBS_CONF_FILE PBS_DEFAULT LSB_DEFAULTPROJECT
+    LSF_ENVDIR OMPI_MCA_btl PRTE_MCA_plm_ssh_agent PMIX_PREFIX OMPI_ALLOW_RUN_AS_ROOT
+    HOROVOD_CYCLE_TIME PATH OMP_NUM_THREADS CUDA_VISIBLE_DEVICES CANDLE_P1_NODE PMODE
+"""
+
+
+def test_what_describes_the_allocation_does_not_travel():
+    kept, gpus = OF_THE_USER.split(), "SLURM_GPUS_ON_NODE"
+    environ = dict.fromkeys([*OF_THE_ALLOCATION.split(), *kept, gpus], "1")
+    assert list(without_allocation(environ)) == kept
+    assert list(without_allocation(environ, here=True)) == [*kept, gpus]
 
 
 def read_threads():
