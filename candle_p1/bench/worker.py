@@ -16,10 +16,9 @@ from candle_p1.bench.job import JOB_FILE, OUTCOMES_FILE
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, connect, on_first_rank
-from candle_p1.distributed.devices import own_cores, share_cores
+from candle_p1.distributed.devices import NodeCores
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.records import environment
-from candle_p1.records.environment import available_cores, core_quota
 from candle_p1.text import print_error
 from candle_p1.training.setup import locate_files
 
@@ -80,11 +79,11 @@ def bind(comm: Communicator, threads: int) -> int:
     Returns:
         The number of its threads.
     """
-    node_cores = comm.local.allgather(available_cores())
-    num = threads or share_cores(node_cores, comm.local_rank, core_quota())[0]
-    is_alone = len(node_cores) == 1
-    mine = own_cores(node_cores, comm.local_rank, num, os.environ, core_quota())
-    mine = sorted(node_cores[0]) if is_alone else mine
+    cores = NodeCores.of(comm)
+    num = threads or cores.threads(comm.local_rank)[0]
+    mine = cores.own(comm.local_rank, num, os.environ)
+    if comm.local_size == 1:
+        mine = sorted(cores.of_ranks[0])
     if mine:
         os.sched_setaffinity(0, mine[:num])  # also of the threads that this one is going to start
     return num

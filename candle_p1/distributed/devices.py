@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from candle_p1.distributed.keras_import import import_keras
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.instrument.phases import part
-from candle_p1.records.environment import available_cores, core_quota
+from candle_p1.records.environment import available_cores, core_quota, core_topology
 from candle_p1.scaling import share_bounds
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.engines.engine import Engine
+    from candle_p1.records.environment import Topology
 
 CPU = "cpu"
 """The name of a device that is no GPU."""
@@ -62,60 +64,89 @@ class Device:
         return self.name != CPU
 
 
-def share_cores(
-    node_cores: Sequence[Sequence[int]], local_rank: int, quota: float = inf
-) -> tuple[int, str | None]:
-    """Returns the number of threads of a rank, and a warning if ranks must share cores.
+@dataclass(frozen=True)
+class NodeCores:
+    """The cores of a node; one that executes several threads is several cores, as in Linux.
 
-    A rank gets the node's cores divided by the number of ranks, but no more than it is bound to.
-    Ranks that are bound to their own cores thus use all of them, unbound ranks divide the cores
-    among themselves, and no core runs threads of two ranks unless there are more ranks than cores.
-
-    Args:
-        node_cores: The cores on which each rank of the node may run, by local rank.
-        local_rank: The rank in question.
+    Attributes:
+        of_ranks: Those on which each rank may run, by local rank.
         quota: The CPU time that a container may use, in cores.
+        topology: Where they are. One that is not in it is a physical core of the first socket.
     """
-    num_cores = len({core for cores in node_cores for core in cores})
-    num_cores = max(1, int(min(num_cores, quota)))
-    num_ranks = len(node_cores)
-    warning = None
-    if num_ranks > num_cores:
-        warning = (
-            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and not"
-            " representative of the machine"
-        )
-    return max(1, min(num_cores // num_ranks, len(node_cores[local_rank]))), warning
 
+    of_ranks: Sequence[Sequence[int]]
+    quota: float = inf
+    topology: Topology = field(default_factory=dict)
 
-def own_cores(
-    node_cores: Sequence[Sequence[int]],
-    local_rank: int,
-    threads: int,
-    environ: Mapping[str, str],
-    quota: float = inf,
-) -> list[int]:
-    """Returns the cores to which a rank has to bind itself; none, if it is not to.
+    @classmethod
+    def of(cls, comm: Communicator) -> NodeCores:
+        """Returns those of this node; collective over the node."""
+        mine = available_cores()
+        return cls(comm.local.allgather(mine), core_quota(), core_topology(mine))
 
-    Threads that are not bound often share a core for a while, although others are idle. What has
-    been bound by a launcher stays so; and so do ranks that are alone on their node, that have more
-    threads than there are cores for, or whose container may use only a part of the cores.
+    def divide(self) -> list[list[int]]:
+        """Returns shares of the first rank's cores: physical cores, each within one socket.
 
-    Args:
-        node_cores: The cores on which each rank of the node may run, by local rank.
-        local_rank: The rank in question.
-        threads: The number of its threads.
-        environ: The environment; OMP_PROC_BIND=false leaves ranks unbound.
-        quota: The CPU time that a container may use, in cores.
-    """
-    cores = sorted(node_cores[local_rank])
-    is_bound = any(sorted(others) != cores for others in node_cores)
-    has_cores = threads * len(node_cores) <= len(cores) <= quota
-    is_wanted = environ.get(BINDING_VARIABLE, "true").lower() not in ("false", "0")
-    if len(node_cores) == 1 or is_bound or not (has_cores and is_wanted):
-        return []
-    begin, end = share_bounds(len(cores), local_rank, len(node_cores))
-    return cores[begin:end]
+        Only ranks that are fewer than the sockets get several; and where there are more ranks than
+        physical cores, these are divided, too.
+        """
+        num_ranks, sockets = len(self.of_ranks), dict[int, dict[str, list[int]]]()
+        for core in sorted(self.of_ranks[0]):
+            socket, siblings = self.topology.get(core, (0, str(core)))
+            sockets.setdefault(socket, {}).setdefault(siblings, []).append(core)
+        wholes = [list(physical.values()) for physical in sockets.values()]
+        if num_ranks < len(wholes):
+            wholes = [[list(chain(*each)) for each in wholes]]
+        elif num_ranks > sum(map(len, wholes)):
+            wholes = [[[core] for core in chain(*each)] for each in wholes]
+        counts = [0] * len(wholes)
+        for _ in range(num_ranks):  # each to the socket where most is left for it
+            rooms = [len(each) / (num + 1) for each, num in zip(wholes, counts, strict=True)]
+            counts[rooms.index(max(rooms))] += 1
+        return [
+            sorted(chain(*each[slice(*share_bounds(len(each), k, num))]))
+            for each, num in zip(wholes, counts, strict=True)
+            for k in range(num)
+        ]
+
+    def threads(self, local_rank: int) -> tuple[int, str | None]:
+        """Returns the number of threads of a rank, and a warning if ranks must share cores.
+
+        A rank gets the node's cores divided by the number of ranks, but no more than its share, or
+        than a launcher has bound it to. Ranks that are bound to their own cores thus use all of
+        them, and no core runs threads of two ranks unless there are more ranks than cores.
+        """
+        num_cores = len({core for cores in self.of_ranks for core in cores})
+        num_cores = max(1, int(min(num_cores, self.quota)))
+        num_ranks = len(self.of_ranks)
+        warning = None
+        if num_ranks > num_cores:
+            warning = (
+                f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and"
+                " not representative of the machine"
+            )
+        shares = [self.of_ranks[local_rank]] if self._are_bound else self.divide()
+        return max(1, min(num_cores // num_ranks, *map(len, shares))), warning
+
+    def own(self, local_rank: int, threads: int, environ: Mapping[str, str]) -> list[int]:
+        """Returns the cores to which a rank has to bind itself; none, if it is not to.
+
+        Threads that are not bound often share a core for a while, although others are idle. What
+        has been bound by a launcher stays so; and so do ranks that are alone on their node, that
+        have more threads than their share has cores, or whose container may use only a part of the
+        cores. OMP_PROC_BIND=false in the environment leaves ranks unbound.
+        """
+        shares = self.divide()
+        has_cores = threads <= min(map(len, shares)) and len(self.of_ranks[0]) <= self.quota
+        is_wanted = environ.get(BINDING_VARIABLE, "true").lower() not in ("false", "0")
+        if len(self.of_ranks) == 1 or self._are_bound or not (has_cores and is_wanted):
+            return []
+        return shares[local_rank]
+
+    @property
+    def _are_bound(self) -> bool:
+        """Whether a launcher has given the ranks different cores."""
+        return any(sorted(others) != sorted(self.of_ranks[0]) for others in self.of_ranks)
 
 
 def warn_of_xla(num_ranks: int, environ: Mapping[str, str]) -> str | None:
@@ -162,8 +193,8 @@ def configure(
 def _configure(
     comm: Communicator, engine: Engine, gpus: Sequence[int] | None, deterministic: bool
 ) -> Device:
-    node_cores = comm.local.allgather(available_cores())
-    threads, warnings = Attempt(lambda: _set_threads(comm, engine, node_cores)).agree(comm)
+    cores = NodeCores.of(comm)
+    threads, warnings = Attempt(lambda: _set_threads(comm, engine, cores)).agree(comm)
     if engine.backend == "jax":
         Attempt(lambda: _choose_jax_gpu(comm, gpus, deterministic)).agree(comm)
     engine.join()
@@ -181,15 +212,13 @@ def _configure(
     return Device(name, threads, len(available_cores()), warnings)
 
 
-def _set_threads(
-    comm: Communicator, engine: Engine, node_cores: Sequence[Sequence[int]]
-) -> tuple[int, list[str]]:
+def _set_threads(comm: Communicator, engine: Engine, cores: NodeCores) -> tuple[int, list[str]]:
     """Returns the number of threads, of which the environment tells libraries, and warnings."""
-    threads, warning = share_cores(node_cores, comm.local_rank, core_quota())
+    threads, warning = cores.threads(comm.local_rank)
     most = max(MAX_THREADS, os.cpu_count() or 0)
     give = f"a number of threads, from 1 to {most}"
     threads = read_number("OMP_NUM_THREADS", threads, give, least=1, most=most, is_list=True)
-    mine = own_cores(node_cores, comm.local_rank, threads, os.environ, core_quota())
+    mine = cores.own(comm.local_rank, threads, os.environ)
     if mine:
         os.sched_setaffinity(0, mine)  # of this thread, and of those that it is going to start
     if not os.environ.get("OMP_NUM_THREADS"):

@@ -6,13 +6,19 @@ import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Topology = dict[int, tuple[int, str]]
+"""By core: its socket, and the names of all cores of its physical core, as Linux gives them."""
 PACKAGES = (
     "candle-p1",
     "tensorflow",
@@ -47,24 +53,50 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def core_quota() -> float:
-    """Returns how many cores' worth of CPU time the control group allows; inf without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return inf
+def core_topology(cores: Iterable[int], root: Path = Path("/")) -> Topology:
+    """Returns the places of cores, without those that the kernel does not tell."""
+    found = {}
+    for core in cores:
+        place = root / f"sys/devices/system/cpu/cpu{core}/topology"
+        with suppress(OSError, ValueError):
+            socket = int((place / "physical_package_id").read_text())
+            found[core] = socket, (place / "thread_siblings_list").read_text().strip()
+    return found
 
 
-def memory_limit_bytes() -> int:
-    """Returns the memory this process may use: the machine's, or its control group's limit."""
-    limit = int(psutil.virtual_memory().total)
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = min(limit, int(Path(name).read_text()))
-        except (OSError, ValueError):  # absent, or "max"
-            continue
-    return limit
+def core_quota(root: Path = Path("/")) -> float:
+    """Returns how many cores' worth of CPU time the control groups allow; inf without a limit."""
+    limits = [inf]
+    for group in _control_groups("cpu", root):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # absent, or "max"
+                quota, period = " ".join((group / name).read_text() for name in names).split()
+                if int(quota) > 0:  # -1: no limit
+                    limits.append(int(quota) / int(period))
+    return min(limits)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """Returns the memory this process may use: the machine's, or its control groups' limit."""
+    limits = [int(psutil.virtual_memory().total)]
+    for group in _control_groups("memory", root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # absent, or "max"
+                limits.append(int((group / name).read_text()))
+    return min(limits)
+
+
+def _control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """Yields the directories of this process's control groups, of both versions, up to the mounts.
+
+    A container may be told the machine's name of its group, and see only the mount.
+    """
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+            group = mount / path.lstrip("/")
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
 
 
 def cpu_model() -> str:

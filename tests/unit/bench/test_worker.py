@@ -8,6 +8,7 @@ import os
 import pytest
 
 from candle_p1.bench import worker
+from candle_p1.distributed import devices
 from candle_p1.distributed.simulated import SimulatedJob
 
 
@@ -20,8 +21,8 @@ def bound(monkeypatch):
 
     def bound(num_ranks, threads):
         cores = []
-        monkeypatch.setattr(worker, "available_cores", lambda: [0, 1, 2, 3])
-        monkeypatch.setattr(worker, "core_quota", lambda: math.inf)
+        monkeypatch.setattr(devices, "available_cores", lambda: [0, 1, 2, 3])
+        monkeypatch.setattr(devices, "core_quota", lambda: math.inf)
         monkeypatch.setattr(os, "sched_setaffinity", lambda process, mine: cores.append(mine))
         monkeypatch.delenv("OMP_PROC_BIND", raising=False)
         threads = SimulatedJob(num_ranks, num_ranks).run(lambda comm: worker.bind(comm, threads))

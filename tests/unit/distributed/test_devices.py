@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from math import inf
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.distributed.devices import own_cores, share_cores, warn_of_xla
+from candle_p1.distributed.devices import NodeCores, warn_of_xla
+from candle_p1.records.environment import core_quota, core_topology, memory_limit_bytes
 
 
 @pytest.mark.parametrize(
@@ -22,12 +25,81 @@ from candle_p1.distributed.devices import own_cores, share_cores, warn_of_xla
     ],
 )
 def test_a_rank_gets_its_share_of_the_node(node_cores, threads):
-    assert share_cores(node_cores, 0) == (threads, None)
+    assert NodeCores(node_cores).threads(0) == (threads, None)
 
 
 def test_a_containers_quota_limits_the_cores():
-    assert share_cores([range(64)] * 2, 0, quota=2.5) == (1, None)
-    assert share_cores([range(64)], 0, quota=0.5) == (1, None)
+    assert NodeCores([range(64)] * 2, quota=2.5).threads(0) == (1, None)
+    assert NodeCores([range(64)], quota=0.5).threads(0) == (1, None)
+
+
+OF_VERSION_1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize(
+    ("own_groups", "files", "cores", "num_bytes"),
+    [
+        ("0::/", {"cpu.max": "max 100000", "memory.max": "max"}, inf, None),
+        (  # of nested groups, any may limit
+            "0::/a/b",
+            {"a/cpu.max": "200000 100000", "a/b/cpu.max": "400000 100000"}
+            | {"memory.max": "8192", "a/memory.max": "4096", "other/memory.max": "1"},
+            2,
+            4096,
+        ),
+        (  # a container of version 1, whose group is what is mounted
+            "4:memory:/docker/1\n2:cpu,cpuacct:/docker/1\n0::/docker/1",
+            {f"cpu/{name}": text for name, text in OF_VERSION_1.items()}
+            | {"memory/memory.limit_in_bytes": "4096"},
+            0.5,
+            4096,
+        ),
+        ("2:cpu:/a/b", {f"cpu/a/{name}": text for name, text in OF_VERSION_1.items()}, 0.5, None),
+        ("2:cpu:/", {f"cpu/{name}": "-1" for name in OF_VERSION_1}, inf, None),
+    ],
+)
+def test_limits_of_all_control_groups_count(tmp_path, own_groups, files, cores, num_bytes):
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    write(tmp_path, files | {"proc/self/cgroup": own_groups})
+    assert core_quota(tmp_path) == cores
+    assert memory_limit_bytes(tmp_path) == (num_bytes or psutil.virtual_memory().total)
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+
+
+def smt2(num_cores, num_sockets=1):
+    """Returns (socket, siblings) by CPU, as Linux numbers them: a core's second thread later."""
+    first = [(k * num_sockets // num_cores, f"{k},{k + num_cores}") for k in range(num_cores)]
+    return dict(enumerate(first * 2))
+
+
+@pytest.mark.parametrize(
+    ("places", "cores", "shares"),
+    [
+        ({}, range(8), [[0, 1, 2, 3], [4, 5, 6, 7]]),  # a kernel that tells nothing
+        (smt2(4), range(8), [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (smt2(4, 2), range(8), [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (smt2(4, 2), range(8), [[0, 4], [1, 5], [2, 3, 6, 7]]),  # no rank on both sockets
+        (smt2(4, 4), range(8), [[0, 4], [1, 5], [2, 3, 6, 7]]),  # more sockets than ranks
+        ({cpu: (cpu % 2, str(cpu)) for cpu in range(4)}, range(4), [[0, 2], [1, 3]]),
+        (smt2(4), [0, 1, 2, 4, 5], [[0, 4], [1, 2, 5]]),  # the others are offline, or not allowed
+        (smt2(2), range(4), [[0], [2], [1, 3]]),  # more ranks than cores
+        (smt2(1), range(2), [[], [0], [1]]),
+    ],
+)
+def test_ranks_get_whole_cores_within_sockets(tmp_path, places, cores, shares):
+    for cpu, (socket, siblings) in places.items():
+        facts = {"physical_package_id": socket, "thread_siblings_list": siblings}
+        write(tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology", facts)
+    node = NodeCores([cores] * len(shares), topology=core_topology(cores, tmp_path))
+    assert node.divide() == shares
+    assert node.threads(0)[0] == (threads := max(1, min(map(len, shares))))
+    for rank, share in enumerate(shares):
+        assert node.own(rank, threads, {}) == (share if all(shares) else [])
 
 
 @pytest.mark.parametrize(
@@ -45,11 +117,12 @@ def test_a_containers_quota_limits_the_cores():
 )
 def test_unbound_ranks_bind_themselves_to_their_cores(node_cores, options, mine):
     options = {"threads": 4, "environ": {}} | options
-    assert own_cores(node_cores, 1, **options) == mine
+    cores = NodeCores(node_cores, options.pop("quota", inf))
+    assert cores.own(1, **options) == mine
 
 
 def test_a_rank_that_is_alone_is_not_bound():
-    assert own_cores([range(8)], 0, 8, {}) == []
+    assert NodeCores([range(8)]).own(0, 8, {}) == []
 
 
 def test_horovods_operations_for_xla_are_not_asked_for_in_vain():
@@ -61,9 +134,8 @@ def test_horovods_operations_for_xla_are_not_asked_for_in_vain():
 
 @given(st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=1, max_size=20))
 def test_threads_never_outnumber_cores_unless_ranks_do(node_cores):
-    shares = [
-        share_cores([sorted(cores) for cores in node_cores], r) for r in range(len(node_cores))
-    ]
+    node = NodeCores([sorted(cores) for cores in node_cores])
+    shares = [node.threads(rank) for rank in range(len(node_cores))]
     num_cores = len(set().union(*node_cores))
     assert all(
         1 <= threads <= len(cores) for (threads, _), cores in zip(shares, node_cores, strict=True)
