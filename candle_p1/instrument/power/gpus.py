@@ -127,9 +127,6 @@ class GpuSource(PowerSource):
         """Raises an exception if a channel cannot be read, or also measures other jobs."""
         self.read(channel)
 
-    def _same_module(self, *gpus: Channel) -> bool:
-        return all(each.domain == "module" for each in gpus) and self.mirrors(*gpus)
-
     def _find_channels(self, job: JobGpus) -> None:
         found = self._list_gpus()
         models = [gpu.model for gpu in found]
@@ -152,8 +149,7 @@ class GpuSource(PowerSource):
                 except Exception as error:
                     reason = str(error)
                 else:
-                    if not any(self._same_module(each, channel) for each in channels):
-                        channels.append(channel)
+                    channels.append(channel)
                     break
             else:
                 absent[channel] = reason

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from candle_p1.records.power_trace import Domain
 
 MILLI = 1e-3
+SUPERCHIP = "GH200"
+"""In the names of Grace Hoppers, whose counter is that of processor, memory and GPU together
+(ml-energy/zeus pull request 172)."""
 LIMIT_W = 20_000.0
 """A mean power that no card reaches."""
 RESOLUTION_S: dict[Reading, float] = {"energy": 0.1, "power": 1.0}
@@ -83,7 +86,7 @@ class NvmlSource(GpuSource):
         return found
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
-        domain: Domain = "module" if self._is_module(gpu) else "gpu"
+        domain: Domain = "module" if SUPERCHIP in gpu.model else "gpu"
         for reading in self._readings:
             yield Channel(
                 f"{domain}:{gpu.uuid}",
@@ -95,16 +98,6 @@ class NvmlSource(GpuSource):
                 limit_w=LIMIT_W,
                 resolution_s=RESOLUTION_S[reading],
             )
-
-    def _is_module(self, gpu: Gpu) -> bool:
-        """Whether the counter covers processor, GPU and memory, as on a Grace Hopper.
-
-        Source: ml-energy/zeus pull request 172.
-        """
-        try:
-            return "GH200" in gpu.model or self._module_mw(gpu.handle) > 0
-        except Exception:  # the card, the driver or nvidia-ml-py knows no modules
-            return False
 
     def _module_mw(self, handle: Any) -> int:
         nvml = self._nvml

@@ -67,7 +67,7 @@ class RaplSource(PowerSource):
             dies = [each for each in channels if each.device.partition("-die-")[0] == package]
             try:
                 self.read(channel)
-                if not any(self.mirrors(die, channel) for die in dies):
+                if not any(self._mirrors(die, channel) for die in dies):
                     channels.append(channel)
             except SensorError as error:
                 if not isinstance(error.__cause__, PermissionError):
@@ -80,6 +80,10 @@ class RaplSource(PowerSource):
     def read(self, channel: Channel) -> float:
         """Returns microjoules."""
         return int(read_line(self._files[channel]))
+
+    def _mirrors(self, first: Channel, second: Channel) -> bool:
+        """Whether channels show one counter; tried thrice, because it may just wrap around."""
+        return any(self.read(first) <= self.read(second) <= self.read(first) for _ in range(3))
 
     def _add(self, path: Path, device: str, domain: Domain, label: str) -> None:
         self._files[

@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from candle_p1.records.power_trace import Channel
 
 
-MIRROR_TRIES = 3
-"""How often two counters are compared, one of which may just wrap around."""
-
-
 class SensorError(Exception):
     """A sensor cannot be read; the message says why, and what to do about it."""
 
@@ -53,12 +49,6 @@ class PowerSource(ABC):
                 yield error
             except Exception as error:  # a sensor must never end a run
                 yield SensorError(f"{type(error).__name__}: {error}")
-
-    def mirrors(self, first: Channel, second: Channel) -> bool:
-        """Whether channels show the same counter, so that a reading of one fits between others."""
-        return any(
-            self.read(first) <= self.read(second) <= self.read(first) for _ in range(MIRROR_TRIES)
-        )
 
     def stop(self) -> None:
         """Called once, after the last sample."""

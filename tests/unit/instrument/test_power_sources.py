@@ -364,31 +364,15 @@ def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, lost, visible, ch
     assert list(source.absent.values()) == ["GPU is lost"] * absent
 
 
-GH200_CARD = H100_CARD | {"name": "NVIDIA GH200 480GB"}
-
-
 @pytest.mark.parametrize(
-    ("card", "device", "power"),
-    [
-        (H100_CARD | {(185, 1): LOST}, "gpu:GPU-aa11", 310_000),
-        (H100_CARD | {(185, 1): 0}, "gpu:GPU-aa11", 310_000),
-        (GH200_CARD | {(185, 1): 600_000}, "module:GPU-aa11", 600_000),
-        (H100_CARD | {"name": "NVIDIA GB200", (185, 1): 600_000}, "module:GPU-aa11", 600_000),
-        (GH200_CARD, "module:GPU-aa11", None),  # an old driver
-    ],
+    ("reading", "reads"), [("energy", 5_000_000), ("power", 600_000), ("no power", None)]
 )
-def test_the_counter_of_a_superchip_is_that_of_its_module(install_nvml, card, device, power):
-    install_nvml(card)
-    (channel,) = NvmlSource(JobGpus()).channels
-    assert (channel.device, channel.domain) == (device, device.partition(":")[0])
-    by_power = NvmlSource(JobGpus(), ("power",))
-    assert values(by_power) == ({} if power is None else {device: power})
-
-
-def test_gpus_that_show_one_modules_counter_are_counted_once(install_nvml):
-    install_nvml(GH200_CARD, GH200_CARD, GH200_CARD | {"energy": 1})
-    found = [channel.device for channel in NvmlSource(JobGpus([{}] * 3)).channels]
-    assert found == ["module:GPU-aa11", "module:GPU-cc33"]
+def test_the_counter_of_a_grace_hopper_is_that_of_its_module(install_nvml, reading, reads):
+    module_mw = None if reads is None else 600_000  # as from an old driver
+    install_nvml(H100_CARD | {"name": "NVIDIA GH200 480GB", (185, 1): module_mw})
+    source = NvmlSource(JobGpus(), (reading.split()[-1],))
+    assert values(source) == ({} if reads is None else {"module:GPU-aa11": reads})
+    assert {each.domain for each in [*source.channels, *source.absent]} == {"module"}
 
 
 @pytest.mark.parametrize(
