@@ -127,14 +127,16 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         for warning in reader.loading.warnings:
             this.screen.warn(warning)
 
-        def prepare() -> tuple[DataSet, ScalingPlan, Any]:
+        def prepare() -> tuple[DataSet, list[str], ScalingPlan, Any]:
             this.screen.say(f"loading with the loader {params['loader']}")
             with phases("load"):
                 raw = benchmark.load_data(reader, params)
             with phases("digest"):
                 reader.digest()
             with phases("preprocess"):
-                data = _limit(benchmark.preprocess(raw, params), params)
+                data = benchmark.preprocess(raw, params)
+                chosen = _chosen_by_test(params, data)
+                data = _limit(data, params)
             this.screen.say("building the model")
             with phases("build"):
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
@@ -147,19 +149,18 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                     restart.check_plan(plan)
                     restart.check_data(describe_data(reader))
                     restart.restore_arrays(model)
-            return data, plan, model
+            return data, chosen, plan, model
 
         prepared = Attempt(prepare)
 
         with phases("broadcast"):
             with phases("wait"):
-                data, plan, model = prepared.agree(comm)
+                data, chosen, plan, model = prepared.agree(comm)
                 check_same_data(reader, comm)
             with phases("transfer"):
                 engine.broadcast_state(model)
 
         this.screen.say(plan.explain())
-        chosen = _chosen_by_test(benchmark, params, data)
         for warning in (*plan.warnings, *chosen):
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
@@ -406,21 +407,16 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     return data
 
 
-def _chosen_by_test(benchmark: Benchmark, params: ParameterSet, data: DataSet) -> list[str]:
-    """Returns a warning if validation chooses something, and validates on the test samples."""
-    of_best = are_saved(params) and params["ckpt_save_best"]
-    choices = {
-        "the last epoch (early_stop)": params["early_stop"],
-        "the best checkpoint (ckpt_save_best)": of_best
-        and params["ckpt_save_best_metric"].startswith("val_"),
-        "the best model": any(file.when == "best" for file in benchmark.model_files(params)),
-    }
-    chosen = " and ".join(what for what, is_chosen in choices.items() if is_chosen)
-    if not (chosen and data.validates_on_test and params["train_bool"]):
+def _chosen_by_test(params: ParameterSet, data: DataSet) -> list[str]:
+    """Returns a warning if validation decides something, and its samples are those of the test."""
+    of_best = are_saved(params) and params["ckpt_save_best_metric"].startswith("val_")
+    deciding = {"early_stop": params["early_stop"], "ckpt_save_best": of_best}
+    chosen = [name for name, decides in deciding.items() if decides and params[name]]
+    if not chosen or data.validation is not data.test:
         return []
     return [
-        f"the validation samples are the test samples, and choose {chosen}: test metrics of a model"
-        " that is chosen so are optimistic"
+        f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"
+        " of the model that they choose are optimistic"
     ]
 
 

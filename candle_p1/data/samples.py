@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -156,16 +156,11 @@ class DataSet:
         train: The samples for training.
         validation: The samples for the metrics after every epoch.
         test: The samples for evaluating the trained model.
-        validates_on_test: Whether those for validation are, or are taken from, those of the test.
     """
 
     train: Samples
     validation: Samples
     test: Samples
-    validates_on_test: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.validates_on_test = self.validation is self.test
 
 
 def join_batches(batches: Sequence[Any]) -> Any:

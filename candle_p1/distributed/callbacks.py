@@ -11,14 +11,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from candle_p1.distributed.layer_state import average_state
 from candle_p1.distributed.metrics import reduce_metrics
 from candle_p1.errors import DistributedError
 from candle_p1.scaling import warmup_learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from candle_p1.distributed.comm import Communicator
     from candle_p1.scaling import ScalingPlan
@@ -63,6 +63,41 @@ def _make_test_function(model: Any) -> Any:
     return lambda batches: step(next(batches))
 
 
+def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
+    """Sets what no gradient updates, as the moving statistics of batches, to its mean over ranks.
+
+    Collective. All ranks have trained on as many samples, so they weigh the same. What is no
+    floating-point number, such as a counter, becomes rank 0's. The states of random layers, which
+    are no weights, stay each rank's own.
+
+    Returns:
+        What this rank had instead, by name, for `restore_state`.
+    """
+    replaced = {}
+    for name, variable in _layer_state(model) if comm.size > 1 else ():
+        mine = np.array(keras.ops.convert_to_numpy(variable.value))
+        if keras.backend.is_float_dtype(variable.dtype):
+            total = comm.allreduce_sum(mine.astype(np.float64))
+            shared = (total / comm.size).astype(mine.dtype)
+        else:
+            shared = comm.broadcast(mine)
+        if not np.array_equal(mine, shared):
+            replaced[name] = mine
+            variable.assign(shared)
+    return replaced
+
+
+def restore_state(model: Any, replaced: Mapping[str, Any]) -> None:
+    """Puts back what `average_state` has replaced on this rank; ignores other names."""
+    for name, variable in _layer_state(model):
+        if name in replaced:
+            variable.assign(replaced[name])
+
+
+def _layer_state(model: Any) -> list[tuple[str, Any]]:
+    return [(f"layer/{i}", weight) for i, weight in enumerate(model.non_trainable_weights)]
+
+
 class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
     """Puts training metrics over the samples of all ranks, and the learning rate, into the logs."""
 
@@ -81,8 +116,7 @@ class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
 class SharedValidation(keras.callbacks.Callback):  # type: ignore[misc]
     """Validates after every epoch, each rank on its share, and puts the metrics into the logs.
 
-    It averages the state of layers first, so whatever uses the model after it, until the next
-    epoch, has the same one on every rank.
+    It first averages the state of layers, so from then until the next epoch all replicas are equal.
 
     Attributes:
         seconds: How long each validation took on this rank.
@@ -127,9 +161,8 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
     """Compares the weights of all ranks, bit for bit; slow, for debugging.
 
-    After every step it compares those that the optimizer updates, and at the end of an epoch all,
-    because only then is the state of layers the same on all ranks. It must come after
-    SharedValidation.
+    After steps it compares those that the optimizer updates; at the end of an epoch, after
+    SharedValidation, all.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -142,22 +175,15 @@ class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compares the trainable weights; collective.
-
-        Raises:
-            DistributedError: They differ; the same on every rank.
-        """
+        """Compares the trainable weights; collective."""
         self._compare(self.model.trainable_weights, f"step {batch + 1} of epoch {self._epoch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Compares all weights; collective.
-
-        Raises:
-            DistributedError: They differ; the same on every rank.
-        """
+        """Compares all weights; collective."""
         self._compare(self.model.weights, f"epoch {epoch + 1}")
 
-    def _compare(self, weights: Sequence[Any], when: str) -> None:
+    def _compare(self, weights: Any, when: str) -> None:
+        """Raises DistributedError, on every rank, if the weights of ranks differ."""
         digest = hashlib.sha256()
         for weight in weights:
             digest.update(keras.ops.convert_to_numpy(weight.value).tobytes())

@@ -111,18 +111,13 @@ class ParameterSet(Mapping[str, Any]):
         return ParameterSet(self._declared, changed, [*self._warnings, *warnings])
 
     def without_vain(self) -> ParameterSet:
-        """Returns a set in which what has no effect here has its default, with the same warnings.
-
-        So nothing that reads parameters can give an effect to one of which users are told that it
-        has none.
-        """
-        settings = {
+        """Returns a set in which what has no effect here, as its warnings say, has its default."""
+        vain = {
             name: (self._declared[name].default, Origin("not read"))
-            if self._is_in_vain(name, setting[0])
-            else setting
-            for name, setting in self._settings.items()
+            for name, (value, _) in self._settings.items()
+            if self._is_in_vain(name, value)
         }
-        return ParameterSet(self._declared, settings, self.warnings)
+        return ParameterSet(self._declared, self._settings | vain, self.warnings)
 
     def to_text(self) -> str:
         """Returns the text of a parameter file with the same values, and origins as comments."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         RankFacts,
         ReadingFacts,
         RunRecord,
-        TrainingFacts,
     )
 
 MIB = 2**20
@@ -72,8 +71,9 @@ def _known_early(record: RunRecord, until_s: float) -> str:
 
 def results(record: RunRecord) -> Iterator[str]:
     """Yields how good the model is, how long the run took, and what took the time."""
-    if record.training and record.training.stopped:
-        yield _stopped(record, record.training)
+    if record.training and record.training.stopped and record.plan:
+        epochs = f"{len(record.training.epochs)} of {record.plan.epochs_per_rank} epochs"
+        yield f"trained {epochs}: {record.training.stopped}"
     if record.quality:
         yield f"test {', '.join(_quality(record.quality))}"
     if record.phases and record.total_s:
@@ -91,14 +91,6 @@ def results(record: RunRecord) -> Iterator[str]:
         yield "the data are synthetic: accuracy and loss say nothing about cancer"
     yield from whole(record)
     yield from _not_comparable(record)
-
-
-def _stopped(record: RunRecord, training: TrainingFacts) -> str:
-    if not training.epochs:
-        return f"not trained: {training.stopped}"
-    planned = f" of {record.plan.epochs_per_rank}" if record.plan else ""
-    last = "; the model is that of the last of them" if record.quality else ""
-    return f"training ended after {len(training.epochs)}{planned} epochs ({training.stopped}){last}"
 
 
 def details(record: RunRecord) -> Iterator[str | Table]:

@@ -98,8 +98,8 @@ def train_model(
     """
     comm = this.comm
     if not params["train_bool"]:
-        evaluated = f", and the model is that of {restart.directory}" if restart else ""
-        facts = {"epochs": [], "stopped": f"train_bool is False{evaluated}"}
+        model_of = f", the model is that of {restart.directory}" if restart else ""
+        facts = {"epochs": [], "stopped": f"train_bool is False{model_of}"}
         return TrainingOutcome(keras.callbacks.History(), facts, Position(0, 0), Position(0, 0))
     start = restart.start if restart else Start()
     own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
@@ -131,7 +131,6 @@ def train_model(
         if saved:
             policy.restore_state(decode(saved["policy"]))
         saver = Saver(
-            comm,
             writer,
             policy,
             Pulse(comm, params["ckpt_every_s"], lambda: this.watchdog.save_requested),
@@ -323,7 +322,8 @@ def _describe(
             facts["stopped"] = "the loss was not a number"
         elif listed.early_stop.stopped_epoch:
             facts["stopped"] = (
-                f"early_stop: the validation loss did not fall for {params['patience']} epochs"
+                f"early_stop: the validation loss did not fall for {params['patience']} epochs; the"
+                " model is that of the last one"
             )
         else:
             facts["stopped"] = "a callback of the benchmark ended it"

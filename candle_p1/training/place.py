@@ -123,55 +123,26 @@ def _find(benchmark: str, params: ParameterSet, candidates: Sequence[Path]) -> R
     mode, root = params["ckpt_restart_mode"], params["ckpt_directory"]
     notes: list[str] = []
     place: RunPlace | None = None
-    if params["eval_bool"] and not params["train_bool"]:
-        return _place_to_evaluate(params, candidates)
-    if mode != "off" and (are_saved(params) or root is not None or mode == "required"):
-        search = _Search(benchmark, params, candidates, notes)
+    search = _Search(benchmark, params, candidates, notes)
+    evaluates = params["eval_bool"] and not params["train_bool"]
+    if evaluates:
+        place = search.to_evaluate() if root is not None else None
+    elif mode != "off" and (are_saved(params) or root is not None or mode == "required"):
         place = search.from_named_root() if root is not None else search.from_directories()
-    if mode == "required" and (place is None or place.restart is None):
+    if (evaluates or mode == "required") and (place is None or place.restart is None):
         if place:
             place.release()
         reasons = "".join(f"; {note}" for note in notes)
+        cause, instead = "ckpt_restart_mode required", "begin by --ckpt_restart_mode auto"
+        if evaluates:
+            cause, instead = "train_bool False leaves random weights", "set --eval_bool False"
         raise ParameterError(
-            f"ckpt_restart_mode required: there is no checkpoint to continue from{reasons}. Name"
-            " its directory by --ckpt_directory, or begin by --ckpt_restart_mode auto"
+            f"{cause}: there is no checkpoint to continue from{reasons}. Name its directory by"
+            f" --ckpt_directory, or {instead}"
         )
     place = place or free_place(candidates)
     place.notes = notes
     return place
-
-
-def _place_to_evaluate(params: ParameterSet, candidates: Sequence[Path]) -> RunPlace:
-    """Returns where a checkpoint is evaluated without training, which changes no other run.
-
-    Raises:
-        ParameterError: There is none, so only random weights could be evaluated.
-    """
-    root = params["ckpt_directory"]
-    checkpoint = _first_readable(checkpoint_root(params, candidates[0])) if root else None
-    if checkpoint is None or params["ckpt_restart_mode"] == "off":
-        found = f"there is none in {root}" if root else "there is none"
-        raise ParameterError(
-            f"train_bool is False ({params.origin('train_bool')}): without training, only a"
-            f" checkpoint can be evaluated, and {found}. Name the directory of the checkpoints of a"
-            " run by --ckpt_directory, or set --eval_bool False"
-        )
-    checkpoint.verify()
-    place = free_place(candidates)
-    place.restart, place.kept = checkpoint, _kept(checkpoint)
-    place.notes.append(f"evaluating {checkpoint.directory}, without training")
-    return place
-
-
-def _first_readable(root: Path) -> Checkpoint | None:
-    """Returns the first checkpoint to go on from that can be read; None if there is none."""
-    from candle_p1.checkpoints.checkpoint import Checkpoint
-    from candle_p1.checkpoints.root import CheckpointRoot
-
-    for directory in CheckpointRoot(root).candidates() if root.is_dir() else ():
-        with suppress(CheckpointError):
-            return Checkpoint(directory)
-    return None
 
 
 @dataclass
@@ -226,10 +197,31 @@ class _Search:
             self.notes.append(f"{owner} is not continued: {reason}")
             return None
 
+    def to_evaluate(self) -> RunPlace | None:
+        """Takes the newest checkpoint in a named directory to a new run, without going on."""
+        root = checkpoint_root(self.params, self.candidates[0])
+        checkpoint = self._first(root)
+        if checkpoint is None:
+            self.notes.append(f"{root} holds no checkpoint")
+            return None
+        checkpoint.verify()
+        place = free_place(self.candidates)
+        place.restart, place.kept = checkpoint, _kept(checkpoint)
+        return place
+
     def _owner(self, root: Path) -> Path | None:
         """Returns the directory of the run that saved the newest readable checkpoint, if any."""
-        checkpoint = _first_readable(root)
-        return Path(str(checkpoint.facts["run"]["directory"])) if checkpoint else None
+        first = self._first(root)
+        return Path(str(first.facts["run"]["directory"])) if first else None
+
+    def _first(self, root: Path) -> Checkpoint | None:
+        from candle_p1.checkpoints.checkpoint import Checkpoint
+        from candle_p1.checkpoints.root import CheckpointRoot
+
+        for directory in CheckpointRoot(root).candidates() if root.is_dir() else ():
+            with suppress(CheckpointError):
+                return Checkpoint(directory)
+        return None
 
     def _continue_in(self, directory: Path, root: Path) -> RunPlace:
         """Claims the directory of a run that has not finished.

@@ -50,7 +50,7 @@ class Pulse:
         is_signalled: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._comm, self._every_s = comm, every_s
+        self.comm, self._every_s = comm, every_s
         self._is_signalled, self._clock = is_signalled, clock
         self._saved_s = self._agreed_s = clock()
         self._steps_since = 0
@@ -67,15 +67,15 @@ class Pulse:
         is_due = 0 < self._every_s <= now - self._saved_s
         rate = self._steps_since / max(now - self._agreed_s, 1e-9)
         pause = min(max(round(rate * PERIOD_S), 1), MAX_GROWTH * self._pause)
-        first = self._comm.rank == 0  # the others add nothing but their signals
+        first = self.comm.rank == 0  # the others add nothing but their signals
         mine = np.array([is_due * first, self._is_signalled(), pause * first], np.int64)
-        is_due_at_first, num_signalled, self._pause = self._comm.allreduce_sum(mine).tolist()
+        is_due_at_first, num_signalled, self._pause = self.comm.allreduce_sum(mine).tolist()
         self._agreed_s, self._steps_since = now, 0
         return Agreed(bool(is_due_at_first), bool(num_signalled))
 
     def any_rank(self, condition: bool) -> bool:
         """Returns whether a condition holds on any rank; collective."""
-        return self._comm.any(condition)
+        return self.comm.any(condition)
 
     def saved(self) -> None:
         """Counts the time to the next checkpoint from now."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from candle_p1.checkpoints.manifest import Position
-from candle_p1.distributed.layer_state import average_state, restore_state
+from candle_p1.distributed.callbacks import average_state, restore_state
 from candle_p1.errors import CandleError
 from candle_p1.instrument.phases import part
 from candle_p1.training.callback_state import encode
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from candle_p1.checkpoints.policy import SavePolicy
     from candle_p1.checkpoints.writer import CheckpointWriter
-    from candle_p1.distributed.comm import Communicator
     from candle_p1.scaling import ScalingPlan
     from candle_p1.training.callback_state import CallbackStates
     from candle_p1.training.callbacks import EpochTimer
@@ -33,7 +32,6 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves checkpoints. Must be the last callback; collective.
 
     Args:
-        comm: The ranks.
         writer: Writes them.
         policy: Which ends of epochs are saved.
         pulse: Agrees on the time and on signals.
@@ -55,7 +53,6 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        comm: Communicator,
         writer: CheckpointWriter,
         policy: SavePolicy,
         pulse: Pulse,
@@ -72,8 +69,7 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         allow_nan: bool = False,
     ) -> None:
         super().__init__()
-        self._comm, self._writer = comm, writer
-        self._policy, self._pulse, self._plan = policy, pulse, plan
+        self._writer, self._policy, self._pulse, self._plan = writer, policy, pulse, plan
         self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
         self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
         self._allow_nan = allow_nan
@@ -161,9 +157,8 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         self._withdraw_lost_best()
         with part("checkpoint"):
             own = own_arrays(model, within_epoch=within_epoch)
-            of_layers = {}
+            of_layers = average_state(model, self._pulse.comm) if within_epoch else {}
             if within_epoch:
-                of_layers = average_state(model, self._comm)
                 own |= epoch_arrays(self._timer.so_far()) | of_layers
             self._writer.save(
                 self.position,

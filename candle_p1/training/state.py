@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from candle_p1.distributed.callbacks import evaluate_shared
+from candle_p1.distributed.callbacks import evaluate_shared, restore_state
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.layer_state import restore_state
 from candle_p1.distributed.seeds import seed_states
 from candle_p1.errors import CandleError
 

@@ -45,7 +45,7 @@ def test_p1b2_stops_early_is_profiled_and_writes_where_it_is_told(directory):
     assert [path for path in (directory / "p1b2/profile").rglob("*") if path.is_file()]
     log = (directory.parent / "run.log").read_text()
     assert "epoch  3/30" in log
-    assert "training ended after 3 of 30 epochs (early_stop: " in log
+    assert "trained 3 of 30 epochs: early_stop" in log
     rows = csv.DictReader((directory.parent / "results/classes.csv").read_text().splitlines())
     num_samples = [int(row["num_samples"]) for row in rows]
     assert len(num_samples) == 10

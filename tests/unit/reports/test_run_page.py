@@ -65,7 +65,7 @@ def test_the_page_says_what_data_and_limits_the_run_had(run):
     content = {"parameters.train_steps": {"value": 2, "origin": "flag"}, "data.synthetic": False}
     content |= {"training.stopped": "early_stop", "plan.epochs_per_rank": 900}
     page = run_page(RecordedRun(run.path, changed(run.record, content)))
-    assert " of 900 epochs (early_stop)" in page
+    assert " of 900 epochs: early_stop" in page
     assert "train_steps 2" in page[: page.index("<svg")]
     assert "synthetic" not in page[: page.index("<svg")]
 

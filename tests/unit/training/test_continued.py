@@ -131,7 +131,6 @@ def train(directory, optimizer, *, passes=1, goes_on_from=None, signal_at=None, 
         COMM, timer, validation, history, 18, 2 if saved else 1, saved and saved.facts
     )
     saver = Saver(
-        COMM,
         writer,
         SavePolicy(interval=1, skip_epochs=0, last_epoch=4),
         Pulse(COMM, 0.0, lambda: 0 < (signal_at or 0) <= signals.number),

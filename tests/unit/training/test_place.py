@@ -165,7 +165,7 @@ def test_without_training_a_checkpoint_is_evaluated_in_a_run_of_its_own(tmp_path
     first = plant(parameters(tmp_path), tmp_path / "EXP000/RUN000", saved=((1, 0), (2, 0)))
     untrained = ["--train_bool", "False"]
     for wrong in ([], ["--ckpt_directory", str(tmp_path)]):
-        with pytest.raises(ParameterError, match="only a checkpoint can be evaluated"):
+        with pytest.raises(ParameterError, match=r"train_bool False .* no checkpoint"):
             find_place("nt3", parameters(tmp_path, *untrained, *wrong))
     named = parameters(tmp_path, *untrained, "--ckpt_directory", str(first / "ckpts"))
     opening, directory, _ = open_place(named)

@@ -49,7 +49,6 @@ def make_saver(monkeypatch, writer):
 
     def make(start=(0, 0), *, interval=0, best=None, **options):
         saver = saver_module.Saver(
-            SerialCommunicator(),
             writer,
             SavePolicy(interval, 0, 8, best),
             Pulse(SerialCommunicator(), 0.0, lambda: False),
@@ -63,11 +62,8 @@ def make_saver(monkeypatch, writer):
         )
         optimizer = SimpleNamespace(learning_rate=keras.ops.convert_to_tensor(0.1))
         loss = keras.metrics.Mean(name="loss")
-        saver.set_model(
-            SimpleNamespace(
-                stop_training=False, optimizer=optimizer, metrics=[loss], non_trainable_weights=[]
-            )
-        )
+        model = {"stop_training": False, "optimizer": optimizer, "metrics": [loss]}
+        saver.set_model(SimpleNamespace(**model, non_trainable_weights=[]))
         return saver
 
     return make
