@@ -66,12 +66,10 @@ def _make_test_function(model: Any) -> Any:
 def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
     """Sets what no gradient updates, as the moving statistics of batches, to its mean over ranks.
 
-    Collective. All ranks have trained on as many samples, so they weigh the same. What is no
-    floating-point number, such as a counter, becomes rank 0's. The states of random layers, which
-    are no weights, stay each rank's own.
+    All ranks have trained on as many samples, so they weigh the same. Integers become rank 0's. The
+    states of random layers are no weights, and stay each rank's own. Collective.
 
-    Returns:
-        What this rank had instead, by name, for `restore_state`.
+    Returns what this rank had instead, by name, for `restore_state`.
     """
     replaced = {}
     for name, variable in _layer_state(model) if comm.size > 1 else ():
