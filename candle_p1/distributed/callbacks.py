@@ -72,7 +72,7 @@ def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
     Returns what this rank had instead, by name, for `restore_state`.
     """
     replaced = {}
-    for name, variable in _layer_state(model) if comm.size > 1 else ():
+    for i, variable in enumerate(model.non_trainable_weights if comm.size > 1 else ()):
         mine = np.array(keras.ops.convert_to_numpy(variable.value))
         if keras.backend.is_float_dtype(variable.dtype):
             total = comm.allreduce_sum(mine.astype(np.float64))
@@ -80,20 +80,16 @@ def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
         else:
             shared = comm.broadcast(mine)
         if not np.array_equal(mine, shared):
-            replaced[name] = mine
+            replaced[f"layer/{i}"] = mine
             variable.assign(shared)
     return replaced
 
 
 def restore_state(model: Any, replaced: Mapping[str, Any]) -> None:
     """Puts back what `average_state` has replaced on this rank; ignores other names."""
-    for name, variable in _layer_state(model):
-        if name in replaced:
+    for i, variable in enumerate(model.non_trainable_weights):
+        if (name := f"layer/{i}") in replaced:
             variable.assign(replaced[name])
-
-
-def _layer_state(model: Any) -> list[tuple[str, Any]]:
-    return [(f"layer/{i}", weight) for i, weight in enumerate(model.non_trainable_weights)]
 
 
 class EpochMetrics(keras.callbacks.Callback):  # type: ignore[misc]
