@@ -177,6 +177,11 @@ class TableBuilder:
 
         return on_first_rank(sort, self._comm)
 
+    def give_back(self) -> None:
+        """Frees what has been written, on all ranks; the builder must not be used any more."""
+        self._numbers.keep(0)
+        self._codes.keep(0)
+
     def finish(self, num_rows: int) -> Table:
         """Returns a table of the first rows; collective."""
         self._comm.local.barrier()

@@ -98,7 +98,11 @@ def read_together(
         def load(directory: Path) -> Table:
             with ReadAhead(source, blocks[ring.position :: comm.size], num_threads) as ahead:
                 table = TableBuilder(source, layout, head, comm, directory)
-                return _Load(source, layout, head, table, ring, threads, ahead).run(blocks)
+                try:
+                    return _Load(source, layout, head, table, ring, threads, ahead).run(blocks)
+                except DataError:  # of all ranks, none of which writes any more
+                    table.give_back()
+                    raise
 
         read: Table = try_directories(load, comm, notify)
         return read

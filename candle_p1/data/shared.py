@@ -24,6 +24,7 @@ from candle_p1.distributed.shared_file import (
     NoRoomError,
     NotSharedError,
     agree_on_room,
+    check_room,
     open_nameless,
 )
 from candle_p1.errors import DataError
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOM_LEFT = 0.05
-"""The share of a file system that is left free."""
 SMALLEST_FILL_BYTES = HUGE_BYTES // 4
 """What is smaller is not worth a huge page."""
 
@@ -111,8 +110,8 @@ class NodeArray:
             NoRoomError: There is not enough memory.
         """
         if self._file >= 0 and first < last:
-            size = self.array.itemsize
-            with self._room():
+            size, used = self.array.itemsize, 512 * os.fstat(self._file).st_blocks
+            with self._room(self.array.nbytes - used):  # also for what other ranks reserve
                 os.posix_fallocate(self._file, first * size, (last - first) * size)
 
     def fill(self, first: int, last: int) -> bool:
@@ -131,7 +130,7 @@ class NodeArray:
             return True
         if self._huge is None or (last - first) * size < SMALLEST_FILL_BYTES:
             return False
-        with self._room():
+        with self._room((last - first) * size * self._node.size):
             return self._huge.fill(first * size, last * size)
 
     def write(self, first: int, elements: NDArray[Any]) -> None:
@@ -147,17 +146,15 @@ class NodeArray:
         raw: Any = elements.reshape(-1).view(np.uint8)
         content = memoryview(raw)
         done, start = 0, first * self.array.itemsize
-        with self._room():
+        with self._room(len(content) * self._node.size):
             while done < len(content):
                 done += os.pwrite(self._file, content[done:], start + done)
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Converts the errors of a full file system into NoRoomError."""
+    def _room(self, num_bytes: int) -> Iterator[None]:
+        """Checks that there is room; converts the errors of a full file system into NoRoomError."""
         try:
-            status = os.fstatvfs(self._file)
-            if status.f_bavail < ROOM_LEFT * status.f_blocks:
-                raise OSError(None, f"only {status.f_bavail * status.f_frsize >> 20} MiB are left")
+            check_room(self._file, num_bytes, self._directory, self._node.size)
             yield
         except OSError as error:
             raise NoRoomError(

@@ -13,7 +13,13 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from candle_p1 import ops
-from candle_p1.distributed.shared_file import MEMORY, NoRoomError, agree_on_room, open_nameless
+from candle_p1.distributed.shared_file import (
+    MEMORY,
+    NoRoomError,
+    agree_on_room,
+    check_room,
+    open_nameless,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,6 +142,7 @@ class NodeMemory:
         if self._comm.rank:
             return
         try:
+            check_room(file, num_bytes, MEMORY, self._comm.size)
             os.posix_fallocate(file, 0, num_bytes)
         except OSError as error:
             raise NoRoomError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -19,6 +20,10 @@ T = TypeVar("T")
 
 MEMORY = Path("/dev/shm")
 """Files in this directory are in memory."""
+ROOM_LEFT = 0.05
+"""The share of a file system that is left free."""
+MPI_BYTES = 16 << 20
+"""How much of MEMORY the messages of a rank can take, later too: Open MPI's btl_sm_segment_size."""
 
 
 class NoRoomError(DataError):
@@ -71,6 +76,20 @@ def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
     finally:
         if node.rank == 0:
             Path(name).unlink()
+
+
+def check_room(file: int, num_bytes: int, directory: Path, num_ranks: int) -> None:
+    """Checks that an open file may grow by some bytes; there are so many ranks on this node.
+
+    Raises:
+        OSError: There would be too little room left, for MPI in MEMORY, which dies of SIGBUS.
+    """
+    status = os.fstatvfs(file)
+    total, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    left = max(ROOM_LEFT * total, min(MPI_BYTES * num_ranks, total / 2) * (directory == MEMORY))
+    if total and free - num_bytes < left:  # 0: a file system in memory without a limit
+        need = f"{free >> 20} MiB are free, of which {int(left) >> 20} must remain so"
+        raise OSError(errno.ENOSPC, need)
 
 
 def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:

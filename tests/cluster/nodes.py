@@ -62,7 +62,7 @@ target=$(cat {directory}/"$node".pid) || exit 255
 exec nsenter --target "$target" --net --uts --mount --ipc sh -c "$*"
 """
 CONTAINER = """
-mount -t tmpfs tmpfs /dev/shm || exit
+mount -t tmpfs -o size={shm} tmpfs /dev/shm || exit
 """
 PRIVATE_TMPDIR = """
 mkdir -p "$TMPDIR/own" && export TMPDIR="$TMPDIR/own" && mount -t tmpfs tmpfs "$TMPDIR" || exit
@@ -88,9 +88,9 @@ def what_is_missing() -> str | None:
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def in_container(command, *, private_tmpdir=False):
+def in_container(command, *, private_tmpdir=False, shm="50%"):
     """Returns the command that runs another one with a ``/dev/shm`` of its own."""
-    script = CONTAINER + PRIVATE_TMPDIR * private_tmpdir + 'exec "$@"'
+    script = CONTAINER.format(shm=shm) + PRIVATE_TMPDIR * private_tmpdir + 'exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", *command]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from candle_p1.records.types import Failure
 
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
+MEMORY = Path("/dev/shm")
+FULL_BYTES = 1 << 20
+"""With less room, a file system is full: what needs more takes none of the rest."""
 NO_DEATH = {
     "unreachable": "cannot be reached any more{}: its node is lost or cut off from the network",
     "hub": "is not watched any more{}: the hub of its group has ended (docs/faults.md)",
@@ -141,7 +145,7 @@ class Judge:
         else:
             reason = (
                 f"{rank} died{_during(rank)}: it was killed, crashed or ran out of memory"
-                f"{self._killed_for_memory(rank)}"
+                f"{self._killed_for_memory(rank)}{self._without_room(rank)}"
             )
         return Verdict("failed", reason, rank, rank)
 
@@ -191,6 +195,17 @@ class Judge:
         if num_kills <= 0:
             return ""
         return f" (processes that the kernel killed for lack of memory: {num_kills})"
+
+    def _without_room(self, rank: WatchedRank) -> str:
+        if rank.host != self.host or not MEMORY.exists():
+            return ""
+        usage = shutil.disk_usage(MEMORY)
+        if not usage.total or usage.free >= FULL_BYTES:
+            return ""
+        return (
+            f" (the {usage.total >> 20} MiB of {MEMORY} are full: whoever writes to shared memory"
+            " dies of SIGBUS; enlarge it, in a container with --shm-size)"
+        )
 
 
 def _during(rank: WatchedRank) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import namedtuple
 
 import pytest
 
-from candle_p1.distributed.watchdog import absence, server, watched_rank
+from candle_p1.distributed.watchdog import absence, server, verdict, watched_rank
 from candle_p1.distributed.watchdog.server import CAUSE_GRACE_S, WatchdogServer
 from candle_p1.distributed.watchdog.watched_rank import WatchedRank
 
@@ -130,3 +131,22 @@ def test_news_of_a_cause_is_not_waited_for_in_vain(judge):
 def test_a_rank_that_is_killed_is_named_at_once(judge):
     assert judge([(3, GONE)])[1] == 0
     assert judge([(0, WORD), (0, GONE), (3, GONE)])[1] == pytest.approx(2 * STEP_S)
+
+
+@pytest.mark.parametrize(
+    ("host", "total", "free", "named"),
+    [
+        ("here", 1 << 26, 4096, True),
+        ("here", 1 << 26, 1 << 25, False),
+        ("here", 0, 0, False),  # no limit
+        ("there", 1 << 26, 0, False),
+    ],
+)
+def test_a_death_where_shared_memory_is_full_may_be_a_bus_error(
+    monkeypatch, host, total, free, named
+):
+    usage = namedtuple("usage", "total free")(total, free)
+    monkeypatch.setattr(verdict.shutil, "disk_usage", lambda path: usage)
+    dead = WatchedRank(1, host, 7, closed="gone")
+    reason = verdict.Judge("here", 1.0, None).failed(dead, [dead]).reason
+    assert ("64 MiB of /dev/shm are full" in reason) == ("SIGBUS" in reason) == named
