@@ -89,11 +89,12 @@ def watchdogs(directory):
     [
         ("1:load:sleep", "load"),
         ("0:build:sleep", "broadcast/wait"),  # rank 1 waits in a collective
+        ("1:report:sleep", "report"),
     ],
 )
 def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
     """In test_installation.py, it is killed while it trains."""
-    process = job(fault)
+    process = job(fault, "--epochs", "2")
     victim = pid_in_phase(process, tmp_path, 1, phase)
     os.kill(victim, signal.SIGKILL)
     code, output, record = end_of(process, tmp_path)
@@ -101,6 +102,7 @@ def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
     assert f"rank 1 (host {record['failure']['host']}, pid {victim})" in output
     assert record["status"] == "failed"
     assert (record["failure"]["rank"], record["failure"]["phase"]) == (1, phase)
+    assert ("accuracy" in record.get("quality", {})) == (phase == "report")
 
 
 @pytest.mark.parallel
