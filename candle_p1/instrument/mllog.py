@@ -42,7 +42,8 @@ class RunLog:
     """Writes the log of a run, in order of time; the times are those of the run's phases.
 
     Leaving the context without `finish` logs the run as aborted. If a log has no ``run_stop``, its
-    run was killed. A run that goes on from a checkpoint appends its log to that of the part before.
+    run was killed. A run that goes on from a checkpoint goes on with the log as it was then: it
+    starts and stops once, and every epoch is logged once.
 
     Args:
         path: The file; None: nothing is written.
@@ -60,7 +61,7 @@ class RunLog:
         start_s: float,
         first_epoch: int = 0,
     ) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
+        self._file = path.open("w", encoding="utf-8", buffering=1) if path else None
         self._benchmark, self._phases, self._start_s = benchmark, phases, start_s
         self._anchor = read_anchor()
         self._epoch_num = first_epoch
@@ -119,7 +120,9 @@ class RunLog:
         self._epoch_num += 1
         begin_s = self._start_s + epoch.begin_s
         self._write(START, "epoch_start", begin_s, epoch_num=self._epoch_num)
-        self._write(STOP, "epoch_stop", begin_s + epoch.seconds, epoch_num=self._epoch_num)
+        # Of an epoch that goes on from a checkpoint, the seconds include those of an earlier part.
+        stop_s = min(begin_s + epoch.seconds, end_s - validation_s)
+        self._write(STOP, "epoch_stop", stop_s, epoch_num=self._epoch_num)
         values = {name: logs[f"val_{name}"] for name in TARGETS if f"val_{name}" in logs}
         self._add_evaluation(end_s - validation_s, end_s, values, "validation")
 
@@ -139,6 +142,17 @@ class RunLog:
         status = "success" if is_success else "aborted"
         self._write(STOP, "run_stop", end_s, status=status, epoch_num=self._epoch_num)
         self._is_running = False
+
+    def checkpoint_state(self) -> dict[str, str]:
+        """Returns the text of the file."""
+        return {"text": Path(self._file.name).read_text(encoding="utf-8") if self._file else ""}
+
+    def restore_state(self, state: dict[str, str]) -> None:
+        """Writes the text in place of what this part has logged, its initialization."""
+        if self._file and state["text"]:
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(state["text"])
 
     def _add_evaluation(
         self, begin_s: float, end_s: float, values: Mapping[str, float | None], samples: str

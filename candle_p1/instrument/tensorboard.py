@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +28,43 @@ def check_tensorboard(params: ParameterSet) -> None:
         )
 
 
-def epoch_logs(directory: Path) -> Any:
+def _files(directory: Path) -> dict[str, Path]:
+    """Returns the files of all parts of a run, by their names within the directory."""
+    files = directory.glob("*/events.out.*")
+    return {str(path.relative_to(directory)): path for path in files}
+
+
+def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
     """Returns a Keras callback that must come after those that write metrics into the logs.
+
+    A continued run cuts the files back to the checkpoint; one that begins anew removes them.
 
     Args:
         directory: The parent of ``train/`` and ``validation/``.
+        is_continued: Whether the run goes on from a checkpoint.
     """
     import keras
+
+    earlier = _files(directory)
 
     class EpochLogs(keras.callbacks.TensorBoard):  # type: ignore[misc]
         """Keras's callback, without what it does in every step, which is not needed here."""
 
         async_safe = True  # it does not read the logs of a step, so Keras need not wait for them
+
+        def checkpoint_state(self) -> dict[str, int]:
+            """Returns the sizes of the files."""
+            for writer in self._writers.values():
+                writer.flush()
+            return {name: path.stat().st_size for name, path in _files(directory).items()}
+
+        def restore_state(self, sizes: dict[str, int]) -> None:
+            """Cuts the files of earlier parts back to their sizes."""
+            for name, path in earlier.items():
+                if name in sizes:
+                    os.truncate(path, sizes[name])
+                else:
+                    path.unlink()
 
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
             """Does nothing."""
@@ -46,4 +72,7 @@ def epoch_logs(directory: Path) -> Any:
         def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             """Does nothing."""
 
-    return EpochLogs(str(directory), write_graph=False, update_freq="epoch", profile_batch=0)
+    logs = EpochLogs(str(directory), write_graph=False, update_freq="epoch", profile_batch=0)
+    if not is_continued:
+        logs.restore_state({})
+    return logs

@@ -113,7 +113,7 @@ def train_model(
     if comm.rank == 0:
         listed.callbacks += _rank_0_callbacks(plan, params, this, start)
     listed.callbacks += saving
-    states = CallbackStates(listed.callbacks)
+    states = CallbackStates([*listed.callbacks, log])
     num_samples = comm.size * plan.samples_per_epoch
     saved = restart.facts if restart else None
     epochs = GatheredEpochs(
@@ -253,7 +253,9 @@ class _Callbacks:
             keras.callbacks.LambdaCallback(on_epoch_end=end_epoch),
         ]
         if params["tensorboard"] and comm.rank == 0:  # before callbacks that change the rate
-            callbacks.append(tensorboard.epoch_logs(this.directory / tensorboard.DIRECTORY))
+            directory = this.directory / tensorboard.DIRECTORY
+            is_continued = this.restart is not None
+            callbacks.append(tensorboard.epoch_logs(directory, is_continued=is_continued))
         if plan.warmup_epochs:
             callbacks.append(LearningRateWarmup(plan, params["warmup_by"]))
         callbacks += benchmark.callbacks(params)

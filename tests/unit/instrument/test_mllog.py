@@ -36,7 +36,9 @@ SETTINGS = {
 def run(tmp_path):
     """Returns a function that logs a run of some epochs, of 10 ms each; it returns the lines."""
 
-    def run(path, num_epochs=2, metrics=None, error=None, first_epoch=0):
+    def run(
+        path, num_epochs=2, metrics=None, error=None, first_epoch=0, state=None, checkpoint=None
+    ):
         metrics = metrics or {"loss": 0.5, "val_loss": 0.6, "val_accuracy": 0.9}
         start_s = time.perf_counter()
         phases = PhaseTimer(begin=start_s)
@@ -46,10 +48,14 @@ def run(tmp_path):
             log.begin()
             log.describe(PARAMS, PLAN, 280, 140)
             with phases("train"):
-                for _ in range(num_epochs):
+                if state:
+                    log.restore_state(state)
+                for number in range(1, num_epochs + 1):
                     begin_s = time.perf_counter() - start_s
                     time.sleep(0.015)
                     log.add_epoch(Epoch(begin_s, 0.01, []), 0.004, metrics)
+                    if checkpoint and number == checkpoint[0]:
+                        checkpoint[1](log.checkpoint_state())
             if error:
                 raise error
             with phases("evaluate"):
@@ -174,15 +180,46 @@ def test_mlperfs_own_checker_accepts_a_log(run, tmp_path, rules):
     assert not accepts(broken)
 
 
-def test_a_continued_run_appends_to_its_log(run, tmp_path):
+def test_a_continued_run_goes_on_with_its_log_as_it_was_at_the_checkpoint(run, tmp_path):
+    """It starts once, and logs no epoch twice, however its parts ended."""
     path = tmp_path / "mllog.txt"
+    states = []
     with pytest.raises(ValueError, match="killed"):
-        run(path, error=ValueError("killed"))
-    before = path.read_text()
-    run(path, first_epoch=2)
-    text = path.read_text()
-    assert text.startswith(before)
-    numbers = [
-        line["metadata"]["epoch_num"] for line in lines_of(path) if line["key"] == "epoch_start"
-    ]
+        run(path, num_epochs=3, error=ValueError("killed"), checkpoint=(2, states.append))
+    run(path, first_epoch=2, state=states[0])
+    lines = check_mllog(path.read_text())
+    numbers = [line["metadata"]["epoch_num"] for line in lines if line["key"] == "epoch_start"]
     assert numbers == [1, 2, 3, 4]
+
+
+def test_a_continued_run_repeats_no_epoch_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    import keras
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from candle_p1.instrument.tensorboard import epoch_logs
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def train(logs, *epochs, state=None):
+        logs.set_model(model)
+        logs.on_train_begin()
+        if state:
+            logs.restore_state(state)
+        for epoch in epochs:
+            logs.on_epoch_end(epoch, {"loss": 1.0, "val_loss": 2.0})
+
+    train(first := epoch_logs(tmp_path), 0, 1)
+    state = first.checkpoint_state()
+    train(epoch_logs(tmp_path, is_continued=True), 2)  # by a part that saved nothing
+    first.on_epoch_end(2, {"loss": 1.0})
+    train(second := epoch_logs(tmp_path, is_continued=True), 2, 3, state=state)
+    second.checkpoint_state()
+    for name in ("train", "validation"):
+        events = EventAccumulator(str(tmp_path / name)).Reload()
+        for tag in (tags := events.Tags()["tensors"]):
+            assert [event.step for event in events.Tensors(tag)] == [0, 1, 2, 3]
+        assert tags
+    epoch_logs(tmp_path)
+    assert not list(tmp_path.rglob("events*"))
