@@ -15,13 +15,13 @@ from candle_p1.cli.bench_options import (
     json_option,
     measure,
     measurement_options,
-    not_nan,
     output_file_option,
     show,
     with_progress,
 )
 from candle_p1.cli.bench_start import start_command
 from candle_p1.errors import ParameterError
+from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def load_command(
     click.option(
         "--delay",
         "delay_s",
-        type=click.FloatRange(0, 60),
+        type=FiniteRange(0, 60),
         default=0.2,
         show_default=True,
         help="Extra time that reading each block takes, in s.",
@@ -281,8 +281,7 @@ def step_command(
         "--mtbf",
         "mtbf_hours",
         metavar="HOURS",
-        type=click.FloatRange(0, 1e6, min_open=True),
-        callback=not_nan,
+        type=FiniteRange(0, 1e6, min_open=True),
         default=24.0,
         show_default=True,
         help="The mean time between failures of a job of yours, with all its nodes, for which to"

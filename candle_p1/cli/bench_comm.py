@@ -9,11 +9,11 @@ import click
 from candle_p1.cli.base import Command, write_output
 from candle_p1.cli.bench_options import (
     json_option,
-    not_nan,
     output_file_option,
     show,
     with_progress,
 )
+from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600, min_open=True),
-    callback=not_nan,
+    type=FiniteRange(0, 3600, min_open=True),
     default=0.5,
     show_default=True,
     help="How long a size is measured, unless its 95 % interval is within 5 % before.",

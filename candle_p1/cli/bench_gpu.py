@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from candle_p1.cli.base import Command, complete_benchmark
-from candle_p1.cli.bench_options import count_option, json_option, not_nan, show, with_progress
+from candle_p1.cli.bench_options import count_option, json_option, show, with_progress
+from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
 @count_option("--steps", "num_steps", 200, "Steps of a timed block, at most those of an epoch.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
-    callback=not_nan,
+    type=FiniteRange(0, 3600),
     default=10.0,
     show_default=True,
     help="How long each job repeats such blocks; sensors of energy need seconds.",

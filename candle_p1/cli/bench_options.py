@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,13 +45,6 @@ def count_option(flag: str, name: str, default: int, text: str) -> Callable[...,
     """Returns an option that takes a positive integer, as large as one can wait for."""
     positive = click.IntRange(1, 100_000)
     return click.option(flag, name, type=positive, default=default, show_default=True, help=text)
-
-
-def not_nan(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """Checks what a range lets through: nan is neither below nor above a number."""
-    if math.isnan(value):
-        raise ParameterError(f"{parameter.opts[0]} must be a number, not nan")
-    return value
 
 
 def measurement_options(*own: Callable[..., Any]) -> Callable[..., Any]:

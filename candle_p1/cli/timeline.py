@@ -11,6 +11,7 @@ import click
 
 from candle_p1.cli.base import Command, Group, write_output
 from candle_p1.errors import CandleError, ParameterError
+from candle_p1.finite_range import FiniteRange
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -95,13 +96,13 @@ def summary_command(
     "begin_s",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Where the piece starts, in seconds on the timeline's clock.",
 )
 @click.option(
     "--to",
     "end_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Where it ends; by default the end of the timeline.",
 )
 @click.option(

@@ -23,6 +23,7 @@ from candle_p1.distributed.comm import check_ranks, connect
 from candle_p1.distributed.gpus import requested_gpus
 from candle_p1.distributed.launch_environment import NODE_VARIABLE, launched_rank, node_name
 from candle_p1.errors import EXIT_CODE, CandleError
+from candle_p1.finite_range import FiniteRange
 from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 def _amount(flag: str, description: str) -> Callable[[Command], Command]:
     default = getattr(Needs, flag.removeprefix("--").replace("-", "_"))
-    kind = click.FloatRange(0)
+    kind = FiniteRange(0)
     return click.option(flag, type=kind, default=default, show_default=True, help=description)
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from candle_p1 import cli
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.doctor import Finding
+from candle_p1.cluster.preflight.__main__ import command as preflight
 from candle_p1.errors import EXIT_CODE, ParameterError, UnknownFlagError
 from candle_p1.parameters.catalog import PARAMETERS
 from tests.conftest import CANDLE_P1, ROOT
@@ -58,6 +59,17 @@ def test_every_command_and_option_has_help(path):
     assert command.help
     for parameter in command.params:
         assert isinstance(parameter, click.Argument) or parameter.help
+
+
+def test_no_option_takes_nan_or_infinity():
+    every = [each for _, command in commands(cli.cli) for each in command.params]
+    floats = (click.FloatRange, click.types.FloatParamType)
+    numbers = [each for each in [*every, *preflight.params] if isinstance(each.type, floats)]
+    assert len(numbers) > 8
+    for option in numbers:
+        for text in ("nan", "inf"):
+            with pytest.raises(click.BadParameter):
+                option.type.convert(text, option, None)
 
 
 ALL = dict(commands(cli.cli))
