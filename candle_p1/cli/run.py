@@ -10,6 +10,7 @@ import click
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
 from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.cluster.process import run_in_terminal
 from candle_p1.distributed.launch_environment import (
     TERMINAL_VARIABLE,
     terminal,
@@ -56,4 +57,6 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     environment = dict(os.environ) if num_ranks == 1 else without_allocation(os.environ, here=True)
     if device:  # the ranks do not see the terminal themselves
         environment |= {TERMINAL_VARIABLE: device, WIDTH_VARIABLE: str(columns() or "")}
+    if num_ranks > 1 and os.isatty(1):
+        sys.exit(run_in_terminal(launch.command, environment))
     os.execvpe(launch.command[0], launch.command, environment)

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from candle_p1.distributed.launch_environment import module_command
+from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 GRACE_S = 30.0
 """How long a command may take to end after SIGTERM."""
 POLL_S = 0.2
+SHOW_CURSOR = "\x1b[?25h"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -111,6 +113,40 @@ def run_to_end(
                 _end(child, grace_s)
         if process:
             process.poll()
+
+
+def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Runs a launcher in the foreground of this terminal; returns the exit code for a shell.
+
+    The launcher ends with any code, and without a message, once Ctrl-C has interrupted it, and the
+    ranks that it kills leave the cursor hidden. If this process is killed, the launcher gets
+    SIGTERM.
+
+    Args:
+        command: The launcher's command line.
+        variables: Its environment.
+    """
+    guard = [*module_command("candle_p1.cluster.process_group_guard"), str(os.getpid())]
+    process = subprocess.Popen([*guard, *command], env=dict(variables))
+    caught = {*SIGNALS, *SAVE_SIGNALS}
+    caught = {number for number in caught if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*caught, signal.SIGCHLD})
+    ended_by = 0
+    while process.poll() is None:
+        info = signal.sigtimedwait({*caught, signal.SIGCHLD}, 1.0)
+        if info is None or info.si_signo == signal.SIGCHLD:
+            continue
+        if info.si_signo in SIGNALS:
+            ended_by = ended_by or info.si_signo
+        # The terminal has sent Ctrl-C to the launcher, too, which a second one would kill.
+        if info.si_signo != signal.SIGINT or info.si_code <= 0:
+            process.send_signal(info.si_signo)
+    if not (ended_by and process.returncode):
+        return process.returncode
+    with suppress(OSError):  # of a terminal that was closed
+        name = signal.Signals(ended_by).name
+        print(f"{SHOW_CURSOR}\ncandle-p1: the job was interrupted by {name}", flush=True)
+    return 128 + ended_by
 
 
 def _session(leader: int) -> list[psutil.Process]:

@@ -279,29 +279,58 @@ def test_a_directory_for_results_that_cannot_be_written_is_found_before_loading(
     assert (record["status"], record["failure"]["phase"]) == ("failed", "startup")
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel, id="2 ranks")]
-)
-def test_closing_the_terminal_interrupts_the_run(environment, tmp_path, num_ranks):
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.parallel, id="2 ranks")])
+def in_terminal(request, environment, tmp_path):
+    """A run in a terminal: its process id, and the terminal; once it has trained an epoch."""
     flags = [*SMALL, "--epochs", "100000", "--epochs_scaling", "weak", "--output_dir", "."]
-    command = [*CANDLE_P1, "run", "nt3", "--np", str(num_ranks), "--", *flags]
+    command = [*CANDLE_P1, "run", "nt3", "--np", str(request.param), "--", *flags]
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which ignores it, may run the tests
         os.chdir(tmp_path)
         os.execv(command[0], command)
+    shown_until(terminal, b"/100000")
+    return pid, terminal
+
+
+def shown_until(terminal, text=None):
+    """Returns what a terminal shows until some text, or until nobody writes to it any more."""
     deadline = time.monotonic() + START_S
     shown = b""
-    while b"/100000" not in shown and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 1.0)[0]:
-            shown = shown[-10_000:] + os.read(terminal, 65536)
-    os.close(terminal)
+    with suppress(OSError):
+        while (text is None or text not in shown) and time.monotonic() < deadline:
+            if select.select([terminal], [], [], 1.0)[0]:
+                shown = shown[-10_000:] + os.read(terminal, 65536)
+    return shown
+
+
+def code_of(pid):
+    """Returns the exit code of a process, which ends soon."""
     end = time.monotonic() + LIMIT_S
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
         if time.monotonic() > end:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def test_closing_the_terminal_interrupts_the_run(in_terminal, tmp_path):
+    pid, terminal = in_terminal
+    os.close(terminal)
+    code_of(pid)
     wait_until(lambda: not watchdogs(tmp_path), LIMIT_S)
     record = read_record(tmp_path / "run.json")
-    assert record["status"] == "interrupted", shown
+    assert record["status"] == "interrupted"
     assert "SIG" in record["failure"]["reason"]
+
+
+def test_ctrl_c_in_a_terminal_is_one_message_and_shows_the_cursor(in_terminal, tmp_path):
+    pid, terminal = in_terminal
+    os.write(terminal, b"\x03")
+    shown = shown_until(terminal)
+    os.close(terminal)
+    assert code_of(pid) == 128 + signal.SIGINT
+    assert shown.count(b"interrupted") == 1
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
+    wait_until(lambda: not watchdogs(tmp_path), LIMIT_S)
+    assert read_record(tmp_path / "run.json")["status"] == "interrupted"
