@@ -16,7 +16,10 @@ from candle_p1.distributed.launch_environment import (
     terminal,
     without_allocation,
 )
+from candle_p1.instrument.tensorboard import check_tensorboard
+from candle_p1.scaling import share_epochs
 from candle_p1.text import WIDTH_VARIABLE, columns, count
+from candle_p1.training.restart import may_restart
 from candle_p1.training.screen import Screen
 
 
@@ -42,8 +45,11 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     All other flags go to the benchmark. To list them: candle-p1 run nt3 -- --help.
     """
     found = find_benchmark(benchmark)
-    found.read_parameters(flags)  # a wrong flag is found before anything starts
+    params = found.read_parameters(flags)  # what is wrong is found before anything starts
+    check_tensorboard(params)
     launch = on_this_machine(num_ranks, [sys.executable, str(found.script), *flags])
+    if not may_restart(params):
+        share_epochs(params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"])
     screen = Screen()
     for note in launch.notes:
         screen.say(f"note: {note}")

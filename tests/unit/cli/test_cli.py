@@ -210,6 +210,7 @@ def run(*argv, **options):
         (["run", "nt3", "--np", "0"], "--np"),
         (["run", "nt3", "--nq", "2"], "--nq"),
         (["run", "nt3", "--np", "9" * 30], "too many"),
+        (["run", "nt3", "--np", "2", "--epochs", "15", "--dry-run"], "--epochs 14 or --epochs 16"),
         (["study", "show", "strong-nt3", "--repeats", "9" * 400], "--repeats"),
         (["study", "show", "strong-nt3", "--ranks", "9" * 5000], "--ranks"),
         (["submit", "nt3", "--machine", "slurm", "--time", "9" * 5000], "--time"),
