@@ -27,7 +27,9 @@ from candle_p1.benchmark import (
     compare_with_naive,
 )
 from candle_p1.data.cases import Cases, num_validation
+from candle_p1.data.names import match
 from candle_p1.data.samples import Selected, Several
+from candle_p1.data.table import TextColumn
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.errors import DataError
 from candle_p1.models.optimizers import default_learning_rate
@@ -183,9 +185,12 @@ class P1b1(Benchmark):
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
         """Returns the cases of both files, and the names of the landmark genes."""
-        cases, landmarks = Cases.read(reader), None
+        cases, landmarks = Cases.read(reader, uses_types=params["model"] == "cvae"), None
         if params["use_landmark_genes"]:
             landmarks = reader.load("landmarks", _landmark_names)
+            genes = TextColumn(sorted(landmarks), np.arange(len(landmarks), dtype=np.int32))
+            roles, effect = ("landmarks", "train"), "there are fewer inputs"
+            match(reader, "genes", roles, genes, cases.features, effect)
         return Raw(cases, landmarks)
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b1Data:
@@ -194,11 +199,6 @@ class P1b1(Benchmark):
         cases.take_first(params["train_samples"])
         if raw.landmarks is not None:
             cases.select([i for i, name in enumerate(cases.features) if name in raw.landmarks])
-            if not cases.features:
-                raise DataError(
-                    "none of the landmark genes is a column of the expression table",
-                    params["landmark_data"] or "lincs1000.tsv",
-                )
         cases.select_first(params["feature_subsample"])
         order, test = cases.orders(params["shuffle"], params["rng_seed"])
         num_train = len(order) - num_validation(len(order), params["val_split"])
@@ -326,6 +326,10 @@ def _landmark_names(path: Path) -> set[str]:
     """Returns the names of the landmark genes in a table like CANDLE's lincs1000.tsv."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter="\t")
-        if LANDMARK_COLUMN not in (table.fieldnames or ()):
-            raise DataError(f"the header has no column {LANDMARK_COLUMN!r}", path, 1)
-        return {row[LANDMARK_COLUMN] for row in table if row[LANDMARK_COLUMN]}
+        num_columns = list(table.fieldnames or ()).count(LANDMARK_COLUMN)
+        if num_columns != 1:
+            raise DataError(f"the header has {num_columns} columns {LANDMARK_COLUMN!r}", path, 1)
+        names = {row[LANDMARK_COLUMN] for row in table if row[LANDMARK_COLUMN]}
+    if not names:
+        raise DataError(f"the column {LANDMARK_COLUMN!r} is empty", path)
+    return names

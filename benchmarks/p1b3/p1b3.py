@@ -35,7 +35,7 @@ from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
-from p1b3_tables import RESPONSE, Features, JoinedRows, read_list
+from p1b3_tables import RESPONSE, Features, JoinedRows, read_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,11 +223,12 @@ class P1b3(Benchmark):
     def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
         """Returns the responses, the tables that are used, and the lists."""
         tables = {role: Features.read(reader, role) for role in tables_of(params)}
+        responses = Responses.of(reader.read("response", RESPONSE))
         return Raw(
-            Responses.of(reader.read("response", RESPONSE)),
+            responses,
             tables,
-            read_list(reader, "test_cells"),
-            read_list(reader, "test_drugs"),
+            read_reserved(reader, "test_cells", "cell lines", responses.line, tables),
+            read_reserved(reader, "test_drugs", "drugs", responses.drug, tables),
         )
 
     def preprocess(self, raw: Raw, params: ParameterSet) -> P1b3Data:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.data.table import CsvLayout
+from candle_p1.data.names import match
+from candle_p1.data.table import CsvLayout, repeated
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.errors import DataError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from candle_p1.data.reader import Reader
-    from candle_p1.data.table import Table, TextColumn
+    from candle_p1.data.table import TextColumn
 
     Matrix = NDArray[np.float32]
 
@@ -66,17 +67,15 @@ class Features:
         """Reads a table; in names of cell lines, "." becomes ":", as in the responses.
 
         Raises:
-            DataError: It cannot be read, or a name is repeated.
+            DataError: It cannot be read, or a name is then repeated.
         """
         table = reader.read(role, LAYOUTS[role])
         (column,) = table.text.values()
-        if len(column.names) != len(column):
-            counts = np.bincount(column.codes)
-            twice = column.names[int(counts.argmax())]
-            raise DataError(f"{twice!r} has more than one row", reader.files.paths[role])
         names = column.values()
         if LAYOUTS[role] is LINE_TABLE:
             names = [name.replace(".", ":") for name in names]
+        for name in repeated(names)[:1]:
+            raise DataError(f"{name!r} has more than one row", reader.files.paths[role])
         return cls(names, table.values)
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
@@ -175,8 +174,34 @@ def in_order(codes: NDArray[np.int32]) -> NDArray[np.int32]:
     return distinct
 
 
-def read_list(reader: Reader, role: str) -> list[str]:
-    """Returns the names in a file with a single column."""
-    table: Table = reader.read(role, LISTS[role])
-    (column,) = table.text.values()
-    return column.names
+def read_reserved(
+    reader: Reader, role: str, what: str, column: TextColumn, tables: Mapping[str, Features]
+) -> list[str]:
+    """Returns the cell lines or drugs in a list of those that are reserved for testing.
+
+    The names of the responses are matched with the list and with the tables, by role. A name in the
+    list need not have responses if a table has it.
+
+    Raises:
+        DataError: Responses to what is reserved might be trained on, because they have another
+            spelling of a name, or because nothing has the name; or too few match with a table.
+    """
+    known: set[str] = set()
+    for each, table in tables.items():
+        is_of_drugs = LAYOUTS[each] is not LINE_TABLE
+        if is_of_drugs == (role == "test_drugs"):
+            known.update(table.names)
+            # CANDLE's descriptors are of the drugs screened at five doses, which are a minority.
+            roles, effect = ("response", each), "the rows are left out"
+            match(reader, what, roles, column, table.names, effect, is_part=is_of_drugs)
+    (reserved,) = reader.read(role, LISTS[role]).text.values()
+    join = match(reader, what, (role, "response"), reserved, column.names)
+    if join.similar or not known.issuperset(join.lacking):
+        raise DataError(
+            f"{join.problem}: what is reserved for testing would be trained on; write the names as"
+            " the responses do, and remove those that have none",
+            reader.files.paths[role],
+        )
+    if join.problem:
+        reader.warn(join.problem)
+    return reserved.names

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.data.names import match
 from candle_p1.data.sampling import pandas_sample
-from candle_p1.data.table import CsvLayout
+from candle_p1.data.table import CsvLayout, repeated
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
 
@@ -42,11 +43,12 @@ class Cases:
     features: list[str]
 
     @classmethod
-    def read(cls, reader: Reader) -> Cases:
-        """Reads the files with the roles train and test.
+    def read(cls, reader: Reader, uses_types: bool = True) -> Cases:
+        """Reads the files with the roles train and test; checks the types if the model uses them.
 
         Raises:
-            DataError: They cannot be read, or do not have the same features.
+            DataError: They cannot be read, or do not have the same features; a case has two types,
+                or fewer than half of the types in the test file are in the training file.
         """
         train, test = reader.read("train", LAYOUT), reader.read("test", LAYOUT)
         if test.columns != train.columns:
@@ -56,6 +58,7 @@ class Cases:
                 reader.files.paths["test"],
                 1,
             )
+        _check_names(train, test, reader, uses_types)
         types = sorted({*train.text["cancer_type"].names, *test.text["cancer_type"].names})
         return cls(
             train.values,
@@ -116,6 +119,27 @@ def num_validation(num_cases: int, fraction: float | None) -> int:
             f" {num_cases - num} for training; choose a fraction such as 0.1"
         )
     return num
+
+
+def _check_names(train: Table, test: Table, reader: Reader, uses_types: bool) -> None:
+    ids, types = ((test.text[name], train.text[name].names) for name in LAYOUT.text_columns)
+    cases = match(reader, "cases", ("test", "train"), *ids).facts
+    if cases.num_matched:
+        reader.warn(
+            f"{cases.num_matched:,} of {cases.num_left:,} test cases are training cases, too: the"
+            " model is tested on what it has learned"
+        )
+    if uses_types:
+        match(reader, "types", ("test", "train"), *types, "no case trains their outputs")
+        values = [[column.values() for column in table.text.values()] for table in (train, test)]
+        rows = {row for columns in values for row in zip(*columns, strict=True)}
+        torn = repeated(case for case, *_ in rows)
+        if torn:
+            raise DataError(
+                f"the case {min(torn)!r} has several types, here or in"
+                f" {reader.files.paths['test']}: correct its rows",
+                reader.files.paths["train"],
+            )
 
 
 def _indices(table: Table, types: list[str]) -> NDArray[np.int64]:

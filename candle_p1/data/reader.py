@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from candle_p1.data.table import CsvLayout, Table
     from candle_p1.distributed.comm import Communicator
+    from candle_p1.records.types import JoinFacts
 
 Content = TypeVar("Content")
 UNREADABLE = (
@@ -90,6 +91,8 @@ class Reader:
         matrix_bytes: The memory that the numbers of all files take.
         sizes: The sizes of the files that `load` and `load_each` have read, by role and name.
         reads: When this rank read the bytes of each table, by role; see `ReadLog`.
+        joins: How well names match by which files were joined; see `candle_p1.data.names`.
+        warnings: What the user should know about the files.
     """
 
     def __init__(self, files: FileSet, loading: Loading | None = None) -> None:
@@ -100,6 +103,8 @@ class Reader:
         self.table_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
         self.reads: dict[str, ReadLog] = {}
+        self.joins: list[JoinFacts] = []
+        self.warnings: list[str] = []
         self._tables: dict[str, Table] = {}
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         self._shapes: dict[str, tuple[int, int | None]] = {}
@@ -169,6 +174,12 @@ class Reader:
         if arrays and len(paths) == 1:
             self._shapes[role] = (len(np.atleast_1d(arrays[0])), None)
         return contents
+
+    def warn(self, text: str) -> None:
+        """Tells the user and the record something about the files."""
+        self.warnings.append(text)
+        if self.loading.notify:
+            self.loading.notify(text)
 
     def digest(self) -> None:
         """Computes the digests of the values; must be called before they are scaled; collective."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from candle_p1.data.table import repeated
 from candle_p1.distributed.comm import Attempt, Communicator
 from candle_p1.errors import DataError
 from candle_p1.text import count
@@ -105,8 +106,12 @@ class Source:
         for name in layout.text_columns:
             if name not in fields:
                 raise DataError(f"the header has no column {name!r}", path, number)
-            if fields.count(name) > 1:
-                raise DataError(f"the header has several columns {name!r}", path, number)
+        for name in repeated(fields)[:1]:
+            raise DataError(
+                f"the header has several columns {name!r}: remove or rename all but one",
+                path,
+                number,
+            )
         if len(fields) != (layout.num_columns or len(fields)):
             raise wrong_width(len(fields), layout.num_columns, path, number)
         return Head(fields, len(fields), start + len(line) + 1, number - 1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -76,3 +79,8 @@ class Table:
             digest.update("\0".join([name, *column.names]).encode())
             digest.update(column.codes.tobytes())
         return digest.hexdigest()
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Returns the names that occur more than once."""
+    return [name for name, num in Counter(names).items() if num > 1]

@@ -150,6 +150,26 @@ class FileFacts(Section):
     reading: ReadingFacts | None = None
 
 
+class JoinFacts(Section):
+    """How well the names in two files match that were joined by name.
+
+    Attributes:
+        what: What is named.
+        left: The role of one file.
+        right: The role of the other.
+        num_left: The number of names in the left file.
+        num_right: The number of names in the right file.
+        num_matched: The number of names in both.
+    """
+
+    what: str
+    left: str
+    right: str
+    num_left: Count
+    num_right: Count
+    num_matched: Count
+
+
 class DataFacts(Section):
     """The data that the model was trained on.
 
@@ -160,6 +180,7 @@ class DataFacts(Section):
         num_copies: How many copies of the tables the ranks had in memory: one on each node, if they
             could share it and the loader is parallel or cached, else one for each rank.
         files: The files, by role: train, test, …
+        joins: Which files were joined by name.
         scaling: How the features were scaled.
         scaling_fit: Whether the scaling was fitted to all samples or to those trained on.
         num_train: The number of training samples.
@@ -172,6 +193,7 @@ class DataFacts(Section):
     load_threads: Positive | None = None
     num_copies: Positive | None = None
     files: dict[str, FileFacts]
+    joins: list[JoinFacts] | None = None
     scaling: str | None = None
     scaling_fit: Literal["all", "train"] | None = None
     num_train: Count | None = None

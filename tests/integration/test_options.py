@@ -81,6 +81,9 @@ def test_p1b3s_convolutions_train_and_predictions_are_drawn(directory):
     assert record["data"]["num_train"] == 4050
     assert (record["plan"]["steps_per_epoch"], record["plan"]["samples_per_epoch"]) == (40, 4000)
     assert record["quality"]["loss"]["value"] < 1
+    drugs = record["data"]["joins"][2]
+    lost = drugs["num_left"] - drugs["num_matched"]
+    assert f"{lost} of {drugs['num_left']:,} drugs in P1B3_dose_response" in record["warnings"][-1]
     for name in ("errors.png", "predictions.png"):
         assert (directory / "p1b3" / name).read_bytes().startswith(PNG)
 

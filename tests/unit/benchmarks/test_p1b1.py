@@ -47,7 +47,8 @@ def test_the_landmark_genes_of_a_file_like_candles_are_used(load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"symbol\tname\nA\tB\n", CANDLE_COLUMNS.encode(), b"gdc\n\xff\n"]
+    "content",
+    [b"", b"symbol\tname\nA\tB\n", CANDLE_COLUMNS.encode(), b"gdc\n\xff\n", b"gdc\tgdc\nA\tB\n"],
 )
 def test_a_file_without_landmark_genes_is_refused(load, tmp_path, content):
     file = tmp_path / "lincs1000.tsv"

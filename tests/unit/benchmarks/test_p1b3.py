@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -201,12 +202,53 @@ def test_too_few_samples_for_training_are_refused(prepared):
         prepared("--min_logconc", "-3", "--max_logconc", "-2")
 
 
-def test_a_repeated_name_in_a_table_is_refused(tmp_path):
-    module = sys.modules["p1b3_tables"]
-    path = tmp_path / "mirna.tsv"
-    path.write_text("CellLine\ta\nNCI60.A\t1\nNCI60.A\t2\n")
-    with pytest.raises(DataError, match=r"'NCI60\.A'"):
-        module.Features.read(Reader(FileSet.of({"mirna": path})), "mirna")
+FILES = {
+    "expression": "CellLine\tg\th\n" + "".join(f"NCI60.L{i}\t{i}\t{i % 2}\n" for i in range(6)),
+    "descriptors": "NAME\td\te\n" + "".join(f"{i}\t{i}\t{i % 3}\n" for i in range(10, 20)),
+    "response": "NSC,CELLNAME,LOG_CONCENTRATION,GROWTH\n"
+    + "".join(f"{drug},NCI60:L{i},-5,-{drug + i}\n" for drug in range(10, 20) for i in range(6)),
+    "test_cells": "CELLNAME\nNCI60:L0\n",
+    "test_drugs": "NSC\n10\n11\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "old", "new", "message"),
+    [
+        ("response", "", "", r"^$"),
+        (
+            "response",
+            ":L5",
+            ":L5 ",
+            "1 of 6 cell lines .*10 of 60 rows.*'NCI60:L5 ' and 'NCI60:L5'",
+        ),
+        ("expression", "NCI60.L5", "Nci60.L5", "'NCI60:L5' and 'Nci60:L5'"),
+        ("expression", "NCI60.L5.*\n", "", r"cell lines .*\('NCI60:L5'\): the rows are left out"),
+        ("descriptors", "\n19", "\n19.0", "1 of 10 drugs .*6 of 60 rows.*'19' and '19.0'"),
+        ("descriptors", "1[4-9].*\n", "", r"6 of 10 drugs .*\('14', '15', '16'\)"),
+        ("response", "10,NCI60.*\n", "", "1 of 2 drugs in test_drugs .*'10'"),
+        ("descriptors", "\n1", "\n3", "refused: .*response: too few drugs match: 10 of 10"),
+        ("expression", "NCI60.L[2-5].*\n", "", "refused: .*response: too few cell lines .*4 of 6"),
+        ("test_drugs", "10", "99", "refused: .*test_drugs: 1 of 2 drugs .*'99'.* trained on"),
+        ("test_drugs", "10", "10.0", "refused: .*test_drugs: .*'10.0' and '10'.* trained on"),
+        ("test_cells", ":", ".", "refused: .*test_cells: .*'NCI60.L0' and 'NCI60:L0'"),
+        ("response", "10,NCI60:L0", "10,NCI60:L0 ", "refused: .*'NCI60:L0' and 'NCI60:L0 '"),
+        ("response", "LOG_CONC.*,", "GROWTH,", "refused: .*line 1: .*several columns 'GROWTH'"),
+        ("expression", "NCI60.L5", "NCI60:L4", "refused: .*'NCI60:L4' has more than one row"),
+    ],
+)
+def test_names_that_do_not_match_are_told_or_refused(tmp_path, role, old, new, message):
+    paths = {each: tmp_path / each for each in FILES}
+    for each, path in paths.items():
+        path.write_text(re.sub(old, new, FILES[each]) if each == role else FILES[each])
+    reader, params = Reader(FileSet.of(paths)), P1B3.read_parameters([])
+    try:
+        P1B3.preprocess(P1B3.load_data(reader, params), params)
+        found = "\n".join(reader.warnings)
+        assert [join.what for join in reader.joins] == ["cell lines"] * 2 + ["drugs"] * 2
+    except DataError as error:
+        found = f"refused: {error}"
+    assert re.search(message, found), found
 
 
 def test_missing_numbers_are_read_as_by_pandas_and_responses_without_growth_left_out(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -42,7 +44,7 @@ def prepared(frames, tmp_path):
         if "--use_landmark_genes" in flags:
             names += ["--landmark_data", str(tmp_path / "landmarks.tsv")]
         params = benchmark.read_parameters([*names, *flags])
-        reader = Reader(locate_files(benchmark, params))
+        reader = prepared.reader = Reader(locate_files(benchmark, params))
         return benchmark.preprocess(benchmark.load_data(reader, params), params)
 
     return prepared
@@ -112,8 +114,10 @@ def test_p1b1_can_use_only_landmark_genes_in_table_order(prepared, frames, tmp_p
     data = prepared("p1b1", "--use_landmark_genes", "True")
     train, _ = scaled(frames, frames["train"], frames["test"])
     np.testing.assert_allclose(data.train[:][0], train[:36, [1, 4]], atol=1e-6)
-    path.write_text("pr_id\tgdc\n1\tother\n")
-    with pytest.raises(DataError, match=r"landmarks\.tsv"):
+    (warning,) = prepared.reader.warnings
+    assert "1 of 3 genes in landmarks.tsv are not in train.csv ('other')" in warning
+    path.write_text("pr_id\tgdc\n1\tgene1\n2\tother\n3\tGene3\n")
+    with pytest.raises(DataError, match=r"landmarks\.tsv: .*'Gene3' and 'gene3'"):
         prepared("p1b1", "--use_landmark_genes", "True")
 
 
@@ -163,7 +167,34 @@ def test_a_test_file_may_have_other_types_but_not_other_features(frames, tmp_pat
     with pytest.raises(DataError, match=r"test\.csv, line 1: .*train\.csv"):
         Cases.read(Reader(FileSet.of(paths)))
     frames["test"].assign(cancer_type="ACC").to_csv(paths["test"], index=False)
-    cases = Cases.read(Reader(FileSet.of(paths)))
+    with pytest.raises(DataError, match="too few types match: 1 of 1"):
+        Cases.read(Reader(FileSet.of(paths)))
+    cases = Cases.read(Reader(FileSet.of(paths)), uses_types=False)
     assert cases.types == ["ACC", *TYPES]
     assert set(cases.y_test) == {0}
     assert [cases.types[i] for i in cases.y_train] == frames["train"]["cancer_type"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (",LUAD,", ",LUAD ,", "1 of 3 types in test.csv, in 4 of 12 rows, .*'LUAD ' and 'LUAD'"),
+        (",LUAD,", ",Luad,", "'Luad' and 'LUAD'.*: no case trains their outputs"),
+        (",LUAD,", ",1.0,", "'1.0' and '1'"),
+        ("test-1,", "train-1,", "1 of 12 test cases are training cases, too"),
+        ("test-1,", "train-2,", "refused: .*train.csv: the case 'train-2' has several types"),
+        ("gene4", "gene3", "refused: .*test.csv, line 1: the header has several columns 'gene3'"),
+    ],
+)
+def test_names_that_do_not_match_are_told_or_refused(prepared, frames, tmp_path, old, new, message):
+    if new == ",1.0,":
+        renamed = frames["train"].replace("LUAD", "1")
+        renamed.to_csv(tmp_path / "train.csv", index=False)
+    path = tmp_path / "test.csv"
+    path.write_text(path.read_text().replace(old, new))
+    try:
+        prepared("p1b2")
+        found = "\n".join(prepared.reader.warnings)
+    except DataError as error:
+        found = f"refused: {error}"
+    assert re.search(message, found), found
