@@ -33,9 +33,6 @@ def test_a_containers_quota_limits_the_cores():
     assert NodeCores([range(64)], quota=0.5).threads(0) == (1, None)
 
 
-OF_VERSION_1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
-
-
 @pytest.mark.parametrize(
     ("own_groups", "files", "cores", "num_bytes"),
     [
@@ -47,15 +44,13 @@ OF_VERSION_1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
             2,
             4096,
         ),
-        (  # a container of version 1, whose group is what is mounted
-            "4:memory:/docker/1\n2:cpu,cpuacct:/docker/1\n0::/docker/1",
-            {f"cpu/{name}": text for name, text in OF_VERSION_1.items()}
-            | {"memory/memory.limit_in_bytes": "4096"},
+        (  # version 1: of a container, whose group is what is mounted, and of nested groups
+            "4:memory:/docker/1\n2:cpu,cpuacct:/a/b\n0::/docker/1",
+            {"cpu/a/cpu.cfs_quota_us": "50000", "cpu/a/cpu.cfs_period_us": "100000"}
+            | {"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "4096"},
             0.5,
             4096,
         ),
-        ("2:cpu:/a/b", {f"cpu/a/{name}": text for name, text in OF_VERSION_1.items()}, 0.5, None),
-        ("2:cpu:/", {f"cpu/{name}": "-1" for name in OF_VERSION_1}, inf, None),
     ],
 )
 def test_limits_of_all_control_groups_count(tmp_path, own_groups, files, cores, num_bytes):

@@ -12,6 +12,7 @@ from candle_p1.distributed.watchdog import absence, server, verdict, watched_ran
 from candle_p1.distributed.watchdog.server import CAUSE_GRACE_S, WatchdogServer
 from candle_p1.distributed.watchdog.watched_rank import WatchedRank
 
+Usage = namedtuple("Usage", "total free")
 STEP_S = 0.001
 GONE = {"closed": "gone"}
 UNREACHABLE = {"closed": "unreachable"}
@@ -134,18 +135,15 @@ def test_a_rank_that_is_killed_is_named_at_once(judge):
 
 
 @pytest.mark.parametrize(
-    ("host", "total", "free", "named"),
+    ("host", "usage", "named"),
     [
-        ("here", 1 << 26, 4096, True),
-        ("here", 1 << 26, 1 << 25, False),
-        ("here", 0, 0, False),  # no limit
-        ("there", 1 << 26, 0, False),
+        ("here", Usage(1 << 26, 4096), True),
+        ("here", Usage(1 << 26, 1 << 25), False),
+        ("here", Usage(0, 0), False),  # no limit
+        ("there", Usage(1 << 26, 0), False),
     ],
 )
-def test_a_death_where_shared_memory_is_full_may_be_a_bus_error(
-    monkeypatch, host, total, free, named
-):
-    usage = namedtuple("usage", "total free")(total, free)
+def test_a_death_where_shared_memory_is_full_may_be_a_bus_error(monkeypatch, host, usage, named):
     monkeypatch.setattr(verdict.shutil, "disk_usage", lambda path: usage)
     dead = WatchedRank(1, host, 7, closed="gone")
     reason = verdict.Judge("here", 1.0, None).failed(dead, [dead]).reason
