@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +20,7 @@ from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.distributed.allreduce_log import unknown_efficiency
 from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
 from candle_p1.distributed.engines import make_engine
+from candle_p1.distributed.engines.engine import warn_of_horovod
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.timeline import open_timeline
@@ -374,6 +377,10 @@ def _start(
             timeline=timeline.path if timeline else None,
             averaging=averaging_of(params),
         )
+    ignored = warn_of_horovod(averaging, os.environ)
+    for warning in ignored:
+        this.screen.warn(warning)
+    device = replace(device, warnings=[*device.warnings, *ignored])
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)

@@ -40,6 +40,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
+from candle_p1.distributed.engines.engine import HOROVOD, OF_HOROVOD
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
@@ -295,4 +296,10 @@ def _check_together(path: Path, size: Size) -> None:
             raise ParameterError(
                 f"{path}: environment.{variable} would not appear in a run's record, which holds"
                 f" only variables whose names begin with {', '.join(SETTINGS)}"
+            )
+        is_used = size.timeline or size.flags.get("averaging") == HOROVOD
+        if OF_HOROVOD.match(variable) and len(size.environment[variable]) > 1 and not is_used:
+            raise ParameterError(
+                f"{path}: {variable} has no effect on ranks that average in shared memory, so equal"
+                f' runs would be compared: also set averaging = "{HOROVOD}" in flags'
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from candle_p1.distributed.backend import AUTO
 from candle_p1.errors import DistributedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from candle_p1.distributed.allreduce_log import AllreduceLog
@@ -21,8 +22,30 @@ if TYPE_CHECKING:
 HOROVOD = "horovod"
 AVERAGING_CHOICES = (AUTO, HOROVOD)
 """What averages gradients on CPUs of one node: memory that the ranks share, or Horovod."""
+OF_HOROVOD = re.compile(
+    "HOROVOD_(AUTOTUNE|BATCH_|CACHE_|CPU_OPERATIONS|CYCLE_TIME|DISABLE_GROUP|FUSION|HIERARCHICAL"
+    "|MPI_THREADS|NUM_|THREAD_AFFINITY)"
+)
+"""What the names of variables begin with that change how Horovod averages."""
 COMPRESSIONS = ("none", "fp16")
 """How gradients are sent; see candle_p1.distributed.compression."""
+
+
+def warn_of_horovod(started: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Returns a warning if Horovod's variables are set although it averages nothing.
+
+    Args:
+        started: What `Engine.start` returned.
+        environ: The environment.
+    """
+    averaging = started.get("settings", {}).get("averaging", started["backend"])
+    # 0 is what this package itself sets.
+    names = [name for name in sorted(environ) if OF_HOROVOD.match(name) and environ[name] != "0"]
+    if averaging == HOROVOD or not names:
+        return []
+    what = {"serial": "a single rank averages no gradients", "jax": "JAX averages the gradients"}
+    why = what.get(averaging, f"{averaging} averages the gradients, unless --averaging is horovod")
+    return [f"{', '.join(names)}: no effect, because {why}"]
 
 
 class Engine(ABC):

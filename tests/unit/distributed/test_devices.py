@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.distributed.devices import NodeCores, warn_of_xla
+from candle_p1.distributed.engines.engine import warn_of_horovod
+from candle_p1.distributed.engines.horovod import SHARED_MEMORY
 from candle_p1.records.environment import core_quota, core_topology, memory_limit_bytes
 
 
@@ -125,6 +127,25 @@ def test_horovods_operations_for_xla_are_not_asked_for_in_vain():
         warning = warn_of_xla(num_ranks, {"HOROVOD_ENABLE_XLA_OPS": value})
         assert (warning is not None) == warns
     assert warn_of_xla(2, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("started", "value", "why"),
+    [
+        ({"backend": "horovod", "settings": {"averaging": SHARED_MEMORY}}, "5", "--averaging"),
+        ({"backend": "horovod", "settings": {"averaging": "horovod"}}, "5", None),
+        ({"backend": "jax", "settings": {"collectives": "gloo"}}, "5", "JAX averages"),
+        ({"backend": "serial"}, "5", "a single rank"),
+        ({"backend": "serial"}, "0", None),
+    ],
+)
+def test_horovods_variables_that_have_no_effect_are_said_to_have_none(started, value, why):
+    environ = {"HOROVOD_FUSION_THRESHOLD": value, "HOROVOD_LOG_LEVEL": "info", "HOROVOD_GPU": "1"}
+    warnings = warn_of_horovod(started, environ)
+    assert len(warnings) == (why is not None)
+    for warning in warnings:
+        assert warning.startswith("HOROVOD_FUSION_THRESHOLD: no effect, because ")
+        assert why in warning
 
 
 @given(st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=1, max_size=20))

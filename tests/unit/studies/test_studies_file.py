@@ -14,7 +14,7 @@ repeats = 2
 minutes = 5
 flags = { epochs = 8, loader = "chunked" }
 vary.batch_size = [10, 20]
-environment = { HOROVOD_CYCLE_TIME = ["1", "5"], NCCL_DEBUG = "WARN" }
+environment = { HOROVOD_LOG_LEVEL = ["1", "5"], NCCL_DEBUG = "WARN" }
 
 [[variants]]
 name = "dropped"
@@ -47,7 +47,7 @@ def test_a_study_file_is_read(read):
     assert (size.ranks, size.repeats, size.minutes, size.threads) == ([1, 2], 2, 5, [])
     assert size.flags == {"epochs": 8, "loader": "chunked"}
     assert size.vary == {"batch_size": [10, 20]}
-    assert size.environment == {"HOROVOD_CYCLE_TIME": ["1", "5"], "NCCL_DEBUG": ["WARN"]}
+    assert size.environment == {"HOROVOD_LOG_LEVEL": ["1", "5"], "NCCL_DEBUG": ["WARN"]}
     assert [(variant.name, variant.flags) for variant in size.variants] == [
         ("dropped", {"dropout": 0.5}),
         ("plain", {}),
@@ -74,7 +74,7 @@ variants = [{ name = "all", dropout = 0.25 }]
     assert (size.ranks, size.repeats, size.minutes, size.threads) == ([4], 1, 9, [1, 2])
     assert size.flags == {"batch_size": 40, "epochs": 4}  # fixed here, and varied elsewhere
     assert size.vary == {"loader": ["dask", "arrow"]}  # the other way round
-    assert size.environment == {"HOROVOD_CYCLE_TIME": ["1", "5"], "NCCL_DEBUG": ["INFO"]}
+    assert size.environment == {"HOROVOD_LOG_LEVEL": ["1", "5"], "NCCL_DEBUG": ["INFO"]}
     assert [variant.name for variant in size.variants] == ["all"]
     assert study.sizes["small"].vary == {"batch_size": [10, 20]}
 
@@ -99,7 +99,7 @@ variants = [{ name = "all", dropout = 0.25 }]
         ("[10, 20]", "10", ["vary.batch_size is 10"]),
         ("[10, 20]", "[10, 10]", ["vary.batch_size"]),
         ("epochs = 8", "epochs = 1979-05-27", ["flags.epochs"]),
-        ('["1", "5"]', "[1, '5']", ["environment.HOROVOD_CYCLE_TIME.0 is 1"]),
+        ('["1", "5"]', "[1, '5']", ["environment.HOROVOD_LOG_LEVEL.0 is 1"]),
         ("batch_size = [10, 20]", "epochs = [1]", ["epochs", "flags", "vary"]),
         ("batch_size = [", "dropout = [0.1, ", ["dropout", "variant", "vary"]),
         ("batch_size = [", "rng_seed = [", ["rng_seed"]),
@@ -114,6 +114,7 @@ variants = [{ name = "all", dropout = 0.25 }]
         ("[sizes.small]", '[sizes."a/b"]', ["sizes", "'a/b'"]),
         ("NCCL_DEBUG", "OMP_NUM_THREADS", ["OMP_NUM_THREADS", "threads"]),
         ("NCCL_DEBUG", "LANG", ["environment.LANG"]),
+        ("LOG_LEVEL", "CYCLE_TIME", ["HOROVOD_CYCLE_TIME", 'averaging = "horovod" in flags']),
         ('benchmark = "nt3"', 'benchmark = ["nt3", "nt3"]', ["benchmark"]),
         ("title", "title = \n", ["not TOML"]),
     ],

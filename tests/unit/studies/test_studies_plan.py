@@ -110,13 +110,13 @@ def test_a_traced_study_puts_each_timeline_beside_the_record(plan, tmp_path):
 def test_threads_and_environment_variables_are_crossed_too(plan):
     text = ONE.replace(
         "[sizes",
-        'threads = [1, 2]\nenvironment = { HOROVOD_CYCLE_TIME = ["1", "5"], NCCL_DEBUG = "INFO" }\n'
+        'threads = [1, 2]\nenvironment = { HOROVOD_LOG_LEVEL = ["1", "5"], NCCL_DEBUG = "INFO" }\n'
         "[sizes",
     )
     runs = {run.point: run.variables for run in plan(text).runs}
     assert runs == {
-        f"HOROVOD_CYCLE_TIME-{cycle}-threads-{threads}-np1": {
-            "HOROVOD_CYCLE_TIME": cycle,
+        f"HOROVOD_LOG_LEVEL-{cycle}-threads-{threads}-np1": {
+            "HOROVOD_LOG_LEVEL": cycle,
             "NCCL_DEBUG": "INFO",
             "OMP_NUM_THREADS": threads,
         }
