@@ -33,7 +33,7 @@ from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.engines import ENGINE_CHOICES
 from candle_p1.distributed.engines.engine import AVERAGING_CHOICES, COMPRESSIONS
-from candle_p1.errors import DataError, ParameterError, did_you_mean
+from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
 from candle_p1.models import fast
 from candle_p1.models.convolutions import CONV_FIELDS
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
@@ -451,8 +451,10 @@ class Benchmark(ABC):
         """Returns the paths at which a named file is looked up."""
         path = Path(name).expanduser()
         paths = [Path(data_dir).expanduser() / path, path] if data_dir else [path]
-        stored = data_directory() / self.name
-        return list(dict.fromkeys(base / path for path in paths for base in (Path.cwd(), stored)))
+        bases = [Path.cwd()]
+        with suppress(SetupError):  # no home directory
+            bases.append(data_directory() / self.name)
+        return list(dict.fromkeys(base / path for path in paths for base in bases))
 
     def _existing(self, name: str, data_dir: str | None) -> Path | None:
         for path in self._candidates(name, data_dir):

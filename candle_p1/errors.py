@@ -139,5 +139,6 @@ class RunInterrupted(CandleError):  # noqa: N818
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean 'x'?)" for the closest known name, or "" if none is close."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean {by_lower[near[0]]!r}?)" if near else ""

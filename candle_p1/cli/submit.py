@@ -246,6 +246,16 @@ def command(
         container=None if container is None else find_image(machine, container),
         staged=_archive(dry_run) if stage_env else None,
     )
+    given = chosen.declaration.parse(flags, chosen.model_file)
+    gpus = given["gpus"] if given.origin("gpus").kind == "flag" else None
+    if gpus and len(gpus) == 1:
+        click.echo(
+            f"warning: --gpus {gpus[0]} is the index of the only GPU that ranks use on each node,"
+            f" not a number: {machine.name} has {count(machine.gpus_per_node, 'GPU')} per node, and"
+            f" gives each rank {machine.gpus_per_rank}; --nodes and --ranks-per-node say how many"
+            " ranks there are",
+            err=True,
+        )
     if study is None:
         layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
         minutes = machine.minutes if minutes is None else minutes

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError
+from candle_p1.files import expand_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def find_image(machine: Machine, image: str) -> str:
         )
     if runtime not in OF_FILES or "://" in image:
         return image
-    path = Path(image).expanduser().absolute()
+    path = expand_user(image).absolute()
     if not path.exists():
         raise ParameterError(
             f"--container {image}: {runtime}, which {machine.name} uses, finds no such image; name"

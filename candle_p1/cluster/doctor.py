@@ -171,7 +171,11 @@ def _machine() -> Iterator[Finding]:
 
 
 def _data_directory() -> Finding:
-    directory = data_directory()
+    try:
+        directory = data_directory()
+    except SetupError as error:
+        what, _, fix = str(error).partition(": ")
+        return Finding("data directory", "none", what, fix)
     value, fix = str(directory), "set CANDLE_DATA_DIR to a directory with enough space"
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):

@@ -155,10 +155,13 @@ def mpirun_version(path: str) -> str:
     Raises:
         SetupError: It prints none.
     """
+    command = [path, "--version"]
     try:
-        output = subprocess.check_output([path, "--version"], text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SetupError(f"this mpirun does not start: {error}") from error
+        said = (getattr(error, "stderr", None) or str(error)).splitlines()[0]
+        raise SetupError(f"{path} does not start: {said}") from error
+    output = done.stdout
     if not output.startswith(("HYDRA", "Intel(R) MPI")):
         return output.splitlines()[0]
     version = re.search(r"Version:?\s+([\w.]+)", output)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 from candle_p1.cluster.chain import CONTINUE, Chain
+from candle_p1.distributed.launch_environment import without_allocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +37,7 @@ def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
     previous = signal.signal(signal.SIGINT, interrupt)  # not SIG_IGN, which the job would inherit
     try:
         for _ in range(num_jobs):
-            code = subprocess.call(command)
+            code = subprocess.call(command, env=without_allocation(os.environ, here=True))
             if code == 0 or interrupted or Chain.read(directory).decide()[0] != CONTINUE:
                 break
     finally:

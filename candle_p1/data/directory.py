@@ -7,10 +7,23 @@ from pathlib import Path
 
 import platformdirs
 
+from candle_p1.errors import SetupError
+from candle_p1.files import has_home
+
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
 
 
 def data_directory() -> Path:
-    """Returns $CANDLE_DATA_DIR or, if that is not set, the user's cache directory."""
-    named = os.environ.get(DATA_DIRECTORY_VARIABLE)
-    return Path(named).absolute() if named else platformdirs.user_cache_path("candle_p1")
+    """Returns $CANDLE_DATA_DIR or, if that is not set, the user's cache directory.
+
+    Raises:
+        SetupError: This user has none.
+    """
+    if named := os.environ.get(DATA_DIRECTORY_VARIABLE):
+        return Path(named).absolute()
+    if not (has_home() or os.environ.get("XDG_CACHE_HOME")):
+        raise SetupError(
+            "data would be kept in the home directory, but $HOME is not set, and the password file"
+            f" has no user {os.getuid()}: set {DATA_DIRECTORY_VARIABLE}"
+        )
+    return platformdirs.user_cache_path("candle_p1")

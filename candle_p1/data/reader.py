@@ -23,7 +23,7 @@ from candle_p1.data.manifest import sha256_of_all, synthetic_facts
 from candle_p1.data.node_sharing import NodeSharing, agree_on_sharing
 from candle_p1.data.shared import sharers
 from candle_p1.data.source import check_regular
-from candle_p1.errors import DataError
+from candle_p1.errors import DataError, SetupError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
 from candle_p1.instrument import reading
 from candle_p1.instrument.reading import ReadLog
@@ -288,13 +288,13 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, remembered by path, size and modification time."""
     status = path.stat()
     key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-    memory_path = data_directory() / "digests.json"
     memory: dict[str, str] = {}
-    with suppress(OSError, ValueError, TypeError):
-        memory = dict(read_json(memory_path))
+    with suppress(OSError, ValueError, TypeError, SetupError):
+        memory = dict(read_json(data_directory() / "digests.json"))
     if not isinstance(memory.get(key), str):
         memory[key] = content_sha256(path)
-        with suppress(OSError):  # the data directory may be read-only
+        with suppress(OSError, SetupError):  # there may be none, or a read-only one
+            memory_path = data_directory() / "digests.json"
             memory_path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(memory_path, json.dumps(memory, indent=1))
     return memory[key]

@@ -50,7 +50,8 @@ def choose_backend(engine: str = AUTO) -> str:
 
     Raises:
         SetupError: KERAS_BACKEND, or a Keras that is already imported, contradicts the engine or
-            each other, or KERAS_BACKEND names another backend.
+            each other, or KERAS_BACKEND names another backend; or it cannot be imported by this
+            Python.
     """
     told, imported = os.environ.get(VARIABLE) or None, _imported_backend()
     for name, where in ((told, f"{VARIABLE} is"), (imported, "Keras is already imported with")):
@@ -70,6 +71,11 @@ def choose_backend(engine: str = AUTO) -> str:
         raise SetupError(
             f"{why}, but Keras is already imported with {imported}: set {VARIABLE}={wanted} before"
             " this program starts"
+        )
+    if wanted == "tensorflow" and sys.flags.optimize > 1:
+        raise SetupError(
+            "TensorFlow reads its docstrings, which Python removes (-OO, or PYTHONOPTIMIZE=2): use"
+            " -O, or unset PYTHONOPTIMIZE"
         )
     os.environ[VARIABLE] = wanted
     return wanted

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 from candle_p1 import files
+from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.machine import load_machine
+from candle_p1.data.directory import data_directory
+from candle_p1.data.reader import file_sha256
+from candle_p1.errors import SetupError
 from candle_p1.files import (
+    content_sha256,
     create_atomically,
     expand_user,
     release,
     reserve,
     write_atomically,
 )
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user with neither $HOME nor an entry in the password file."""
+
+    def getpwuid(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CANDLE_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_only_data_need_a_home_directory(homeless, monkeypatch, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("1\n")
+    assert file_sha256(path) == content_sha256(path)
+    assert load_machine("slurm").name == "slurm"
+    assert find_benchmark("nt3")._find_file(str(path), None) == path
+    with pytest.raises(SetupError, match=r"\$HOME is not set.*: set CANDLE_DATA_DIR$"):
+        data_directory()
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path))
+    assert data_directory() == tmp_path
 
 
 @pytest.fixture

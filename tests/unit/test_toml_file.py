@@ -113,6 +113,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(kind):
         ('path = "elsewhere"', "'path'"),
         ('benchmark = "x\\ny"', "there is no benchmark"),
         ('benchmark = ""', "there is no benchmark"),
+        ('benchmark = "NT3"', "did you mean 'nt3'"),
         ('benchmark = "' + "x" * 5000 + '"', "benchmark"),
         ("minutes = 1000000001", "minutes"),
         ("sizes = 1", "sizes"),

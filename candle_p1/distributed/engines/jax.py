@@ -349,6 +349,10 @@ class JaxEngine(Engine):
         # A signal is the watchdog's concern, and JAX would take SIGTERM for itself.
         _set(jax, "jax_enable_preemption_service", False)
         _set(jax, "jax_cpu_collectives_implementation", "gloo")
+        # gRPC takes a proxy even to 127.0.0.1; without this variable, it looks at no_proxy.
+        name = "no_grpc_proxy"
+        direct = os.environ.get(name) or os.environ.get("no_proxy", "")
+        os.environ[name] = ",".join(filter(None, (direct, address.rpartition(":")[0])))
         options: dict[str, Any] = {}
         if "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters:
             options["shutdown_timeout_seconds"] = SHUTDOWN_S  # not in JAX 0.6

@@ -10,6 +10,8 @@ import pytest
 
 from candle_p1.distributed import backend
 from candle_p1.distributed.backend import choose_backend
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engines.jax import JaxEngine
 from candle_p1.errors import SetupError
 
 
@@ -82,3 +84,34 @@ def test_an_engine_that_does_not_exist_is_an_error(situation):
     situation(BOTH)
     with pytest.raises(KeyError, match="gloo"):
         choose_backend("gloo")
+
+
+@pytest.mark.parametrize(("level", "code"), [("-O", 0), ("-OO", 1)])
+def test_tensorflow_is_refused_without_its_docstrings(execute, level, code):
+    program = "from candle_p1.distributed.backend import choose_backend; choose_backend('horovod')"
+    ended, output = execute([sys.executable, level, "-c", program])
+    assert (ended, "TensorFlow reads its docstrings" in output) == (code, code != 0), output
+
+
+@pytest.mark.parametrize(
+    ("variables", "direct"),
+    [
+        ({}, "127.0.0.1"),
+        ({"no_proxy": "a,b"}, "a,b,127.0.0.1"),
+        ({"no_grpc_proxy": "c", "no_proxy": "a"}, "c,127.0.0.1"),
+    ],
+)
+def test_jax_reaches_rank_0_without_a_proxy(monkeypatch, variables, direct):
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    seen = []
+    jax = SimpleNamespace(
+        config=None,
+        devices=list,
+        distributed=SimpleNamespace(
+            initialize=lambda *arguments, **options: seen.append(dict(os.environ))
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    JaxEngine(SerialCommunicator(), "jax")._connect("127.0.0.1:5000")
+    assert [each["no_grpc_proxy"] for each in seen] == [direct]
