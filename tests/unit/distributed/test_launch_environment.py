@@ -176,7 +176,7 @@ def test_what_describes_the_allocation_does_not_travel():
 
 
 def read_threads():
-    return devices._set_threads(SerialCommunicator(), None, [[0]])
+    return devices._set_threads(SerialCommunicator(), None, devices.NodeCores([[0]]))
 
 
 def start_horovod():
