@@ -124,7 +124,9 @@ def _energies(results: list[dict[str, Any]]) -> Iterator[str | Table]:
         yield f"energy: absent ({results[0]['no_energy']})"
         return
     columns = (f"{words}\n(J per epoch)" for words in READINGS.values())
-    table = plain_table("energy of the GPUs", "precision", "ranks", *columns)
+    table = plain_table(
+        "energy of the GPUs, or Grace Hopper modules", "precision", "ranks", *columns
+    )
     for each in results:
         found = (each["epoch_energies_j"].get(reading) for reading in READINGS)
         table.add_row(

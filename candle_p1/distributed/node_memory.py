@@ -13,13 +13,8 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from candle_p1 import ops
-from candle_p1.distributed.shared_file import (
-    MEMORY,
-    NoRoomError,
-    agree_on_room,
-    check_room,
-    open_nameless,
-)
+from candle_p1.distributed.comm import on_first_rank
+from candle_p1.distributed.shared_file import MEMORY, NoRoomError, check_room, open_nameless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +44,7 @@ class NodeMemory:
         num_bytes = ops.node_memory_bytes(comm.size, self._num_threads)
         file = open_nameless(MEMORY, num_bytes, comm)
         try:
-            agree_on_room(lambda: self._allocate(file, num_bytes), comm)
+            on_first_rank(lambda: self._allocate(file, num_bytes), comm)
             self._mapping = mmap.mmap(file, num_bytes)
         finally:
             os.close(file)
@@ -134,13 +129,11 @@ class NodeMemory:
         }
 
     def _allocate(self, file: int, num_bytes: int) -> None:
-        """Allocates the memory, so that writing to it cannot fail; does something on rank 0 alone.
+        """Allocates the memory, so that writing to it cannot fail.
 
         Raises:
             NoRoomError: There is not enough.
         """
-        if self._comm.rank:
-            return
         try:
             check_room(file, num_bytes, MEMORY, self._comm.size)
             os.posix_fallocate(file, 0, num_bytes)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SIGNAL_NAMES = {number.value: number.name for number in signal.Signals}
 MEMORY = Path("/dev/shm")
-FULL_BYTES = 1 << 20
-"""With less room, a file system is full: what needs more takes none of the rest."""
 NO_DEATH = {
     "unreachable": "cannot be reached any more{}: its node is lost or cut off from the network",
     "hub": "is not watched any more{}: the hub of its group has ended (docs/faults.md)",
@@ -200,7 +198,7 @@ class Judge:
         if rank.host != self.host or not MEMORY.exists():
             return ""
         usage = shutil.disk_usage(MEMORY)
-        if not usage.total or usage.free >= FULL_BYTES:
+        if not usage.total or usage.free >= 1 << 20:
             return ""
         return (
             f" (the {usage.total >> 20} MiB of {MEMORY} are full: whoever writes to shared memory"

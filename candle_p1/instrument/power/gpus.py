@@ -78,8 +78,8 @@ class JobGpus:
 class Gpu(NamedTuple):
     """A GPU as its vendor's library knows it.
 
-    A lost one keeps its place, because CUDA and HIP number the others by theirs; its UUID and model
-    may be unknown, "", and `lost` says why.
+    A lost one keeps its place, by which CUDA and HIP number the others; `lost` says why, and its
+    UUID and model may be unknown, "".
     """
 
     handle: Any
