@@ -43,11 +43,12 @@ def in_place(initializer: Any) -> Any:
     """Returns an initializer with the same values, which needs less memory for large weights.
 
     Operations called one by one keep the result of each, and TensorFlow's allocator keeps their
-    memory for later. As one function they compute in the memory of the first.
+    memory for later. As one function they compute in the memory of the first. It is traced here,
+    for one call: calls that trace would look to TensorFlow like one function that is traced anew.
     """
 
     def compute(shape: Any, dtype: Any = None) -> Any:
-        return tf.function(lambda: initializer(shape, dtype))()
+        return tf.function(lambda: initializer(shape, dtype)).get_concrete_function()()
 
     return compute
 
