@@ -62,7 +62,8 @@ help: ## List the targets
 setup: .venv/setup.done ## Create .venv with TensorFlow, Open MPI, Horovod (compiled here) and this package
 
 demo: setup ## Train NT3 on two ranks with small synthetic data
-	.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 96
+	@.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 10 --learning_rate 0.05
+	@echo 'next, type: source .venv/bin/activate && candle-p1 show'
 
 test: setup ## Run the tests that show that the installation is sound (4 to 7 minutes on two cores)
 	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)

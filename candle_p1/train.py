@@ -131,7 +131,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             this.screen.warn(warning)
 
         def prepare() -> tuple[DataSet, list[str], ScalingPlan, Any]:
-            this.screen.say(f"loading with the loader {params['loader']}")
+            synthetic = "synthetic data " if files.synthetic else ""
+            this.screen.say(f"loading {synthetic}with the loader {params['loader']}")
             with phases("load"):
                 raw = benchmark.load_data(reader, params)
             with phases("digest"):
@@ -140,7 +141,6 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 data = benchmark.preprocess(raw, params)
                 chosen = _chosen_by_test(params, data)
                 data = _limit(data, params)
-            this.screen.say("building the model")
             with phases("build"):
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
                 check_passes(plan, params, restart)
@@ -163,7 +163,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             with phases("transfer"):
                 engine.broadcast_state(model)
 
-        this.screen.say(plan.explain())
+        this.screen.say(f"{plan.explain()}; validation in parentheses")
         for warning in (*plan.warnings, *chosen):
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
@@ -203,8 +203,6 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         history = trained.history
 
         evaluates = params["eval_bool"] and not trained.is_interrupted
-        if evaluates:
-            this.screen.say("evaluating on the test samples")
         with phases("evaluate"):
             evaluated = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(evaluated) if evaluates else {}
@@ -384,8 +382,6 @@ def _start(
     plain = partial(make_optimizer, params, learning_rate=0.01)
     Attempt(plain).agree(comm)
     Attempt(partial(check_names, params)).agree(comm)
-    if comm.size > 1:
-        this.screen.say(f"testing that {comm.size} ranks average their gradients")
     with this.phases.part("self_test"):
         engine.self_test(plain, lambda: engine.distribute_optimizer(plain(), params["compression"]))
     return device, averaging | {"averaging_checked": comm.size > 1}
@@ -404,10 +400,7 @@ def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> File
         with this.screen.making_data() as progress:
             return locate_files(benchmark, params, progress)
 
-    files = on_first_rank(locate, this.comm)
-    if files.synthetic:
-        this.screen.say("the data are synthetic")
-    return files
+    return on_first_rank(locate, this.comm)
 
 
 def _limit(data: DataSet, params: ParameterSet) -> DataSet:

@@ -18,7 +18,7 @@ from candle_p1.distributed.launch_environment import (
 )
 from candle_p1.instrument.tensorboard import check_tensorboard
 from candle_p1.scaling import share_epochs
-from candle_p1.text import WIDTH_VARIABLE, columns, count
+from candle_p1.text import WIDTH_VARIABLE, columns
 from candle_p1.training.restart import may_restart
 from candle_p1.training.screen import Screen
 
@@ -26,7 +26,7 @@ from candle_p1.training.screen import Screen
 @click.command(
     "run",
     cls=BenchmarkCommand,
-    examples=["candle-p1 run nt3 --np 2 --epochs 96", "candle-p1 run nt3 -- --help"],
+    examples=["candle-p1 run nt3 --np 2 --epochs 16 --learning_rate 0.05", "candle-p1 run nt3 -- --help"],
 )
 @benchmark_argument
 @click.option(
@@ -56,7 +56,6 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     screen.say_command(launch.command)
     if dry_run:
         return
-    screen.say(f"starting {count(num_ranks, 'rank')}")
     sys.stdout.flush()
     device = terminal()
     # A single rank takes the place of this process, which a launcher may have started.

@@ -56,6 +56,10 @@ def summary(record: RunRecord) -> Iterator[str]:
     if chosen := _set_by_user(record):
         yield f"set: {', '.join(f'{name} {each.value}' for name, each in chosen)}"
     yield from results(record)
+    if record.energy and record.energy.kind == "absent":
+        yield "energy: not measured"
+    if record.data and record.data.synthetic:
+        yield "the data are synthetic: accuracy and loss say nothing about cancer"
     yield from (f"warning: {text}" for text in record.warnings or ())
 
 
@@ -84,11 +88,8 @@ def results(record: RunRecord) -> Iterator[str]:
         speed = f"; training at {rate:,.1f} samples/s" if rate else ""
         yield f"{record.total_s:.1f} s in all: {parts}{speed}"
     yield from _efficiency(record)
-    if record.energy:
-        absent = record.energy.kind == "absent"
-        yield "energy: not measured" if absent else _energy_line(record.energy)
-    if record.data and record.data.synthetic:
-        yield "the data are synthetic: accuracy and loss say nothing about cancer"
+    if record.energy and record.energy.kind != "absent":
+        yield _energy_line(record.energy)
     yield from whole(record)
     yield from _not_comparable(record)
 

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
     from candle_p1.records.types import RunRecord
 
+EPOCH_COLUMNS = 80
+"""The width of an epoch's line where that of the screen is not known."""
+
+ELLIPSIS = " ..."
+RATE = "learning_rate"
 QUIET_S = 30.0
 """After this long without output, a line with the progress of training is logged."""
 
@@ -100,6 +105,7 @@ class Screen:
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            transient=True,
         )
         tasks: dict[str, Any] = {}
 
@@ -127,7 +133,7 @@ class Screen:
     def begin_training(self, num_epochs: int, num_steps: int, first_epoch: int = 0) -> None:
         """Shows a bar for all steps of all epochs, empty up to the first that is trained."""
         self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, first_epoch
-        self._last_line = time.monotonic()
+        self._last_line, self._rate = time.monotonic(), None
         self._progress = self.bar(
             TextColumn("training"),
             BarColumn(),
@@ -148,18 +154,34 @@ class Screen:
             self.say(f"epoch {self._epoch + 1}/{self._num_epochs}  step {step}/{self._num_steps}")
 
     def show_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Prints the metrics of an epoch, counted from 0."""
+        """Prints the metrics of an epoch, counted from 0, with those of validation in parentheses.
+
+        The learning rate is printed where it changes. What does not fit into the line is left out.
+        """
         self._epoch, self._last_line = epoch + 1, time.monotonic()
+        values = dict(metrics)
+        if self._rate in (None, metrics.get(RATE)):
+            values.pop(RATE, None)
+        self._rate = metrics.get(RATE)
         names = sorted(
-            metrics,
+            values.keys() - {f"val_{name}" for name in values},
             key=lambda name: (
-                name.startswith("val_"),
+                name == RATE,
                 not name.endswith("loss"),
-                name.removeprefix("val_") != "loss",  # before the losses of several outputs
+                name != "loss",  # before the losses of several outputs
+                list(values).index(name),
             ),
         )
-        shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
-        self.say(f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  {shown}")
+        line = f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}"
+        for name in names:
+            longer = f"{line}  {name} {_short(values[name])}"
+            if f"val_{name}" in values:
+                longer += f" ({_short(values[f'val_{name}'])})"
+            if len(longer) > (self._width or EPOCH_COLUMNS) - len(ELLIPSIS) * (name != names[-1]):
+                line += ELLIPSIS
+                break
+            line = longer
+        self.say(line)
 
     def end_training(self) -> None:
         """Removes the bar."""
@@ -171,7 +193,6 @@ class Screen:
         """Prints the results of a run, and where its record is."""
         for line in results(record):
             self.say(line)
-        self.say(f"record: {path}")
         self.say_command(["candle-p1", "show", os.path.relpath(path.parent)], "to see more: ")
 
 
@@ -205,6 +226,11 @@ def _open_log(path: str) -> TextIO:
         return file.open("a", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ParameterError(f"logfile {path}: {error.strerror}") from error
+
+
+def _short(value: float) -> str:
+    """Returns a metric in six characters, unless it is very large or small."""
+    return f"{value:.4f}" if 0.01 <= abs(value) < 10 else f"{value:.3g}"
 
 
 def _text(what: str | Table, width: int | None, rule: str) -> str:

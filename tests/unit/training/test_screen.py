@@ -46,13 +46,36 @@ def train(screen):
 def test_a_log_has_a_line_per_epoch_and_more_after_a_long_silence(capsys, monkeypatch):
     train(Screen())
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 1/2  loss 0.5  accuracy 0.75  learning_rate 0.1  val_loss 0.25"
+        "epoch 1/2  loss 0.5000 (0.2500)  accuracy 0.7500"
     ]
     monkeypatch.setattr(screen_module, "QUIET_S", -1.0)
     train(Screen())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1/2  step 4/10"
     assert lines[2] == "epoch 2/2  step 5/10"
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "names", "left_out"),
+    [
+        (48, ["loss", "accuracy"], 0),  # NT3
+        (100, ["loss", "xent", "corr"], 0),  # P1B1
+        (20, ["loss", "accuracy", "mae"], 0),  # P1B3
+        (100, ["loss", "xent", "corr", "mse"], 2),  # P1B1, variational
+    ],
+)
+def test_a_line_of_an_epoch_fits_80_columns(capsys, num_epochs, names, left_out):
+    screen = Screen()
+    screen.begin_training(num_epochs, 10)
+    for rate in (0.01, 0.01, 0.005):
+        values = dict.fromkeys(names, 0.51234567) | {"learning_rate": rate}
+        screen.show_epoch(0, values | {f"val_{name}": 0.0512345 for name in names})
+    screen.end_training()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == lines[1]
+    assert lines[0].count("(0.0512)") == len(names) - left_out
+    assert ("learning_rate 0.005" in lines[2]) == (names[1:] == ["accuracy"])
 
 
 def test_under_a_launcher_the_bar_goes_to_the_users_terminal(capfd, monkeypatch):
@@ -82,10 +105,10 @@ def test_other_ranks_are_silent(capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
-def test_the_result_shows_times_quality_and_record(capsys, tmp_path):
+def test_the_result_shows_times_quality_and_the_next_command(capsys, tmp_path):
     Screen().show_result(RECORD, tmp_path / "run.json")
     output = capsys.readouterr().out
-    for shown in ("50% load", "0.9750", "0.5000", "1,600.0", str(tmp_path / "run.json")):
+    for shown in ("50% load", "0.9750", "0.5000", "1,600.0", f"show {os.path.relpath(tmp_path)}"):
         assert shown in output
 
 
