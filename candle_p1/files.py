@@ -114,11 +114,6 @@ def release(path: Path) -> None:
         _reserved(path).unlink(missing_ok=True)
 
 
-def has_home() -> bool:
-    """Returns whether this user has a home directory; in a container, perhaps not."""
-    return expand_user("~").is_absolute()
-
-
 def expand_user(path: str | Path) -> Path:
     """Returns a path with its ~ or ~USER replaced, or unchanged, as in a shell, if that fails."""
     with suppress(RuntimeError):

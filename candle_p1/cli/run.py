@@ -11,11 +11,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_in_terminal
-from candle_p1.distributed.launch_environment import (
-    TERMINAL_VARIABLE,
-    terminal,
-    without_allocation,
-)
+from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal, without_allocation
 from candle_p1.instrument.tensorboard import check_tensorboard
 from candle_p1.scaling import share_epochs
 from candle_p1.text import WIDTH_VARIABLE, columns

@@ -249,13 +249,11 @@ def command(
     given = chosen.declaration.parse(flags, chosen.model_file)
     gpus = given["gpus"] if given.origin("gpus").kind == "flag" else None
     if gpus and len(gpus) == 1:
-        click.echo(
+        text = (
             f"warning: --gpus {gpus[0]} is the index of the only GPU that ranks use on each node,"
-            f" not a number: {machine.name} has {count(machine.gpus_per_node, 'GPU')} per node, and"
-            f" gives each rank {machine.gpus_per_rank}; --nodes and --ranks-per-node say how many"
-            " ranks there are",
-            err=True,
+            " not a number of GPUs: --ranks-per-node gives each rank its own, without --gpus"
         )
+        click.echo(text, err=True)
     if study is None:
         layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
         minutes = machine.minutes if minutes is None else minutes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import list_benchmarks, search_path
-from candle_p1.cluster.launchers import HYDRA, find_mpirun, mpirun_version
+from candle_p1.cluster.launchers import find_mpirun, mpirun_version
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed import installation
 from candle_p1.distributed.backend import ENGINES, choose_backend, engine_of
@@ -98,9 +98,8 @@ def _engine(backend: str, versions: dict[str, str]) -> Iterator[Finding]:
     yield library
     yield _mpi_threads(engine)
     launcher = _probe("launcher", _launcher, install_mpi)
-    if ("Open MPI" in library.value and HYDRA in launcher.value) or (
-        "MPICH" in library.value and "Open MPI" in launcher.value
-    ):
+    is_open = ["Open MPI" in found.value for found in (library, launcher) if not found.problem]
+    if is_open in ([True, False], [False, True]):
         what = f"it cannot start ranks of {library.value}, which mpi4py uses"
         launcher = replace(launcher, problem=what, fix=install_mpi, fatal=True)
     yield launcher
@@ -131,10 +130,8 @@ def _horovod() -> str:
     version, built = environment.package_versions().get("horovod"), installation.horovod_build()
     if not built["mpi"]:
         raise SetupError(f"Horovod {version} was built without MPI")
-    with_ = ", ".join(name for name, has in built.items() if has)
-    return (
-        f"{version}, built with {with_}; its horovodrun does not work with Open MPI 5: use mpirun"
-    )
+    what = ", ".join(name for name, has in built.items() if has)
+    return f"{version}, built with {what}; its horovodrun does not start Open MPI 5: use mpirun"
 
 
 def _gpus(backend: str) -> Finding:

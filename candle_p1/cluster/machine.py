@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, NonNegativeInt
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.files import expand_user, has_home
+from candle_p1.files import expand_user
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
 DIRECTORY_VARIABLE = "CANDLE_P1_MACHINES"
@@ -194,9 +194,8 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _user_directories() -> list[Path]:
     named = os.environ.get(DIRECTORY_VARIABLE, "").split(os.pathsep)
-    config = os.environ.get("XDG_CONFIG_HOME") or (expand_user("~/.config") if has_home() else None)
-    directories = [Path(directory) for directory in named if directory]
-    return [*directories, Path(config) / "candle_p1/machines"] if config else directories
+    config = expand_user(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    return [*(Path(directory) for directory in named if directory), config / "candle_p1/machines"]
 
 
 def _package_directory() -> Path:

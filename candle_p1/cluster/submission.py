@@ -154,13 +154,8 @@ def output_of(command: Sequence[str], machine: str) -> str:
         SetupError: There is no scheduler here, or it refuses the job.
     """
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            env=without_allocation(os.environ),
-        )
+        env = without_allocation(os.environ)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     except FileNotFoundError as error:
         raise SetupError(
             f"{command[0]}, which submits jobs on {machine}, is not in $PATH: submit on a machine"

@@ -8,7 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from candle_p1.errors import SetupError
-from candle_p1.files import has_home
+from candle_p1.files import expand_user
 
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
 
@@ -21,7 +21,7 @@ def data_directory() -> Path:
     """
     if named := os.environ.get(DATA_DIRECTORY_VARIABLE):
         return Path(named).absolute()
-    if not (has_home() or os.environ.get("XDG_CACHE_HOME")):
+    if not (expand_user("~").is_absolute() or os.environ.get("XDG_CACHE_HOME")):
         raise SetupError(
             "data would be kept in the home directory, but $HOME is not set, and the password file"
             f" has no user {os.getuid()}: set {DATA_DIRECTORY_VARIABLE}"

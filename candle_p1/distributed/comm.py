@@ -484,16 +484,6 @@ def _connect() -> Communicator:
     return SerialCommunicator()
 
 
-ADVICE = {
-    "srun": "the launcher has ended, or the MPI library does not belong to it. Use the launcher of"
-    " this MPI, choose another interface (srun --mpi=pmix; srun --mpi=list shows the available"
-    " ones), or rebuild against the machine's MPI: make setup MPI=system",
-    "horovodrun": "it started them without MPI, over Gloo, which is not used here, and horovodrun"
-    " 0.28 cannot start Open MPI 5. Use candle-p1 run --np, or mpirun",
-}
-"""What to do where MPI does not know the ranks that a launcher started."""
-
-
 def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """Checks that MPI knows the ranks that the launcher started; collective.
 
@@ -502,10 +492,12 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     """
     wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
-    advice = ADVICE.get(layout.launcher, ADVICE["srun"])
     found = comm.first(
         f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}"
-        f" ({layout.seen}), but for MPI it is rank {comm.rank} of {comm.size}: {advice}. A process"
+        f" ({layout.seen}), but for MPI it is rank {comm.rank} of {comm.size}: the launcher has"
+        " ended, or does not belong to the MPI library. Use the launcher of this MPI (not"
+        " horovodrun), choose another interface (srun --mpi=pmix; srun --mpi=list shows the"
+        " available ones), or rebuild against the machine's MPI: make setup MPI=system. A process"
         f" that is to run alone needs {SINGLE_PROCESS_VARIABLE}=1"
         if wrong
         else None

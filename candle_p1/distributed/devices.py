@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 CPU = "cpu"
 """The name of a device that is no GPU."""
-XLA_VARIABLE = "HOROVOD_ENABLE_XLA_OPS"
 XLA_THREADS_VARIABLE = "NPROC"
 """Tells XLA how many threads to use on the CPU."""
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
@@ -149,13 +148,6 @@ class NodeCores:
         return any(sorted(others) != sorted(self.of_ranks[0]) for others in self.of_ranks)
 
 
-def warn_of_xla(num_ranks: int, environ: Mapping[str, str]) -> str | None:
-    """Returns a warning if Horovod is asked for its operations for XLA, which are not used."""
-    if num_ranks == 1 or environ.get(XLA_VARIABLE, "0") in ("", "0"):
-        return None
-    return f"{XLA_VARIABLE} is set, but has no effect: several ranks train without XLA"
-
-
 _configured: Device | None = None
 
 
@@ -228,7 +220,7 @@ def _set_threads(comm: Communicator, engine: Engine, cores: NodeCores) -> tuple[
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault(XLA_THREADS_VARIABLE, str(threads))
     _check_backend(engine.backend)
-    return threads, [each for each in (warning, warn_of_xla(comm.size, os.environ)) if each]
+    return threads, [warning] if warning else []
 
 
 def _check_backend(backend: str) -> None:

@@ -51,11 +51,11 @@ def read_number(
     is_list: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Number:
-    """Returns the number in a variable of the environment.
+    """Returns the number in a variable of the environment, or the default if it is not set.
 
     Args:
-        variable: Its name.
-        default: Returned if it is not set, or empty. If this is an integer, so is the number.
+        variable: Its name. An empty one is not set.
+        default: The default; where it is an integer, so is the number.
         give: What users have to give, for the message.
         least: The least number that is allowed.
         most: The largest one.
@@ -63,7 +63,7 @@ def read_number(
         environ: The environment; None means this process's own.
 
     Raises:
-        SetupError: It holds something else, or a number outside of these limits.
+        SetupError: It is no number, or one outside of the limits.
     """
     text = (os.environ if environ is None else environ).get(variable, "").strip()
     if not text:

@@ -45,16 +45,14 @@ def test_ranks_on_this_machine_stay_there_in_an_allocation_of_two_nodes(
     slurm, start, tables, tmp_path
 ):
     """And what srun starts without MPI is refused, while a process of the script may train."""
-    flags = [*tables, "--epochs", "2", "--epochs_scaling", "weak"]
+    script = f"{sys.executable} {NT3_SCRIPT}"
     runs = {
-        "here": [*CANDLE_P1, "run", "nt3", "--np", "2"],
-        "alone": [sys.executable, NT3_SCRIPT],
-        "srun": ["srun", "--mpi=none", sys.executable, NT3_SCRIPT],
+        "here": f"{shlex.join(CANDLE_P1)} run nt3 --np 2",
+        "alone": script,
+        "srun": f"srun --mpi=none {script}",
     }
-    lines = [
-        shlex.join(map(str, [*line, *flags, "--run_id", name])) + f" >{name}.txt 2>&1; echo $?"
-        for name, line in runs.items()
-    ]
+    flags = shlex.join(map(str, tables))
+    lines = [f"{runs[name]} {flags} --run_id {name} >{name}.txt 2>&1; echo $?" for name in runs]
     (tmp_path / "job.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
     options = [
         "--wait",

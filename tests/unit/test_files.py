@@ -25,19 +25,10 @@ from candle_p1.files import (
 )
 
 
-@pytest.fixture
-def homeless(monkeypatch):
-    """A user with neither $HOME nor an entry in the password file."""
-
-    def getpwuid(uid):
-        raise KeyError(uid)
-
-    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+def test_only_data_need_a_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a KeyError, as for an unknown user
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CANDLE_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_only_data_need_a_home_directory(homeless, monkeypatch, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("1\n")
     assert file_sha256(path) == content_sha256(path)

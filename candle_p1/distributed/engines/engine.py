@@ -23,8 +23,8 @@ HOROVOD = "horovod"
 AVERAGING_CHOICES = (AUTO, HOROVOD)
 """What averages gradients on CPUs of one node: memory that the ranks share, or Horovod."""
 OF_HOROVOD = re.compile(
-    "HOROVOD_(AUTOTUNE|BATCH_|CACHE_|CPU_OPERATIONS|CYCLE_TIME|DISABLE_GROUP|FUSION|HIERARCHICAL"
-    "|MPI_THREADS|NUM_|THREAD_AFFINITY)"
+    "HOROVOD_(AUTOTUNE|BATCH_|CACHE_|CPU_OPERATIONS|CYCLE_TIME|DISABLE_GROUP|ENABLE_XLA|FUSION"
+    "|HIERARCHICAL|MPI_THREADS|NUM_|THREAD_AFFINITY)"
 )
 """What the names of variables begin with that change how Horovod averages."""
 COMPRESSIONS = ("none", "fp16")
@@ -32,20 +32,22 @@ COMPRESSIONS = ("none", "fp16")
 
 
 def warn_of_horovod(started: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Returns a warning if Horovod's variables are set although it averages nothing.
+    """Returns a warning if variables of Horovod are set that have no effect.
 
     Args:
         started: What `Engine.start` returned.
         environ: The environment.
     """
     averaging = started.get("settings", {}).get("averaging", started["backend"])
-    # 0 is what this package itself sets.
-    names = [name for name in sorted(environ) if OF_HOROVOD.match(name) and environ[name] != "0"]
-    if averaging == HOROVOD or not names:
-        return []
-    what = {"serial": "a single rank averages no gradients", "jax": "JAX averages the gradients"}
-    why = what.get(averaging, f"{averaging} averages the gradients, unless --averaging is horovod")
-    return [f"{', '.join(names)}: no effect, because {why}"]
+    why = {
+        "serial": "a single rank averages no gradients",
+        "jax": "JAX averages the gradients",
+        HOROVOD: "several ranks train without XLA",
+    }.get(averaging, f"{averaging} averages the gradients, unless --averaging is horovod")
+    ignored = re.compile("HOROVOD_ENABLE_XLA") if averaging == HOROVOD else OF_HOROVOD
+    # This package itself sets 0.
+    names = [n for n in sorted(environ) if ignored.match(n) and environ[n] not in ("", "0")]
+    return [f"{', '.join(names)}: no effect, because {why}"] if names else []
 
 
 class Engine(ABC):

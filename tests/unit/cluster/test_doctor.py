@@ -18,7 +18,7 @@ VERSIONS = {"keras": "3.15", "numpy": "2.0", "pandas": "3.1", "mpi4py": "4.1"}
 def findings(monkeypatch):
     """Returns the findings by name, for an environment with these packages."""
 
-    def examine(told="", level="multiple", mpi=("Open MPI 5", "mpirun 5"), **versions):
+    def examine(told="", level="multiple", mpi=("Open MPI 5", "mpirun (Open MPI) 5"), **versions):
         monkeypatch.delitem(sys.modules, "keras", raising=False)
         monkeypatch.setenv("KERAS_BACKEND", told)
         monkeypatch.setattr(backend, "find_spec", lambda name: name if name in versions else None)
@@ -60,10 +60,9 @@ def test_only_horovod_calls_mpi_from_several_threads(findings):
 @pytest.mark.parametrize(
     ("library", "launcher", "fits"),
     [
-        ("Open MPI v5.0.11", "mpirun (Open MPI) 5.0.11", True),
-        ("Open MPI v5.0.11", "Hydra of MPICH 5.0.2", False),
+        ("Open MPI v5.0.11", "HYDRA build details: Version: 5.0.2", False),
         ("MPICH Version: 5.0.2", "mpirun (Open MPI) 5.0.11", False),
-        ("MPICH Version: 5.0.2", "Hydra of MPICH 5.0.2", True),
+        ("MPICH Version: 5.0.2", "HYDRA build details: Version: 5.0.2", True),
         ("IBM Spectrum MPI", "mpirun (IBM Spectrum MPI) 10.4", True),
     ],
 )

@@ -78,14 +78,10 @@ def test_a_job_does_not_get_the_allocation_it_is_submitted_from(scheduler, monke
     assert not given & {"SLURM_CPU_BIND", "SLURM_MEM_PER_CPU"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "warned"), [(["--gpus", 2], True), (["--gpus", 0, 1], False), ([], False)]
-)
-def test_an_index_of_a_gpu_that_looks_like_their_number_is_warned_of(flags, warned):
-    output = submit("nt3", "--machine", "frontier", "--project", "P", "--dry-run", *flags).output
-    wanted = "warning: --gpus 2 is the index of the only GPU"
-    assert (wanted in output) == warned
-    assert ("has 8 GPUs per node" in output) == warned
+@pytest.mark.parametrize(("indices", "warned"), [([2], True), ([0, 1], False)])
+def test_an_index_of_a_gpu_that_looks_like_their_number_is_warned_of(indices, warned):
+    output = submit("nt3", "--machine", "slurm", "--dry-run", "--gpus", *indices).output
+    assert ("warning: --gpus 2 is the index of the only GPU" in output) == warned
 
 
 def test_jobs_are_numbered_apart_from_runs(scheduler, tmp_path):

@@ -105,13 +105,8 @@ def test_jax_reaches_rank_0_without_a_proxy(monkeypatch, variables, direct):
     for name in ("no_grpc_proxy", "no_proxy"):
         monkeypatch.setenv(name, variables.get(name, ""))
     seen = []
-    jax = SimpleNamespace(
-        config=None,
-        devices=list,
-        distributed=SimpleNamespace(
-            initialize=lambda *arguments, **options: seen.append(dict(os.environ))
-        ),
-    )
+    initialize = SimpleNamespace(initialize=lambda *a, **options: seen.append(dict(os.environ)))
+    jax = SimpleNamespace(config=None, devices=list, distributed=initialize)
     monkeypatch.setitem(sys.modules, "jax", jax)
     JaxEngine(SerialCommunicator(), "jax")._connect("127.0.0.1:5000")
     assert [each["no_grpc_proxy"] for each in seen] == [direct]

@@ -40,11 +40,6 @@ def test_a_job_that_asks_for_none(environ):
     assert requested_gpus([], environ) is None
 
 
-def test_a_number_of_gpus_that_is_none_is_an_error():
-    with pytest.raises(SetupError, match="CANDLE_P1_GPUS_PER_NODE='four'"):
-        requested_gpus(None, {PER_NODE: "four"})
-
-
 @pytest.fixture
 def has_support(monkeypatch):
     """TensorFlow with support for GPUs, on a node whose devices are those that a test names."""
