@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from candle_p1.instrument.power.gpus import NVIDIA, Gpu, GpuSource
 from candle_p1.instrument.power.source import SensorError
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from candle_p1.records.power_trace import Domain
 
 MILLI = 1e-3
-SUPERCHIP = "GH200"
-"""In the names of Grace Hoppers, whose counter is that of processor, memory and GPU together
-(ml-energy/zeus pull request 172)."""
 LIMIT_W = 20_000.0
 """A mean power that no card reaches."""
 RESOLUTION_S: dict[Reading, float] = {"energy": 0.1, "power": 1.0}
@@ -49,7 +46,11 @@ class NvmlSource(GpuSource):
         if channel.reading == "energy":
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
         if channel.domain == "module":
-            return self._module_mw(handle)
+            field = self._nvml.NVML_FI_DEV_POWER_AVERAGE, self._nvml.NVML_POWER_SCOPE_MODULE
+            (found,) = self._nvml.nvmlDeviceGetFieldValues(handle, [field])
+            if found.nvmlReturn or not found.value.uiVal:
+                raise SensorError("NVML does not tell the power of the module")
+            return int(found.value.uiVal)
         return int(self._nvml.nvmlDeviceGetPowerUsage(handle))
 
     def stop(self) -> None:
@@ -86,7 +87,8 @@ class NvmlSource(GpuSource):
         return found
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
-        domain: Domain = "module" if SUPERCHIP in gpu.model else "gpu"
+        # A Grace Hopper's counter is of the whole module (ml-energy/zeus pull request 172).
+        domain: Domain = "module" if "GH200" in gpu.model else "gpu"
         for reading in self._readings:
             yield Channel(
                 f"{domain}:{gpu.uuid}",
@@ -98,14 +100,6 @@ class NvmlSource(GpuSource):
                 limit_w=LIMIT_W,
                 resolution_s=RESOLUTION_S[reading],
             )
-
-    def _module_mw(self, handle: Any) -> int:
-        nvml = self._nvml
-        field = nvml.NVML_FI_DEV_POWER_AVERAGE, nvml.NVML_POWER_SCOPE_MODULE
-        (found,) = nvml.nvmlDeviceGetFieldValues(handle, [field])
-        if found.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(found.nvmlReturn)
-        return int(found.value.uiVal)
 
     def _check(self, channel: Channel) -> None:
         try:

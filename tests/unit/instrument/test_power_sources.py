@@ -290,7 +290,6 @@ def install_nvml(monkeypatch):
             nvmlShutdown=shut_down,
             nvmlDeviceGetCount=lambda: len(cards),
             nvmlDeviceGetHandleByIndex=handle,
-            NVML_SUCCESS=0,
             NVML_FI_DEV_POWER_AVERAGE=185,
             NVML_POWER_SCOPE_MODULE=1,
             nvmlDeviceGetUUID=lambda card: get("uuid", card)(card),
@@ -350,7 +349,7 @@ def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, card, visible, ch
     ("reading", "reads"), [("energy", 5_000_000), ("power", 600_000), ("no power", None)]
 )
 def test_the_counter_of_a_grace_hopper_is_that_of_its_module(install_nvml, reading, reads):
-    module_mw = None if reads is None else 600_000  # as from an old driver
+    module_mw = 600_000 if reads else 0
     install_nvml(H100_CARD | {"name": "NVIDIA GH200 480GB", (185, 1): module_mw})
     source = NvmlSource(JobGpus(), (reading.split()[-1],))
     assert values(source) == ({} if reads is None else {"module:GPU-aa11": reads})
