@@ -290,8 +290,11 @@ class Engine(ABC):
         """Returns the weights of a linear model after two updates."""
         import keras
 
-        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float32")
-        model = keras.Sequential([keras.layers.Input(x.shape[1:]), layer])
+        # Gradients are named after layers, and Keras's names depend on what else a rank has made.
+        layer = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="ones", dtype="float32", name="layer"
+        )
+        model = keras.Sequential([keras.layers.Input(x.shape[1:]), layer], name="self_test")
         xla = self.uses_xla(is_gpu=False)
         model.compile(optimizer=optimizer, loss="mse", jit_compile=xla, auto_scale_loss=False)
         prepare(model)
