@@ -22,7 +22,7 @@ from candle_p1.training.screen import Screen
 @click.command(
     "run",
     cls=BenchmarkCommand,
-    examples=["candle-p1 run nt3 --np 2 --epochs 16 --learning_rate 0.05", "candle-p1 run nt3 -- --help"],
+    examples=["candle-p1 run nt3 --np 2 --epochs 16", "candle-p1 run nt3 -- --help"],
 )
 @benchmark_argument
 @click.option(

@@ -37,7 +37,6 @@ EPOCH_COLUMNS = 80
 """The width of an epoch's line where that of the screen is not known."""
 
 ELLIPSIS = " ..."
-RATE = "learning_rate"
 QUIET_S = 30.0
 """After this long without output, a line with the progress of training is logged."""
 
@@ -133,7 +132,7 @@ class Screen:
     def begin_training(self, num_epochs: int, num_steps: int, first_epoch: int = 0) -> None:
         """Shows a bar for all steps of all epochs, empty up to the first that is trained."""
         self._num_epochs, self._num_steps, self._epoch = num_epochs, num_steps, first_epoch
-        self._last_line, self._rate = time.monotonic(), None
+        self._last_line = time.monotonic()
         self._progress = self.bar(
             TextColumn("training"),
             BarColumn(),
@@ -154,29 +153,15 @@ class Screen:
             self.say(f"epoch {self._epoch + 1}/{self._num_epochs}  step {step}/{self._num_steps}")
 
     def show_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Prints the metrics of an epoch, counted from 0, with those of validation in parentheses.
-
-        The learning rate is printed where it changes. What does not fit into the line is left out.
-        """
+        """Prints those metrics of an epoch, counted from 0, that fit; validation in parentheses."""
         self._epoch, self._last_line = epoch + 1, time.monotonic()
-        values = dict(metrics)
-        if self._rate in (None, metrics.get(RATE)):
-            values.pop(RATE, None)
-        self._rate = metrics.get(RATE)
-        names = sorted(
-            values.keys() - {f"val_{name}" for name in values},
-            key=lambda name: (
-                name == RATE,
-                not name.endswith("loss"),
-                name != "loss",  # before the losses of several outputs
-                list(values).index(name),
-            ),
-        )
+        names = [name for name in metrics if not name.startswith(("val_", "learning_rate"))]
+        names.sort(key=lambda name: (not name.endswith("loss"), name != "loss"))
         line = f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}"
         for name in names:
-            longer = f"{line}  {name} {_short(values[name])}"
-            if f"val_{name}" in values:
-                longer += f" ({_short(values[f'val_{name}'])})"
+            longer = f"{line}  {name} {_short(metrics[name])}"
+            if f"val_{name}" in metrics:
+                longer += f" ({_short(metrics[f'val_{name}'])})"
             if len(longer) > (self._width or EPOCH_COLUMNS) - len(ELLIPSIS) * (name != names[-1]):
                 line += ELLIPSIS
                 break

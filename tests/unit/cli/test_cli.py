@@ -338,13 +338,12 @@ def runs(tmp_path):
 
 def test_show_takes_the_only_run_below_a_directory(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = invoke("show", runs / "p1b1/EXP000/run000").output.splitlines()
+    *lines, last = invoke("show", runs / "p1b1/EXP000/run000").output.splitlines()
     assert lines[0].startswith("p1b1: ok, 2 ranks on node vm")
-    assert len(lines) <= 10
-    assert lines[-1].endswith(" --full")
+    assert len(lines) < 10
+    assert last.endswith(" --full")
     whole = invoke("show", runs / "p1b1/EXP000/run000", "--full").output
-    assert whole.splitlines()[: len(lines) - 1] == lines[:-1]
-    assert "seconds per phase" in whole
+    assert whole.splitlines()[: len(lines)] == lines
     for directory in ("output/p1b1", "output/p1b1/EXP000", "output/p1b1/EXP000/run000/run.json"):
         assert invoke(
             "show", directory, "--full", "--html", tmp_path / "run.html"

@@ -379,26 +379,19 @@ def test_advice_follows_from_what_dominates(kwargs, advice):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "seconds", "node_cores", "facts", "advice"),
+    ("kwargs", "seconds", "advice"),
     [
-        (8, 9.0, 64, {}, "4 epochs per rank are already fewer than the 8"),
-        (32, 9.0, 64, {}, "the 8 epochs that the paper found necessary"),
-        (32, 9.0, 64, {"data_parallel": "batch_step"}, "as long as the quality is sufficient"),
-        (32, 28.0, 64, {}, "no reason to use more"),
-        (32, 9.0, 2, {}, "already use all cores"),
+        ({"epochs": 8}, 9.0, "4 epochs per rank are already fewer than the 8"),
+        ({"epochs": 32}, 9.0, "the 8 epochs that the paper found necessary"),
+        ({"data_parallel": "batch_step"}, 9.0, "as long as the quality is sufficient"),
+        ({"epochs": 32}, 28.0, "no reason to use more"),
+        ({"epochs": 32, "threads": 32}, 9.0, "already use all cores"),
     ],
 )
-def test_more_ranks_are_advised_where_they_gained_and_cores_are_free(
-    epochs, seconds, node_cores, facts, advice
-):
-    records = [
-        changed(
-            planted_record("nt3", num, epochs=epochs, epoch_s=epoch_s, **facts),
-            {"environment.node_cores": node_cores},
-        )
-        for num, epoch_s in ((1, 10.0), (2, seconds))
-    ]
-    (sentence,) = statements_on(*records)["What to change"].sentences
+def test_more_ranks_are_advised_where_they_gained_and_cores_are_free(kwargs, seconds, advice):
+    times = {1: 10.0, 2: seconds}
+    records = [planted_record("nt3", num, epoch_s=times[num], **kwargs) for num in times]
+    (sentence,) = statements_on(*on_many_cores(*records))["What to change"].sentences
     assert advice in sentence
     assert ("use more ranks" in sentence) == (advice.startswith(("the 8", "as long")))
 
