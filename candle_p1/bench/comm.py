@@ -12,16 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import comm_fit
-from candle_p1.bench.comm_osu import hold_against_osu
 from candle_p1.bench.job import BareJob, launch, run
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.distributed.transports import TRANSPORTS, describe, missing_packages
-from candle_p1.distributed.transports.transport import (
-    ALLREDUCE,
-    OPERATIONS,
-    POINT_TO_POINT,
-    STREAM,
-)
+from candle_p1.distributed.transports.transport import ALLREDUCE, OPERATIONS
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
@@ -167,7 +161,6 @@ class CommOutcome:
         settings: The settings and versions of each transport.
         points: All sizes of all operations.
         overlaps: The allreduces beside computing.
-        send_overheads_s: For how long a sender is busy with a small message, by transport.
     """
 
     num_ranks: int
@@ -177,7 +170,6 @@ class CommOutcome:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     points: list[TimedSize] = field(default_factory=list)
     overlaps: list[TimedOverlap] = field(default_factory=list)
-    send_overheads_s: dict[str, float] = field(default_factory=dict)
 
 
 def choose_sizes(smallest: int = SMALLEST_BYTES, largest: int = LARGEST_BYTES) -> list[int]:
@@ -266,14 +258,8 @@ class CommMeasurement:
             on_start(done, len(here) + len(there), name)
             job = replace(self.job, transports=[name])
             outcomes.append(run_job(job, self.num_ranks)[0])
-        on_start(len(outcomes), len(outcomes), "osu_allreduce")
-        points = [point for outcome in outcomes for point in outcome.points]
-        of_mpi = zip(*times_of(points, "mpi", ALLREDUCE), strict=True)
-        osu = hold_against_osu(self.num_ranks, dict(of_mpi))
-        return self.report(outcomes, started) | {
-            "osu": osu,
-            "other_python": self.other.python if self.other else None,
-        }
+        other_python = self.other.python if self.other else None
+        return self.report(outcomes, started) | {"other_python": other_python}
 
     def _others(self) -> list[str]:
         """Returns the transports that only the other environment can have: those of its engine."""
@@ -310,8 +296,6 @@ class CommMeasurement:
             "results": [asdict(point) for point in points],
             "overlaps": [asdict(each) for outcome in outcomes for each in outcome.overlaps],
             "fits": fits(points, first.num_ranks),
-            "loggp": _loggp(outcomes),
-            "osu": None,
             "command": sys.argv,
             "started": started,
             "machine": environment.capture(),
@@ -349,17 +333,3 @@ def gradients_of(num_bytes: int, operation: str) -> str | None:
 
 def _packages(name: str) -> tuple[str, ...]:
     return TRANSPORTS[name].packages
-
-
-def _loggp(outcomes: Sequence[CommOutcome]) -> dict[str, dict[str, float | None]]:
-    """Returns LogGP's parameters of the transports that have what they take."""
-    found = {}
-    for outcome in outcomes:
-        for transport, overhead_s in outcome.send_overheads_s.items():
-            halves, stream = (
-                comm_fit.fit(*times_of(outcome.points, transport, operation))
-                for operation in (POINT_TO_POINT, STREAM)
-            )
-            if halves and stream:
-                found[transport] = comm_fit.loggp(halves, stream, overhead_s)
-    return found

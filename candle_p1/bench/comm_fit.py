@@ -1,4 +1,4 @@
-"""Latency and bandwidth from times of messages: Hockney's model, in pieces, and LogGP.
+"""Latency and bandwidth from times of messages: Hockney's model, in pieces.
 
 Hockney's model is T = latency + bytes / bandwidth. Libraries change their protocol or algorithm
 with the size (eager messages and rendezvous, trees and rings), and memory is slower than caches, so
@@ -12,8 +12,7 @@ Residuals are relative, because times differ by orders of magnitude: a fit minim
 ((model - time) / time)^2.
 
 R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
-Computing 20(3), 1994. A. Alexandrov, M. Ionescu, K. Schauser and C. Scheiman, "LogGP: incorporating
-long messages into the LogP model", SPAA 1995.
+Computing 20(3), 1994.
 """
 
 from __future__ import annotations
@@ -179,29 +178,6 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
         "first_bytes": first.first_bytes,
         "last_bytes": last.last_bytes,
         "ranges": [asdict(line) for line in lines],
-    }
-
-
-def loggp(
-    round_trip_halves: dict[str, Any], stream: dict[str, Any], send_overhead_s: float
-) -> dict[str, float | None]:
-    """Returns the parameters of LogGP, in s and s per byte.
-
-    A message of k bytes takes L + 2 o + (k - 1) G. So L + 2 o is the latency of half a round trip,
-    G the inverse bandwidth of large messages that follow each other, g the time per small message
-    of such a stream, and o what the sender is busy with one.
-
-    Args:
-        round_trip_halves: `fit` of the half times of round trips.
-        stream: `fit` of the times per message of a stream.
-        send_overhead_s: o. In it is what Python takes.
-    """
-    rate = stream["bandwidth_bytes_per_s"]
-    return {
-        "L_s": max(0.0, round_trip_halves["latency_s"] - 2 * send_overhead_s),
-        "o_s": send_overhead_s,
-        "g_s": stream["latency_s"],
-        "G_s_per_byte": 1 / rate if rate else None,
     }
 
 

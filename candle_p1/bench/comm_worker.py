@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import traceback
 from statistics import median
+from time import perf_counter as clock_s
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +32,6 @@ from candle_p1.distributed.transports.transport import (
     ALLREDUCE,
     ELEMENT_BYTES,
     OPERATIONS,
-    clock_s,
     given,
     is_expected,
 )
@@ -97,9 +97,6 @@ def measure(job: CommJob, comm: Communicator) -> CommOutcome:
                 outcome.points += _points(job, name, transport, operation, limit_bytes)
         if job.overlaps and ALLREDUCE in job.operations:
             outcome.overlaps += _overlaps(job, name, transport, outcome.points)
-        sent = comm.first(transport.send_overhead_s)
-        if sent:
-            outcome.send_overheads_s[name] = sent[1]
         comm.barrier()
         transport.stop()
     return outcome

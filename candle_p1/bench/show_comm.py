@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 US, GB = 1e-6, 1e9
-NOTHING = "-"
 
 
 def title_of(report: Mapping[str, Any]) -> str:
@@ -78,9 +77,6 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         for each in report["fits"]:
             if len(each["ranges"]) > 1:
                 yield _ranges(each)
-    if report["loggp"]:
-        yield _loggp(report["loggp"])
-    yield from _osu(report["osu"])
 
 
 def _described(operation: str) -> str:
@@ -226,45 +222,6 @@ def _bandwidth(fit: Mapping[str, Any]) -> str:
 
 def _interval(ends: Sequence[float | None], unit: float) -> str:
     return "[" + ", ".join("?" if end is None else digits(end / unit) for end in ends) + "]"
-
-
-def _loggp(loggp: Mapping[str, Mapping[str, float | None]]) -> Table:
-    table = empty_table(
-        "LogGP, from round trips and streams",
-        "transport",
-        "L (us)",
-        "o (us)",
-        "g (us)",
-        "G (ns/byte)",
-    )
-    for transport, found in loggp.items():
-        per_byte = found["G_s_per_byte"]
-        table.add_row(
-            transport,
-            *(_us(found[f"{name}_s"] or 0.0) for name in "Log"),
-            NOTHING if per_byte is None else digits(per_byte / 1e-9),
-        )
-    return table
-
-
-def _osu(osu: Mapping[str, Any] | None) -> Iterator[str | Table]:
-    if osu is None:
-        yield "not held against osu_allreduce, which is started with --np only"
-    elif osu["why_not"]:
-        yield f"not held against osu_allreduce: {osu['why_not']}"
-    else:
-        table = empty_table(
-            f"allreduce of MPI against {osu['program']}",
-            "bytes",
-            "OSU\n(us)",
-            "here\n(us)",
-            "here / OSU",
-            num_words=0,
-        )
-        for row in osu["rows"]:
-            cells = (_us(row["osu_s"]), _us(row["here_s"]), digits(row["ratio"]))
-            table.add_row(f"{row['bytes']:,}", *cells)
-        yield table
 
 
 def _us(seconds: float) -> str:

@@ -56,8 +56,6 @@ def check(report, names, num_ranks):
     assert fitted == set(measured)
     assert {each["transport"] for each in report["overlaps"]} == set(names)
     assert {each["bytes"] for each in report["overlaps"]} == {1 << 16}
-    assert set(report["loggp"]) == {"mpi"}
-    assert report["loggp"]["mpi"]["o_s"] > 0
 
 
 @pytest.mark.parametrize("names", EITHER)
@@ -74,7 +72,6 @@ def test_every_library_is_measured(mpirun, execute, tmp_path, names):
     for name in names:
         assert f"\n{name}: allreduce\n" in output
     assert "\nfitted\n" in output
-    assert "osu_allreduce" in output
     assert (tmp_path / "comm.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "comm.html").read_text()
 

@@ -19,7 +19,6 @@ from candle_p1.distributed.transports.transport import (
     Call,
     Overlap,
     Transport,
-    clock_s,
     multiplier,
     places,
 )
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 1 << 22
 MAX_WINDOW, MIN_WINDOW = 64, 4
 """Messages of a STREAM that are under way at a time: 64 as in osu_bw, fewer if they are large."""
-
-SMALL_BYTES = 64
-"""Up to here, what sending a message takes does not depend on its size."""
 
 
 class MpiTransport(Transport):
@@ -134,14 +130,9 @@ class MpiTransport(Transport):
         into, answer, ranks = np.empty_like(values), np.empty(1, np.float32), self._ranks
 
         def send() -> None:
-            begin = clock_s()
             requests = [ranks.Isend(values, second) for _ in range(window)]
-            busy_s = (clock_s() - begin) / window
             self._mpi.Request.Waitall(requests)
             ranks.Recv(answer, second)
-            least_s = self.send_overhead_s
-            if values.nbytes <= SMALL_BYTES and (least_s is None or busy_s < least_s):
-                self.send_overhead_s = busy_s  # of the window that was disturbed least
 
         def receive() -> None:
             for _ in range(window):

@@ -10,7 +10,6 @@ the size of one rank's part.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
@@ -148,8 +147,6 @@ class Transport(ABC):
     """The names of those that it offers, as far as training uses it for them."""
     averages = False
     """Whether an allreduce returns the mean and not the sum, as gradients are averaged."""
-    send_overhead_s: float | None = None
-    """For how long the sender of a small message is busy, as STREAM finds out; None: unknown."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -286,8 +283,3 @@ def multiplier() -> Callable[[int], None]:
             np.matmul(left, mean, out=into)
 
     return compute
-
-
-def clock_s() -> float:
-    """Returns the time of the clock with which everything is timed."""
-    return time.perf_counter()

@@ -156,14 +156,3 @@ def test_two_sizes_are_too_few():
 )
 def test_quantiles_are_those_of_students_table(degrees, expected):
     assert comm_fit.t_quantile(degrees) == pytest.approx(expected, rel=0.01)
-
-
-@given(st.floats(1e-7, 1e-6), st.floats(1e-5, 1e-4), st.floats(1e-6, 1e-5), rates)
-def test_loggp_is_found_from_round_trips_and_streams(overhead_s, wire_s, gap_s, rate):
-    halves = comm_fit.fit(SIZES, hockney(wire_s + 2 * overhead_s, rate))
-    stream = comm_fit.fit(SIZES, hockney(gap_s, rate))
-    found = comm_fit.loggp(halves, stream, overhead_s)
-    assert found["L_s"] == pytest.approx(wire_s, rel=1e-5, abs=1e-9 / rate)
-    assert found["g_s"] == pytest.approx(gap_s, rel=1e-5, abs=1e-8 / rate)
-    assert found["G_s_per_byte"] == pytest.approx(1 / rate, rel=1e-5)
-    assert found["o_s"] == overhead_s
