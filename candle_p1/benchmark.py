@@ -40,9 +40,9 @@ from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.saving import ModelFile
 from candle_p1.models.scores import ConfusionScore, RegressionScore
-from candle_p1.parameters.catalog import PARAMETERS
+from candle_p1.parameters.catalog import ACTS_WITH, PARAMETERS
 from candle_p1.parameters.declaration import Declaration
-from candle_p1.parameters.parameter import Origin, Parameter, Role
+from candle_p1.parameters.parameter import Needs, Origin, Parameter, Role
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 from candle_p1.scaling import (
     BATCH_SCALINGS,
@@ -162,6 +162,8 @@ class Benchmark(ABC):
         files: The parameter that names each file, by role: {"train": "train_data", …}.
         recipe: Generates its synthetic data; None if it has none.
         supports: The shared parameters with `needs_support` that it reads.
+        acts_with: What gives parameters an effect that do not always have one; see
+            `candle_p1.parameters.parameter.Needs`.
         other_sample_names: The names of what `other_samples` returns.
         whole_batches: Whether an epoch omits the samples that do not fill a last batch.
         paper: How the paper ran it.
@@ -175,6 +177,7 @@ class Benchmark(ABC):
     files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
+    acts_with: ClassVar[Mapping[str, Needs]] = {}
     other_sample_names: ClassVar[Sequence[str]] = ()
     whole_batches: ClassVar[bool] = False
     paper: ClassVar[PaperRuns] = PaperRuns()
@@ -305,6 +308,7 @@ class Benchmark(ABC):
             program=self.script.name,
             description=self.title,
             choices=CHOICES,
+            acts_with={**ACTS_WITH, **self.acts_with},
         )
 
     def initialize_parameters(
@@ -422,6 +426,13 @@ class Benchmark(ABC):
             name: (str(self._find_file(path, directory)), origin)
             for name, (path, origin) in named.items()
         }
+        idle = [name for name in ("size", "data_seed") if named and params.origin(name).is_explicit]
+        idle += [n for n in self.files.values() if n not in needed and self._is_named(n, params)]
+        warnings += [
+            f"{name} = {params[name]} ({params.origin(name)}) has no effect: this run reads"
+            f" {', '.join(files) or 'synthetic data'}"
+            for name in idle
+        ]
         return unnamed | files, warnings
 
     def _is_candles(self, name: str, params: ParameterSet) -> bool:

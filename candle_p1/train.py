@@ -28,7 +28,6 @@ from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.figures import training_curves
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
-from candle_p1.models import fast
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
@@ -38,7 +37,7 @@ from candle_p1.training.agreement import check_same_data, check_same_parameters
 from candle_p1.training.best_metric import check_best_metric
 from candle_p1.training.identity import describe_data, describe_identity
 from candle_p1.training.lifecycle import Run, recorded_run
-from candle_p1.training.measured import describe_rank
+from candle_p1.training.measured import describe_model, describe_rank, unmet_requests
 from candle_p1.training.restart import Restart, may_restart
 from candle_p1.training.setup import (
     averaging_of,
@@ -164,13 +163,15 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 engine.broadcast_state(model)
 
         this.screen.say(f"{plan.explain()}; validation in parentheses")
-        for warning in (*plan.warnings, *chosen):
+        warnings = [*plan.warnings, *chosen]
+        warnings += unmet_requests(params, describe_model(model), reads_tables=bool(reader.table_s))
+        for warning in warnings:
             this.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
         sections: dict[str, Any] = {
             "data": {
                 "synthetic": files.synthetic,
-                "loader": params["loader"],
+                "loader": reader.loader,
                 "load_threads": threads,
                 "num_copies": reader.loading.num_copies if reader.table_s else None,
                 "files": reader.identify(),
@@ -233,14 +234,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             logged=params["communication_log"],
             clock_waits_for=allreduces.waits_for if allreduces else None,
             **sections | {"data": sections["data"] | {"files": files_read}},
-            model={
-                "num_parameters": model.count_params(),
-                "optimizer": params["optimizer"],
-                "loss": _loss_name(model.loss),
-                "data_type": params["data_type"],
-                "jit_compile": bool(model.jit_compile),
-                "kernels": "fast" if fast.are_fast() else "plain",
-            },
+            model=describe_model(model),
             training=trained.facts,
             quality=quality,
             begin=trained.begin,
@@ -252,11 +246,11 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             warnings=[
                 *this.watchdog.warnings,
                 *params.warnings,
+                *params.idle(comm.size),
                 *device.warnings,
                 *reader.loading.warnings,
                 *reader.warnings,
-                *plan.warnings,
-                *chosen,
+                *warnings,
                 *(problem.reason for problem in lost),
                 *models.warnings,
             ],
@@ -366,7 +360,7 @@ def _start(
         device = set_up_device(params, comm, engine)
     if params["verbose"]:
         this.screen.say(params.to_text())
-    for warning in (*params.warnings, *device.warnings):
+    for warning in (*params.warnings, *params.idle(comm.size), *device.warnings):
         this.screen.warn(warning)
     with this.phases.part("engine"):
         averaging = engine.start(
@@ -420,16 +414,3 @@ def _chosen_by_test(params: ParameterSet, data: DataSet) -> list[str]:
         f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"
         " of the model that they choose are optimistic"
     ]
-
-
-def _loss_name(loss: Any) -> str:
-    """Returns the name of a loss, or the names of the losses of several outputs."""
-    if isinstance(loss, str):
-        return loss
-    if loss is None:
-        return "computed by the model"
-    if isinstance(loss, Mapping):
-        return ", ".join(f"{output}: {_loss_name(each)}" for output, each in loss.items())
-    if isinstance(loss, list | tuple):
-        return ", ".join(map(_loss_name, loss))
-    return str(getattr(loss, "__name__", type(loss).__name__))

@@ -116,7 +116,25 @@ class Nt3(Benchmark):
         ),
     )
     recipe = Nt3Recipe()
-    supports = frozenset({"locally_connected"})
+    supports = frozenset({"conv", "locally_connected", "pool"})
+    acts_with = {  # noqa: RUF012
+        "label_noise": {"add_noise": (), "noise_cluster": ()},
+        "noise_correlated": {"add_noise": ()},
+        "feature_threshold": {"noise_correlated": ()},
+        "feature_col": {"noise_correlated": (), "noise_cluster": (), "noise_column": ()},
+        "sample_ids": {"noise_cluster": ()},
+        "noise_type": {"noise_cluster": (), "noise_column": ()},
+        "std_dev": {"noise_gaussian": (), "noise_cluster": (), "noise_column": ()},
+    }
+
+    def resolve(self, params: ParameterSet) -> ParameterSet:
+        """Returns the parameters, with a warning if several kinds of noise are requested."""
+        kinds = ("add_noise", "noise_gaussian", "noise_cluster", "noise_column")
+        first, *others = [name for name in kinds if params[name]] or [""]
+        warning = (
+            f"{', '.join(others)}: without effect, as only one kind of noise is added: {first}"
+        )
+        return params.with_settings({}, [warning] * bool(others))
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Mapping[str, NDArray[np.float32]]:
         """Returns the rows of both files: float32, shape (samples, label and genes)."""

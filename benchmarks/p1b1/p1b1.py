@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -90,6 +91,13 @@ class P1b1(Benchmark):
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
     recipe = P1b1Recipe()
     supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
+    acts_with = {  # noqa: RUF012
+        "loss": {"model": ("ae",)},
+        "latent_activation": {"model": ("ae",)},
+        "epsilon_std": {"model": ("vae", "cvae")},
+        "alpha_dropout": {"dropout": ()},
+        "landmark_data": {"use_landmark_genes": ()},
+    }
     # CANDLE's script makes the optimizer without arguments, so Keras 2's own constants hold.
     optimizer_constants: ClassVar[Mapping[str, Any]] = {}
     paper = PaperRuns(
@@ -165,6 +173,12 @@ class P1b1(Benchmark):
 
     def resolve(self, params: ParameterSet) -> ParameterSet:
         """Returns the parameters with the warm-up that warmup_lr requests."""
+        sizes = [*(params["dense"] or ()), params["latent_dim"]]
+        if params["residual"] and all(size != after for size, after in pairwise(sizes)):
+            text = (
+                f"residual ({params.origin('residual')}) has no effect: no two of {sizes} are equal"
+            )
+            params = params.with_settings({}, [text])
         if not params["warmup_lr"] or params["warmup_epochs"]:
             return params
         own = params["base_lr"] or default_learning_rate(params["optimizer"])

@@ -96,7 +96,10 @@ class P1b3(Benchmark):
     recipe = P1b3Recipe()
     other_sample_names = ("merged",)
     supports = frozenset(
-        {"batch_normalization", "feature_subsample", "locally_connected", "val_split"}
+        {
+            *("batch_normalization", "conv", "feature_subsample", "locally_connected", "pool"),
+            "val_split",
+        }
     )
     whole_batches = True
     paper = PaperRuns(
@@ -146,6 +149,7 @@ class P1b3(Benchmark):
             role=Role.PLACE,
         ),
         Parameter("metrics", str, "mae", "name of the metric in Keras"),
+        Parameter("out_activation", str, None, "the last layer is linear", needs_support=True),
         Parameter("scaling", str, "std", "scaling of the features", choices=SCALINGS),
         Parameter(
             "cell_features",

@@ -12,22 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.checkpoints.best import Best
+from candle_p1.parameters.catalog import INTERVALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from candle_p1.checkpoints.root import StoredCheckpoint
     from candle_p1.parameters.parameter_set import ParameterSet
-
-INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
-"""The parameters of which one has to be set for checkpoints to be saved."""
-OF_SAVING = (
-    *("ckpt_skip_epochs", "ckpt_save_best_metric", "ckpt_save_weights_only", "ckpt_writers"),
-    *("ckpt_keep_mode", "ckpt_keep_limit", "ckpt_required"),
-)
-"""Parameters that mean nothing unless checkpoints are saved.
-
-CANDLE's files set ckpt_checksum without an interval; it asks for nothing then."""
 
 
 class EpochEnd(NamedTuple):
@@ -49,14 +40,7 @@ def check_flags(params: ParameterSet) -> list[str]:
         ParameterError: It is not known whether the metric of the best epoch should fall or rise.
     """
     if not are_saved(params):
-        idle = [name for name in OF_SAVING if params[name] != params.declared[name].default]
-        if not idle:
-            return []
-        named = ", ".join(f"{name} ({params.origin(name)})" for name in idle)
-        return [
-            f"{named}: no checkpoints are saved, because {', '.join(INTERVALS)} are 0;"
-            " set one of them"
-        ]
+        return []
     SavePolicy.of(params, last_epoch=1)
     warnings = []
     if params["ckpt_skip_epochs"] > params["epochs"]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark
-from candle_p1.checkpoints.policy import INTERVALS
 from candle_p1.cli.base import (
     BenchmarkCommand,
     benchmark_argument,
@@ -41,6 +40,7 @@ from candle_p1.cluster.submission import (
     write_script,
 )
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import INTERVALS
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import share_epochs
 from candle_p1.studies.jobs import StudyJobs, with_checkpoints

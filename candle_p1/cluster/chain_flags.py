@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.checkpoints.policy import INTERVALS, are_saved
+from candle_p1.checkpoints.policy import are_saved
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import INTERVALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

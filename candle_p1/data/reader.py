@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from candle_p1.records.types import JoinFacts
 
 Content = TypeVar("Content")
+OWN_READER = "benchmark"
+"""Called the loader of a benchmark whose files have no table, so that it reads them by itself."""
 UNREADABLE = (
     OSError,
     ValueError,
@@ -180,6 +182,11 @@ class Reader:
         self.warnings.append(text)
         if self.loading.notify:
             self.loading.notify(text)
+
+    @property
+    def loader(self) -> str:
+        """What read the files: the loader's method, if it read any."""
+        return self.loading.method if self.table_s else OWN_READER
 
     def digest(self) -> None:
         """Computes the digests of the values; must be called before they are scaled; collective."""

@@ -33,6 +33,8 @@ DTYPE_POLICIES = {
     "f64": "float64",
 }
 """Keras's policy for each ``--data_type``; f16 also scales the loss, which bf16 does not need."""
+COMPUTE_TYPES = {name: policy.removeprefix("mixed_") for name, policy in DTYPE_POLICIES.items()}
+"""The type in which layers then compute."""
 
 
 def default_learning_rate(name: str) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from candle_p1.parameters.parameter import Parameter, Role
+from candle_p1.parameters.parameter import SEVERAL_RANKS, Needs, Parameter, Role
 
 MAX_SEED = 2**32 - 1
 """The largest seed that Keras and NumPy accept."""
@@ -142,6 +142,7 @@ _MODEL = _group(
         minimum=0,
         maximum=MAX_UNITS,
         many=True,
+        needs_support=True,
     ),
     Parameter(
         "locally_connected", bool, False, "locally connected layers for conv", needs_support=True
@@ -159,6 +160,7 @@ _MODEL = _group(
         minimum=1,
         maximum=MAX_UNITS,
         many=True,
+        needs_support=True,
     ),
     Parameter(
         "batch_normalization", bool, False, "normalize batches between layers", needs_support=True
@@ -552,6 +554,25 @@ PARAMETERS: tuple[Parameter, ...] = (
     *_SUPERVISOR,
 )
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
+INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
+"""The parameters of which one has to be set for checkpoints to be saved."""
+_ACTS_WITH: tuple[tuple[str, Needs], ...] = (
+    ("averaging check_replicas compression stall_shutdown_s", {SEVERAL_RANKS: ()}),
+    ("data_parallel epochs_scaling batch_scaling lr_scaling", {SEVERAL_RANKS: ()}),
+    ("warmup_epochs", {SEVERAL_RANKS: (), "base_lr": ()}),
+    ("warmup_by base_lr", {"warmup_epochs": ()}),
+    ("patience", {"early_stop": ()}),
+    ("test_steps", {"eval_bool": ()}),
+    ("pool locally_connected", {"conv": ()}),
+    ("load_threads", {"loader": ("parallel", "cached")}),
+    ("cache_dir cache_limit stage_dir", {"loader": ("cached",)}),
+    # Not ckpt_checksum, which CANDLE's files set without asking for checkpoints.
+    ("ckpt_skip_epochs ckpt_save_best ckpt_save_best_metric", dict.fromkeys(INTERVALS, ())),
+    ("ckpt_save_weights_only ckpt_writers ckpt_required", dict.fromkeys(INTERVALS, ())),
+    ("ckpt_keep_mode ckpt_keep_limit", dict.fromkeys(INTERVALS, ())),
+)
+ACTS_WITH = {name: needs for names, needs in _ACTS_WITH for name in names.split()}
+"""What gives shared parameters an effect that do not always have one; see `Needs`."""
 _ROLES = {parameter.name: parameter.role for parameter in PARAMETERS}
 _ROLES |= {"cp": Role.SPEED, "save_best_model": Role.SPEED}  # of P1B1 and P1B3
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from candle_p1.errors import ParameterError, UnknownFlagError
 from candle_p1.parameters.candle_names import CANDLES, KNOWN, REGISTERED_ONLY
-from candle_p1.parameters.parameter import BOOLEANS, Origin, Parameter
+from candle_p1.parameters.parameter import BOOLEANS, Needs, Origin, Parameter
 from candle_p1.parameters.parameter_file import read_any, read_entries, read_literal
 from candle_p1.parameters.parameter_set import (
     EditableParameters,
@@ -47,6 +47,7 @@ class Declaration:
         program: The program's name in --help.
         description: What the program does, in --help.
         choices: The allowed values of parameters that do not list them, by name.
+        acts_with: What gives parameters an effect that do not say so themselves, by name.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Declaration:
         program: str | None = None,
         description: str = "",
         choices: Mapping[str, Sequence[str]] | None = None,
+        acts_with: Mapping[str, Needs] | None = None,
     ) -> None:
         self.program, self.description = program or Path(sys.argv[0]).name, description
-        choices = choices or {}
+        choices, acts_with = choices or {}, acts_with or {}
         declared: dict[str, Parameter] = {}
         for parameter in (each for group in groups for each in group):
             name = parameter.name
@@ -73,9 +75,11 @@ class Declaration:
                 )
             if name in choices and parameter.choices is None:
                 parameter = replace(parameter, choices=tuple(choices[name]))
+            if name in acts_with and not parameter.acts_with:
+                parameter = replace(parameter, acts_with=acts_with[name])
             declared[name] = parameter
-        if unknown := choices.keys() - declared.keys():
-            raise ValueError(f"choices of parameters that do not exist: {sorted(unknown)}")
+        if unknown := {*choices, *acts_with} - declared.keys():
+            raise ValueError(f"there are no parameters {sorted(unknown)}")
         self.parameters: Mapping[str, Parameter] = declared
         flags = ["-h", *(flag for name in declared for flag in self._flags(name))]
         if repeated := {flag for flag in flags if flags.count(flag) > 1}:

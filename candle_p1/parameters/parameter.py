@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ _TYPE_NAMES = {
 _INT64 = range(-(2**63), 2**63)
 _SHOWN_LENGTH = 80
 _MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
+SEVERAL_RANKS = "several ranks"
+Needs = Mapping[str, "Sequence[Any]"]
+"""What gives a parameter an effect, any of it being enough: other parameters with the values that
+do so, where an empty sequence means any that is set and not 0; and SEVERAL_RANKS."""
 
 
 class Role(Enum):
@@ -100,6 +105,7 @@ class Parameter:
         optional: None is allowed, also on the command line; implied by the default None.
         needs_support: Only benchmarks that list it in `supports` read it; the others always read
             the default, and setting it causes a warning.
+        acts_with: What gives it an effect; it always has one if this is empty.
         old_names: Names that earlier releases of CANDLE gave it, in files and as flags.
         group: Its heading in --help.
     """
@@ -119,6 +125,7 @@ class Parameter:
     required: bool = False
     optional: bool = False
     needs_support: bool = False
+    acts_with: Needs = field(default_factory=dict)
     old_names: tuple[str, ...] = ()
     group: str = ""
 
@@ -159,6 +166,24 @@ class Parameter:
         if self.optional:
             text += ", or None" if limits else " or None"
         return text
+
+    def lacks(self, values: Mapping[str, Any], num_ranks: int) -> str:
+        """Returns what this parameter needs to have an effect, in words; "" if it has one.
+
+        Args:
+            values: The values of all parameters.
+            num_ranks: The number of ranks.
+        """
+        words = []
+        for name, accepted in self.acts_with.items():
+            if name == SEVERAL_RANKS:
+                acts = num_ranks > 1
+            else:
+                acts = values[name] in accepted if accepted else bool(values[name])
+            if acts:
+                return ""
+            words.append(" ".join([name, " or ".join(map(str, accepted))]).strip())
+        return " or ".join(words)
 
     def check(self, value: Any, origin: Origin) -> Any:
         """Returns the value converted to this parameter's type, or refuses it.

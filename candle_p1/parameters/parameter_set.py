@@ -9,7 +9,7 @@ from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.parameters.candle_names import KNOWN
-from candle_p1.parameters.parameter import Origin, Parameter
+from candle_p1.parameters.parameter import Origin, Parameter, Role
 from candle_p1.parameters.parameter_file import SECTION
 
 Settings = dict[str, tuple[Any, Origin]]
@@ -65,6 +65,21 @@ class ParameterSet(Mapping[str, Any]):
         sources = [f"{', '.join(each)} ({origin})" for origin, each in names.items()]
         text = f"parameters of CANDLE without effect here: {', '.join(sources)}"
         return (*self._warnings, *[text] * bool(sources))
+
+    def idle(self, num_ranks: int) -> list[str]:
+        """Returns sentences on what the user has set for nothing; see `Parameter.acts_with`."""
+        sentences = []
+        for name, parameter in self._declared.items():
+            origin, lacking = self.origin(name), parameter.lacks(self, num_ranks)
+            is_set = self[name] != parameter.default
+            if is_set and lacking and (origin.is_explicit or origin.kind == "program"):
+                lacking = f"without {lacking}"
+            elif is_set and parameter.role is Role.UNUSED and origin.is_explicit:
+                lacking = "here"
+            else:
+                continue
+            sentences.append(f"{name} = {self[name]} ({origin}) has no effect {lacking}")
+        return sentences
 
     def _is_in_vain(self, name: str, value: Any) -> bool:
         """Returns whether a parameter that has no effect here asks for something."""

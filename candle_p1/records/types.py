@@ -223,7 +223,18 @@ class PlanFacts(Section):
 
 
 class ModelFacts(Section):
-    """The network and how it was compiled."""
+    """The network, as it was built and compiled.
+
+    Attributes:
+        num_parameters: The number of its weights.
+        optimizer: The class of its optimizer in Keras, in lower case.
+        loss: Its loss.
+        data_type: The type in which its weighted layers compute; where they differ, that of most
+            weights.
+        jit_compile: Whether XLA compiles its steps.
+        kernels: "fast" if a layer or the optimizer computes by its fast implementation.
+        fast_kernels: The classes that do so.
+    """
 
     num_parameters: Count
     optimizer: str
@@ -231,6 +242,7 @@ class ModelFacts(Section):
     data_type: str | None = None
     jit_compile: bool | None = None
     kernels: Literal["fast", "plain"] | None = None
+    fast_kernels: list[str] = []
 
 
 class DistributedFacts(Section):

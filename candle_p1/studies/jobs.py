@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.checkpoints.policy import INTERVALS
 from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
 from candle_p1.cluster.job_array import JobArray, array_syntax
 from candle_p1.cluster.job_choice import JobChoice
@@ -23,6 +22,7 @@ from candle_p1.cluster.submission import (
     write_script,
 )
 from candle_p1.errors import ParameterError
+from candle_p1.parameters.catalog import INTERVALS
 from candle_p1.studies.manifest import write_manifest
 from candle_p1.studies.plan import make_plan
 from candle_p1.studies.planned_run import to_argv

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.instrument import efficiency
 from candle_p1.instrument.phases import summarize_phases
+from candle_p1.models import fast
+from candle_p1.models.optimizers import COMPUTE_TYPES
 from candle_p1.records.spread import Bytes, Seconds
-from candle_p1.records.types import CheckpointFacts, Efficiency, LaunchFacts, RankFacts
+from candle_p1.records.types import CheckpointFacts, Efficiency, LaunchFacts, ModelFacts, RankFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.instrument.collectives import CommunicationLog
     from candle_p1.instrument.phases import Phase, PhasePath
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 
 class Measured(NamedTuple):
@@ -89,6 +95,69 @@ def overall_efficiency(of_ranks: Sequence[Measured]) -> Efficiency:
     took_s = [rank.end - rank.start for rank in of_ranks]
     useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
     return efficiency.efficiencies(useful_s, max(took_s), definition=efficiency.DEFINITION)
+
+
+def describe_model(model: Any) -> ModelFacts:
+    """Returns what the record says about a model: what was built, not what was asked for.
+
+    Its kernels are known once it has trained or been evaluated.
+    """
+    weights: Counter[str] = Counter()
+    for layer in model._flatten_layers():
+        weights[layer.compute_dtype] += sum(
+            prod(weight.shape) for weight in layer._trainable_variables
+        )
+    data_types = {keras_type: name for name, keras_type in COMPUTE_TYPES.items()}
+    (most, _), *_ = weights.most_common()
+    used = fast.used()
+    return ModelFacts(
+        num_parameters=model.count_params(),
+        optimizer=fast.keras_name(model.optimizer).lower(),
+        loss=_loss_name(model.loss),
+        data_type=data_types.get(most, most),
+        jit_compile=bool(model.jit_compile),
+        kernels="fast" if used else "plain",
+        fast_kernels=used,
+    )
+
+
+def unmet_requests(params: ParameterSet, facts: ModelFacts, *, reads_tables: bool) -> list[str]:
+    """Returns, in sentences, what parameters ask for and the model or the data do not have.
+
+    Args:
+        params: The parameters of the run.
+        facts: What the model is.
+        reads_tables: Whether the loader has read any file.
+    """
+    found = [
+        f"{name} = {params[name]} ({params.origin(name)}): the model has {name} {has}"
+        for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
+        if str(params[name]).lower() != has
+    ]
+    if params.origin("loader").is_explicit and not reads_tables:
+        found.append(
+            f"loader = {params['loader']} ({params.origin('loader')}) has no effect here: the"
+            " benchmark reads its files by itself"
+        )
+    if params.origin("kernels").is_explicit and params["kernels"] == "fast" and not fast.are_fast():
+        found.append(
+            f"kernels = fast ({params.origin('kernels')}) has no effect: they exist for"
+            " TensorFlow on CPUs only"
+        )
+    return found
+
+
+def _loss_name(loss: Any) -> str:
+    """Returns the name of a loss, or the names of the losses of several outputs."""
+    if isinstance(loss, str):
+        return loss
+    if loss is None:
+        return "computed by the model"
+    if isinstance(loss, Mapping):
+        return ", ".join(f"{output}: {_loss_name(each)}" for output, each in loss.items())
+    if isinstance(loss, list | tuple):
+        return ", ".join(map(_loss_name, loss))
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> RankFacts:

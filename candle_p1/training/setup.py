@@ -69,7 +69,7 @@ def locate_files(
 
 
 def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> Device:
-    """Joins the ranks, and sets up device, precision and kernels of each; collective.
+    """Joins the ranks, and sets up device and kernels of each; collective.
 
     Raises:
         CandleError: The device is not available, or the job asked for GPUs and a rank finds none;
@@ -83,7 +83,6 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
     import keras
 
     keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
-    keras.config.set_dtype_policy(DTYPE_POLICIES[params["data_type"]])
     fast.choose(params["kernels"], on_cpu=not device.is_gpu)
     return device
 
@@ -157,6 +156,8 @@ def build_model(
 
     _check_size(params, engine.comm)
     keras.backend.clear_session()
+    # Only now: Keras forgets its policy with its session.
+    keras.config.set_dtype_policy(DTYPE_POLICIES[params["data_type"]])
     seed_process(params["rng_seed"])
     with explained_memory_errors():
         model = benchmark.build_model(params, data)

@@ -32,6 +32,7 @@ class Mnist(Benchmark):
     title = "MNIST: handwritten digits by a 2D convolutional network"
     files = {"digits": "train_data"}
     recipe = MnistRecipe()
+    supports = frozenset({"conv", "pool"})
     parameters = (
         Parameter(
             "conv_dropout", float, 0.25, "fraction to drop after pooling", minimum=0, below=1

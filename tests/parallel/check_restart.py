@@ -30,7 +30,10 @@ CASES = {
     "nt3": [
         (f"{NT3} --momentum 0.9 --warmup_epochs 1 --ckpt_every_steps 4", [(0, 5), (1, 0), (2, 3)]),
         (f"{NT3} --optimizer adam --backward_passes_per_step 2 --ckpt_every_steps 2", [(1, 3)]),
-        (f"{NT3} --data_type f16 --optimizer adam --ckpt_every_steps 4", [(1, 4)]),
+        (
+            f"{NT3} --data_type f16 --check_replicas True --optimizer adam --ckpt_every_steps 4",
+            [(1, 4)],
+        ),
     ],
     "p1b1": [
         (
@@ -40,7 +43,11 @@ CASES = {
         ),
     ],
     "p1b2": [
-        (f"{SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3", [(1, 4)])
+        (
+            f"{SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3"
+            " --data_type bf16 --check_replicas True",
+            [(1, 4)],
+        )
     ],
     "p1b3": [
         (

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from candle_p1.ops.updates import Update
 
 STALL_CHECK_S = 60
+_settings: dict[str, str] = {}
+"""Horovod's variables when this process initialized it, which is when it reads them."""
 STALL_VARIABLE = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 GIVE_STALL = "a whole number of seconds up to 1000000; 0 means no limit"
 SHARED_MEMORY = "shared memory"
@@ -92,8 +94,7 @@ class HorovodEngine(Engine):
         if self._memory is not None:
             return facts | {"settings": {"averaging": SHARED_MEMORY}}
         self._initialize()
-        settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith("HOROVOD_")}
-        return facts | {"settings": {"averaging": self.name} | HOROVOD_DEFAULTS | settings}
+        return facts | {"settings": {"averaging": self.name} | HOROVOD_DEFAULTS | _settings}
 
     def _initialize(self) -> Any:
         """Returns Horovod, which is initialized by the first call; collective."""
@@ -102,6 +103,12 @@ class HorovodEngine(Engine):
         hvd = Attempt(_horovod).agree(self.comm)
         check_thread_level(self.comm)
         hvd.init()
+        if not _settings:
+            _settings.update(
+                (name, value)
+                for name, value in sorted(os.environ.items())
+                if name.startswith("HOROVOD_")
+            )
         comm = self.comm
 
         def compare() -> None:

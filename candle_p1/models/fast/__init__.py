@@ -7,6 +7,8 @@ CPUs (candle_p1.models.fast.operations).
 
 from __future__ import annotations
 
+from typing import Any
+
 KERNELS = ("fast", "plain")
 """The implementations, as named by ``--kernels``; plain is Keras's own."""
 STRETCH = 64
@@ -14,11 +16,13 @@ STRETCH = 64
 HALF_TYPES = ("float16", "bfloat16")
 """The types of mixed precision, in which Keras's own layers compute."""
 _fast = False
+_used: set[str] = set()
 
 
 def choose(kind: str, *, on_cpu: bool) -> None:
     """Chooses one of KERNELS for all models that this process builds from now on."""
     global _fast
+    _used.clear()
     _fast = kind == "fast" and exist(on_cpu=on_cpu)
 
 
@@ -29,6 +33,23 @@ def exist(*, on_cpu: bool) -> bool:
     return on_cpu and bool(keras.backend.backend() == "tensorflow")
 
 
+def note(name: str) -> None:
+    """Notes that a layer or optimizer of this name computes by its fast implementation."""
+    _used.add(name)
+
+
+def used() -> list[str]:
+    """Returns the names noted since the last choice."""
+    return sorted(_used)
+
+
 def are_fast() -> bool:
     """Returns whether the fast implementation is used."""
     return _fast
+
+
+def keras_name(optimizer: Any) -> str:
+    """Returns the name of Keras's own class of an optimizer, such as SGD."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    own = (cls for cls in type(optimizer).__mro__ if cls.__module__.startswith("keras."))
+    return next(own).__name__

@@ -25,6 +25,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             return super().call(inputs)
         from candle_p1.models.fast.convolutions import convolve
 
+        fast.note("Conv1D")
         kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
         rectify = self.activation is keras.activations.relu
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
@@ -114,6 +115,7 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
             return super().call(inputs, training=training)
         from candle_p1.models.fast.operations import multiply
 
+        fast.note("Dense")
         bias = keras.ops.convert_to_tensor(self.bias)
         return self.activation(multiply(inputs, kernel, bias))
 

@@ -30,7 +30,10 @@ class OnePass(keras.optimizers.Optimizer):  # type: ignore[misc]
         if any(keras.backend.standardize_dtype(each.dtype) != "float32" for each in variables):
             return None
         indices = [self._get_variable_index(variable) for variable in variables]
-        return self._rule(indices, learning_rate)
+        rule = self._rule(indices, learning_rate)
+        if rule is not None:
+            fast.note(fast.keras_name(self))
+        return rule
 
     def is_one_pass(self) -> bool:
         """Returns whether a step does nothing but `one_pass` with the gradients."""

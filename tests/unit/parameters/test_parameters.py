@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 
 NT3_OWN = (
     Parameter("classes", int, 2, "number of classes", minimum=2),
+    *(replace(each, needs_support=False) for each in PARAMETERS if each.name in ("conv", "pool")),
     Parameter("scaling", str, "maxabs", "scaling", choices=("maxabs", "minmax", "std", "none")),
     Parameter("min_logconc", float, -5, "a number that may be negative"),
 )

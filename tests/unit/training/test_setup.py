@@ -11,9 +11,10 @@ from candle_p1.benchmark import DataSet, Samples, Several, find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
-from candle_p1.models.optimizers import check_names
+from candle_p1.models.optimizers import COMPUTE_TYPES, check_names
 from candle_p1.parameters.parameter import Parameter
-from candle_p1.train import _chosen_by_test, _loss_name
+from candle_p1.train import _chosen_by_test
+from candle_p1.training.measured import _loss_name, describe_model, unmet_requests
 from candle_p1.training.setup import build_model
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
@@ -39,10 +40,10 @@ def test_what_the_test_samples_choose_is_said(flags, names):
     assert _chosen_by_test(params, DataSet(train, own, test)) == []
 
 
-def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentropy"):
+def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentropy", flags=""):
     class Own(type(NT3)):
         def build_model(self, params, data):
-            return model
+            return model() if callable(model) and not isinstance(model, keras.Model) else model
 
         def loss(self, params):
             return loss
@@ -52,10 +53,33 @@ def build(model, y, *, metrics=("accuracy",), loss="sparse_categorical_crossentr
 
     samples = Samples(X, y)
     data = DataSet(samples, samples, samples)
-    params, device = NT3.read_parameters([]), SimpleNamespace(is_gpu=False)
+    params, device = NT3.read_parameters(flags.split()), SimpleNamespace(is_gpu=False)
     plan = SimpleNamespace(learning_rate=0.1)
     engine = make_engine("auto", SerialCommunicator())
     return build_model(Own(), params, data, plan, device, engine)
+
+
+@pytest.fixture
+def single_precision():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("data_type", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("own", [None, "float32"])
+def test_layers_compute_in_the_type_that_is_asked_for(single_precision, data_type, own):
+    def network():
+        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype=own)])
+
+    flags = f"--data_type {data_type}"
+    model = build(network, LABELS, flags=flags)
+    expected = data_type if own is None else "f32"
+    assert model.layers[-1].compute_dtype == COMPUTE_TYPES[expected]
+    assert model.layers[-1].kernel.dtype == "float32"
+    facts = describe_model(model)
+    assert facts.data_type == expected
+    said = unmet_requests(NT3.read_parameters(flags.split()), facts, reads_tables=True)
+    assert len(said) == (expected != data_type)
 
 
 def two_outputs(form):
