@@ -53,7 +53,7 @@ class _Commands(Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="candle-p1")
 def cli() -> None:
-    """The CANDLE Pilot1 benchmarks, data-parallel through Horovod."""
+    """The CANDLE Pilot1 benchmarks, data-parallel through Horovod or JAX."""
 
 
 def main() -> None:

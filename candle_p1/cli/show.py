@@ -56,7 +56,9 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
         if html or picture:
             raise ParameterError(f"{record} holds {count(len(runs), 'run')}: name one of them")
         screen.say(_table(runs, record))
-        screen.say_command(["candle-p1", "show", str(runs[-1].path.parent)], "to show one: ")
+        screen.say_command(
+            ["candle-p1", "show", os.path.relpath(runs[-1].path.parent)], "to show one: "
+        )
         return
     for part in details(runs[0].record) if full else summary(runs[0].record):
         screen.say(part)
