@@ -99,7 +99,7 @@ def test_a_loaded_model_has_the_quality_that_the_record_states(name, runs, targe
     else:
         mse = np.square(y - predicted, dtype=np.float64).mean()
         assert values["mse" if name == "p1b1" else "loss"] == pytest.approx(mse, rel=1e-5)
-    assert record["warnings"] == []
+    assert len(record["warnings"]) == name.startswith("p1b3")  # some drugs have no descriptors
     assert record["phases"]["save"]["mean_s"] > 0
 
 
