@@ -39,8 +39,6 @@ LEAST_SPAN = 2
 MAX_RANGES = 4
 LARGE_RESIDUAL = 0.05
 """A line that misses a time by more than this does not hold for its size."""
-NORMAL_QUANTILE = 1.959964
-FEW_DEGREES = {1: 12.706205, 2: 4.302653}
 
 
 @dataclass(frozen=True)
@@ -181,26 +179,6 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, Any] | None
     }
 
 
-def t_quantile(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's distribution, to 1 %.
-
-    The expansion of Cornish and Fisher (Abramowitz and Stegun, 26.7.5); a table where it is poor.
-
-    Args:
-        degrees: The degrees of freedom, at least 1.
-    """
-    if degrees in FEW_DEGREES:
-        return FEW_DEGREES[degrees]
-    x = NORMAL_QUANTILE
-    terms = (
-        x,
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
-    )
-    return float(sum(term / degrees**power for power, term in enumerate(terms)))
-
-
 def _are_long_enough(ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> bool:
     return all(
         end - begin >= MIN_SIZES and sizes[end - 1] >= LEAST_SPAN * sizes[begin]
@@ -227,11 +205,13 @@ def _half_widths(columns: Floats, best: Floats, used: list[int]) -> Floats:
     widths = np.zeros(2)
     if degrees < 1:
         return np.where(np.isin(np.arange(2), used), np.inf, 0.0)
+    from scipy.stats import t
+
     chosen = columns[:, used]
     scale = np.linalg.norm(chosen, axis=0)
     inverse = np.linalg.pinv((chosen / scale).T @ (chosen / scale))
     variance = _misfit(columns, best) / degrees
-    widths[used] = t_quantile(degrees) * np.sqrt(variance * np.diag(inverse)) / scale
+    widths[used] = t.ppf(0.975, degrees) * np.sqrt(variance * np.diag(inverse)) / scale
     return widths
 
 

@@ -148,11 +148,3 @@ def test_a_range_spans_a_factor_of_two():
 def test_two_sizes_are_too_few():
     assert comm_fit.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
     assert comm_fit.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "expected"),
-    [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (100, 1.984)],
-)
-def test_quantiles_are_those_of_students_table(degrees, expected):
-    assert comm_fit.t_quantile(degrees) == pytest.approx(expected, rel=0.01)
