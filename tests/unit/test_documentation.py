@@ -40,6 +40,12 @@ OTHER_PROGRAMS = {
 PREFLIGHT = {"--clock-s", "--disk-gib", "--file", "--memory-gib", "--shm-gib"}
 
 
+def test_every_package_has_unit_tests_in_a_directory_of_its_name():
+    packages = {path.parent.name for path in (ROOT / "candle_p1").glob("*/__init__.py")}
+    directories = {path.name for path in (ROOT / "tests/unit").iterdir() if path.is_dir()}
+    assert packages - {"ops"} <= directories
+
+
 def test_the_readme_is_short():
     assert len(text_of("README.md").splitlines()) <= MAX_README_LINES
 

@@ -116,18 +116,14 @@ def test_a_row_with_a_long_word_is_not_aligned():
 
 def test_rows_become_paragraphs_where_two_columns_do_not_fit():
     rows = [("a" * 15, "b" * 14), ("c", "")]
-    assert (
-        table_lines(table("name", "in\nA", rows=rows), 30)
-        == [
-            "a title",
-            "",
-            f"name: {'a' * 15}",
-            f"in A: {'b' * 14}",
-            "",
-            "name: c",
-        ]
-        or True
-    )
+    assert table_lines(table("name", "in\nA", rows=rows), 30) == [
+        "a title",
+        "",
+        f"name: {'a' * 15}",
+        f"in A: {'b' * 14}",
+        "",
+        "name: c",
+    ]
 
 
 def test_rows_are_told_apart_by_the_columns_that_are_repeated():
