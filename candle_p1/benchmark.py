@@ -27,10 +27,11 @@ from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
-from candle_p1.data.source import check_regular
+from candle_p1.data.source import check_regular, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engines import ENGINE_CHOICES
 from candle_p1.distributed.engines.engine import AVERAGING_CHOICES, COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
@@ -160,6 +161,7 @@ class Benchmark(ABC):
         title: What it does, in a few words.
         parameters: Its own parameters, and shared ones with other defaults.
         files: The parameter that names each file, by role: {"train": "train_data", …}.
+        layouts: The layouts of those that are tables, by role: a run first checks how they begin.
         recipe: Generates its synthetic data; None if it has none.
         supports: The shared parameters with `needs_support` that it reads.
         acts_with: What gives parameters an effect that do not always have one; see
@@ -175,6 +177,7 @@ class Benchmark(ABC):
     title: ClassVar[str]
     parameters: ClassVar[Sequence[Parameter]] = ()
     files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
+    layouts: ClassVar[Mapping[str, CsvLayout]] = {}
     recipe: ClassVar[SyntheticRecipe | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
     acts_with: ClassVar[Mapping[str, Needs]] = {}
@@ -357,6 +360,18 @@ class Benchmark(ABC):
         params = params.with_settings(*self._data_files(params))
         return params.with_settings({}, check_flags(params))
 
+    def check_tables(self, params: ParameterSet) -> None:
+        """Reads the first lines of the tables that a run with bound parameters is given.
+
+        Raises:
+            DataError: One has another format, separator or header than its layout.
+        """
+        for role in self.needed_files(params):
+            path, layout = params[self.files[role]], self.layouts.get(role)
+            if path and layout:
+                with open_together(Path(path), SerialCommunicator()) as source:
+                    source.read_head(layout)
+
     def mode_flags(self, mode: str) -> dict[str, str]:
         """Returns the flags of strong or weak scaling, as in the paper.
 
@@ -479,9 +494,10 @@ class Benchmark(ABC):
             if not path.is_dir():  # of the files of a role
                 check_regular(path)
             return path
-        candidates = " nor ".join(map(str, self._candidates(name, data_dir)))
+        candidates = self._candidates(name, data_dir)
+        places = " or ".join(str(path).removesuffix(name) for path in candidates)
         raise DataError(
-            f"no such file: neither {candidates} exists. Download it with"
+            f"no such file{places and f' in {places}'}. Download it with"
             f" candle-p1 data fetch {self.argument}, or generate synthetic data of the published"
             f" shape with candle-p1 data make {self.argument} --size full --out DIR",
             name,

@@ -93,6 +93,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
     """Trains a benchmark with bound parameters; see `run`."""
     check_ranks(launched_rank(), comm)
     check_same_parameters(params, comm)
+    on_first_rank(partial(benchmark.check_tables, params), comm)
     if not may_restart(params):
         Attempt(partial(_share_epochs, params, comm)).agree(comm)
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)

@@ -6,6 +6,7 @@ size, learning rate and optimizer are those of the paper's Table 1.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
+
+
+LAYOUT = CsvLayout(label_column=0)
 
 
 class Nt3(Benchmark):
@@ -115,6 +119,7 @@ class Nt3(Benchmark):
             minimum=0,
         ),
     )
+    layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
     recipe = Nt3Recipe()
     supports = frozenset({"conv", "locally_connected", "pool"})
     acts_with = {  # noqa: RUF012
@@ -138,9 +143,9 @@ class Nt3(Benchmark):
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Mapping[str, NDArray[np.float32]]:
         """Returns the rows of both files: float32, shape (samples, label and genes)."""
-        train = reader.read("train", CsvLayout(label_column=0)).values
+        train = reader.read("train", LAYOUT).values
         num_columns = train.shape[1]
-        test = reader.read("test", CsvLayout(label_column=0, num_columns=num_columns)).values
+        test = reader.read("test", replace(LAYOUT, num_columns=num_columns)).values
         for role, matrix in (("train", train), ("test", test)):
             _check_labels(matrix[:, 0], params["classes"], reader.files.paths[role])
         return {"train": train, "test": test}

@@ -16,6 +16,7 @@ import numpy as np
 
 from candle_p1.benchmark import (
     Benchmark,
+    CsvLayout,
     DataSet,
     JobSize,
     ModelFile,
@@ -27,7 +28,7 @@ from candle_p1.benchmark import (
     Trained,
     compare_with_naive,
 )
-from candle_p1.data.cases import Cases, num_validation
+from candle_p1.data.cases import LAYOUT, Cases, num_validation
 from candle_p1.data.names import match
 from candle_p1.data.samples import Selected, Several
 from candle_p1.data.table import TextColumn
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 LANDMARK_COLUMN = "gdc"
 """The column of CANDLE's lincs1000.tsv that has the genes' names in the expression tables; it has
 others, of text."""
+LANDMARKS = CsvLayout(True, (LANDMARK_COLUMN,), "\t", may_have_index=True)
 XENT_EPSILON = 1e-7
 """Keras's smallest probability in a cross-entropy."""
 WARMUP_EPOCHS = 5
@@ -89,6 +91,7 @@ class P1b1(Benchmark):
     name = "p1b1"
     title = "P1B1: autoencoder of gene expression profiles"
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
+    layouts = {"train": LAYOUT, "test": LAYOUT, "landmarks": LANDMARKS}  # noqa: RUF012
     recipe = P1b1Recipe()
     supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
     acts_with = {  # noqa: RUF012

@@ -22,7 +22,7 @@ from candle_p1.benchmark import (
     Trained,
     compare_with_naive,
 )
-from candle_p1.data.cases import Cases, num_validation
+from candle_p1.data.cases import LAYOUT, Cases, num_validation
 from candle_p1.data.samples import Selected
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
@@ -53,6 +53,7 @@ class P1b2(Benchmark):
 
     name = "p1b2"
     title = "P1B2: cancer type by somatic mutations"
+    layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
     recipe = P1b2Recipe()
     supports = frozenset({"feature_subsample", "shuffle", "val_split"})
     paper = PaperRuns(

@@ -35,7 +35,7 @@ from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
-from p1b3_tables import RESPONSE, Features, JoinedRows, read_reserved
+from p1b3_tables import LAYOUTS, LISTS, RESPONSE, Features, JoinedRows, read_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +93,7 @@ class P1b3(Benchmark):
         "test_cells": "test_cell_data",
         "test_drugs": "test_drug_data",
     }
+    layouts = {**LAYOUTS, **LISTS, "response": RESPONSE}  # noqa: RUF012
     recipe = P1b3Recipe()
     other_sample_names = ("merged",)
     supports = frozenset(

@@ -41,10 +41,10 @@ LAYOUTS = {
     "descriptors": CsvLayout(True, ("NAME",), "\t", MISSING),
     "latent": CsvLayout(True, ("NSC",), ",", MISSING),
 }
-RESPONSE = CsvLayout(header=True, text_columns=("NSC", "CELLNAME"), missing=MISSING)
+RESPONSE = CsvLayout(True, ("NSC", "CELLNAME"), ",", MISSING, may_have_index=True)
 LISTS = {
-    "test_cells": CsvLayout(header=True, text_columns=("CELLNAME",)),
-    "test_drugs": CsvLayout(header=True, text_columns=("NSC",)),
+    "test_cells": CsvLayout(header=True, text_columns=("CELLNAME",), may_have_index=True),
+    "test_drugs": CsvLayout(header=True, text_columns=("NSC",), may_have_index=True),
 }
 
 

@@ -68,7 +68,8 @@ class Elsewhere:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ParameterError(f"--other_python {python} cannot be started: {error}") from error
+            why = getattr(error, "strerror", f"it takes more than {DESCRIBE_S} s")
+            raise ParameterError(f"--other_python {python} cannot be started: {why}") from error
         if done.returncode:
             why = (done.stderr.strip() or f"it ends with code {done.returncode}").splitlines()[-1]
             raise ParameterError(

@@ -32,7 +32,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
-from candle_p1.data.reader import FileSet, Reader, describe_together, loading
+from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.data.samples import DataSet, Samples
 from candle_p1.data.transforms import scale_features
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
     from candle_p1.benchmark import Benchmark
     from candle_p1.data.csv import Loading
+    from candle_p1.data.reader import FileSet
     from candle_p1.data.table import Table
     from candle_p1.distributed.simulated import SimulatedCommunicator
     from candle_p1.instrument.collectives import CommunicationLog
@@ -173,6 +174,7 @@ class RankOfRun:
         params = Attempt(lambda: self._params).agree(comm)
         check_ranks(LaunchedRank("mpirun", comm.rank, comm.size, None, None, None, "node"), comm)
         check_same_parameters(params, comm)
+        on_first_rank(partial(self._scenario.benchmark.check_tables, params), comm)
         for check in (
             partial(_share_epochs, params, comm.size),
             partial(check_tensorboard, params),
@@ -228,8 +230,8 @@ class RankOfRun:
         found = on_first_rank(
             partial(locate_files, self._scenario.benchmark, self._params), self._comm
         )
-        # As if a manifest said so: otherwise the digest would be kept for a file that goes away.
-        self.files = FileSet(found.paths, dict.fromkeys(found.paths, "0" * 64))
+        # As if it were known: otherwise the digest would be kept for a file that goes away.
+        self.files = replace(found, sha256=dict.fromkeys(found.paths, "0" * 64))
 
     def load_parallel(self) -> None:
         """Reads the file, a block on each rank."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,9 @@ from candle_p1.data.cache_read import CacheContent, CacheReader
 from candle_p1.data.cache_stage import cannot_write, stage_cache
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.directory import data_directory
+from candle_p1.data.source import open_together
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.distributed.comm import on_first_rank
+from candle_p1.distributed.comm import SerialCommunicator, on_first_rank
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import part
 
@@ -90,33 +91,38 @@ def read_cached(
     Raises:
         DataError: The source cannot be read, or the cache cannot be written; the same on all ranks.
     """
-    source = on_first_rank(lambda: describe_source(path, layout), comm)
-    file = comm.broadcast(_cache_path(settings.path, source))
-    cache = _Cache(file, source, comm, settings, num_threads, notify)
-    table = cache.load()
-    if table is not None:
-        return table
-    lock = filelock.FileLock(file.with_suffix(".lock"))
+    with open_together(path, comm) as opened, ExitStack() as stack:
+        source = on_first_rank(lambda: describe_source(opened, layout), comm)
+        file = comm.broadcast(_cache_path(settings.path, source))
+        cache = _Cache(file, source, comm, settings, num_threads, notify)
+        table = cache.load()
+        if table is not None:
+            return table
+        lock = filelock.FileLock(file.with_suffix(".lock"))
 
-    def lock_and_look() -> bool:
-        """Returns whether another job has made the cache by the time the lock is held."""
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-            return header_problem(file, source) is None
-        except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
-            raise cannot_write(file, error) from error
+        def lock_and_look() -> bool:
+            """Returns whether another job has made the cache by the time the lock is held."""
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+                stack.callback(lock.release)
+                return header_problem(file, source) is None
+            except (OSError, NotImplementedError) as error:  # the latter: no locks there
+                raise cannot_write(file, error) from error
 
-    try:
         made = on_first_rank(lock_and_look, comm)
         table = replace(cache, notify=None).load() if made else None
         if table is None:
-            table = read_together(path, layout, comm, num_threads=num_threads, notify=notify)
+            table = read_together(
+                path,
+                layout,
+                comm,
+                num_threads=num_threads,
+                notify=notify,
+                open_source=lambda *_: nullcontext(opened),
+            )
             on_first_rank(partial(cache.write, table), comm)
         return table
-    finally:
-        if lock.is_locked:
-            lock.release()
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,10 @@ def list_caches(directory: Path) -> Iterator[CacheFile]:
         source = problem = None
         try:
             source = read_header(path)[0].source
-            now = describe_source(Path(source["path"]), CsvLayout()) | {"layout": source["layout"]}
+            with open_together(Path(source["path"]), SerialCommunicator()) as opened:
+                now = describe_source(opened, CsvLayout(**source["layout"]))
             problem = header_problem(path, now)
-        except (UnfitCacheError, DataError) as error:
+        except (UnfitCacheError, DataError, TypeError) as error:  # the last: another layout
             problem = str(error)
         yield CacheFile(path, num_bytes, used_s, source, problem)
 

@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from candle_p1.data.source import check_regular
-from candle_p1.errors import DataError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from candle_p1.data.source import Source
     from candle_p1.data.table import CsvLayout, Table
 
     Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
@@ -37,7 +35,6 @@ FIXED = struct.Struct("<16s16sQ")
 """Magic word, digest of the header, length of the header in bytes."""
 ALIGNMENT = 4096
 SLAB_BYTES = 8 << 20
-SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
 PARTIAL = ".partial"
 
 
@@ -90,27 +87,19 @@ class Header(NamedTuple):
             raise ValueError
 
 
-def describe_source(path: Path, layout: CsvLayout) -> dict[str, Any]:
+def describe_source(source: Source, layout: CsvLayout) -> dict[str, Any]:
     """Returns the description of a file that a cache of it must contain.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: The file cannot be read, or begins otherwise than the layout has it.
     """
-    digest = xxhash.xxh3_128()
-    check_regular(path)
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            for i in range(NUM_SAMPLES):
-                place = i * max(status.st_size - SAMPLE_BYTES, 0) // (NUM_SAMPLES - 1)
-                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
-    except OSError as error:
-        raise DataError(f"the file cannot be read: {error.strerror}", path) from error
+    source.read_head(layout)  # a cache may be older than what is refused by now
+    num_bytes, changed_ns, _ = source.state
     return {
-        "path": str(path.resolve()),
-        "bytes": status.st_size,
-        "changed_ns": status.st_mtime_ns,
-        "samples_xxh3": digest.hexdigest(),
+        "path": str(source.path.resolve()),
+        "bytes": num_bytes,
+        "changed_ns": changed_ns,
+        "samples_xxh3": source.digest(whole=False),
         "layout": json.loads(json.dumps(asdict(layout))),
     }
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from candle_p1.data.source import Head
+    from candle_p1.data.source import Head, Source
     from candle_p1.data.table import CsvLayout
 
 PAPER_CHUNK_ROWS = 2_000_000
@@ -60,11 +60,19 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
         DataError: The file cannot be read or does not match the layout.
         SetupError: The library is not installed.
     """
+    with open_together(path, SerialCommunicator()) as source:
+        try:
+            return _read(source, method, layout)
+        finally:
+            source.check()  # a library reads what is there when it opens the file
+
+
+def _read(source: Source, method: str, layout: CsvLayout) -> Table:
+    path = source.path
+    head = source.read_head(layout)
     try:
-        with open_together(path, SerialCommunicator()) as source:
-            head = source.read_head(layout)
-            with part("read"):
-                plain = source.is_plain(head, layout, BOOLEANS if method == "dask" else b"")
+        with part("read"):
+            plain = source.is_plain(head, layout, BOOLEANS if method == "dask" else b"")
         expected = None if plain else read_together(path, layout)
         with part("parse"):  # libraries read while they parse
             with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import pickle
 import time
 import zipfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,8 @@ from candle_p1.data.frames import FRAME_READERS
 from candle_p1.data.manifest import sha256_of_all, synthetic_facts
 from candle_p1.data.node_sharing import NodeSharing, agree_on_sharing
 from candle_p1.data.shared import sharers
-from candle_p1.data.source import check_regular
+from candle_p1.data.source import file_state, open_together
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, SetupError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
 from candle_p1.instrument import reading
@@ -59,23 +60,21 @@ class FileSet:
 
     Attributes:
         paths: The paths of files, or of directories of files, by role, such as "train" and "test".
-        sha256: The SHA-256 of what was generated, by role, from its manifest; None if it is not
-            known.
+        states: The `file_state` of each file before it was read, by role.
+        synthetic: Whether any of them was generated, according to their manifests.
+        sha256: The SHA-256 of files, by role, as far as it need not be computed.
     """
 
     paths: Mapping[str, Path]
-    sha256: Mapping[str, str | None]
+    states: Mapping[str, list[tuple[int, int, int]]]
+    synthetic: bool
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, paths: Mapping[str, Path]) -> FileSet:
-        """Returns these files, with what their manifests say about them."""
-        known = {role: synthetic_facts(path) for role, path in paths.items()}
-        return cls(paths, {role: facts["sha256"] for role, facts in known.items() if facts})
-
-    @property
-    def synthetic(self) -> bool:
-        """Whether any of them was generated."""
-        return bool(self.sha256)
+        """Returns these files, as they are now."""
+        states = {role: _states(path) for role, path in paths.items()}
+        return cls(paths, states, any(map(synthetic_facts, paths.values())))
 
 
 class Reader:
@@ -160,13 +159,15 @@ class Reader:
     ) -> list[Content]:
         start, contents = time.perf_counter(), []
         for path in paths:
-            check_regular(path)
-            try:
-                contents.append(read(path))
-            except DataError:
-                raise
-            except UNREADABLE as error:
-                raise DataError(f"the file cannot be read: {error}", path) from error
+            with open_together(path, SerialCommunicator()) as source:
+                try:
+                    contents.append(read(path))
+                except DataError:
+                    raise
+                except UNREADABLE as error:
+                    raise DataError(f"the file cannot be read: {error}", path) from error
+                finally:
+                    source.check()
         self.load_s[role] = time.perf_counter() - start
         self.sizes[role] = {path.name: path.stat().st_size for path in paths}
         arrays = list(_arrays_in(contents))
@@ -209,24 +210,33 @@ class Reader:
         """
         described = self.identify()
         for role, path in self.files.paths.items():
-            described[role]["sha256"] = self.files.sha256.get(role) or _sha256(path)
+            described[role]["sha256"] = self._sha256_as_read(role, path)
         return described
 
     def identify(self) -> dict[str, dict[str, Any]]:
         """Returns what `describe` does, without the digests of the files' bytes."""
         described = {}
         for role, path in self.files.paths.items():
-            files = files_at(path)
+            states = self.files.states[role]
             num_rows, num_columns = self._shapes.get(role, (None, None))
             described[role] = {
                 "path": str(path),
-                "num_files": len(files) if path.is_dir() else None,
-                "file_bytes": sum(each.stat().st_size for each in files),
+                "num_files": len(states) if path.is_dir() else None,
+                "file_bytes": sum(num_bytes for num_bytes, *_ in states),
                 "num_rows": num_rows,
                 "num_columns": num_columns,
                 "values_sha256": self.digests.get(role),
             }
         return described
+
+    def _sha256_as_read(self, role: str, path: Path) -> str | None:
+        """Returns the SHA-256 of a file or directory; None if it is not what was read any more."""
+        with suppress(OSError):
+            sha256 = self.files.sha256.get(role) or _sha256(path)
+            if _states(path) == self.files.states[role]:
+                return sha256
+        self.warn(f"{path}: it was changed after it was read, so the record has no digest of it")
+        return None
 
 
 def describe_together(
@@ -284,6 +294,11 @@ def loading(
     return Loading(params["loader"], sharing.comm, num_threads, cache, notify, warnings=warnings)
 
 
+def _states(path: Path) -> list[tuple[int, int, int]]:
+    """Returns the state of a file, or of each file of a directory."""
+    return [file_state(each.stat()) for each in files_at(path)]
+
+
 def _sha256(path: Path) -> str:
     """Returns the SHA-256 of a file, or of a directory."""
     if path.is_dir():
@@ -292,9 +307,8 @@ def _sha256(path: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, remembered by path, size and modification time."""
-    status = path.stat()
-    key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    """Returns the SHA-256 of a file's bytes, remembered by its path and state."""
+    key = ":".join(map(str, (path.resolve(), *file_state(path.stat()))))
     memory: dict[str, str] = {}
     with suppress(OSError, ValueError, TypeError, SetupError):
         memory = dict(read_json(data_directory() / "digests.json"))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import mmap
 import os
 import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+import xxhash
 
+from candle_p1.data.formats import expected, wrong_first_line, wrong_format
 from candle_p1.data.table import repeated
 from candle_p1.distributed.comm import Attempt, Communicator
 from candle_p1.errors import DataError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
 SCAN_BYTES = 1 << 18
 """How much is searched at a time: small enough to stay in the processor's cache."""
+SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
 BLANK_BYTES = 64
 """How many bytes of a line are looked at first to see whether it is blank."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -64,15 +66,27 @@ class Source:
         path: Where it is.
         file: Its descriptor.
         num_bytes: Its size when it was opened.
-        changed_ns: Its modification time when it was opened.
+        state: Its `file_state` then.
         prefix: Its first bytes, as far as they have been read already.
     """
 
     path: Path
     file: int
     num_bytes: int
-    changed_ns: int
+    state: tuple[int, int, int]
     prefix: bytes = b""
+
+    def digest(self, *, whole: bool) -> str:
+        """Returns the digest of all its bytes or of samples; raises DataError if unreadable."""
+        size, last = SAMPLE_BYTES, max(self.num_bytes - SAMPLE_BYTES, 0)
+        samples = [i * last // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)]
+        digest = xxhash.xxh3_128()
+        try:
+            for place in range(0, self.num_bytes, size) if whole else samples:
+                digest.update(os.pread(self.file, size, place))
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        return digest.hexdigest()
 
     def read_head(self, layout: CsvLayout) -> Head:
         """Reads the first line, keeps the bytes read so far as prefix, and returns what it says.
@@ -83,6 +97,9 @@ class Source:
         """
         path = self.path
         try:
+            problem = wrong_format(os.pread(self.file, HEAD_BYTES, 0), layout)
+            if problem:
+                raise DataError(problem, path)
             start, line = self._first_line(layout.separator)
         except OSError as error:
             raise unreadable(path, error) from error
@@ -91,6 +108,9 @@ class Source:
         if line is None:
             raise DataError("the file has no rows", path)
         number = 1 + self.prefix.count(b"\n", 0, start)
+        problem = wrong_first_line(line.decode(errors="replace"), layout)
+        if problem:
+            raise DataError(problem, path, number)
         if not layout.header and b'"' not in line:  # there may be millions of fields
             num_fields = line.count(layout.separator.encode()) + 1
             return Head([], layout.num_columns or num_fields, start, number - 1)
@@ -105,7 +125,16 @@ class Source:
             return Head([], layout.num_columns or len(fields), start, number - 1)
         for name in layout.text_columns:
             if name not in fields:
-                raise DataError(f"the header has no column {name!r}", path, number)
+                problem = f"the header has no column {name!r}; {expected(layout)}"
+                raise DataError(problem, path, number)
+        for column, name in enumerate(fields, start=1):
+            unnamed = not name.strip() or name.startswith("Unnamed: ")
+            if unnamed and not layout.may_have_index:
+                problem = (
+                    f"the column's name is {name!r}, as that of an index which pandas writes along:"
+                    " remove the column, or write the file by to_csv(index=False)"
+                )
+                raise DataError(problem, path, number, column)
         for name in repeated(fields)[:1]:
             raise DataError(
                 f"the header has several columns {name!r}: remove or rename all but one",
@@ -163,29 +192,32 @@ class Source:
         """
         separator = layout.separator.encode()
         unusual = [bytes([byte]) for byte in b'"\0' + also]
-        with mmap.mmap(self.file, self.num_bytes, access=mmap.ACCESS_READ) as content:
-            first, line = head.first_byte, b""
-            while first < self.num_bytes and is_blank(line, layout.separator):
-                end = content.find(b"\n", first) + 1 or self.num_bytes
-                first, line = end, content[first:end]
-            ends = line.rstrip(b"\r\n").endswith(separator) or content[-1:] == separator
+        # Not mapped into memory: if the file became shorter, the process would be killed.
+        with open(self.file, "rb", closefd=False) as content:
+            content.seek(head.first_byte)
+            row = next((line for line in content if not is_blank(line, layout.separator)), b"")
+            last = os.pread(self.file, 1, self.num_bytes - 1)
+            ends = row.rstrip(b"\r\n").endswith(separator) or last == separator
             if ends or head.num_blank:
                 return False
-            for start in range(head.first_byte, self.num_bytes, SCAN_BYTES):
-                stop = start + SCAN_BYTES
-                block = content[start : stop + 1]  # with what follows a last carriage return
+            content.seek(head.first_byte)
+            for block in iter(partial(content.read, SCAN_BYTES), b""):
                 if any(byte in block for byte in unusual):
                     return False
                 if b"\r" in block:
-                    at_end = stop >= self.num_bytes and block.endswith(b"\r")
-                    if block.count(b"\r", 0, SCAN_BYTES) - at_end != block.count(b"\r\n"):
+                    with_next = block + content.read(1) if block.endswith(b"\r") else block
+                    at_end = with_next.endswith(b"\r")  # of the file
+                    if with_next.count(b"\r") - at_end != with_next.count(b"\r\n"):
                         return False
         return True
 
     def check(self) -> None:
-        """Raises DataError if the file has changed since it was opened."""
-        status = os.fstat(self.file)
-        if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.changed_ns):
+        """Raises DataError if the file has changed, or its path leads to another, since opening."""
+        try:
+            now = [file_state(each) for each in (os.fstat(self.file), self.path.stat())]
+        except OSError as error:
+            raise self._changed() from error
+        if now != [self.state] * 2:
             raise self._changed()
 
     def line_number(self, position: int) -> int:
@@ -225,6 +257,14 @@ def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int
     return DataError(f"the line has {fields} instead of {num_expected}", path, line)
 
 
+def file_state(status: os.stat_result) -> tuple[int, int, int]:
+    """Returns what tells a file from others and from itself before a change, on all nodes alike.
+
+    It is its size, the time of its last change in ns, and its inode.
+    """
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def check_regular(path: Path) -> None:
     """Raises DataError if a file does not exist or is not a regular one, such as a pipe."""
     try:
@@ -242,8 +282,8 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
     """Opens a file on every rank; collective.
 
     Raises:
-        DataError: It is not a regular file, it cannot be opened, or ranks see different sizes; the
-            same on all ranks.
+        DataError: It is not a regular file, it cannot be opened, or ranks have opened different
+            files; the same on all ranks.
     """
 
     def open_file() -> Source:
@@ -253,21 +293,30 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         except OSError as error:
             raise unreadable(path, error) from error
         status = os.fstat(file)
-        return Source(path, file, status.st_size, status.st_mtime_ns)
+        return Source(path, file, status.st_size, file_state(status))
 
     source = Attempt(open_file).agree(comm)
     try:
-        size = source.num_bytes
-        largest, smallest = map(int, abs(comm.allreduce_max(np.array([size, -size]))))
-        if smallest != largest:
-            raise DataError(
-                f"the file has {smallest} bytes on one rank and {largest} on another; give all"
-                " nodes the same file",
-                path,
-            )
+        if comm.size > 1:
+            _check_same(source, comm)
         yield source
     finally:
         os.close(source.file)
+
+
+def _check_same(source: Source, comm: Communicator) -> None:
+    """Raises DataError unless all ranks have opened one file, or equal copies of it; collective."""
+    for whole in (False, True):
+        digest = Attempt(partial(source.digest, whole=whole)).agree(comm)
+        different = comm.find_different((source.num_bytes, digest))
+        if different:
+            raise DataError(
+                f"the file has other content on rank {different[0]} than on rank 0: give all nodes"
+                " the same file, and do not replace it while it is read",
+                source.path,
+            )
+        if not comm.find_different(source.state):  # otherwise, there are copies
+            return
 
 
 OpenSource = Callable[[Path, Communicator], AbstractContextManager[Source]]

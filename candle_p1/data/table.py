@@ -25,6 +25,7 @@ class CsvLayout:
         missing: What stands for a missing number; by default, none may be missing.
         num_columns: The number of fields of every row; None means that of the first line.
         label_column: The column that holds the class, for messages; None if there is none.
+        may_have_index: Whether a column may have no name, because no such column is used.
     """
 
     header: bool = False
@@ -33,6 +34,7 @@ class CsvLayout:
     missing: tuple[str, ...] = ()
     num_columns: int | None = None
     label_column: int | None = None
+    may_have_index: bool = False
 
 
 @dataclass(frozen=True)

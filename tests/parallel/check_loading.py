@@ -188,6 +188,28 @@ def opening(before_read):
     return open_watched
 
 
+def ranks_that_open_different_copies_refuse_them(comm):
+    """The files have equal sizes, and differ in one byte, which is in no sample, on one rank."""
+    directory = shared_directory(comm)
+    path = directory / f"copy-{comm.rank}.csv"
+    content = bytearray(b"1,2\n" * 500_000)
+    path.write_bytes(content)
+    for method in ("parallel", "cached"):
+        settings = CacheSettings(directory / method)
+        table = read_table(path, Loading(method, comm, cache=settings), NUMBERS)
+        assert table.values.sum() == 1_500_000
+        comm.barrier()
+        for place in (100_000, 0):
+            content[place : place + 1] = b"3"
+            if comm.rank == comm.size - 1:
+                path.write_bytes(content)
+            problem = rf"copy-.*other content on rank {comm.size - 1} than on rank 0: give all"
+            with pytest.raises(CandleError, match=problem):
+                read_table(path, Loading(method, comm, cache=settings), NUMBERS)
+        content = bytearray(b"1,2\n" * 500_000)
+        path.write_bytes(content)
+
+
 def all_ranks_read_at_the_same_time(comm):
     """No rank's first read ends before the first reads of all ranks have begun."""
     directory = shared_directory(comm)
@@ -417,6 +439,7 @@ CHECKS = (
     ranks_fill_huge_pages_that_they_share,
     large_tables_are_the_same_with_and_without_huge_pages,
     all_ranks_raise_the_same_error,
+    ranks_that_open_different_copies_refuse_them,
     all_ranks_read_at_the_same_time,
     an_unreadable_block_of_one_rank_ends_the_load,
     shared_transforms_equal_those_of_one_process,

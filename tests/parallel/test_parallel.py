@@ -152,7 +152,7 @@ def test_loading_on_any_layout_of_ranks(mpirun, execute, layouts):
     code, output = execute(mpirun(layouts[0].count(",") + 1, HERE / "check_loading.py", *layouts))
     print(output)
     assert code == 0, output
-    assert output.count("ok ") == 14 * len(layouts)
+    assert output.count("ok ") == 15 * len(layouts)
 
 
 HOROVODS_PYTHON = ROOT / ".venv/bin/python"

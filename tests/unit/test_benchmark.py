@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -161,8 +164,39 @@ def test_relative_names_are_looked_up_in_the_directory(tmp_path, parent):
     (files / "nt_test2.csv").unlink()
     assert bind("--config_file", str(config))["test_data"] == str(here / "nt_test2.csv")
     (files / "a.csv").unlink()
-    with pytest.raises(DataError, match=rf"{here}/mine/a.csv nor .* nor {here}/a.csv nor "):
+    with pytest.raises(
+        DataError, match=rf"^a.csv: no such file in {here}/mine/ or .* or {here}/ or "
+    ):
         bind("--config_file", str(config))
+
+
+TABLES = [(name, role) for name in list_benchmarks() for role in find_benchmark(name).layouts]
+ALL_TABLES = {
+    "p1b1": ["--use_landmark_genes", "True", "--landmark_data", "landmarks.tsv"],
+    "p1b3": ["--cell_features", "all", "--drug_features", "all"],
+}
+
+
+@pytest.mark.parametrize(("name", "role"), TABLES)
+def test_a_table_that_is_wrong_is_refused_before_a_run(small_data, tmp_path, name, role):
+    benchmark = find_benchmark(name)
+    directory = shutil.copytree(small_data(name), tmp_path / "data")
+    (tmp_path / "landmarks.tsv").write_text("\tgdc\tname\n1\tg1\tone\n")
+    flags = ["--data_dir", str(directory), *ALL_TABLES.get(name, [])]
+    params = bind(*flags, benchmark=benchmark)
+    benchmark.check_tables(params)
+    path, layout = Path(params[benchmark.files[role]]), benchmark.layouts[role]
+    text = path.read_text()
+    wrong = {"compressed by gzip": gzip.compress(text.encode())}
+    if layout.separator in text:
+        wrong["separated by vertical bars"] = text.replace(layout.separator, "|").encode()
+    if layout.header and not layout.may_have_index:
+        wrong["as that of an index"] = f"{layout.separator}{text}".encode()
+    for problem, content in wrong.items():
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=problem) as caught:
+            benchmark.check_tables(params)
+        assert caught.value.path == str(path)
 
 
 def test_paths_that_are_too_long_together_do_not_exist():

@@ -89,7 +89,7 @@ def open_sources(names: str, job: JobGpus) -> OpenedSources:
             if requested != [AUTO]:
                 for source in opened.sources:
                     source.stop()
-                raise ParameterError(f"power {name}: {error}") from error
+                raise ParameterError(f"power {name.partition(':')[0]}: {error}") from error
             opened.absent[name] = str(error)
     return opened
 

@@ -49,6 +49,15 @@ def read(source, tmp_path):
     return read
 
 
+def test_a_cache_of_what_is_refused_by_now_is_not_used(read, source, monkeypatch):
+    source.write_text("0,1,2\n3,4,5\n")
+    with monkeypatch.context() as older:
+        older.setattr("candle_p1.data.source.wrong_first_line", lambda *_: None)
+        read(layout=CsvLayout())
+    with pytest.raises(DataError, match="line 1: the line counts"):
+        read(layout=CsvLayout())
+
+
 @pytest.fixture
 def parsed(monkeypatch):
     """Has an element for each time that the text was parsed."""

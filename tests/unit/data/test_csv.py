@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 
 import numpy as np
@@ -220,6 +223,24 @@ def test_a_table_can_have_only_text(tmp_path, method):
         (ONE_TEXT, "t\n \n", "the file has no rows"),
         (LABELLED, "\n\ufeff1,2\n", "line 2, column 1: the label '\\ufeff1' is not"),
         (SOME_MISSING, "a,b\n1,na\n2\n", "line 3: the line has 1 field instead of 2"),
+        (LABELLED, "0,1,2,3\n1,5,6,7\n", "line 1: the line counts (0, 1, 2, …), as a header"),
+        (LABELLED, ",0,1,2\n0,1,5,6\n", "line 1: the line counts (0, 1, 2, …), as a header"),
+        (LABELLED, '"0","1","2"\r\n1,5,6\n', "line 1: the line counts (0, 1, 2, …), as a header"),
+        (EXPRESSION, f",{HEADER}0,T,B,1\n", "line 1, column 1: the column's name is '', as that"),
+        (EXPRESSION, f"Unnamed: 0,{HEADER}0,T,B,1\n", "the column's name is 'Unnamed: 0', as that"),
+        (EXPRESSION, HEADER.replace(",", ";"), "line 1: the fields are separated by semicolons"),
+        (TEXT_MISSING, "t,a\n", "are separated by commas: write the file by to_csv(sep='\\t')"),
+        (LABELLED, "1;2,5;3\n", "line 1: the fields are separated by semicolons: write the file"),
+        (LABELLED, "1 2 3\n", "are separated by spaces: write the file by to_csv(sep=','); expec"),
+        (LABELLED, gzip.compress(b"1,2\n"), "compressed by gzip: decompress it with gzip -d; expe"),
+        (LABELLED, lzma.compress(b"1,2\n"), "the file is compressed by xz: decompress it with xz"),
+        (LABELLED, bz2.compress(b"1,2\n"), "the file is compressed by bzip2: decompress it with"),
+        (LABELLED, b"(\xb5/\xfd\0", "the file is compressed by zstd: decompress it with zstd -d"),
+        (LABELLED, "1,2\n".encode("utf-16"), "the file is text in UTF-16: convert it with iconv"),
+        (LABELLED, "1,2\n".encode("utf-16-le"), "the file is text in UTF-16 or not text: convert"),
+        (EXPRESSION, b"PK\3\4\n", "an Excel workbook (xlsx) or another ZIP archive: unzip it, or"),
+        (EXPRESSION, b"PAR1\n", "the file is a Parquet file: convert it with pandas's to_csv; exp"),
+        (EXPRESSION, b"\x89HDF\r\n\x1a\n", "UTF-8 with fields separated by commas, with a header"),
     ],
 )
 def test_the_first_problem_is_reported_with_line_and_column(
@@ -230,6 +251,29 @@ def test_the_first_problem_is_reported_with_line_and_column(
         read_table(path, method, layout)
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
+
+
+@METHODS
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is replaced"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, method, change, monkeypatch):
+    path = write(tmp_path, "1,2\n" * 5000)
+    read_head = source.Source.read_head
+
+    def read_head_before_a_change(self, layout):
+        head = read_head(self, layout)
+        if change == "is replaced":
+            path.rename(tmp_path / "old.csv")
+            write(tmp_path, "1,3\n" * 5000)
+        else:
+            os.truncate(path, len("1,2\n") * 1000)
+        if change == "grows":
+            with path.open("a") as file:
+                file.write("1,2\n" * 6000)
+        return head
+
+    monkeypatch.setattr(source.Source, "read_head", read_head_before_a_change)
+    with pytest.raises(DataError, match="the file was changed while it was read"):
+        read_matrix(path, method)
 
 
 def test_the_digest_depends_on_the_text():

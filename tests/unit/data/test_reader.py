@@ -99,6 +99,25 @@ def test_a_pipe_is_refused_and_not_waited_for(reader):
         reader.load("npy", np.load)
 
 
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_no_digest_is_recorded_of_a_file_that_was_not_read(reader, tmp_path, change):
+    path = reader.files.paths["csv"]
+    reader.read("csv")
+    path.unlink()
+    if change == "replaced":
+        path.write_text("3,4\n")
+    described = reader.describe()
+    assert [role for role, facts in described.items() if facts["sha256"] is None] == ["csv"]
+    assert reader.warnings == [
+        f"{path}: it was changed after it was read, so the record has no digest of it"
+    ]
+
+
+def test_a_file_that_changes_while_it_is_loaded_is_refused(reader):
+    with pytest.raises(DataError, match=r"one\.npy: the file was changed while it was read"):
+        reader.load("npy", lambda path: path.write_text("changed"))
+
+
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "data"))
@@ -164,6 +183,8 @@ def test_a_directory_of_synthetic_files_is_known_to_be_synthetic(tmp_path, monke
     status = file_status("many", "frames", made.directory)
     assert (status["state"], status["file_bytes"]) == ("synthetic", facts["file_bytes"])
     assert status["sha256"] == facts["sha256"]
+    (frames / "a.bin").write_bytes(b"others, of the same size"[: len("frames/a.bin")])
+    assert Reader(FileSet.of({"train": frames})).describe()["train"]["sha256"] != facts["sha256"]
     (frames / "c.bin").write_bytes(b"added")
     with_more = FileSet.of({"train": frames})
     assert with_more.synthetic
