@@ -131,14 +131,8 @@ def scaling(experiment: Experiment) -> Content:
     ]
     gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
     headings = (
-        "series",
-        "quantity",
-        "ranks",
-        "base: ranks",
-        "base: time (s)",
-        gain,
-        "scaling efficiency",
-    )
+        "series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "scaling efficiency",
+    )  # fmt: skip
     note = {
         STRONG: "Scaling efficiency is the speed-up divided by the ratio of the numbers of ranks.",
         WEAK: "Scaling efficiency is T(base) / T(P), because the work grows with P.",

@@ -103,15 +103,8 @@ def test_the_result_shows_times_quality_and_the_next_command(capsys, tmp_path):
 
 
 def test_only_what_the_user_set_is_listed():
-    origins = [
-        "default",
-        "flag",
-        "model file m.txt, line 3",
-        "config file c.txt, line 1",
-        "program",
-    ]
+    origins = "default", "flag", "model file m.txt", "config file c.txt, line 1", "program"
     parameters = {f"p{i}": ParameterValue(value=i, origin=each) for i, each in enumerate(origins)}
-    record = RECORD.model_copy(update={"parameters": parameters})
-    assert "set: p1 1, p3 3, p4 4" in list(details(record))
-    table = [part for part in details(record) if not isinstance(part, str)][-1]
+    *parts, table = details(RECORD.model_copy(update={"parameters": parameters}))
+    assert "set: p1 1, p3 3, p4 4" in parts
     assert [name for name, *_ in as_cells(table)[1]] == ["p1", "p3", "p4"]
