@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import comm_fit
 from candle_p1.bench.job import BareJob, launch, run
-from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.distributed.transports import TRANSPORTS, describe, missing_packages
 from candle_p1.distributed.transports.transport import ALLREDUCE, OPERATIONS
 from candle_p1.errors import ParameterError, did_you_mean
@@ -230,11 +229,6 @@ class CommMeasurement:
         return self._launch().notes if self.num_ranks else []
 
     def _launch(self) -> Launch:
-        if launcher_variable():
-            raise ParameterError(
-                "--np starts ranks on this machine, and a launcher has started this process:"
-                " give only one of them"
-            )
         if self.num_ranks == 1:
             raise ParameterError("--np 1: ranks that communicate are at least two")
         return launch(self.job.worker, self.num_ranks or 0, "")

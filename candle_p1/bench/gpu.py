@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from candle_p1.bench.job import Job, launch, run
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.launchers import check_alone
 from candle_p1.distributed.gpus import GPUS_VARIABLE
-from candle_p1.distributed.launch_environment import launcher_variable
-from candle_p1.errors import ParameterError, SetupError
+from candle_p1.errors import SetupError
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
 from candle_p1.training.setup import locate_files
@@ -214,8 +214,7 @@ class GpuMeasurement:
             CandleError: There is no such device, no JAX or no such benchmark, or several ranks
                 cannot be started.
         """
-        if launcher_variable():
-            raise ParameterError("this command starts its own ranks: call it without a launcher")
+        check_alone()
         if find_spec("jax") is None:
             raise SetupError(
                 "bench gpu measures training with JAX, which is not installed here: run make setup"

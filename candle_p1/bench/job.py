@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.cluster.process import run_to_end
 from candle_p1.distributed.backend import AUTO, choose_backend
-from candle_p1.distributed.launch_environment import (
-    launcher_variable,
-    module_command,
-    without_terminal,
-)
+from candle_p1.distributed.launch_environment import module_command, without_terminal
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
@@ -184,8 +180,7 @@ class Measurement:
         Raises:
             CandleError: The benchmark, a flag or a file is wrong.
         """
-        if launcher_variable():
-            raise ParameterError("this command starts its own ranks: call it without a launcher")
+        check_alone()
         benchmark = find_benchmark(self.job.benchmark)
         return locate_files(benchmark, self.job.bind(benchmark), progress)
 

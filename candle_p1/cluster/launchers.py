@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from candle_p1.distributed.launch_environment import SINGLE_PROCESS_VARIABLE, is_single_process
+from candle_p1.distributed.launch_environment import (
+    NOT_LAUNCHED,
+    SINGLE_PROCESS_VARIABLE,
+    is_single_process,
+    launched_rank,
+)
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores
 from candle_p1.text import count
@@ -104,12 +109,23 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
     check_num_ranks(num_ranks)
     if num_ranks == 1:
         return Launch(list(command))
+    check_alone()
     if is_single_process(os.environ):
         raise SetupError(
             f"{num_ranks} ranks cannot work together while {SINGLE_PROCESS_VARIABLE} is set: unset"
             " it, or start one process"
         )
     return mpirun(num_ranks, command)
+
+
+def check_alone() -> None:
+    """Raises ParameterError if a launcher started several processes: each would start ranks."""
+    this = launched_rank()
+    if this.launcher != NOT_LAUNCHED and this.size != 1:
+        raise ParameterError(
+            f"{this.launcher} started this process as one of several ({this.seen}), and this"
+            " command starts its own ranks: call it without a launcher"
+        )
 
 
 def check_num_ranks(num_ranks: int) -> None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import filelock
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.launchers import check_num_ranks
+from candle_p1.cluster.launchers import check_alone, check_num_ranks
 from candle_p1.cluster.process import GRACE_S, signals_interrupt
-from candle_p1.distributed.launch_environment import launcher_variable
-from candle_p1.errors import CandleError, ParameterError, SetupError
+from candle_p1.errors import CandleError, SetupError
 from candle_p1.studies.cost import CostEstimate, estimate, explain, remaining
 from candle_p1.studies.display import result_line, study_bar
 from candle_p1.studies.local_run import execute_run, launch
@@ -84,7 +83,8 @@ class Execution:
             CandleError: The study does not fit this machine, or its directory is in use, cannot be
                 written, or holds the record of another run.
         """
-        _check_machine(self.plan)
+        check_alone()
+        check_num_ranks(self.plan.most_ranks)
         with _locked(self.plan.directory), signals_interrupt():
             self.states = _states_at_rest(self.plan)
             write_manifest(self.plan)
@@ -144,12 +144,6 @@ def _make_data(runs: Iterable[PlannedRun], screen: Screen) -> None:
         params = benchmark.read_parameters(to_argv(run.flags))
         with screen.making_data() as progress:
             locate_files(benchmark, params, progress)
-
-
-def _check_machine(plan: Plan) -> None:
-    if launcher_variable():
-        raise ParameterError("this command starts its own ranks: call it without a launcher")
-    check_num_ranks(plan.most_ranks)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from candle_p1.cluster import launchers
-from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun
+from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun, on_this_machine
 from candle_p1.cluster.layout import Layout
 from candle_p1.distributed.launch_environment import LAUNCHERS
 from candle_p1.errors import ParameterError, SetupError
@@ -59,6 +61,15 @@ def test_each_mpirun_gets_its_own_options(monkeypatch, tmp_path, version, option
     path.write_text("#!/bin/sh\necho no home >&2\nexit 1\n")
     with pytest.raises(SetupError, match=f"{path} does not start: no home$"):
         mpirun(2, ["python"])
+
+
+def test_several_processes_do_not_each_start_ranks(monkeypatch):
+    for name in ("SLURM_STEP_ID", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "1")
+    for num, refused in (("1", False), ("2", True)):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", num)
+        with pytest.raises(ParameterError, match=r"srun .*=2") if refused else nullcontext():
+            on_this_machine(2, ["python"])
 
 
 FULL = Layout(2, 4, cores_per_rank=8, threads_per_rank=8)
