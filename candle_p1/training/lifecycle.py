@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.watchdog.reporter import Reporter
     from candle_p1.parameters.parameter_set import ParameterSet
+    from candle_p1.records.types import EnergyFacts
 
 
 @dataclass
@@ -109,6 +110,7 @@ class Run:
     checkpoint_root: Path | None = None
     restart: Checkpoint | None = None
     _so_far: RunRecord | None = None
+    _energy: EnergyFacts | None = None
 
     @property
     def record_path(self) -> Path:
@@ -127,7 +129,7 @@ class Run:
         }
         energy = self.power.so_far(self.start)
         if energy is not None:
-            self.note(energy=energy)
+            self._energy = energy
             facts["energy"] = {
                 name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")
             }
@@ -137,15 +139,18 @@ class Run:
         """Keeps what rank 0 has measured so far, for the record of a run that ends early.
 
         Args:
-            sections: Sections of the record; phases are added, and the energy of a single node.
+            sections: Sections of the record; phases are added, and the energy of a single node, or
+                else of all nodes when the last checkpoint was saved.
 
         Raises:
             OSError: It cannot be written.
         """
         if self.comm.rank != 0:
             return
-        if self.comm.num_nodes == 1 and (energy := self.power.so_far(self.start)):
-            sections["energy"] = energy
+        if self.comm.num_nodes == 1:
+            self._energy = self.power.so_far(self.start)
+        if self._energy:
+            sections["energy"] = self._energy
         phases = self.phases.phases.items()
         completed = {path: phase for path, phase in phases if self.phases.phases[path[:1]].usage}
         self._so_far = extend_record(

@@ -286,7 +286,7 @@ def test_run_shows_the_command_line_it_would_start():
     result = invoke("run", "nt3", "--np", 2, "--dry-run", "--", "--epochs", 16)
     assert result.exit_code == 0
     line = result.output.splitlines()[-1]
-    assert "mpirun -np 2 --bind-to none" in line
+    assert "mpirun -np 2 --host localhost:2 --bind-to none" in line
     assert line.endswith("nt3_baseline_keras2.py --epochs 16")
 
 
