@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from math import ceil, isqrt, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EPOCHS_SCALINGS = ("strong", "strong_ceil", "weak", "none")
 BATCH_SCALINGS = ("none", "linear", "sqrt", "cbrt")
@@ -78,6 +81,12 @@ def share_epochs(
     if scaling is None:
         scaling = "strong" if data_parallel == "epoch" and epochs > 1 else "none"
     return scaling, _epochs_per_rank(epochs, num_ranks, scaling)
+
+
+def epochs_of_ranks(params: Mapping[str, Any], num_ranks: int) -> int:
+    """Returns the epochs that each rank trains with these parameters; raises as `share_epochs`."""
+    scaling, level = params["epochs_scaling"], params["data_parallel"]
+    return share_epochs(params["epochs"], num_ranks, scaling, level)[1]
 
 
 def remaining_epochs(saved: ScalingPlan, num_ranks: int, epoch: int, step: int) -> int:

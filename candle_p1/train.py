@@ -31,7 +31,7 @@ from candle_p1.instrument.mllog import RunLog
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.records import environment
-from candle_p1.scaling import ScalingPlan, share_epochs
+from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.text import count, print_error
 from candle_p1.training.agreement import check_same_data, check_same_parameters
 from candle_p1.training.best_metric import check_best_metric
@@ -95,7 +95,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
     check_same_parameters(params, comm)
     on_first_rank(partial(benchmark.check_tables, params), comm)
     if not may_restart(params):
-        Attempt(partial(_share_epochs, params, comm)).agree(comm)
+        Attempt(partial(epochs_of_ranks, params, comm.size)).agree(comm)
     Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
     timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
 
@@ -106,7 +106,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             identity = describe_identity(benchmark.name, params)
             restart = Restart.of(this.restart, comm)
             if restart is None:  # all of this before loading, which takes minutes
-                Attempt(partial(_share_epochs, params, comm)).agree(comm)
+                Attempt(partial(epochs_of_ranks, params, comm.size)).agree(comm)
             else:
                 Attempt(partial(restart.check_run, identity)).agree(comm)
                 if not restart.same_ranks:
@@ -344,12 +344,6 @@ def main(benchmark: Benchmark) -> None:
         with contextlib.suppress(OSError):  # of a terminal that has gone with the launcher
             traceback.print_exc()
         comm.abort(1)
-
-
-def _share_epochs(params: ParameterSet, comm: Communicator) -> tuple[str, int]:
-    return share_epochs(
-        params["epochs"], comm.size, params["epochs_scaling"], params["data_parallel"]
-    )
 
 
 def _start(

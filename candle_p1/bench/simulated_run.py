@@ -51,7 +51,7 @@ from candle_p1.models.scores import ConfusionScore
 from candle_p1.records import environment
 from candle_p1.records.record import make_record, utc_now
 from candle_p1.records.types import SCHEMA_VERSION
-from candle_p1.scaling import ScalingPlan, share_epochs
+from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.training.agreement import check_same_data, check_same_parameters
 from candle_p1.training.epoch_facts import GatheredEpochs, epoch_arrays
 from candle_p1.training.lifecycle import Run
@@ -176,7 +176,7 @@ class RankOfRun:
         check_same_parameters(params, comm)
         on_first_rank(partial(self._scenario.benchmark.check_tables, params), comm)
         for check in (
-            partial(_share_epochs, params, comm.size),
+            partial(epochs_of_ranks, params, comm.size),
             partial(check_tensorboard, params),
             partial(open_timeline, params["timeline"], comm),
         ):
@@ -376,9 +376,3 @@ PHASES: dict[str, Callable[[RankOfRun], None]] = {
 """The phases, in order. The last two do not occur in a run that ends well."""
 
 _STEPS_S = [0.2] * NUM_STEPS
-
-
-def _share_epochs(params: ParameterSet, num_ranks: int) -> tuple[str, int]:
-    return share_epochs(
-        params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]
-    )

@@ -13,7 +13,7 @@ from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_in_terminal
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal, without_allocation
 from candle_p1.instrument.tensorboard import check_tensorboard
-from candle_p1.scaling import share_epochs
+from candle_p1.scaling import epochs_of_ranks
 from candle_p1.text import WIDTH_VARIABLE, columns
 from candle_p1.training.restart import may_restart
 from candle_p1.training.screen import Screen
@@ -45,7 +45,7 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     check_tensorboard(params)
     launch = on_this_machine(num_ranks, [sys.executable, str(found.script), *flags])
     if not may_restart(params):
-        share_epochs(params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"])
+        epochs_of_ranks(params, num_ranks)
     screen = Screen()
     for note in launch.notes:
         screen.say(f"note: {note}")

@@ -42,7 +42,7 @@ from candle_p1.cluster.submission import (
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import INTERVALS
 from candle_p1.records.record import RECORD_NAME
-from candle_p1.scaling import share_epochs
+from candle_p1.scaling import epochs_of_ranks
 from candle_p1.studies.jobs import StudyJobs, with_checkpoints
 from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
@@ -313,9 +313,7 @@ def _one_job(
     params = declaration.parse([*added, *flags], model_file)
     if is_chain:
         check_continues(params)
-    _, share = share_epochs(
-        params["epochs"], layout.num_ranks, params["epochs_scaling"], params["data_parallel"]
-    )
+    share = epochs_of_ranks(params, layout.num_ranks)
     directory, directory_flags = _run_directory(benchmark.name, params)
     root = checkout()
     job = JobRequest(

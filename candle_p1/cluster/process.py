@@ -116,36 +116,34 @@ def run_to_end(
 
 
 def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Runs a launcher in the foreground of this terminal; returns the exit code for a shell.
+    """Runs a launcher in the foreground of a terminal; returns the exit code for a shell.
 
-    The launcher ends with any code, and without a message, once Ctrl-C has interrupted it, and the
-    ranks that it kills leave the cursor hidden. If this process is killed, the launcher gets
-    SIGTERM.
+    After Ctrl-C, the launcher ends with any code, without a message, and with the cursor hidden.
 
     Args:
-        command: The launcher's command line.
+        command: The launcher's command line; it gets SIGTERM if this process is killed.
         variables: Its environment.
     """
     guard = [*module_command("candle_p1.cluster.process_group_guard"), str(os.getpid())]
     process = subprocess.Popen([*guard, *command], env=dict(variables))
-    caught = {*SIGNALS, *SAVE_SIGNALS}
-    caught = {number for number in caught if signal.getsignal(number) is not signal.SIG_IGN}
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*caught, signal.SIGCHLD})
+    numbers = (*SIGNALS, *SAVE_SIGNALS, signal.SIGCHLD)
+    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, caught)
     ended_by = 0
     while process.poll() is None:
-        info = signal.sigtimedwait({*caught, signal.SIGCHLD}, 1.0)
+        info = signal.sigtimedwait(caught, 1.0)
         if info is None or info.si_signo == signal.SIGCHLD:
             continue
-        if info.si_signo in SIGNALS:
-            ended_by = ended_by or info.si_signo
-        # The terminal has sent Ctrl-C to the launcher, too, which a second one would kill.
+        # The terminal sends Ctrl-C to the launcher, too, which a second one would kill.
         if info.si_signo != signal.SIGINT or info.si_code <= 0:
             process.send_signal(info.si_signo)
+        if info.si_signo in SIGNALS:
+            ended_by = ended_by or info.si_signo
     if not (ended_by and process.returncode):
         return process.returncode
     with suppress(OSError):  # of a terminal that was closed
         name = signal.Signals(ended_by).name
-        print(f"{SHOW_CURSOR}\ncandle-p1: the job was interrupted by {name}", flush=True)
+        print(f"{SHOW_CURSOR}\ncandle-p1: interrupted by {name}", flush=True)
     return 128 + ended_by
 
 

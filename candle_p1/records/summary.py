@@ -45,7 +45,10 @@ def summary(record: RunRecord) -> Iterator[str]:
         who = f" on rank {record.failure.rank}" if record.failure.rank is not None else ""
         yield f"failure{who}{where}: {record.failure.reason}"
     if record.known_until_s is not None:
-        yield _known_early(record, record.known_until_s)
+        yield f"it ended early; what rank 0 knew after {record.known_until_s:.1f} s:"
+        for epoch in record.training.epochs[-1:] if record.training else ():
+            metrics = (f"{name} {number_or_words(each)}" for name, each in epoch.metrics.items())
+            yield f"epoch {epoch.epoch}: {', '.join(metrics)}"
     if record.plan:
         plan = record.plan
         yield (
@@ -61,16 +64,6 @@ def summary(record: RunRecord) -> Iterator[str]:
     if record.data and record.data.synthetic:
         yield "the data are synthetic: accuracy and loss say nothing about cancer"
     yield from (f"warning: {text}" for text in record.warnings or ())
-
-
-def _known_early(record: RunRecord, until_s: float) -> str:
-    epochs = record.training.epochs if record.training else []
-    metrics = epochs[-1].metrics.items() if epochs else ()
-    last = ", ".join(f"{name} {number_or_words(value)}" for name, value in metrics)
-    return (
-        f"it ended early; what rank 0 knew after {until_s:.1f} s: {count(len(epochs), 'epoch')}"
-        + f", the last with {last}" * bool(last)
-    )
 
 
 def results(record: RunRecord) -> Iterator[str]:

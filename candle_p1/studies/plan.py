@@ -21,7 +21,7 @@ from candle_p1.errors import ParameterError, UnknownFlagError
 from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.scaling import share_epochs
+from candle_p1.scaling import epochs_of_ranks
 from candle_p1.studies.planned_run import PlannedRun, to_argv
 
 if TYPE_CHECKING:
@@ -150,9 +150,7 @@ def _points(
                     "ckpt_directory cannot be set: each run writes checkpoints beside its record"
                 )
             for num_ranks in choice.ranks or size.ranks:
-                _, epochs = share_epochs(
-                    params["epochs"], num_ranks, params["epochs_scaling"], params["data_parallel"]
-                )
+                epochs = epochs_of_ranks(params, num_ranks)
                 yield PlannedRun(
                     series=series,
                     repeat=0,

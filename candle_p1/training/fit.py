@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -121,7 +120,8 @@ def train_model(
     )
     if comm.rank == 0:
         this.note(training={"epochs": epochs.facts})
-        listed.callbacks.append(_Notes(this, epochs))
+        note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *ended: this.note_epochs(epochs))
+        listed.callbacks.append(note)
     writer = saver = None
     if this.checkpoint_root is not None:
         writer = _make_writer(params, this)
@@ -182,22 +182,6 @@ def train_model(
         writer,
         not is_complete,
     )
-
-
-class _Notes(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keeps the epochs so far, for the record of a run that ends early; at most every second."""
-
-    def __init__(self, this: Run, epochs: GatheredEpochs) -> None:
-        super().__init__()
-        self._this, self._epochs, self._next_s = this, epochs, 0.0
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keeps them, unless that would take more than a hundredth of the time."""
-        begin_s = time.perf_counter()
-        if begin_s >= self._next_s:
-            self._this.note(training={"epochs": self._epochs.so_far()})
-            end_s = time.perf_counter()
-            self._next_s = end_s + max(1.0, 100 * (end_s - begin_s))
 
 
 @dataclass

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from candle_p1.distributed.watchdog.reporter import Reporter
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.records.types import EnergyFacts
+    from candle_p1.training.epoch_facts import GatheredEpochs
 
 
 @dataclass
@@ -111,6 +112,7 @@ class Run:
     restart: Checkpoint | None = None
     _so_far: RunRecord | None = None
     _energy: EnergyFacts | None = None
+    _next_note_s: float = 0.0
 
     @property
     def record_path(self) -> Path:
@@ -160,6 +162,14 @@ class Run:
             **sections,
         )
         write_so_far(self.record_path, self._so_far)
+
+    def note_epochs(self, epochs: GatheredEpochs) -> None:
+        """Keeps the epochs so far, for at most a hundredth of the time; for rank 0."""
+        begin_s = time.perf_counter()
+        if begin_s >= self._next_note_s:
+            self.note(training={"epochs": epochs.so_far()})
+            end_s = time.perf_counter()
+            self._next_note_s = end_s + max(1.0, 100 * (end_s - begin_s))
 
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.

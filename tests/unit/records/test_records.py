@@ -122,7 +122,7 @@ def test_a_run_that_ends_early_leaves_what_it_had_measured(path):
     failed = read_record(path)
     assert (failed.status, failed.training.epochs[0].metrics) == ("failed", {"loss": 0.5})
     assert list(path.parent.iterdir()) == [path]
-    assert "1 epoch, the last with loss 0.5" in "".join(summary(failed))
+    assert "epoch 1: loss 0.5" in "".join(summary(failed))
     with pytest.raises(RecordError, match="known to its end"):
         extend_record(planted_record("p1b1", 3), known_until_s=1.0)
 
