@@ -7,6 +7,16 @@ import json
 from candle_p1.records import record
 from candle_p1.records.per_rank import read_per_rank
 
+RUNNING = {
+    "schema_version": 2,
+    "status": "running",
+    "benchmark": "nt3",
+    "started": "2019-08-05T00:00:00.000+00:00",
+    "num_ranks": 2,
+    "parameters": {},
+}
+"""The record of a run that has begun."""
+
 
 def read_record(path):
     """Returns a record's JSON; fails if the record is not valid."""

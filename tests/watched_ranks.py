@@ -9,16 +9,10 @@ import subprocess
 import sys
 
 from candle_p1.distributed.watchdog.protocol import TOKEN_VARIABLE, WELCOME
+from tests import records
 
 TOKEN = "token"
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2019-08-05T00:00:00+00:00",
-    "num_ranks": 3,
-    "parameters": {},
-}
+RUNNING = records.RUNNING | {"num_ranks": 3}
 
 
 class FakeRank:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.checkpoint import BACKUP, HOUR_S, OURS, SAVES_PER_JOB
-from candle_p1.bench.tables import MB, digits, plain_table, spread, too_few
+from candle_p1.bench.tables import MB, digits, ms, plain_table, spread, too_few
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.table import Table
-
-MILLI = 1e-3
 
 
 def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
@@ -29,7 +27,7 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         f" {count(report['num_arrays'], 'array')}, {count(report['num_ranks'], 'rank')} x"
         f" {count(report['threads'], 'thread')} on {report['device']},"
         f" {count(report['num_rounds'], 'round')} of {count(SAVES_PER_JOB, 'save')};"
-        f" a step takes {_ms(report['step_s'])} ms"
+        f" a step takes {ms(report['step_s'])} ms"
     )
     yield _times(results)
     if ours["ci95_s"] is None:
@@ -123,7 +121,3 @@ def _advice(report: Mapping[str, Any]) -> Iterator[str | Table]:
     yield table
     seconds = max(1, round(advice["intervals"][-1]["interval_s"]))
     yield f"in a run: --ckpt_every_s {seconds}"
-
-
-def _ms(seconds: float) -> str:
-    return digits(seconds / MILLI)

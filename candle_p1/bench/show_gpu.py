@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.gpu import OURS, PLAIN
-from candle_p1.bench.tables import digits, plain_table
+from candle_p1.bench.tables import digits, ms, plain_table
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-GIGA, TERA, MILLI = 1e9, 1e12, 1e-3
+GIGA, TERA = 1e9, 1e12
 NOTHING = "-"
 READINGS = {"energy": "counter", "power": "integrated power"}
 
@@ -86,11 +86,11 @@ def _steps(results: list[dict[str, Any]]) -> Table:
             _name(each),
             each["precision"],
             str(each["num_ranks"]),
-            _ms(each["step_s"]),
-            " to ".join(map(_ms, each["range_s"])),
+            ms(each["step_s"]),
+            " to ".join(map(ms, each["range_s"])),
             digits(each["samples_per_s"]),
             digits(each["epoch_s"]),
-            NOTHING if bound_s is None else _ms(bound_s),
+            NOTHING if bound_s is None else ms(bound_s),
             NOTHING if bound_s is None else digits(each["step_s"] / bound_s),
             digits(plain[key] / each["step_s"]) if is_compared else NOTHING,
         )
@@ -140,7 +140,3 @@ def _energies(results: list[dict[str, Any]]) -> Iterator[str | Table]:
 
 def _name(result: Mapping[str, Any]) -> str:
     return f"{result['benchmark']}, {result['variant']}"
-
-
-def _ms(seconds: float) -> str:
-    return digits(seconds / MILLI)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.step import KERAS2
-from candle_p1.bench.tables import MB, digits, plain_table, spread, too_few
+from candle_p1.bench.tables import MB, digits, ms, plain_table, spread, too_few
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GIGA = 1e9
-MILLI = 1e-3
 
 
 def parts(report: Mapping[str, Any], *, by_weight: bool = False) -> Iterator[str | Table]:
@@ -61,7 +60,7 @@ def parts(report: Mapping[str, Any], *, by_weight: bool = False) -> Iterator[str
     for of, exposed in (("", report["communication"]), (f", {other and other['name']}", of_other)):
         if exposed:
             yield (
-                f"exposed communication{of}: {_ms(exposed['exposed_s'])} ms per step,"
+                f"exposed communication{of}: {ms(exposed['exposed_s'])} ms per step,"
                 f" {100 * exposed['share']:.1f} % of the step"
             )
     yield _memory(results)
@@ -85,7 +84,7 @@ def _prediction(prediction: Mapping[str, Any]) -> Iterator[str | Table]:
     )
     for name, each in steps.items():
         keys = ("convolutions_s", "dense_s", "optimizer_s", "other_layers_s", "batches_s")
-        shown = [_ms(each[key]) for key in (*keys, "total_s", "fastest_s")]
+        shown = [ms(each[key]) for key in (*keys, "total_s", "fastest_s")]
         table.add_row(name, *shown, f"{100 * each['deviation']:+.0f} %")
     yield table
     ours = next(iter(steps.values()))
@@ -127,17 +126,17 @@ def _weights(weights: list[dict[str, Any]]) -> Table:
 
 def _roofline(bound: Mapping[str, float], median_s: float) -> str:
     text = (
-        f"roofline bound of a rank: {_ms(bound['total_s'])} ms, of which matrix products take"
-        f" {_ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
+        f"roofline bound of a rank: {ms(bound['total_s'])} ms, of which matrix products take"
+        f" {ms(bound['products_s'])} ms ({digits(bound['flops'] / GIGA)} GFLOP at"
         f" {digits(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
-        f" {_ms(bound['optimizer_s'])} ms ({digits(bound['optimizer_bytes'] / GIGA)} GB at"
+        f" {ms(bound['optimizer_s'])} ms ({digits(bound['optimizer_bytes'] / GIGA)} GB at"
         f" {digits(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
         f" a step takes {digits(median_s / bound['total_s'])} times as long"
     )
     if bound["used_flops"] < bound["flops"]:
         text += (
             f". With convolutions by tiles ({digits(bound['used_flops'] / GIGA)} GFLOP) the bound"
-            f" is {_ms(bound['used_total_s'])} ms, and a step takes"
+            f" is {ms(bound['used_total_s'])} ms, and a step takes"
             f" {digits(median_s / bound['used_total_s'])} times as long"
         )
     return text
@@ -160,8 +159,8 @@ def _times(results: list[dict[str, Any]]) -> Table:
         table.add_row(
             result["variant"],
             f"{result['num_ranks']} x {result['threads']}",
-            _ms(result["median_s"]),
-            f"{_ms(low)} to {_ms(high)}",
+            ms(result["median_s"]),
+            f"{ms(low)} to {ms(high)}",
             digits(result["samples_per_s"]),
             "not known" if (rate := result["flops_per_s"]) is None else digits(rate / GIGA),
             *([digits(speedup)] if has_others else []),
@@ -182,7 +181,3 @@ def _memory(results: list[dict[str, Any]]) -> Table:
             digits(result["matrix_bytes"] / MB),
         )
     return table
-
-
-def _ms(seconds: float) -> str:
-    return digits(seconds / MILLI)

@@ -29,6 +29,11 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
+def ms(seconds: float) -> str:
+    """Returns a time in ms."""
+    return digits(seconds / 1e-3)
+
+
 def spread(result: Mapping[str, Any]) -> str:
     """Returns the kind of spread that a result has, for the heading of a column."""
     return "range" if result["ci95_s"] is None else "95 % interval"

@@ -16,7 +16,6 @@ SIZES = [4, 16, 64, 256, 1024, 4096, 1 << 14, 1 << 16]
 FEW = ["--max_bytes", "65536", "--seconds", "0.02", "--json", "comm.json"]
 OF_HOROVOD = ("horovod", "horovod_fusion", "horovod_paper")
 COLLECTIVES = {"allreduce", "broadcast", "allgather", "reduce_scatter"}
-MPIS = COLLECTIVES | {"point_to_point", "stream"}
 OFFERED = {
     "mpi": COLLECTIVES | {"point_to_point", "stream"},
     "shared_memory": {"allreduce", "allreduce_of_16", "broadcast"},

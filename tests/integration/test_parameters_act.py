@@ -42,7 +42,6 @@ class Case(NamedTuple):
 
 ALL = BENCHMARKS
 SAVING = "--ckpt_save_interval 1 --ckpt_keep_limit 5"
-CACHED = "--loader cached"
 NT3, P1B1, P1B3 = ("nt3",), ("p1b1",), ("p1b3",)
 CONVOLUTIONAL = ("nt3", "p1b3")
 NARROW = "--conv 4 20 2 --pool 2 --dense 8"

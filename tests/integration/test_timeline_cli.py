@@ -15,6 +15,7 @@ from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.reports.timeline.events import EventReader, read_origin_epoch_us
 from candle_p1.reports.timeline.summary import summarize
+from tests.records import RUNNING
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
@@ -137,15 +138,7 @@ def test_what_a_user_can_fix(small, words, error, message):
 
 
 def test_a_run_whose_phases_have_no_start_times(small, tmp_path):
-    record = {
-        "schema_version": 2,
-        "status": "running",
-        "benchmark": "nt3",
-        "started": "2026-01-01T00:00:00.000+00:00",
-        "num_ranks": 2,
-        "parameters": {},
-    }
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(json.dumps(RUNNING))
     result = invoke("slice", small, "--record", tmp_path / "run.json")
     assert isinstance(result.exception, CandleError)
     args = {"start_time_since_epoch_in_micros": 1767225600000000}

@@ -23,18 +23,11 @@ from candle_p1.distributed.watchdog.start import MIN_STRANGERS, Station, group_s
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
-from tests.records import read_record
+from tests.records import RUNNING, read_record
 
 TAKEN = SPARE_FILES + MIN_STRANGERS
 HELLO = {"rank": 0, "host": "x", "pid": 1}
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2019-08-05T00:00:00+00:00",
-    "num_ranks": 1,
-    "parameters": {},
-}
+OF_ONE_RANK = RUNNING | {"num_ranks": 1}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +198,7 @@ def test_the_record_says_how_a_process_ended(tmp_path):
     for name in ENDS:
         record = tmp_path / name / "run.json"
         record.parent.mkdir()
-        write_record(record, make_record(RUNNING))
+        write_record(record, make_record(OF_ONE_RANK))
         on, what = name.split()
         command = [sys.executable, "-c", RUN, str(record), what]
         environment = os.environ | {settings.OFF_VARIABLE: on}
@@ -239,7 +232,7 @@ def test_an_unwatched_rank_completes_no_record_before_it_knows_which(tmp_path, m
     """The one that was expected may be another job's."""
     monkeypatch.setenv(settings.OFF_VARIABLE, "off")
     record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
+    write_record(record, make_record(OF_ONE_RANK))
     unwatched = client.watch(SerialCommunicator(), record)
     unwatched.report_error("no")
     assert read_record(record)["status"] == "running"

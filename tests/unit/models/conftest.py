@@ -4,6 +4,15 @@ import pytest
 
 
 @pytest.fixture
+def fast_kernels():
+    from candle_p1.models import fast
+
+    fast.choose("fast", on_cpu=True)
+    yield
+    fast.choose("plain", on_cpu=True)
+
+
+@pytest.fixture
 def double_precision():
     """Lets Keras's backend compute in float64, which JAX does only where it is told to."""
     import keras

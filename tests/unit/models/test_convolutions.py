@@ -26,13 +26,7 @@ from candle_p1.models.fast.layers import Conv1D, MaxPooling1D  # noqa: E402
 
 CLOSE = 2e-5
 """The largest difference, relative to the largest value: a hundred roundings of float32."""
-
-
-@pytest.fixture(autouse=True)
-def fast_forms():
-    fast.choose("fast", on_cpu=True)
-    yield
-    fast.choose("plain", on_cpu=True)
+pytestmark = pytest.mark.usefixtures("fast_kernels")
 
 
 def network(length, channels, convolutions):

@@ -26,13 +26,7 @@ from candle_p1.models.fast import convolutions, operations  # noqa: E402
 
 rng = np.random.default_rng(1)
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
-
-
-@pytest.fixture(autouse=True)
-def fast_forms():
-    fast.choose("fast", on_cpu=True)
-    yield
-    fast.choose("plain", on_cpu=True)
+pytestmark = pytest.mark.usefixtures("fast_kernels")
 
 
 def values_and_gradients(layer, x, weights):

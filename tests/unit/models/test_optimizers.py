@@ -10,20 +10,12 @@ keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 from candle_p1.benchmark import find_benchmark  # noqa: E402
 from candle_p1.distributed.engines.serial import SerialEngine  # noqa: E402
 from candle_p1.errors import ParameterError  # noqa: E402
-from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS, make_optimizer  # noqa: E402
 
 RATE, RHO, B1, B2 = 0.001, 0.9, 0.9, 0.999
 STEPS = 20
 SCALES = 10.0 ** np.arange(-6, 1)
 GRADIENTS = np.random.default_rng(8).normal(size=(STEPS, 50, 1)) * SCALES
-
-
-@pytest.fixture
-def fast_kernels():
-    fast.choose("fast", on_cpu=True)
-    yield
-    fast.choose("plain", on_cpu=True)
 
 
 def params(*flags):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from candle_p1.benchmark import ModelFile
-from candle_p1.models import fast
 from candle_p1.models.saving import foreign_classes, plain_copy, save
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
@@ -42,11 +41,9 @@ np.savez("outputs.npz", **outputs)
 
 
 @pytest.fixture(autouse=True)
-def fast_kernels():
+def fresh_keras(fast_kernels):
     keras.utils.set_random_seed(7)
-    fast.choose("fast", on_cpu=True)
     yield
-    fast.choose("plain", on_cpu=True)
     keras.backend.clear_session()
 
 

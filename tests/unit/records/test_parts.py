@@ -25,15 +25,8 @@ from candle_p1.records.record import (
 )
 from candle_p1.records.types import EnergyFacts, Failure, PartFacts, PositionFacts
 from tests.planted_records import planted_record
+from tests.records import RUNNING
 
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2019-08-05T00:00:00.000+00:00",
-    "num_ranks": 2,
-    "parameters": {},
-}
 LATER = {"started": "2019-08-05T01:00:00.000+00:00", "num_ranks": 4}
 LAST_SIGN = "2019-08-05T00:05:00.000+00:00"
 ABSENT = EnergyFacts(kind="absent", reason="no sensor")

@@ -29,15 +29,7 @@ from candle_p1.records.spread import Bytes, Seconds
 from candle_p1.records.summary import summary
 from candle_p1.records.types import Failure, PhaseTimes
 from tests.planted_records import planted_record
-
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2019-08-05T00:00:00+00:00",
-    "num_ranks": 2,
-    "parameters": {"epochs": {"value": 8, "origin": "flag"}},
-}
+from tests.records import RUNNING
 
 
 @pytest.fixture

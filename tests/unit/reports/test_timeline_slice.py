@@ -33,6 +33,7 @@ from candle_p1.reports.timeline.tracks import (
     power_track,
     reading_tracks,
 )
+from tests import records
 
 REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"
 
@@ -277,14 +278,7 @@ def test_crossing_spans_are_drawn_on_separate_rows(tmp_path):
     assert rows["load"] == rows["read"] == rows["scale"] != rows["parse"]
 
 
-RUNNING = {
-    "schema_version": 2,
-    "status": "running",
-    "benchmark": "nt3",
-    "started": "2026-01-01T00:00:00.000+00:00",
-    "num_ranks": 2,
-    "parameters": {},
-}
+RUNNING = records.RUNNING | {"started": "2026-01-01T00:00:00.000+00:00"}
 
 
 def test_the_ranks_that_read_are_drawn_over_time(tmp_path):
