@@ -92,7 +92,7 @@ CASES = {
     "train_steps": Case("2"),
     "val_steps": Case("1", given="--batch_size 20"),
     "test_steps": Case("1", given="--batch_size 20"),
-    "train_samples": Case("90", on=ALL),
+    "train_samples": Case("130", on=ALL),
     "val_samples": Case("9", on=ALL),
     "ckpt_save_interval": Case("1", FILES),
     "ckpt_every_s": Case("0.001", FILES),
