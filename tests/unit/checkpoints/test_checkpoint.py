@@ -74,31 +74,31 @@ def test_memory_of_another_type_or_shape_is_refused(checkpoint):
         checkpoint.read("weights/kernel", np.empty((700, 49), np.float32))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_noticed_wherever_it_is(copy, name, place, bit):
+def assert_noticed(copy, name, damage):
     path = copy / name
     content = path.read_bytes()
-    i = int(place * len(content))
-    path.write_bytes(content[:i] + bytes([content[i] ^ 1 << bit]) + content[i + 1 :])
+    path.write_bytes(damage(content))
     try:
         with pytest.raises(CheckpointError, match=name):
             Checkpoint(copy).verify()
     finally:
         path.write_bytes(content)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_noticed_wherever_it_is(copy, name, place, bit):
+    def flipped(content):
+        i = int(place * len(content))
+        return content[:i] + bytes([content[i] ^ 1 << bit]) + content[i + 1 :]
+
+    assert_noticed(copy, name, flipped)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_noticed(copy, name, place):
-    path = copy / name
-    content = path.read_bytes()
-    path.write_bytes(content[: int(place * len(content))])
-    try:
-        with pytest.raises(CheckpointError, match=name):
-            Checkpoint(copy).verify()
-    finally:
-        path.write_bytes(content)
+    assert_noticed(copy, name, lambda content: content[: int(place * len(content))])
 
 
 @pytest.mark.parametrize("name", FILES)

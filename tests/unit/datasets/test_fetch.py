@@ -25,6 +25,7 @@ from candle_p1.datasets.fetch import fetch
 from candle_p1.datasets.status import file_status
 from candle_p1.datasets.transfer import without_password
 from candle_p1.errors import DataError
+from tests.conftest import wait_until
 
 CONTENT = bytes(i * i % 251 for i in range(1_000_000))
 OTHER = CONTENT[::-1]
@@ -539,19 +540,12 @@ def test_an_external_benchmark_is_fetched_from_its_own_url(fake, execute):
     assert output.count("was there already") == 2
 
 
-def wait_until(happens):
-    end = time.monotonic() + MAX_WAIT_S
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.extended
 def test_one_of_two_processes_downloads_and_the_other_waits(fake, server, start):
     gate = threading.Event()
     server.files["/a.csv"].gate = gate
     first = start(command("data", "fetch", "fake"))
-    wait_until(lambda: server.requests)
+    wait_until(lambda: server.requests, MAX_WAIT_S)
     second = start(command("data", "fetch", "fake"), env=os.environ | {"PYTHONUNBUFFERED": "1"})
     waiting = second.stdout.readline()
     gate.set()
@@ -569,7 +563,7 @@ def test_the_download_of_a_killed_process_is_resumed(fake, server, start, execut
     served.gate = threading.Event()
     killed = start(command("data", "fetch", "fake"))
     partial = fake / ".a.csv.partial"
-    wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+    wait_until(lambda: partial.exists() and partial.stat().st_size > 0, MAX_WAIT_S)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     left_bytes = partial.stat().st_size

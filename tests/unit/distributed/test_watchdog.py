@@ -24,10 +24,15 @@ from tests.watched_ranks import RUNNING, FakeRank, port_of, start_server
 
 
 @pytest.fixture
-def job(tmp_path):
+def record(tmp_path):
+    path = tmp_path / "run.json"
+    write_record(path, make_record(RUNNING))
+    return path
+
+
+@pytest.fixture
+def job(record):
     """Three ranks that have said hello, the server's process, the record and the server's port."""
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
     with ExitStack() as stack:
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
@@ -83,9 +88,7 @@ def test_a_dead_rank_is_named_and_the_others_are_told_to_end(job, dead):
     assert (ended["failure"]["rank"], ended["failure"]["phase"]) == (dead, "load")
 
 
-def test_a_record_that_is_heard_of_after_a_death_is_completed(tmp_path):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
+def test_a_record_that_is_heard_of_after_a_death_is_completed(record):
     with start_server(record) as process:
         port = port_of(process)
         ranks = [FakeRank(port, rank) for rank in range(3)]
@@ -206,10 +209,8 @@ def test_a_run_that_can_save_is_given_time_to_do_so(tmp_path):
                 assert re.search(reason, end(ranks, process, record)["failure"]["reason"])
 
 
-def test_the_steps_that_rank_0_had_begun_are_exact(tmp_path):
+def test_the_steps_that_rank_0_had_begun_are_exact(record):
     """They are in shared memory, because what a rank sends every second may be too old."""
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
     descriptor = os.memfd_create("steps")
     os.ftruncate(descriptor, progress.NUM_BYTES)
     counter = mmap.mmap(descriptor, progress.NUM_BYTES)
@@ -280,10 +281,8 @@ def test_a_silent_connection_is_closed(job):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("max_files", [256, 4096])
-def test_ranks_get_in_past_a_thousand_silent_connections(tmp_path, max_files):
+def test_ranks_get_in_past_a_thousand_silent_connections(record, max_files):
     # Few files: the server has to close connections of strangers to accept those of ranks.
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def limit_files():
@@ -375,10 +374,9 @@ def test_a_rank_that_is_silent(tmp_path):
                 assert end(ranks, process, record)["status"] == "running", fault
 
 
-@pytest.mark.parametrize("has_error", [False, True])
-def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
+@pytest.fixture
+def orphans(record):
+    """Three ranks whose launcher was killed, the server's process and the launcher."""
     with ExitStack() as stack:
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
@@ -389,18 +387,23 @@ def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(tmp_path, has_error)
         ranks[0].say(record=str(record))
         launcher.kill()
         launcher.wait()
-        if has_error:
-            ranks[2].say(error={"message": "OSError: the launcher's terminal is closed"})
-        else:
-            ranks[2].die()
-        assert f"the launcher (host {here['host']}, pid {launcher.pid})" in ranks[0].hear()["end"]
-        ended = end(ranks, process, record)
+        yield ranks, process, launcher
+
+
+@pytest.mark.parametrize("has_error", [False, True])
+def test_a_launcher_that_has_gone_is_to_blame_for_its_ranks(orphans, record, has_error):
+    ranks, process, launcher = orphans
+    if has_error:
+        ranks[2].say(error={"message": "OSError: the launcher's terminal is closed"})
+    else:
+        ranks[2].die()
+    host = socket.gethostname()
+    assert f"the launcher (host {host}, pid {launcher.pid})" in ranks[0].hear()["end"]
+    ended = end(ranks, process, record)
     assert (ended["status"], ended["failure"]["rank"]) == ("failed", None)
 
 
-def test_a_script_around_each_rank_is_not_taken_for_the_launcher(tmp_path):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
+def test_a_script_around_each_rank_is_not_taken_for_the_launcher(record):
     with ExitStack() as stack:
         process = stack.enter_context(start_server(record))
         stack.callback(process.kill)
@@ -416,23 +419,12 @@ def test_a_script_around_each_rank_is_not_taken_for_the_launcher(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(tmp_path):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING))
-    with ExitStack() as stack:
-        process = stack.enter_context(start_server(record))
-        stack.callback(process.kill)
-        launcher = Sleeper(stack).process
-        port = port_of(process)
-        here = {"host": socket.gethostname(), "launcher": launcher.pid}
-        ranks = [FakeRank(port, rank, **here) for rank in range(3)]
-        ranks[0].say(record=str(record))
-        launcher.kill()
-        launcher.wait()
-        ranks[0].say(signal=1)
-        ranks[1].die()
-        ranks[0].hear()
-        assert end(ranks, process, record)["status"] == "interrupted"
+def test_a_launcher_that_is_interrupted_may_end_before_its_ranks_answer(orphans, record):
+    ranks, process, _ = orphans
+    ranks[0].say(signal=1)
+    ranks[1].die()
+    ranks[0].hear()
+    assert end(ranks, process, record)["status"] == "interrupted"
 
 
 @pytest.mark.extended

@@ -41,15 +41,20 @@ def test_the_clock_takes_any_tensor(dtype):
     assert ops.read_clock(tf.zeros((2, 3), dtype)).shape == ()
 
 
-def test_of_a_tensor_on_a_gpu_the_clock_takes_one_element(monkeypatch):
-    taken = []
-    clock = ops.load().candle_p1_clock
+@pytest.fixture
+def taken(monkeypatch):
+    """The numbers of elements that the clock's operation is given."""
+    taken, clock = [], ops.load().candle_p1_clock
 
     def spy(after):
         taken.append(after.shape.num_elements())
         return clock(after)
 
     monkeypatch.setattr(ops, "load", lambda: SimpleNamespace(candle_p1_clock=spy))
+    return taken
+
+
+def test_of_a_tensor_on_a_gpu_the_clock_takes_one_element(taken):
     for shape in ((), (7,), (300, 300)):
         for on_gpu in (False, True):
             before = time.perf_counter()
@@ -57,14 +62,11 @@ def test_of_a_tensor_on_a_gpu_the_clock_takes_one_element(monkeypatch):
     assert taken == [1, 1, 7, 1, 90_000, 1]
 
 
-def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_host(monkeypatch):
+def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_host(
+    monkeypatch, taken
+):
     """Horovod's broadcast takes 50 ms; the devices of the variables are only said to be GPUs."""
-    taken, noted = [], []
-    clock = ops.load().candle_p1_clock
-
-    def spy(after):
-        taken.append(after.shape.num_elements())
-        return clock(after)
+    noted = []
 
     def slow(value, root_rank, name):
         def wait(array):
@@ -73,7 +75,6 @@ def test_the_state_of_a_model_on_a_gpu_is_broadcast_without_copying_it_to_the_ho
 
         return tf.ensure_shape(tf.numpy_function(wait, [value], value.dtype), value.shape)
 
-    monkeypatch.setattr(ops, "load", lambda: SimpleNamespace(candle_p1_clock=spy))
     monkeypatch.setattr(horovod, "_horovod", lambda: SimpleNamespace(broadcast=slow))
     monkeypatch.setattr(horovod, "_is_on_gpu", lambda variable: True)
     monkeypatch.setattr(horovod, "note_collective", lambda *what: noted.append(what))
