@@ -259,7 +259,9 @@ class CommMeasurement:
         """Returns the transports that only the other environment can have: those of its engine."""
         backend = self.other.backend if self.other else ""
         return [
-            name for name in TRANSPORTS if missing_packages(name) and backend in _packages(name)
+            name
+            for name, kind in TRANSPORTS.items()
+            if missing_packages(name) and backend in kind.packages
         ]
 
     def report(self, outcomes: Sequence[CommOutcome], started: str) -> dict[str, Any]:
@@ -323,7 +325,3 @@ def gradients_of(num_bytes: int, operation: str) -> str | None:
     """Returns the benchmark whose gradients have a size, in bytes; None: no benchmark's."""
     names = {size: name for name, size in GRADIENT_BYTES.items()}
     return names.get(num_bytes) if operation == ALLREDUCE else None
-
-
-def _packages(name: str) -> tuple[str, ...]:
-    return TRANSPORTS[name].packages
