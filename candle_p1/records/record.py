@@ -106,7 +106,10 @@ def write_so_far(path: Path, record: RunRecord) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    write_atomically(_so_far(path), _text_of(record))
+    text = json.dumps(record.model_dump(mode="json", exclude_unset=True), ensure_ascii=False)
+    beside = _so_far(path).with_suffix(".new")  # not synced, which would take most of the time
+    beside.write_bytes(text.encode(errors="replace"))
+    beside.replace(_so_far(path))
 
 
 def read_so_far(path: Path) -> RunRecord:
@@ -128,7 +131,7 @@ def continue_record(path: Path, record: RunRecord) -> None:
     """
     reserve(path, RESERVED_BYTES)
     write_atomically(path, _text_of(record))
-    _so_far(path).unlink(missing_ok=True)
+    _remove_so_far(path)
 
 
 def begin_record(path: Path, record: RunRecord) -> None:
@@ -154,7 +157,7 @@ def write_record(path: Path, record: RunRecord) -> None:
     """
     write_per_rank(path, record)
     write_atomically(path, _text_of(record))
-    _so_far(path).unlink(missing_ok=True)
+    _remove_so_far(path)
     release(path)
 
 
@@ -193,6 +196,11 @@ def read_record(path: Path) -> RunRecord:
 
 def _so_far(path: Path) -> Path:
     return path.with_name(f".{path.name}.so-far")
+
+
+def _remove_so_far(path: Path) -> None:
+    for each in (_so_far(path), _so_far(path).with_suffix(".new")):
+        each.unlink(missing_ok=True)
 
 
 def _plausible(value: Any, place: tuple[Any, ...] = ()) -> Any:
