@@ -42,6 +42,7 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     """
     found = find_benchmark(benchmark)
     params = found.read_parameters(flags)  # what is wrong is found before anything starts
+    found.check_tables(params)
     check_tensorboard(params)
     launch = on_this_machine(num_ranks, [sys.executable, str(found.script), *flags])
     if not may_restart(params):

@@ -282,6 +282,15 @@ def test_the_help_of_a_benchmark_is_broken_between_words(width, monkeypatch):
         assert any(word.startswith(last) for word in words)
 
 
+def test_a_file_of_another_format_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"PAR1")
+    files = ("--train_data", tmp_path / "x.csv", "--test_data", tmp_path / "x.csv")
+    result = invoke("run", "nt3", "--np", 2, *files, "--output_dir", tmp_path / "out")
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "x.csv: the file is a Parquet file: convert it with" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_run_shows_the_command_line_it_would_start():
     result = invoke("run", "nt3", "--np", 2, "--dry-run", "--", "--epochs", 16)
     assert result.exit_code == 0
