@@ -244,9 +244,9 @@ class Cluster:
             wrap: Returns what a rank runs in place of a command, such as `in_container`.
         """
         command = wrap([sys.executable, *map(str, argv)])
-        line = launchers.mpirun(sum(num_ranks_of_nodes), command).command
-        program, *rest = line
-        del rest[rest.index("--host") :][:2]
+        program, *rest = launchers.mpirun(sum(num_ranks_of_nodes), command).command
+        here = rest.index("--host")
+        del rest[here : here + 2]
         used = zip(self._names, num_ranks_of_nodes, strict=False)
         settings = {"plm_ssh_agent": str(self._agent), "prte_if_include": INTERFACE}
         options = [word for name, value in settings.items() for word in ("--prtemca", name, value)]
