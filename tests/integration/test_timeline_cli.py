@@ -138,7 +138,8 @@ def test_what_a_user_can_fix(small, words, error, message):
 
 
 def test_a_run_whose_phases_have_no_start_times(small, tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps(RUNNING))
+    record = RUNNING | {"started": "2026-01-01T00:00:00.000+00:00"}  # as in the timeline
+    (tmp_path / "run.json").write_text(json.dumps(record))
     result = invoke("slice", small, "--record", tmp_path / "run.json")
     assert isinstance(result.exception, CandleError)
     args = {"start_time_since_epoch_in_micros": 1767225600000000}
