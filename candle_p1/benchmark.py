@@ -361,11 +361,7 @@ class Benchmark(ABC):
         return params.with_settings({}, check_flags(params))
 
     def check_tables(self, params: ParameterSet) -> None:
-        """Reads the first lines of the tables that a run with bound parameters is given.
-
-        Raises:
-            DataError: One has another format, separator or header than its layout.
-        """
+        """Raises DataError if a table that a run is given does not begin as its layout has it."""
         for role in self.needed_files(params):
             path, layout = params[self.files[role]], self.layouts.get(role)
             if path and layout:

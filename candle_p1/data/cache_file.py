@@ -94,11 +94,10 @@ def describe_source(source: Source, layout: CsvLayout) -> dict[str, Any]:
         DataError: The file cannot be read, or begins otherwise than the layout has it.
     """
     source.read_head(layout)  # a cache may be older than what is refused by now
-    num_bytes, changed_ns, _ = source.state
     return {
         "path": str(source.path.resolve()),
-        "bytes": num_bytes,
-        "changed_ns": changed_ns,
+        "bytes": source.num_bytes,
+        "changed_ns": source.state[1],
         "samples_xxh3": source.digest(whole=False),
         "layout": json.loads(json.dumps(asdict(layout))),
     }

@@ -162,8 +162,6 @@ class Reader:
             with open_together(path, SerialCommunicator()) as source:
                 try:
                     contents.append(read(path))
-                except DataError:
-                    raise
                 except UNREADABLE as error:
                     raise DataError(f"the file cannot be read: {error}", path) from error
                 finally:
@@ -210,7 +208,16 @@ class Reader:
         """
         described = self.identify()
         for role, path in self.files.paths.items():
-            described[role]["sha256"] = self._sha256_as_read(role, path)
+            sha256 = states = None
+            with suppress(OSError):  # it may be gone
+                sha256 = self.files.sha256.get(role) or _sha256(path)
+                states = _states(path)
+            if states != self.files.states[role]:
+                sha256 = None
+                self.warn(
+                    f"{path}: it was changed after it was read: the record has no digest of it"
+                )
+            described[role]["sha256"] = sha256
         return described
 
     def identify(self) -> dict[str, dict[str, Any]]:
@@ -228,15 +235,6 @@ class Reader:
                 "values_sha256": self.digests.get(role),
             }
         return described
-
-    def _sha256_as_read(self, role: str, path: Path) -> str | None:
-        """Returns the SHA-256 of a file or directory; None if it is not what was read any more."""
-        with suppress(OSError):
-            sha256 = self.files.sha256.get(role) or _sha256(path)
-            if _states(path) == self.files.states[role]:
-                return sha256
-        self.warn(f"{path}: it was changed after it was read, so the record has no digest of it")
-        return None
 
 
 def describe_together(

@@ -258,10 +258,7 @@ def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int
 
 
 def file_state(status: os.stat_result) -> tuple[int, int, int]:
-    """Returns what tells a file from others and from itself before a change, on all nodes alike.
-
-    It is its size, the time of its last change in ns, and its inode.
-    """
+    """Returns a file's size, time of change in ns, and inode, which are the same on all nodes."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 

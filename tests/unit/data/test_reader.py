@@ -108,9 +108,7 @@ def test_no_digest_is_recorded_of_a_file_that_was_not_read(reader, tmp_path, cha
         path.write_text("3,4\n")
     described = reader.describe()
     assert [role for role, facts in described.items() if facts["sha256"] is None] == ["csv"]
-    assert reader.warnings == [
-        f"{path}: it was changed after it was read, so the record has no digest of it"
-    ]
+    assert reader.warnings[0].startswith(f"{path}: it was changed after it was read")
 
 
 def test_a_file_that_changes_while_it_is_loaded_is_refused(reader):
