@@ -83,11 +83,9 @@ class Changes:
         for phase in (LOAD, WAIT):  # ranks wait for the loading of others
             if phase in times:
                 times[phase] = times[phase] * (1 - shares + shares / self.file_system)
-        if EXPOSED in times:
-            waits_s = samples.turn_waits_s
-            times[EXPOSED] = (times[EXPOSED] - waits_s) / self.network + waits_s
-        if TRANSFER in times:
-            times[TRANSFER] = times[TRANSFER] / self.network
+        for phase in (EXPOSED, TRANSFER):
+            if phase in times:
+                times[phase] = times[phase] / self.network
         return replace(samples, phases_s=times)
 
 

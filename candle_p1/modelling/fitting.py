@@ -102,7 +102,6 @@ def choose(
     designs: Sequence[Array],
     values: Array,
     groups: NDArray[np.int64],
-    fallbacks: NDArray[np.bool_],
     random: np.random.Generator,
 ) -> ChosenFits:
     """Returns for each sample the candidate that predicts held-out runs best.
@@ -116,7 +115,6 @@ def choose(
         designs: For each candidate the terms of every run, weighted, shape (runs, terms).
         values: The weighted values, shape (samples, runs).
         groups: The size of every run, as a number, shape (runs,).
-        fallbacks: Which candidates are taken only where they predict better, shape (candidates,).
         random: For ties.
 
     Raises:
@@ -147,7 +145,6 @@ def choose(
     tied = eligible <= eligible.min(axis=1, keepdims=True) * (1 + ALIKE) + ALIKE**2
     order = random.random(tied.shape)
     order[0] = np.arange(len(designs)) / len(designs)
-    order += fallbacks
     choices = np.where(tied, order, np.inf).argmin(axis=1)
     return ChosenFits(choices, coefficients, scores)
 

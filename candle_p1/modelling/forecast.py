@@ -166,7 +166,6 @@ class ForecastPoint:
         energy_gain: Likewise for the energy.
         shares: The share of each phase in the time.
         extrapolation: By which factor the ranks are outside those that are known.
-        is_crowded: Whether more threads compute than there are cores.
     """
 
     series: str
@@ -179,7 +178,6 @@ class ForecastPoint:
     energy_gain: ValueInterval | None
     shares: Mapping[str, float]
     extrapolation: float
-    is_crowded: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it as JSON."""
@@ -188,7 +186,6 @@ class ForecastPoint:
             "ranks": self.num_ranks,
             "can_run": self.can_run,
             "extrapolation": self.extrapolation,
-            "oversubscribed": self.is_crowded,
             "shares": dict(self.shares),
         }
         intervals = {
@@ -301,7 +298,6 @@ def _point(
         energy_gain,
         {phase: seconds / whole_s for phase, seconds in times.items()},
         found.extrapolation,
-        found.is_crowded,
     )
 
 

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.crowding import separate, turn_loss
 from candle_p1.modelling.observation import POWER_GROUPS
 from candle_p1.modelling.phase_fit import (
-    PARAMETER_CONFIDENCE,
     TINY,
     FittedParameter,
     PhaseFit,
@@ -28,8 +26,8 @@ from candle_p1.modelling.phase_fit import (
     scale_of,
     uncertain_scatter,
 )
-from candle_p1.modelling.phases import EXPOSED, PHASES, POWER, candidates, free_candidates
-from candle_p1.modelling.samples import TimeSamples, ValueInterval
+from candle_p1.modelling.phases import PHASES, POWER, candidates, free_candidates
+from candle_p1.modelling.samples import TimeSamples
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from candle_p1.modelling.crowding import TurnLoss
     from candle_p1.modelling.observation import Observation
     from candle_p1.modelling.phases import Candidate
     from candle_p1.modelling.shape import JobShape
@@ -72,8 +69,6 @@ class RunModel:
 
     Attributes:
         observations: The runs that the phases were fitted to.
-        crowded: Further ones, with more threads than cores, that tell only what these lose.
-        turn_loss: What they lose beyond taking turns.
         phases: The fit of each phase.
         powers: The fits of power; empty where it was not measured.
         degrees: The degrees of freedom of the deviations.
@@ -86,8 +81,6 @@ class RunModel:
     """
 
     observations: Sequence[Observation]
-    crowded: Sequence[Observation]
-    turn_loss: TurnLoss
     phases: Sequence[PhaseFit]
     powers: Sequence[PhaseFit]
     degrees: int
@@ -100,36 +93,12 @@ class RunModel:
     @property
     def rank_counts(self) -> list[int]:
         """The numbers of ranks of all runs that it was made from."""
-        return sorted({each.shape.num_ranks for each in (*self.observations, *self.crowded)})
+        return sorted({each.shape.num_ranks for each in self.observations})
 
     @property
     def parameters(self) -> list[FittedParameter]:
-        """The coefficients of all phases and powers, and what crowded runs lose if it is known."""
-        found = [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
-        loss = self.turn_loss
-        if loss.num_runs:
-            found.append(
-                FittedParameter(
-                    "all phases",
-                    "share lost by ranks that share cores, beyond taking turns",
-                    "",
-                    ValueInterval.of(loss.shares, PARAMETER_CONFIDENCE),
-                    False,
-                    loss.num_runs,
-                )
-            )
-        if loss.num_waiting:
-            found.append(
-                FittedParameter(
-                    EXPOSED,
-                    "waiting of ranks that share cores, for each step and other thread of a core",
-                    "s",
-                    ValueInterval.of(loss.waits_s, PARAMETER_CONFIDENCE),
-                    False,
-                    loss.num_waiting,
-                )
-            )
-        return found
+        """The coefficients of all phases and powers."""
+        return [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
 
     def extrapolation(self, num_ranks: int) -> float:
         """Returns by which factor a number of ranks is outside those that were measured."""
@@ -154,10 +123,9 @@ class RunModel:
                 deviating = seconds + self.scatter[:, i] * np.maximum(seconds, least)
                 times[name] = np.maximum(deviating, LEAST_SHARE * seconds)
             form = np.exp(log2(factor) * self.form)
-        times = {name: each * form for name, each in self.turn_loss.add_to(times, shape).items()}
-        waits_s = self.turn_loss.turn_waits_s(shape) * form
+        times = {name: each * form for name, each in times.items()}
         watts = self._watts(shape, times, runs=runs)
-        return TimeSamples(shape.num_ranks, times, watts, factor, shape.is_crowded, waits_s)
+        return TimeSamples(shape.num_ranks, times, watts, factor)
 
     def _watts(
         self, shape: JobShape, phases: Iterable[str], *, runs: bool
@@ -202,7 +170,6 @@ def fit_model(
             " takes at least 2 numbers of ranks"
         )
     random = np.random.default_rng(seed)
-    observations, crowded = separate(observations)
     shapes = [each.shape for each in observations]
     totals_s = np.array([each.total_s for each in observations])
     values = {name: np.array([each.phases_s[name] for each in observations]) for name in PHASES}
@@ -235,11 +202,8 @@ def fit_model(
     form_error = float(np.sqrt(np.mean(np.square([FORM_ERROR, *errors]))))
     form = form_error * random.standard_normal(num_samples)
     form[0] = 0.0
-    turns_s = [sum(float(fit.at(each.shape)[0]) for fit in fits) for each in crowded]
     return RunModel(
         observations,
-        crowded,
-        turn_loss(observations, crowded, turns_s, num_samples, random),
         fits,
         powers,
         degrees,

@@ -105,7 +105,7 @@ def shape_rule(records: Sequence[RunRecord], ranks_per_node: int | None = None) 
     Args:
         records: The records of finished runs that differ in nothing else; at least one.
         ranks_per_node: The ranks that fill a node; by default, as many as the fullest node had, or
-            any number where all runs had one node.
+            where all runs had one node, as many as have cores there.
 
     Raises:
         ModelError: The plan of the runs is not one of this version.
@@ -120,7 +120,7 @@ def shape_rule(records: Sequence[RunRecord], ranks_per_node: int | None = None) 
     if ranks_per_node is None:
         on_node = max(shape.ranks_on_node for shape in shapes)
         alone = all((record.num_nodes or 1) == 1 for record in records)
-        ranks_per_node = 2**31 if alone else on_node
+        ranks_per_node = _room(shapes) if alone else on_node
     shares_samples = plan.data_parallel == SHARED_SAMPLES
     num_samples = largest.data.num_train if largest.data else None
     if num_samples is None:  # not in every record; samples beyond a limit of the steps are unknown
@@ -166,6 +166,16 @@ def _shape(record: RunRecord) -> JobShape | None:
         data.loader in COOPERATIVE,
         BYTES_PER_WEIGHT * model.num_parameters,
     )
+
+
+def _room(shapes: Sequence[JobShape]) -> int:
+    """Returns the ranks that fit a node: any number where its cores do not limit them."""
+    threads = {shape.threads for shape in shapes}
+    cores = shapes[0].cores_per_node
+    if not cores:
+        return 2**31
+    # Ranks that have divided the cores of a node between them do so for other numbers, too.
+    return cores // threads.pop() if len(threads) == 1 else cores
 
 
 def _phases_s(record: RunRecord, shape: JobShape) -> dict[str, float]:

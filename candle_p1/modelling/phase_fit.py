@@ -134,8 +134,7 @@ def fit_phase(
     weights = 1 / scale[used]
     groups = np.array([hash(shape) for shape in shapes])[used]
     weighted = [design[used] * weights[:, None] for design in designs]
-    fallbacks = np.array([any(term.is_fallback for term in each) for each in tried])
-    fits = choose(weighted, samples[:, used] * weights, groups, fallbacks, random)
+    fits = choose(weighted, samples[:, used] * weights, groups, random)
     choice = fits.choices[0]
     coefficients = fits.coefficients[choice]
     assert coefficients is not None

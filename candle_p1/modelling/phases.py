@@ -45,7 +45,6 @@ class ModelTerm:
         of: Returns the term for a shape, without the coefficient.
         is_rate: Whether the inverse of the coefficient is shown, such as bytes per second.
         is_free: Whether no law stands behind it.
-        is_fallback: Whether it is taken only where it predicts better than others.
     """
 
     name: str
@@ -53,7 +52,6 @@ class ModelTerm:
     of: Callable[[JobShape], float]
     is_rate: bool = False
     is_free: bool = False
-    is_fallback: bool = False
 
 
 Candidate = tuple[ModelTerm, ...]
@@ -74,34 +72,23 @@ def _sent_bytes(shape: JobShape) -> float:
 
 
 def _constant(name: str) -> ModelTerm:
-    return ModelTerm(name, "s", lambda shape: shape.crowding)
-
-
-def _uncrowded(name: str) -> ModelTerm:
-    return ModelTerm(f"{name}, however crowded the cores", "s", lambda _: 1.0, is_fallback=True)
+    return ModelTerm(name, "s", lambda _: 1.0)
 
 
 def _shared(name: str) -> ModelTerm:
     """What the cores of a node slow each other: they share memory, caches and a power limit."""
     name = f"{name}, for each other core of the node that is busy"
-    return ModelTerm(name, "s", lambda shape: shape.crowding * shape.busy_neighbours)
+    return ModelTerm(name, "s", lambda shape: float(shape.busy_neighbours))
 
 
 _GROWING = ModelTerm("start-up, for each doubling of the ranks", "s", lambda s: log2(s.num_ranks))
 _PARSE = ModelTerm(
-    "rate at which a rank reads and parses", "bytes/s", lambda s: s.file_bytes * s.crowding, True
-)
-_READ = ModelTerm(
-    "rate at which a rank reads and parses, however crowded the cores",
-    "bytes/s",
-    lambda s: float(s.file_bytes),
-    is_rate=True,
-    is_fallback=True,
+    "rate at which a rank reads and parses", "bytes/s", lambda s: float(s.file_bytes), True
 )
 _PARSE_SHARING = ModelTerm(
     "rate lost in parsing to each other core of the node that is busy",
     "bytes/s",
-    lambda s: s.file_bytes * s.crowding * s.busy_neighbours,
+    lambda s: float(s.file_bytes * s.busy_neighbours),
     True,
 )
 _CONTEND = ModelTerm(
@@ -128,61 +115,56 @@ _ROWS_OF_OTHERS = ModelTerm(
     lambda s: s.file_bytes * (s.num_nodes - 1) / s.num_nodes,
     True,
 )
-_SLOWEST_LOADER = ModelTerm(
-    "standard deviation of the ranks' loading", "s", lambda s: _slowest(s) * s.crowding
-)
+_SLOWEST_LOADER = ModelTerm("standard deviation of the ranks' loading", "s", _slowest)
 _MEET = ModelTerm("meeting before the broadcast", "s", _several)
 _TREE_BYTES = ModelTerm(
-    "rate of the broadcast", "bytes/s", lambda s: _several(s) * s.weight_bytes * s.crowding, True
+    "rate of the broadcast", "bytes/s", lambda s: _several(s) * s.weight_bytes, True
 )
-_TREE_LEVELS = ModelTerm(
-    "broadcast, for each level of the tree", "s", lambda s: log2(s.num_ranks) * s.crowding
-)
-_SAMPLE = ModelTerm("computing, for each sample", "s", lambda s: s.samples * s.crowding)
+_TREE_LEVELS = ModelTerm("broadcast, for each level of the tree", "s", lambda s: log2(s.num_ranks))
+_SAMPLE = ModelTerm("computing, for each sample", "s", lambda s: float(s.samples))
 _SAMPLE_SHARED = ModelTerm(
     "computing that threads share, for each sample, on one thread",
     "s",
-    lambda s: s.samples * s.crowding / s.threads,
+    lambda s: s.samples / s.threads,
 )
-_STEP = ModelTerm("computing, for each step", "s", lambda s: s.steps * s.crowding)
+_STEP = ModelTerm("computing, for each step", "s", lambda s: float(s.steps))
 _SAMPLE_SHARING = ModelTerm(
     "computing, for each sample and other core of the node that is busy",
     "s",
-    lambda s: s.samples * s.crowding * s.busy_neighbours,
+    lambda s: float(s.samples * s.busy_neighbours),
 )
 _SENT = ModelTerm(
     "rate at which gradients are averaged, as far as back-propagation does not hide it",
     "bytes/s",
-    lambda s: s.steps * _sent_bytes(s) * s.crowding,
+    lambda s: s.steps * _sent_bytes(s),
     True,
 )
 _ROUNDS = ModelTerm(
     "averaging, for each step and doubling of the ranks",
     "s",
-    lambda s: s.steps * log2(s.num_ranks) * s.crowding,
+    lambda s: s.steps * log2(s.num_ranks),
 )
 _IMBALANCE = ModelTerm(
     "waiting for the slowest rank, for each step",
     "s",
-    lambda s: s.steps * _several(s) * s.crowding,
+    lambda s: s.steps * _several(s),
 )
-_EPOCH = ModelTerm("validation of an epoch", "s", lambda s: s.epochs * s.crowding)
+_EPOCH = ModelTerm("validation of an epoch", "s", lambda s: float(s.epochs))
 _EPOCH_SHARED = ModelTerm(
-    "validation of an epoch, on one rank", "s", lambda s: s.epochs * s.crowding / s.num_ranks
+    "validation of an epoch, on one rank", "s", lambda s: s.epochs / s.num_ranks
 )
 _EPOCH_SHARING = ModelTerm(
     "validation of an epoch, for each other core of the node that is busy",
     "s",
-    lambda s: s.epochs * s.crowding * s.busy_neighbours,
+    lambda s: float(s.epochs * s.busy_neighbours),
 )
-_TESTING = ModelTerm("evaluation, on one rank", "s", lambda s: s.crowding / s.num_ranks)
+_TESTING = ModelTerm("evaluation, on one rank", "s", lambda s: 1 / s.num_ranks)
 _FIRST_SHARED = ModelTerm(
-    "first step, as far as threads share it, on one thread", "s", lambda s: s.crowding / s.threads
+    "first step, as far as threads share it, on one thread", "s", lambda s: 1 / s.threads
 )
 
 _LOAD_ALONE: tuple[Candidate, ...] = (
     (_PARSE,),
-    (_READ,),
     (_PARSE, _PARSE_SHARING),
     (_PARSE, _NEIGHBOURS),
     (_PARSE, _CONTEND),
@@ -197,7 +179,6 @@ _LOAD_TOGETHER: tuple[Candidate, ...] = (
 _OTHERS: dict[str, tuple[Candidate, ...]] = {
     STARTUP: (
         (_constant("start-up"),),
-        (_uncrowded("start-up"),),
         (_constant("start-up"), _shared("start-up")),
         (_constant("start-up"), _GROWING),
     ),
@@ -212,7 +193,6 @@ _OTHERS: dict[str, tuple[Candidate, ...]] = {
     ),
     FIRST_STEP: (
         (_constant("first step"),),
-        (_uncrowded("first step"),),
         (_FIRST_SHARED,),
         (_constant("first step"), _FIRST_SHARED),
         (_constant("first step"), _shared("first step")),

@@ -62,17 +62,12 @@ class TimeSamples:
         watts: The power of the job in each phase, likewise; None where it is not known.
         extrapolation: By which factor the number of ranks is outside those that are known; 1 within
             them.
-        is_crowded: Whether more threads compute than there are cores.
-        turn_waits_s: The part of exposed communication in which ranks wait for a turn on their
-            core, which no network shortens, shape (samples,) or 0.
     """
 
     num_ranks: int
     phases_s: Mapping[str, Array]
     watts: Mapping[str, Array] | None
     extrapolation: float
-    is_crowded: bool = False
-    turn_waits_s: Array | float = 0.0
 
     @property
     def total_s(self) -> Array:

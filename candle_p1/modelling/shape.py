@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from candle_p1.scaling import scale_batch_size
@@ -61,22 +61,14 @@ class JobShape:
         return self.steps * self.batch_size
 
     @property
-    def crowding(self) -> float:
-        """How many threads compute on each core: at least 1, and more if ranks share cores."""
-        if not self.cores_per_node:
-            return 1.0
-        return max(1.0, self.ranks_on_node * self.threads / self.cores_per_node)
-
-    @property
     def busy_neighbours(self) -> int:
         """The cores of a node that compute for other ranks than one."""
-        busy = self.ranks_on_node * self.threads
-        return max(0, min(busy, self.cores_per_node or busy) - self.threads)
+        return (self.ranks_on_node - 1) * self.threads
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more threads compute than there are cores, so that times are illustrations."""
-        return self.crowding > 1
+        """Whether more threads compute than there are cores, so that no law holds."""
+        return self.ranks_on_node * self.threads > (self.cores_per_node or inf)
 
     @property
     def readers_on_node(self) -> int:

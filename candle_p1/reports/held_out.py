@@ -127,8 +127,7 @@ def held_out_table(times: Sequence[HeldOutTime], prefix: str) -> ReportTable:
     notes = (
         "The models were not fitted to these runs. Measured is their median. Low and high are the"
         " ends of 90 % prediction intervals for single runs; those of phases do not add up to that"
-        " of the whole run. Where there are more threads than cores, the wait in steps is counted"
-        " as exposed communication, though a part of it falls on computing.",
+        " of the whole run.",
     )
     title = "Model: runs that were held out"
     return ReportTable(f"{prefix}-model-held-out", title, headings, tuple(rows), notes)

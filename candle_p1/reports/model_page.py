@@ -8,7 +8,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.samples import ValueInterval
 from candle_p1.reports.figures.registry import draw_figures, model_kinds
 from candle_p1.reports.held_out import held_out_table, held_out_times, runs_inside
 from candle_p1.reports.model_tables import model_tables
@@ -208,11 +207,6 @@ def _series(each: ModelledSeries) -> dict[str, Any]:
         "degrees_of_freedom": model.degrees,
         "form_error_per_doubling": model.form_error,
         "extrapolation_errors": list(model.extrapolation_errors),
-        "turn_loss": {
-            "share": ValueInterval.of(model.turn_loss.shares).to_dict(),
-            "wait_s": ValueInterval.of(model.turn_loss.waits_s).to_dict(),
-            "runs": model.turn_loss.num_runs,
-        },
         "parameters": [_parameter(parameter) for parameter in model.parameters],
         "phases": _phases(model),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from candle_p1.modelling.changes import usual_changes
 from candle_p1.modelling.forecast import what_if
 from candle_p1.modelling.model import BAD_FIT
-from candle_p1.modelling.samples import TimeSamples, ValueInterval
+from candle_p1.modelling.samples import ValueInterval
 from candle_p1.reports.modelled import BEYOND, badly_fitted, fitted_words
 from candle_p1.reports.quantities import TOTAL
 from candle_p1.reports.table import ReportTable
@@ -62,7 +62,7 @@ def sizes_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
                     interval.high,
                     100 * (interval.value / measured.value - 1) if measured else None,
                     found.extrapolation,
-                    _size_remark(each, num, found),
+                    "held out" if point and num not in each.model.rank_counts else "",
                 )
             )
     return ReportTable(
@@ -75,15 +75,6 @@ def sizes_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
         tuple(rows),
         (INTERVAL, fitted_words(modelled)),
     ).without_empty_columns()  # fmt: skip
-
-
-def _size_remark(each: ModelledSeries, num_ranks: int, found: TimeSamples) -> str:
-    words = []
-    if each.series.at(num_ranks) and num_ranks not in each.model.rank_counts:
-        words.append("held out")
-    if found.is_crowded:
-        words.append("more threads than cores")
-    return ", ".join(words)
 
 
 def what_if_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTable:
@@ -157,8 +148,7 @@ def parameters_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportT
                 )
             )
     notes = (
-        "Low and high are the ends of 95 % intervals, from a bootstrap over runs; what ranks that"
-        " share cores lose is drawn from what is possible, by its likelihood. A rate without a"
+        "Low and high are the ends of 95 % intervals, from a bootstrap over runs. A rate without a"
         " high end may be infinite, that is, its term may take no time. A free term has no law"
         " behind it, so it says nothing about other sizes.",
         fitted_words(modelled),
@@ -276,6 +266,4 @@ def _point_remark(point: ForecastPoint) -> str:
         words.append("the ranks cannot have equal shares of the epochs; rounded up")
     if point.extrapolation > 1:
         words.append("not measured")
-    if point.is_crowded:
-        words.append("more threads than cores")
     return ", ".join(words)

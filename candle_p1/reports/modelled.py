@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.changes import Changes
-from candle_p1.modelling.crowding import ASSUMED_WAIT_S, MOST_LOST
 from candle_p1.modelling.forecast import RecordSource
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import observe, shape_rule
 from candle_p1.modelling.samples import PREDICTION_CONFIDENCE
-from candle_p1.reports.points import describe
+from candle_p1.reports.points import Point, Series, describe
 from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from candle_p1.modelling.model import RunModel
     from candle_p1.modelling.phase_fit import PhaseFit
     from candle_p1.modelling.shape import JobShape, ShapeRule
-    from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.points import Experiment
     from candle_p1.reports.runs import RecordedRun
 
 POOLED = ("batch_size", "epochs")
@@ -39,14 +38,16 @@ class ModelledSeries:
     """A series with its model.
 
     Attributes:
-        series: The series, with runs on numbers of ranks that were held out.
+        series: The series without crowded runs, but with those that were held out.
         model: The model, which others share that differ in POOLED only.
         rule: How the shape of its runs follows from the number of ranks.
+        crowded: The shapes of the runs that were left out, of all series that share the model.
     """
 
     series: Series
     model: RunModel
     rule: ShapeRule
+    crowded: Mapping[RecordedRun, JobShape]
 
     @property
     def name(self) -> str:
@@ -93,14 +94,21 @@ def model_experiment(
             key = tuple((k, repr(v)) for k, v in sorted(series.settings.items()) if k not in POOLED)
             pools[key].append(series)
     modelled, missing = [], []
-    for whole in pools.values():
+    for every in pools.values():
+        crowded = _crowded(every)
+        left_out = _left_out(crowded.values())
+        whole = [_without(each, crowded) for each in every]
         used = {each: _runs(each, options.held_out) for each in whole}
+        reasons = {
+            each: "all of its runs are held out" if each.timed else left_out
+            for each in whole
+            if not used[each]
+        }
         pool = [each for each in whole if used[each]]
         if not pool:
-            missing.append((_pool_name(whole), "all of its runs are held out"))
+            missing.append((_pool_name(whole), "; ".join(dict.fromkeys(reasons.values()))))
             continue
-        left_out = [each.name for each in whole if not used[each]]
-        missing += [(name, "all of its runs are held out") for name in left_out]
+        missing += [(each.name, reason) for each, reason in reasons.items()]
         runs = [run for each in pool for run in used[each]]
         found = [each for run in runs if (each := observe(run.record, run.place))]
         try:
@@ -111,16 +119,46 @@ def model_experiment(
             ]
             model = fit_model(found, options.allreduce_s)
         except ModelError as error:
-            missing.append((_pool_name(pool), str(error)))
+            missing.append((_pool_name(pool), f"{error}; {left_out}" if left_out else str(error)))
             continue
         for series, rule in zip(pool, rules, strict=True):
-            modelled.append(ModelledSeries(series, model, rule))
+            modelled.append(ModelledSeries(series, model, rule, crowded))
     return tuple(modelled), tuple(missing)
 
 
 def _runs(series: Series, held_out: frozenset[int]) -> list[RecordedRun]:
     points = [point for point in series.timed if point.num_ranks not in held_out]
     return [run for point in points for run in point.runs]
+
+
+def _crowded(pool: Iterable[Series]) -> dict[RecordedRun, JobShape]:
+    """Returns the runs with more threads than cores, with their shapes."""
+    runs = [run for series in pool for run in _runs(series, frozenset())]
+    shapes = {run: found.shape for run in runs if (found := observe(run.record))}
+    return {run: shape for run, shape in shapes.items() if shape.is_crowded}
+
+
+def _without(series: Series, crowded: Mapping[RecordedRun, JobShape]) -> Series:
+    points = [
+        Point(point.num_ranks, tuple(run for run in point.all_runs if run not in crowded))
+        for point in series.points
+    ]
+    return Series(series.settings, tuple(points))
+
+
+def _left_out(shapes: Iterable[JobShape]) -> str:
+    """Returns which runs are left out, and why; nothing if there are none."""
+    kinds = Counter(
+        (s.num_ranks, s.threads, s.ranks_on_node, s.cores_per_node or 0) for s in shapes
+    )
+    runs = [
+        f"{count(num, 'run')} on {count(ranks, 'rank')} of {count(threads, 'thread')}"
+        f" ({on_node} on a node of {count(cores, 'core')})"
+        for (ranks, threads, on_node, cores), num in sorted(kinds.items())
+    ]
+    if not runs:
+        return ""
+    return f"left out of the model, which takes at most one thread for each core: {listed(runs)}"
 
 
 def _pool_name(pool: Sequence[Series]) -> str:
@@ -141,32 +179,20 @@ def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
         f" {_form(models)} What no measured size shows, such as a network or a file system that"
         " saturates, the model cannot know."
     )
-    return f"{words}{_crowding(modelled, models)}"
+    crowded = {run: shape for each in modelled for run, shape in each.crowded.items()}
+    left_out = _left_out(crowded.values())
+    return f"{words}{_further_nodes(modelled)}" + (f" {left_out.capitalize()}." if left_out else "")
 
 
-def _crowding(modelled: Sequence[ModelledSeries], models: Sequence[RunModel]) -> str:
-    """Returns what is known of runs with more threads than cores; nothing if there are none."""
-    if any(each.shape.is_crowded for model in models for each in model.observations):
-        return " Some runs had more threads than cores; their times are illustrations."
-    if not any(each.rule.at(num).is_crowded for each in modelled for num in each.counts()):
+def _further_nodes(modelled: Sequence[ModelledSeries]) -> str:
+    """Returns where ranks are placed that do not fit on the node of the runs, if they had one."""
+    shapes = [observed.shape for each in modelled for observed in each.model.observations]
+    if any(shape.num_nodes > 1 or not shape.cores_per_node for shape in shapes):
         return ""
-    words = " Where there are more threads than cores, ranks take turns: times are illustrations."
-    numbers = sorted({model.turn_loss.num_runs for model in models})
-    if numbers[-1]:
-        runs = listed([count(num, "such run") for num in numbers if num])
-        words += (
-            f" What ranks lose beyond their turns is known from {runs}; how much of it is waiting"
-            " in steps, only as far as the runs differ in the share of their time that this takes."
-        )
-    if not numbers[0]:
-        least_s, most_s = ASSUMED_WAIT_S
-        words += (
-            f" That ranks{' of other series' * bool(numbers[-1])} then lose 0 to"
-            f" {percent(MOST_LOST)} beyond their turns, and in each step wait {1e3 * least_s:g} to"
-            f" {1e3 * most_s:g} ms for each other thread of their core, is an assumption, because"
-            " no such run was fitted."
-        )
-    return words
+    return (
+        " All runs were on one node; ranks that do not fit on it are predicted on further nodes of"
+        " its kind, whose network was not measured."
+    )
 
 
 def _fitted(model: RunModel) -> str:

@@ -182,9 +182,10 @@ def predict_runs(
     predictions, reasons = [], []
     for experiment in experiments:
         modelled, missing = model_experiment(experiment, ModelOptions(allreduce_s, ranks_per_node))
-        reasons += [f"{name}: {reason}" for name, reason in missing]
+        lacking = [f"{name}: {reason}" for name, reason in missing]
+        reasons += lacking
         if modelled:
-            predictions.append(_predict(experiment, modelled, ranks, changes))
+            predictions.append(_predict(experiment, modelled, ranks, changes, lacking))
     if not predictions:
         known = sorted({run.benchmark for run in runs.runs if run.is_timed})
         raise ModelError(
@@ -200,6 +201,7 @@ def _predict(
     modelled: Sequence[ModelledSeries],
     ranks: Sequence[int],
     changes: Changes,
+    lacking: Sequence[str],
 ) -> Prediction:
     base = next(
         (each.name for each in modelled if each.series.settings.get("loader") == ORIGINAL_LOADER),
@@ -210,7 +212,7 @@ def _predict(
     if changes != Changes():
         plain = forecast({each.name: each.source() for each in modelled}, ranks, base)
     title = f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}, on {experiment.machine}"
-    notes = [fitted_words(modelled)]
+    notes = [fitted_words(modelled), *lacking]
     for each in modelled:
         notes += [
             f"{each.name}: {fit.name} is badly fitted; held-out runs are missed by"

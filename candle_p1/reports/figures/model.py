@@ -85,21 +85,11 @@ def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
             xs = [counts[i] for i in chosen]
             ys = [intervals[i].value for i in chosen]
             axes.plot(xs, ys, style, color=COLORS[0], lw=1.3, label=label)
-    crowded = {num for num in counts if each.rule.at(num).is_crowded}
-    for is_crowded, marker, label in (
-        (False, "o", "measured run"),
-        (True, "x", "measured run, with more threads than cores"),
-    ):
-        dots = [
-            (point.num_ranks, value)
-            for point in each.series.timed
-            if (point.num_ranks in crowded) == is_crowded
-            for value in point.values(TOTAL.of)
-        ]
-        if dots:
-            looks: dict[str, Any] = {"s": 16, "marker": marker, "color": COLORS[1], "zorder": 3}
-            xs, ys = [num for num, _ in dots], [value for _, value in dots]
-            axes.scatter(xs, ys, label=label, **looks)
+    dots = [
+        (point.num_ranks, value) for point in each.series.timed for value in point.values(TOTAL.of)
+    ]
+    xs, ys = [num for num, _ in dots], [value for _, value in dots]
+    axes.scatter(xs, ys, label="measured run", s=16, marker="o", color=COLORS[1], zorder=3)
     count_axis(axes, counts, "ranks")
     axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
     return min(found.low for found in intervals), max(found.high for found in intervals)
@@ -152,7 +142,8 @@ def _models(
     experiment: Experiment, series: Sequence[Series], options: ModelOptions | None
 ) -> list[ModelledSeries]:
     found, missing = model_experiment(experiment, options or ModelOptions())
-    modelled = [each for each in found if each.series in series and len(each.counts()) > 1]
+    shown = [each.settings for each in series]
+    modelled = [each for each in found if each.series.settings in shown and len(each.counts()) > 1]
     if not modelled:
         reasons = dict.fromkeys(reason for _, reason in missing)
         raise MissingDataError("; ".join(reasons) or "all runs are on the same number of ranks")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -49,13 +47,6 @@ def test_what_is_not_possible_is_refused(words, message):
     with pytest.raises(ParameterError, match=message) as caught:
         parse_changes(words)
     assert "--set" in str(caught.value)
-
-
-def test_no_network_shortens_the_wait_for_a_turn():
-    found = replace(samples(), turn_waits_s=np.full(200, 3.0))
-    faster = Changes(network=2).apply_to_times(found, None)
-    assert faster.phases_s[EXPOSED] == pytest.approx(np.full(200, 3.0 + 1.0 / 2))
-    assert faster.phases_s[TRANSFER] == pytest.approx(np.full(200, 1.0))
 
 
 def test_epochs_and_batches_change_the_shape():

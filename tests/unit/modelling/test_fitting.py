@@ -14,12 +14,10 @@ SIZES = np.array([0, 0, 1, 1, 2, 2])
 CONSTANT = np.ones((6, 1))
 LINEAR = COUNTS[:, None]
 BOTH = np.stack([np.ones(6), COUNTS], axis=1)
-NO_FALLBACKS = np.zeros(3, bool)
 
 
-def chosen(values, designs=(CONSTANT, LINEAR, BOTH), sizes=SIZES, fallbacks=NO_FALLBACKS):
-    random = np.random.default_rng(0)
-    return choose(designs, np.atleast_2d(values), sizes, fallbacks[: len(designs)], random)
+def chosen(values, designs=(CONSTANT, LINEAR, BOTH), sizes=SIZES):
+    return choose(designs, np.atleast_2d(values), sizes, np.random.default_rng(0))
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,9 +68,7 @@ def test_samples_choose_at_random_between_what_cannot_be_told_apart():
     # Both are the same at the sizes that ran, and differ elsewhere.
     values = np.tile([2.0, 2.1, 4.0, 4.1], (400, 1))
     designs = [COUNTS[:4, None], COUNTS[:4, None].copy()]
-    found = choose(designs, values, SIZES[:4], np.array([False, False]), np.random.default_rng(0))
+    found = choose(designs, values, SIZES[:4], np.random.default_rng(0))
     assert found.choices[0] == 0
     assert found.alike() == [0, 1]
     assert 0.4 < found.choices.mean() < 0.6
-    fallback = choose(designs, values, SIZES[:4], np.array([False, True]), np.random.default_rng(0))
-    assert (fallback.choices == 0).all()

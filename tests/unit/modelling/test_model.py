@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.crowding import ASSUMED_WAIT_S, MOST_LOST, turn_loss
 from candle_p1.modelling.model import BAD_FIT, FORM_ERROR, fit_model
 from candle_p1.modelling.observation import Observation
-from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD, STARTUP
+from candle_p1.modelling.phases import COMPUTE, EXPOSED, LOAD
 from candle_p1.modelling.samples import ValueInterval
 from tests.modelled_runs import (
     BYTES_PER_S,
@@ -145,167 +144,12 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
     assert np.median(model.predict(other).phases_s[COMPUTE]) == pytest.approx(expected, rel=0.05)
 
 
-def crowded_runs(counts, loss=0.0, repeats=3, noise=0.01, wait_s=0.004, **changes):
-    """Returns runs on two cores, of which those with more ranks lose something beyond turns.
-
-    Args:
-        counts: The numbers of ranks.
-        loss: The share that they lose.
-        repeats: The runs on each number of ranks.
-        noise: How much times scatter.
-        wait_s: The wait of each step for each other thread of a core.
-        changes: See `shape_of`.
-    """
-
-    def in_turns(shape):
-        times = {name: seconds * shape.crowding for name, seconds in lawful_times(shape).items()}
-        times[EXPOSED] += wait_s * shape.steps * (shape.crowding - 1)
-        return {name: seconds * (1 + loss * shape.is_crowded) for name, seconds in times.items()}
-
-    return [
-        lawful_run(
-            np.random.default_rng(10 * num + i), num, noise, in_turns, cores_per_node=2, **changes
-        )
-        for num in counts
-        for i in range(repeats)
-    ]
-
-
-def test_ranks_that_share_cores_take_turns_and_are_assumed_to_lose_more():
-    model = fit_model(crowded_runs((1, 2)))
-    found = model.predict(shape_of(4, cores_per_node=2))
-    assert found.is_crowded
-    lost = 1 + MOST_LOST / 2
-    of_samples = 2 * 8 * 50 * 20 * SAMPLE_S
-    assert np.median(found.phases_s[COMPUTE]) == pytest.approx(lost * of_samples, rel=0.05)
-    assert np.median(found.phases_s[STARTUP]) == pytest.approx(lost * 20, rel=0.05)
-    interval = ValueInterval.of(found.total_s)
-    for loss in (0.02, MOST_LOST - 0.02):
-        run = crowded_runs((4,), loss, 1)[0]
-        assert interval.low < run.total_s < interval.high
-    assert (interval.high - interval.low) / 2 < 0.25 * interval.value
-    assert model.turn_loss.num_runs == 0
-    assert not any(each.phase == "all phases" for each in model.parameters)
-
-
-@pytest.mark.parametrize("wait_s", ASSUMED_WAIT_S)
-def test_in_every_step_ranks_that_share_cores_are_assumed_to_wait(wait_s):
-    many = {"steps_per_epoch": 2000, "batch_size": 1, "weight_bytes": 60_000}
-    model = fit_model(crowded_runs((1, 2), **many))
-    found = model.predict(shape_of(4, cores_per_node=2, **many))
-    interval = ValueInterval.of(found.total_s)
-    run = crowded_runs((4,), MOST_LOST / 2, 1, wait_s=wait_s, **many)[0]
-    assert interval.low < run.total_s < interval.high
-    without = crowded_runs((4,), 0.0, 1, wait_s=0.0, **many)[0]
-    assert without.total_s < interval.low
-    # More threads on a core wait for more others; a single rank waits for none.
-    lost = 1 + MOST_LOST / 2
-    waits_s = [
-        np.median(model.curve(shape_of(num, cores_per_node=2, **many)).phases_s[EXPOSED]) / lost
-        for num in (4, 8)
-    ]
-    assert waits_s[1] - waits_s[0] == pytest.approx(2 * 16_000 * 0.004, rel=0.2)
-    found = model.predict(shape_of(4, cores_per_node=2, **many))
-    assert (found.turn_waits_s <= found.phases_s[EXPOSED]).all()
-    assert np.median(found.turn_waits_s) == pytest.approx(waits_s[0] * lost, rel=0.1)
-    alone = model.curve(shape_of(1, threads=4, cores_per_node=2, **many))
-    assert np.median(alone.phases_s[EXPOSED]) == 0
-
-
-def test_the_wait_is_known_from_runs_with_few_and_with_many_steps():
-    few = {"steps_per_epoch": 50, "weight_bytes": 60_000}
-    many = few | {"steps_per_epoch": 4000, "batch_size": 1}
-    planted = {"loss": 0.1, "wait_s": 0.005}
-    runs = [run for each in (few, many) for run in crowded_runs((1, 2, 4), **planted, **each)]
-    model = fit_model(runs)
-    (wait,) = (each for each in model.parameters if "waiting of ranks that share" in each.name)
-    (share,) = (each for each in model.parameters if each.phase == "all phases")
-    assert (wait.num_runs, share.num_runs) == (6, 6)
-    assert wait.value.low < 0.005 < wait.value.high
-    assert wait.value.high < 2 * wait.value.low
-    assert share.value.value == pytest.approx(0.1, abs=0.05)
-    # Where waits take one share of the time of all runs, these cannot tell them from the loss.
-    (wait,) = (
-        each
-        for each in fit_model(crowded_runs((1, 2, 4), **planted, **many)).parameters
-        if "waiting of ranks that share" in each.name
-    )
-    assert wait.value.high > 3 * wait.value.low
-
-
-@pytest.mark.parametrize("wait_s", [0.0005, 0.012])
-def test_runs_may_tell_of_other_waits_than_are_assumed(wait_s):
-    few = {"steps_per_epoch": 50, "weight_bytes": 60_000}
-    many = few | {"steps_per_epoch": 4000, "batch_size": 1}
-    planted = {"loss": 0.1, "wait_s": wait_s}
-    runs = [run for each in (few, many) for run in crowded_runs((1, 2, 4), **planted, **each)]
-    interval = ValueInterval.of(
-        fit_model(runs).predict(shape_of(8, cores_per_node=2, **many)).total_s
-    )
-    (run,) = crowded_runs((8,), repeats=1, **planted, **many)
-    assert interval.low < run.total_s < interval.high
-
-
-@pytest.mark.parametrize("num_runs", [1, 1000])
-@pytest.mark.parametrize("scatter", [0.001, 0.6])
-def test_the_loss_is_finite_for_few_and_for_many_runs(num_runs, scatter):
-    random = np.random.default_rng(0)
-    crowded = crowded_runs((4,), repeats=num_runs)
-    turns_s = [run.total_s / np.exp(scatter * random.standard_normal()) for run in crowded]
-    loss = turn_loss([], crowded, turns_s, 999, random)
-    assert np.isfinite([loss.shares, loss.waits_s]).all()
-    assert loss.shares.min() > -1
-    # A single run leaves as much open as what is assumed does.
-    if num_runs == 1:
-        assert np.std(np.log1p(loss.shares)) > 0.9 * np.log1p(MOST_LOST) / np.sqrt(12)
-
-
-def test_ranks_that_do_not_wait_for_others_tell_nothing_of_waits():
-    alone = [
-        lawful_run(np.random.default_rng(i), 1, 0.01, cores_per_node=2, threads=threads)
-        for threads in (1, 4)
-        for i in range(3)
-    ]
-    model = fit_model([*alone, *crowded_runs((2,))])
-    assert (model.turn_loss.num_runs, model.turn_loss.num_waiting) == (3, 0)
-    assert any(each.phase == "all phases" for each in model.parameters)
-    assert not any("waiting of ranks that share" in each.name for each in model.parameters)
-
-
-@pytest.mark.parametrize("loss", [0.0, 0.5])
-def test_what_ranks_lose_that_share_cores_is_known_from_runs_that_did(loss):
-    model = fit_model(crowded_runs((1, 2, 4), loss))
-    assert (len(model.observations), len(model.crowded)) == (6, 3)
-    (lost,) = (each for each in model.parameters if each.phase == "all phases")
-    assert lost.num_runs == 3
-    assert lost.value.value == pytest.approx(loss, abs=0.03)
-    assert lost.value.low < loss < lost.value.high
-    assert model.extrapolation(8) == 2
-    interval = ValueInterval.of(model.predict(shape_of(8, cores_per_node=2)).total_s)
-    for run in crowded_runs((8,), loss):
-        assert interval.low < run.total_s < interval.high
-
-
 def test_every_sample_of_a_run_takes_time_however_much_runs_scatter():
     for seed in range(20):
         model = model_of(seed, (1, 2), 2, noise=1.0)
         for num_ranks in (1, 8, 64):
             assert model.predict(shape_of(num_ranks)).total_s.min() > 0
             assert model.curve(shape_of(num_ranks)).total_s.min() > 0
-
-
-@pytest.mark.parametrize("loss", [-0.9, 5.0])
-def test_every_sample_of_a_run_takes_time_whatever_ranks_lose_that_share_cores(loss):
-    model = fit_model(crowded_runs((1, 2, 4), loss, noise=0.1))
-    assert model.predict(shape_of(8, cores_per_node=2)).total_s.min() > 0
-
-
-def test_laws_are_fitted_to_crowded_runs_where_there_are_no_others():
-    model = fit_model(crowded_runs((4, 8), 0.5))
-    assert (len(model.observations), len(model.crowded)) == (6, 0)
-    found = model.predict(shape_of(8, cores_per_node=2))
-    expected_s = crowded_runs((8,), 0.5, 1, noise=0.0)[0].total_s
-    assert np.median(found.total_s) == pytest.approx(expected_s, rel=0.03)
 
 
 def test_energy_is_power_times_time_of_all_ranks():
@@ -360,15 +204,14 @@ def test_the_same_seed_gives_the_same_model():
     assert rate.value.low < BYTES_PER_S < rate.value.high
 
 
-def test_cores_that_slow_each_other_before_ranks_share_them_are_told_from_the_runs():
-    """On a node of two cores, of which the second slows the first by a quarter."""
+def test_cores_that_slow_each_other_are_told_from_the_runs():
+    """On nodes of two cores, of which the second slows the first by a quarter."""
 
     def slowed(shape):
-        return lawful_times(shape) | {
-            COMPUTE: shape.samples * SAMPLE_S * shape.crowding * (1 + 0.25 * (shape.num_ranks > 1))
-        }
+        slower = 1 + 0.25 * (shape.ranks_on_node > 1)
+        return lawful_times(shape) | {COMPUTE: shape.samples * SAMPLE_S * slower}
 
     model = model_of(0, (1, 2), times=slowed, noise=0.01, cores_per_node=2)
-    four = shape_of(4, cores_per_node=2)
+    four = shape_of(4, cores_per_node=2, ranks_on_node=2)
     predicted_s = np.median(model.predict(four).phases_s[COMPUTE])
-    assert predicted_s == pytest.approx(slowed(four)[COMPUTE] * (1 + MOST_LOST / 2), rel=0.05)
+    assert predicted_s == pytest.approx(slowed(four)[COMPUTE], rel=0.05)

@@ -98,20 +98,26 @@ def test_other_numbers_of_ranks_have_the_steps_of_their_own_plans(
         )
 
 
-def test_ranks_that_share_a_node_share_its_cores():
-    records = [record(1, threads=2), record(2, threads=1)]
-    rule = shape_rule(records)
-    assert [rule.at(num).threads for num in (1, 2, 4)] == [2, 1, 1]
-    assert [rule.at(num).crowding for num in (1, 2, 4)] == [1, 1, 2]
-    assert rule.at(4).num_nodes == 1
-    several = shape_rule(records, ranks_per_node=2)
-    assert (several.at(8).num_nodes, several.at(8).crowding) == (4, 1)
+@pytest.mark.parametrize(
+    ("threads", "expected_threads", "expected_nodes"),
+    [((4, 2), [4, 2, 1, 1], [1, 1, 1, 2]), ((2, 2), [2, 2, 2, 2], [1, 1, 2, 4])],
+)
+def test_ranks_that_share_a_node_share_its_cores(threads, expected_threads, expected_nodes):
+    cores = {"environment": {"node_cores": 4}}
+    records = [record(num, threads=threads[num - 1], **cores) for num in (1, 2)]
+    shapes = [shape_rule(records).at(num) for num in (1, 2, 4, 8)]
+    assert [shape.threads for shape in shapes] == expected_threads
+    assert [shape.num_nodes for shape in shapes] == expected_nodes
+    assert not any(shape.is_crowded for shape in shapes)
+    assert shape_rule(records, ranks_per_node=2).at(8).num_nodes == 4
 
 
-def test_ranks_on_gpus_do_not_share_cores():
-    rule = shape_rule([record(device="NVIDIA V100")])
-    assert rule.at(64).crowding == 1
-    assert shape_of(64, cores_per_node=None).crowding == 1
+def test_only_ranks_on_cores_can_be_crowded():
+    assert shape_of(4, threads=2, cores_per_node=7).is_crowded
+    assert not shape_of(4, threads=2, cores_per_node=8).is_crowded
+    assert not shape_of(64, cores_per_node=None).is_crowded
+    on_gpus = shape_rule([record(device="NVIDIA V100")]).at(64)
+    assert (on_gpus.num_nodes, on_gpus.is_crowded) == (1, False)
 
 
 def test_readers_are_the_threads_of_a_node_and_at_most_its_cores():
@@ -132,9 +138,7 @@ def test_a_record_without_a_plan_has_no_shape():
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "threads", "cores", "expected"),
-    [(1, 1, 2, 0), (2, 1, 2, 1), (8, 1, 2, 1), (3, 2, 8, 4), (1, 4, 2, 0), (4, 1, None, 3)],
+    ("num_ranks", "threads", "expected"), [(1, 1, 0), (2, 1, 1), (3, 2, 4), (1, 4, 0)]
 )
-def test_the_other_cores_that_are_busy_are_at_most_all(num_ranks, threads, cores, expected):
-    shape = shape_of(num_ranks, threads=threads, cores_per_node=cores)
-    assert shape.busy_neighbours == expected
+def test_the_cores_of_other_ranks_are_busy(num_ranks, threads, expected):
+    assert shape_of(num_ranks, threads=threads).busy_neighbours == expected
