@@ -269,6 +269,8 @@ class ScalingPlan:
     @property
     def warnings(self) -> list[str]:
         """What the user may not expect."""
+        if self.warmup_epochs and self.warmup_learning_rate == self.learning_rate:
+            return [f"the warm-up has no effect: it begins at {self.learning_rate:g}, too"]
         if self.warmup_epochs <= self.epochs_per_rank:
             return []
         return [

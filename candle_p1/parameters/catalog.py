@@ -559,7 +559,6 @@ INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
 _ACTS_WITH: tuple[tuple[str, Needs], ...] = (
     ("averaging check_replicas compression stall_shutdown_s", {SEVERAL_RANKS: ()}),
     ("data_parallel epochs_scaling batch_scaling lr_scaling", {SEVERAL_RANKS: ()}),
-    ("warmup_epochs", {SEVERAL_RANKS: (), "base_lr": ()}),
     ("warmup_by base_lr", {"warmup_epochs": ()}),
     ("patience", {"early_stop": ()}),
     ("test_steps", {"eval_bool": ()}),

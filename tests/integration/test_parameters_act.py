@@ -144,7 +144,7 @@ CASES = {
     "mllog": Case("True", FILES),
     # NT3's own
     "classes": Case("3", on=NT3),
-    "reduce_lr": Case("False", given="--epochs 14 --learning_rate 9 --reduce_lr True", on=NT3),
+    "reduce_lr": Case("False", given="--epochs 14 --learning_rate 1e-9 --reduce_lr True", on=NT3),
     "add_noise": Case("True", on=NT3),
     "label_noise": Case("0.6", given="--add_noise True", on=NT3),
     "noise_correlated": Case("True", given="--add_noise True", on=NT3),
@@ -163,7 +163,7 @@ CASES = {
     "residual": Case("True", given="--dense 16 16", on=P1B1),
     "alpha_dropout": Case("True", given="--dropout 0.2", on=P1B1),
     "epsilon_std": Case("2", given="--model vae", on=P1B1),
-    "warmup_lr": Case("True", on=P1B1),
+    "warmup_lr": Case("True", given="--batch_size 50", on=P1B1),
     "use_landmark_genes": Case("True", given="--feature_subsample 0", on=P1B1),
     "landmark_data": Case("f", "tests/unit/test_benchmark.py", on=P1B1),
     "cp": Case("True", FILES, on=P1B1),

@@ -180,6 +180,14 @@ def test_warmup_rises_linearly_to_the_scaled_learning_rate():
     assert plan.warnings == []
 
 
+def test_a_warmup_that_raises_nothing_is_said():
+    for num_ranks, warmup_from, is_said in ((1, None, True), (1, 1e-5, False), (2, None, False)):
+        plan = ScalingPlan.make(
+            **NT3 | {"num_ranks": num_ranks, "warmup_epochs": 1, "warmup_from": warmup_from}
+        )
+        assert bool(plan.warnings) is is_said
+
+
 def test_a_warmup_longer_than_training_does_not_reach_the_scaled_rate():
     plan = ScalingPlan.make(num_ranks=96, warmup_epochs=5, **NT3)
     assert plan.epochs_per_rank == 4
