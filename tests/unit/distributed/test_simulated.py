@@ -157,7 +157,7 @@ def test_an_error_of_one_rank_of_many_reaches_all():
 
 
 def test_a_table_is_read_by_many_ranks_together(tmp_path):
-    rows = np.arange(600 * 5, dtype=np.float32).reshape(600, 5)
+    rows = np.arange(1, 600 * 5 + 1, dtype=np.float32).reshape(600, 5)
     path = tmp_path / "table.csv"
     np.savetxt(path, rows, fmt="%d", delimiter=",")
 
