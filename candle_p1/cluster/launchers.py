@@ -163,9 +163,10 @@ def mpirun_version(path: str) -> str:
     """
     command = [path, "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode:
-        raise SetupError(f"{path} does not start: {done.stderr.strip()}")
     lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        why = done.stderr.strip() or "it prints no version"
+        raise SetupError(f"{path} does not start: {why}")
     return " ".join(" ".join(lines[: 2 if lines[0].startswith("HYDRA") else 1]).split())
 
 

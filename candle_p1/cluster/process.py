@@ -140,7 +140,7 @@ def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int
         if info.si_signo in SIGNALS:
             ended_by = ended_by or info.si_signo
     if not (ended_by and process.returncode):
-        return process.returncode
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
     with suppress(OSError):  # of a terminal that was closed
         name = signal.Signals(ended_by).name
         print(f"{SHOW_CURSOR}\ncandle-p1: interrupted by {name}", flush=True)

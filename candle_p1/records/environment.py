@@ -91,7 +91,8 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
 
     A container may be told the machine's name of its group, and see only the mount.
     """
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():  # a kernel's option
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             mount = root / "sys/fs/cgroup" / (controller if controllers else "")

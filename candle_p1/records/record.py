@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +120,10 @@ def read_so_far(path: Path) -> RunRecord:
         RecordError: As `read_record`.
     """
     record = read_record(path)
-    has_more = record.status == "running" and _so_far(path).exists()
-    return read_record(_so_far(path)) if has_more else record
+    if record.status == "running":
+        with suppress(RecordError):  # there is none, or a node was lost before it was on the disk
+            return read_record(_so_far(path))
+    return record
 
 
 def continue_record(path: Path, record: RunRecord) -> None:

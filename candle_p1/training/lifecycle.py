@@ -20,6 +20,7 @@ import traceback
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,12 +141,11 @@ class Run:
     def note(self, **sections: Any) -> None:
         """Keeps what rank 0 has measured so far, for the record of a run that ends early.
 
+        If it cannot be written, as on a full disk, a warning says so, and the run goes on.
+
         Args:
             sections: Sections of the record; phases are added, and the energy of a single node, or
                 else of all nodes when the last checkpoint was saved.
-
-        Raises:
-            OSError: It cannot be written.
         """
         if self.comm.rank != 0:
             return
@@ -161,7 +161,11 @@ class Run:
             phases=summarize_phases([completed], [self.start]),
             **sections,
         )
-        write_so_far(self.record_path, self._so_far)
+        try:
+            write_so_far(self.record_path, self._so_far)
+        except OSError as error:
+            self._next_note_s = inf
+            self.screen.warn(f"if this run ends early, what it has measured is lost: {error}")
 
     def note_epochs(self, epochs: GatheredEpochs) -> None:
         """Keeps the epochs so far, for at most a hundredth of the time; for rank 0."""
@@ -169,7 +173,8 @@ class Run:
         if begin_s >= self._next_note_s:
             self.note(training={"epochs": epochs.so_far()})
             end_s = time.perf_counter()
-            self._next_note_s = end_s + max(1.0, 100 * (end_s - begin_s))
+            next_s = end_s + max(1.0, 100 * (end_s - begin_s))
+            self._next_note_s = max(next_s, self._next_note_s)  # infinite after an error
 
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.

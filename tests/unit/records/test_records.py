@@ -22,6 +22,7 @@ from candle_p1.records.record import (
     extend_record,
     make_record,
     read_record,
+    read_so_far,
     write_record,
     write_so_far,
 )
@@ -115,6 +116,9 @@ def test_a_run_that_ends_early_leaves_what_it_had_measured(path):
     assert (failed.status, failed.training.epochs[0].metrics) == ("failed", {"loss": 0.5})
     assert list(path.parent.iterdir()) == [path]
     assert "epoch 1: loss 0.5" in "".join(summary(failed))
+    write_record(path, record)
+    path.with_name(f".{path.name}.so-far").touch()  # a node was lost before it was on the disk
+    assert read_so_far(path) == record
     with pytest.raises(RecordError, match="known to its end"):
         extend_record(planted_record("p1b1", 3), known_until_s=1.0)
 
