@@ -1,7 +1,8 @@
-"""What all commands share: help, suggestions, a benchmark's flags, files to write, completion."""
+"""What commands share: help, numbers, a benchmark's flags, files to write, completion."""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for "-" while help is laid out, because click breaks lines at hyphens."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers: click's own lets nan through, which is outside of no range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number, or fails as click's other types do."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class HelpText(click.HelpFormatter):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_loaders
+from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange, Group, complete_loaders
 from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_conv import conv_command
 from candle_p1.cli.bench_gpu import gpu_command
@@ -21,7 +21,6 @@ from candle_p1.cli.bench_options import (
 )
 from candle_p1.cli.bench_start import start_command
 from candle_p1.errors import ParameterError
-from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:

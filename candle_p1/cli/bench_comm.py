@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from candle_p1.cli.base import Command, write_output
+from candle_p1.cli.base import Command, FiniteRange, write_output
 from candle_p1.cli.bench_options import (
     json_option,
     output_file_option,
     show,
     with_progress,
 )
-from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import Command, complete_benchmark
+from candle_p1.cli.base import Command, FiniteRange, complete_benchmark
 from candle_p1.cli.bench_options import count_option, json_option, show, with_progress
-from candle_p1.finite_range import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import Command, Group, write_output
+from candle_p1.cli.base import Command, FiniteRange, Group, write_output
 from candle_p1.errors import CandleError, ParameterError
-from candle_p1.finite_range import FiniteRange
 from candle_p1.text import count
 
 if TYPE_CHECKING:

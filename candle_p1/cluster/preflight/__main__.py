@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import platform
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,6 @@ from candle_p1.distributed.comm import check_ranks, connect
 from candle_p1.distributed.gpus import requested_gpus
 from candle_p1.distributed.launch_environment import NODE_VARIABLE, launched_rank, node_name
 from candle_p1.errors import EXIT_CODE, CandleError
-from candle_p1.finite_range import FiniteRange
 from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
@@ -37,10 +38,16 @@ if TYPE_CHECKING:
     Command = TypeVar("Command", bound=Callable[..., object])
 
 
+def _finite(_: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):  # click lets nan through
+        raise click.BadParameter(f"{value} is not a finite number.", param=option)
+    return value
+
+
 def _amount(flag: str, description: str) -> Callable[[Command], Command]:
     default = getattr(Needs, flag.removeprefix("--").replace("-", "_"))
-    kind = FiniteRange(0)
-    return click.option(flag, type=kind, default=default, show_default=True, help=description)
+    option = partial(click.option, flag, type=click.FloatRange(0), callback=_finite)
+    return option(default=default, show_default=True, help=description)
 
 
 @click.command("preflight", context_settings={"help_option_names": ["-h", "--help"]})
