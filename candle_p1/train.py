@@ -407,5 +407,5 @@ def _chosen_by_test(params: ParameterSet, data: DataSet) -> list[str]:
         return []
     return [
         f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"
-        " of the model that they choose are optimistic"
+        " of the chosen model are optimistic"
     ]

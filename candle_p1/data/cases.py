@@ -127,7 +127,7 @@ def _check_names(train: Table, test: Table, reader: Reader, uses_types: bool) ->
     if cases.num_matched:
         reader.warn(
             f"{cases.num_matched:,} of {cases.num_left:,} test cases are training cases, too: the"
-            " model is tested on what it has learned"
+            " model is tested on samples that it was trained on"
         )
     if uses_types:
         match(reader, "types", ("test", "train"), *types, "no case trains their outputs")

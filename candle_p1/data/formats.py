@@ -47,7 +47,7 @@ def wrong_first_line(line: str, layout: CsvLayout) -> str | None:
     fields = line.removeprefix(own).split(own)
     if not layout.header and len(fields) > 2 and fields == [str(i) for i in range(len(fields))]:
         return (
-            "the line counts (0, 1, 2, …), as a header does that pandas writes: write the file by"
+            "the line counts (0, 1, 2, …), as a header written by pandas does: write the file by"
             f" to_csv(header=False, index=False); {expected(layout)}"
         )
     return None
@@ -61,4 +61,4 @@ def expected(layout: CsvLayout) -> str:
     elif layout.label_column == 0:
         header += ", the label first in each line"
     separator = SEPARATORS.get(layout.separator, repr(layout.separator))
-    return f"expected is text in UTF-8 with fields separated by {separator}, {header}"
+    return f"expected: text in UTF-8 with fields separated by {separator}, {header}"

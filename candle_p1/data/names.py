@@ -76,7 +76,7 @@ def match(
     problem = ", and ".join(clauses)
     if effect and 2 * num_matched < (min(num_left, num_right) if is_part else num_left):
         raise DataError(
-            f"too few {what} match: {problem}; name files that belong together", paths[0]
+            f"too few {what} match: {problem}; give files that belong together", paths[0]
         )
     if effect and problem:
         reader.warn(f"{problem}: {effect}" if lacking else problem)

@@ -88,7 +88,7 @@ def check_room(file: int, num_bytes: int, directory: Path, num_ranks: int) -> No
     total, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     left = max(ROOM_LEFT * total, min(MPI_BYTES * num_ranks, total / 2) * (directory == MEMORY))
     if total and free - num_bytes < left:  # 0: a file system in memory without a limit
-        need = f"{free >> 20} MiB are free, of which {int(left) >> 20} must remain so"
+        need = f"{free >> 20} MiB are free, of which {int(left) >> 20} must remain free"
         raise OSError(errno.ENOSPC, need)
 
 

@@ -45,7 +45,7 @@ def summary(record: RunRecord) -> Iterator[str]:
         who = f" on rank {record.failure.rank}" if record.failure.rank is not None else ""
         yield f"failure{who}{where}: {record.failure.reason}"
     if record.known_until_s is not None:
-        yield f"it ended early; what rank 0 knew after {record.known_until_s:.1f} s:"
+        yield f"it ended early; rank 0 had measured, after {record.known_until_s:.1f} s:"
         for epoch in record.training.epochs[-1:] if record.training else ():
             metrics = (f"{name} {number_or_words(each)}" for name, each in epoch.metrics.items())
             yield f"epoch {epoch.epoch}: {', '.join(metrics)}"

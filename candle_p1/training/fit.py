@@ -309,7 +309,7 @@ def _describe(
         elif listed.early_stop.stopped_epoch:
             facts["stopped"] = (
                 f"early_stop: the validation loss did not fall for {params['patience']} epochs; the"
-                " model is that of the last one"
+                " model is that of the last epoch"
             )
         else:
             facts["stopped"] = "a callback of the benchmark ended it"

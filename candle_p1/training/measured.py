@@ -130,7 +130,7 @@ def unmet_requests(params: ParameterSet, facts: ModelFacts, *, reads_tables: boo
         reads_tables: Whether the loader has read any file.
     """
     found = [
-        f"{name} = {params[name]} ({params.origin(name)}): the model has {name} {has}"
+        f"{name} = {params[name]} ({params.origin(name)}): the model's {name} is {has}"
         for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
         if str(params[name]).lower() != has
     ]
@@ -141,8 +141,8 @@ def unmet_requests(params: ParameterSet, facts: ModelFacts, *, reads_tables: boo
         )
     if params.origin("kernels").is_explicit and params["kernels"] == "fast" and not fast.are_fast():
         found.append(
-            f"kernels = fast ({params.origin('kernels')}) has no effect: they exist for"
-            " TensorFlow on CPUs only"
+            f"kernels = fast ({params.origin('kernels')}) has no effect: fast kernels exist"
+            " for TensorFlow on CPUs only"
         )
     return found
 

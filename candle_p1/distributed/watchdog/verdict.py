@@ -201,8 +201,8 @@ class Judge:
         if not usage.total or usage.free >= 1 << 20:
             return ""
         return (
-            f" (the {usage.total >> 20} MiB of {MEMORY} are full: whoever writes to shared memory"
-            " dies of SIGBUS; enlarge it, in a container with --shm-size)"
+            f" (the {usage.total >> 20} MiB of {MEMORY} are full: SIGBUS kills a process that then"
+            " writes to shared memory; enlarge it, in a container with --shm-size)"
         )
 
 

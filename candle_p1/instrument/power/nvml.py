@@ -49,7 +49,7 @@ class NvmlSource(GpuSource):
             field = self._nvml.NVML_FI_DEV_POWER_AVERAGE, self._nvml.NVML_POWER_SCOPE_MODULE
             (found,) = self._nvml.nvmlDeviceGetFieldValues(handle, [field])
             if found.nvmlReturn or not found.value.uiVal:
-                raise SensorError("NVML does not tell the power of the module")
+                raise SensorError("NVML does not report the power of the module")
             return int(found.value.uiVal)
         return int(self._nvml.nvmlDeviceGetPowerUsage(handle))
 
