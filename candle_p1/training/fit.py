@@ -97,7 +97,10 @@ def train_model(
     """
     comm = this.comm
     if not params["train_bool"]:
-        model_of = f", the model is that of {restart.directory}" if restart else ""
+        model_of = ""
+        if restart:
+            restart.release()
+            model_of = f", the model is that of {restart.directory}"
         facts = {"epochs": [], "stopped": f"train_bool is False{model_of}"}
         return TrainingOutcome(keras.callbacks.History(), facts, Position(0, 0), Position(0, 0))
     start = restart.start if restart else Start()

@@ -160,17 +160,18 @@ class Restart:
         rate = self.facts["learning_rate"]
         if self.same_ranks:
             own = self._hand_out()
-            self._release()
+            self.release()
             state.restore_own(model, own, within_epoch=False)
             if self.facts["weights_only"]:
                 model.optimizer.learning_rate = rate
             return own
-        self._release()
+        self.release()
         seed_ranks(model, seed, self._comm.rank, self._epoch, self._step)
         model.optimizer.learning_rate = continued_learning_rate(rate, self.saved_plan, plan)
         return {}
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Lets go of the files of the checkpoint, on rank 0."""
         if self._checkpoint is not None:
             self._checkpoint.release()
 
