@@ -186,7 +186,13 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             "plan": plan.to_dict(),
             "distributed": averaging,
         }
-        this.note(**sections)
+
+        def warned() -> list[str]:
+            of_data = [*reader.loading.warnings, *reader.warnings]
+            of_params = [*params.warnings, *params.idle(comm.size)]
+            return [*this.watchdog.warnings, *of_params, *device.warnings, *of_data, *warnings]
+
+        this.note(**sections, warnings=warned())
         with phases("train"):
             of_data = {"identity": identity, "data": describe_data(reader)}
             trained = train_model(
@@ -244,17 +250,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             interrupted=trained.is_interrupted,
             **found,
             environment=captured,
-            warnings=[
-                *this.watchdog.warnings,
-                *params.warnings,
-                *params.idle(comm.size),
-                *device.warnings,
-                *reader.loading.warnings,
-                *reader.warnings,
-                *warnings,
-                *(problem.reason for problem in lost),
-                *models.warnings,
-            ],
+            warnings=[*warned(), *(problem.reason for problem in lost), *models.warnings],
         )
         if comm.rank == 0:
             this.screen.show_result(this.record, this.record_path)
