@@ -59,7 +59,7 @@ def _seconds(seconds: float | None, kind: TimeKind | None) -> str:
 def whole(record: RunRecord) -> Iterator[str]:
     """Yields what the parts of a continued run add up to."""
     added = record.whole
-    if added is None:
+    if added is None or added.num_parts == 1:
         return
     lost = "an unknown number of steps"
     if added.lost_steps is not None:

@@ -353,7 +353,7 @@ def _parameter_table(record: RunRecord) -> Table:
 def _not_comparable(record: RunRecord) -> Iterator[str]:
     training = record.training
     if is_continued(record):
-        yield "the run was continued from a checkpoint: do not compare its times"
+        yield "the run began from a checkpoint: do not compare its times"
     if training and training.traced:
         yield "Horovod's timeline was written: do not compare the times of this run"
     if training and training.profiled:
