@@ -179,7 +179,8 @@ class P1b1(Benchmark):
         sizes = [*(params["dense"] or ()), params["latent_dim"]]
         if params["residual"] and all(size != after for size, after in pairwise(sizes)):
             text = (
-                f"residual ({params.origin('residual')}) has no effect: no two of {sizes} are equal"
+                f"residual ({params.origin('residual')}) has no effect between layers of the sizes"
+                f" {sizes}, of which no two adjacent ones are equal"
             )
             params = params.with_settings({}, [text])
         if not params["warmup_lr"] or params["warmup_epochs"]:
