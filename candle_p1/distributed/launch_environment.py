@@ -251,6 +251,8 @@ OF_USERS = re.compile(
     "|LSB_DEFAULT.*"
 )
 """Variables that begin likewise, but that users and sites set."""
+DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""What schedulers set to the GPUs of an allocation on its node."""
 
 
 def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dict[str, str]:
@@ -261,13 +263,12 @@ def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dic
         here: Whether it is for ranks on this node, which the launcher would otherwise spread over
             the allocation; they keep its number of GPUs. Or it is for another job.
     """
-    return {
-        name: value
-        for name, value in environ.items()
-        if not ALLOCATION.match(name)
-        or OF_USERS.fullmatch(name)
-        or (here and name == "SLURM_GPUS_ON_NODE")
-    }
+    gone = {n for n in environ if ALLOCATION.match(n) and not OF_USERS.fullmatch(n)}
+    if here:
+        gone.discard("SLURM_GPUS_ON_NODE")
+    elif gone:
+        gone |= {*DEVICES}
+    return {name: value for name, value in environ.items() if name not in gone}
 
 
 def launcher_variable() -> str | None:

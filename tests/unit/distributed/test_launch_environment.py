@@ -164,15 +164,16 @@ OF_THE_ALLOCATION = """
 OF_THE_USER = """
     SLURM_CONF SLURM_CLUSTERS SBATCH_ACCOUNT PBS_CONF_FILE PBS_DEFAULT LSB_DEFAULTPROJECT
     LSF_ENVDIR OMPI_MCA_btl PRTE_MCA_plm_ssh_agent PMIX_PREFIX OMPI_ALLOW_RUN_AS_ROOT
-    HOROVOD_CYCLE_TIME PATH OMP_NUM_THREADS CUDA_VISIBLE_DEVICES CANDLE_P1_NODE PMODE
+    HOROVOD_CYCLE_TIME PATH OMP_NUM_THREADS CANDLE_P1_NODE PMODE
 """
 
 
 def test_what_describes_the_allocation_does_not_travel():
-    kept, gpus = OF_THE_USER.split(), "SLURM_GPUS_ON_NODE"
-    environ = dict.fromkeys([*OF_THE_ALLOCATION.split(), *kept, gpus], "1")
+    kept, gpus = OF_THE_USER.split(), ["SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"]
+    environ = dict.fromkeys([*OF_THE_ALLOCATION.split(), *kept, *gpus], "1")
     assert list(without_allocation(environ)) == kept
-    assert list(without_allocation(environ, here=True)) == [*kept, gpus]
+    assert list(without_allocation(environ, here=True)) == [*kept, *gpus]
+    assert "CUDA_VISIBLE_DEVICES" in without_allocation({"CUDA_VISIBLE_DEVICES": "1"})
 
 
 def read_threads():
