@@ -45,7 +45,8 @@ def test_the_papers_methods_are_compared(bench_load, tmp_path):
         assert result["ci95_s"] is None
         assert result["range_s"] == sorted(result["repeats_s"])
         assert result["peak_rank_bytes"] == result["peak_bytes"] >= result["matrix_bytes"]
-        assert result["file_bytes"] <= result["bytes_read"] < 2 * result["file_bytes"]
+        # The library reads what a first look at heads and bytes has read, too.
+        assert 0 <= result["bytes_read"] - 2 * result["file_bytes"] < 2**19
         assert set(result["per_file_median_s"]) == {"train", "test"}
         assert result["speedup"][result["method"]] == 1
         assert (result["num_ranks"], result["file_cache"]) == (1, "warm")
