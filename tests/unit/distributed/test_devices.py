@@ -176,8 +176,9 @@ print(keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_for
     ],
 )
 def test_keras_own_file_and_limits_change_no_run(execute, tmp_path, name, value, printed):
-    pytest.importorskip("keras", reason="no Keras backend is installed")
+    keras = pytest.importorskip("keras", reason="no Keras backend is installed")
     file = {"floatx": "float64", "epsilon": 0.1, "image_data_format": "channels_first"}
     (tmp_path / "keras.json").write_text(json.dumps(file))
-    environment = os.environ | {"KERAS_HOME": str(tmp_path), name: value}
+    settings = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": keras.backend.backend()}
+    environment = os.environ | settings | {name: value}
     assert printed in execute([sys.executable, "-c", KERAS], env=environment)[1]
