@@ -81,7 +81,7 @@ def what_if_table(modelled: Sequence[ModelledSeries], prefix: str) -> ReportTabl
     """Returns predictions with a faster file system or network, and with more epochs."""
     rows: list[tuple[Cell, ...]] = []
     for each in modelled:
-        measured = each.model.rank_counts[-1]
+        measured = each.series.timed[-1].num_ranks
         ranks = [num for num in each.counts() if num in (measured, BEYOND * measured)]
         changes = usual_changes(each.rule.at(measured).epochs)
 
