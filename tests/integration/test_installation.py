@@ -59,8 +59,7 @@ def trained(candle_p1, made, mpirun, place, request):
         directory = place / "output/EXP000/RUN000"
         if not directory.exists():
             flags = f"{NT3} {STEPS} --output_dir output"
-            output = candle_p1("run", "nt3", "--np", 2, "--", *flags.split())
-            assert str(directory / "run.json") in output
+            candle_p1("run", "nt3", "--np", 2, "--", *flags.split())
         return directory
 
     return trained
