@@ -222,7 +222,7 @@ job_launcher() {
 job_stage_env() {
   local archive=$1 id
   ! job_has candle_p1 || job_look_back # before the nodes get copies
-  [[ -r $archive ]] || job_fail "the environment $archive is gone: submit again with --stage-env"
+  [[ -r $archive ]] || job_fail "the environment $archive is gone: submit again with --stage_env"
   # A job that Slurm repeats keeps its id, and its nodes may have the copy of the first time.
   id=${SLURM_JOB_ID:+$SLURM_JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}}
   id=${id:-${PBS_JOBID:-${LSB_JOBID:+$LSB_JOBID-${LSB_JOBINDEX:-0}}}}

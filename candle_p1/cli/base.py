@@ -1,10 +1,15 @@
-"""What commands share: help, numbers, a benchmark's flags, files to write, completion."""
+"""What commands share: types of options, files to write, help, a benchmark's flags, completion."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,12 +21,15 @@ from candle_p1.text import wrap_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from candle_p1.benchmark import Benchmark
+    from candle_p1.reports.runs import Runs
+    from candle_p1.training.screen import Screen
 
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for "-" while help is laid out, because click breaks lines at hyphens."""
+STDOUT = Path("-")
+_STDOUT_KEY = f"{__name__}.stdout"
 
 
 class FiniteRange(click.FloatRange):
@@ -35,6 +43,77 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class NumberList(click.ParamType):
+    """Positive integers such as "1,2,4", each once and in the order given."""
+
+    name = "N,N,..."
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.most = most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:
+        """Returns the numbers, or fails as click's other types do."""
+        words = [word.strip() for word in value.split(",")]
+        for word in words:
+            if not re.fullmatch(r"[1-9][0-9]{0,9}", word) or int(word) > self.most:
+                self.fail(
+                    f"{word!r} is not an integer from 1 to {self.most:,}, as in 1,2,4.", param, ctx
+                )
+        return list(dict.fromkeys(map(int, words)))
+
+
+def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) -> Any:
+    """Returns an option that takes a file to write, in a directory where this is possible."""
+
+    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+        if allow_dash and path == STDOUT:
+            context.meta[_STDOUT_KEY] = sys.stdout
+            context.with_resource(redirect_stdout(sys.stderr))
+        elif path and not os.access(path.absolute().parent, os.W_OK):
+            raise ParameterError(f"{flag} {path}: the directory does not exist or is read-only")
+        return path
+
+    kind = click.Path(dir_okay=False, allow_dash=allow_dash, path_type=Path)
+    return click.option(flag, name, type=kind, callback=check, help=text)
+
+
+def json_option(what: str = "all results") -> Any:
+    """Returns the option --json, whose value `write_json` takes.
+
+    If it is "-", everything else that the command prints goes to standard error.
+    """
+    text = f"Write {what} to this file; - is standard output."
+    return file_option("--json", "json_file", text, allow_dash=True)
+
+
+def write_json(json_file: Path | None, content: Any) -> None:
+    """Writes what --json asks for, if it is given.
+
+    Raises:
+        ParameterError: The file cannot be written.
+    """
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    if json_file == STDOUT:
+        click.echo(text, nl=False, file=click.get_current_context().meta[_STDOUT_KEY])
+    elif json_file:
+        from candle_p1.training.screen import Screen
+
+        write_output("--json", json_file, text)
+        Screen().say(f"results: {json_file}")
+
+
+def read_runs(paths: Iterable[Path], screen: Screen) -> Runs:
+    """Reads all runs in or below some paths, and warns of records that cannot be read."""
+    from candle_p1.reports import runs
+
+    found = runs.read_runs(list(paths))
+    for record, reason in found.problems.items():
+        screen.warn(f"{record}: {reason}")
+    return found
 
 
 class HelpText(click.HelpFormatter):
@@ -61,9 +140,13 @@ class HelpText(click.HelpFormatter):
 
 
 class CommandContext(click.Context):
-    """The context of a command, with HelpText."""
+    """The context of a command, with HelpText; in names of options, "-" and "_" are the same."""
 
     formatter_class = HelpText
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.token_normalize_func = lambda name: name.replace("-", "_")
 
 
 class Command(click.Command):
@@ -143,7 +226,7 @@ class BenchmarkCommand(Command):
         first = next(each for each in self.params if isinstance(each, click.Argument))
         given = ctx.params.get(first.name or "")
         if given and given.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"{given} stands where {first.human_readable_name} has to be.")
+            ctx.fail(f"expected {first.human_readable_name}, got {given!r}.")
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:

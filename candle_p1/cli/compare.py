@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import Command, write_output
+from candle_p1.cli.base import Command, json_option, read_runs, write_json
 
 
 @click.command(
@@ -17,13 +16,8 @@ from candle_p1.cli.base import Command, write_output
 )
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the comparison to this file, with the values of all runs.",
-)
-def command(a: Path, b: Path, json_path: Path | None) -> None:
+@json_option("the comparison, with the values of all runs,")
+def command(a: Path, b: Path, json_file: Path | None) -> None:
     """Compare A and B: times of all phases, energy and quality, and list all differences.
 
     Each is a run.json, or a directory, which stands for all runs in or below it. A difference is
@@ -31,20 +25,11 @@ def command(a: Path, b: Path, json_path: Path | None) -> None:
     """
     from candle_p1.reports.compare import compare
     from candle_p1.reports.compare_show import tables
-    from candle_p1.reports.runs import read_runs
     from candle_p1.reports.sides import Side
     from candle_p1.training.screen import Screen
 
-    screen, sides = Screen(), []
-    for path in (a, b):
-        runs = read_runs([path])
-        for record, reason in runs.problems.items():
-            screen.warn(f"{record}: {reason}")
-        sides.append(Side(str(path), runs.runs))
-    comparison = compare(*sides)
+    screen = Screen()
+    comparison = compare(*(Side(str(path), read_runs([path], screen).runs) for path in (a, b)))
     for part in tables(comparison):
         screen.say(part)
-    if json_path:
-        text = json.dumps(comparison.to_dict(), indent=2, allow_nan=False)
-        write_output("--json", json_path, text + "\n")
-        screen.say(f"comparison: {json_path}")
+    write_json(json_file, comparison.to_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,14 @@ from typing import Any
 import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
-from candle_p1.cli.base import Command, Group, benchmark_argument, complete_benchmark
+from candle_p1.cli.base import (
+    Command,
+    Group,
+    benchmark_argument,
+    complete_benchmark,
+    json_option,
+    write_json,
+)
 from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
 from candle_p1.datasets.status import file_status, synthetic_sets
 from candle_p1.datasets.synthetic import make
@@ -82,7 +88,7 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     default=4,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many attempts in a row, after the first, may fail or bring too little.",
+    help="Maximum consecutive retries.",
 )
 @click.option(
     "--min_rate",
@@ -90,7 +96,7 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     default=1,
     show_default=True,
     type=click.IntRange(min=0),
-    help="An attempt is given up if it brings less than this, in KiB/s, over a minute.",
+    help="Retry where less than this arrives, in KiB/s, over a minute.",
 )
 @click.option(
     "--unpack_limit",
@@ -147,18 +153,14 @@ def fetch_command(
 @command.command("info", cls=Command, examples=["candle-p1 data info nt3"])
 @click.argument("benchmark", required=False, shell_complete=complete_benchmark)
 @click.option("--data_dir", "directory", type=PATH, help=f"The directory to look in; {DEFAULT}.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with complete checksums and paths."
-)
-def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -> None:
+@json_option("the same, with complete checksums,")
+def info_command(benchmark: str | None, directory: Path | None, json_file: Path | None) -> None:
     """Show which files BENCHMARK (by default, each one) has, and how to get the missing ones."""
     names = [benchmark] if benchmark else list_benchmarks()
     found = [_info(find_benchmark(name), directory) for name in names]
-    if as_json:
-        click.echo(json.dumps({"benchmarks": found}, indent=2))
-    else:
-        for info in found:
-            _show(info)
+    for info in found:
+        _show(info)
+    write_json(json_file, {"benchmarks": found})
 
 
 @command.command("cache", cls=Command, examples=["candle-p1 data cache --clear"])
@@ -169,17 +171,13 @@ def info_command(benchmark: str | None, directory: Path | None, as_json: bool) -
     help="The directory; by default cache/ in the data directory ($CANDLE_DATA_DIR).",
 )
 @click.option("--clear", is_flag=True, help="Remove all of them.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with complete paths.")
-def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
+@json_option("the list")
+def cache_command(directory: Path | None, clear: bool, json_file: Path | None) -> None:
     """Show the tables that the loader `cached` has stored, or remove them."""
     path = CacheSettings(directory).path
     caches = list(list_caches(path))
     if clear:
         clear_caches(path)
-    if as_json:
-        shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
-        click.echo(json.dumps({"caches": shown, "cleared": clear}, indent=2))
-        return
     screen = Screen()
     for cache in caches:
         source = cache.source["path"] if cache.source else "an unknown file"
@@ -188,6 +186,8 @@ def cache_command(directory: Path | None, clear: bool, as_json: bool) -> None:
     total_mib = sum(cache.num_bytes for cache in caches) / MIB
     where = "removed from" if clear else "in"
     screen.say(f"{count(len(caches), 'cached table')}, {total_mib:.1f} MiB, {where} {path}")
+    shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
+    write_json(json_file, {"caches": shown, "cleared": clear})
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from candle_p1.text import count
     cls=Command,
     examples=[
         "candle-p1 model output",
-        "candle-p1 model output --hold-out 4",
+        "candle-p1 model output --hold_out 4",
         "candle-p1 model output --comm comm.json -o model",
     ],
 )
@@ -29,7 +29,7 @@ from candle_p1.text import count
     help="A measurement of communication, from bench comm; gives latency and bandwidth.",
 )
 @click.option(
-    "--hold-out",
+    "--hold_out",
     "held_out",
     help="Numbers of ranks whose runs are not used, but compared with what is predicted for them.",
 )
@@ -69,7 +69,7 @@ def command(
     runs = read_runs(directories)
     for record, reason in runs.problems.items():
         screen.warn(f"{record}: {reason}")
-    ranks = parse_ranks(held_out, "--hold-out") if held_out else []
+    ranks = parse_ranks(held_out, "--hold_out") if held_out else []
     communication = measured_for(comm, [run.record for run in runs.runs]) if comm else None
     report = make_model_report(runs, communication, ranks, draws=out is not None)
     for note in report.notes:

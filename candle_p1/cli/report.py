@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import Command
+from candle_p1.cli.base import Command, read_runs
 from candle_p1.text import count
 
 
@@ -28,14 +28,11 @@ def command(directories: tuple[Path, ...], out: Path) -> None:
     intervals, accuracy, energy where it was measured, what dominates and what to change.
     """
     from candle_p1.reports.report import make_report
-    from candle_p1.reports.runs import read_runs
     from candle_p1.reports.writing import write_report
     from candle_p1.training.screen import Screen
 
     screen = Screen()
-    runs = read_runs(directories)
-    for record, reason in runs.problems.items():
-        screen.warn(f"{record}: {reason}")
+    runs = read_runs(directories, screen)
     report = make_report(runs, screen.say)
     page = write_report(report, out)
     num_figures = sum(len(section.figures) for section in report.sections)

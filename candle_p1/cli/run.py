@@ -33,7 +33,7 @@ from candle_p1.training.screen import Screen
     show_default=True,
     help="Number of ranks.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the command line and start nothing.")
+@click.option("--dry_run", is_flag=True, help="Print the command line and start nothing.")
 @flags_argument
 def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
     """Train BENCHMARK (a name, or the path of a folder) on this machine.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from candle_p1.cli.base import Command, write_output
+from candle_p1.cli.base import Command, file_option, read_runs, write_output
 from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.text import count
@@ -29,16 +29,8 @@ if TYPE_CHECKING:
 )
 @click.argument("record", metavar="[DIR]", type=click.Path(path_type=Path), default="output")
 @click.option("--full", is_flag=True, help="Show phases, epochs, communication and energy, too.")
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with pictures of phases, power and loss to this file.",
-)
-@click.option(
-    "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the picture of phases and power to this file, as SVG.",
-)
+@file_option("--html", "html", "Write a page with pictures of phases, power and loss to this file.")
+@file_option("--picture", "picture", "Write the picture of phases and power to this file, as SVG.")
 def command(record: Path, full: bool, html: Path | None, picture: Path | None) -> None:
     """Show a run: what ran where, how good the model is, how long it took, and why.
 
@@ -75,12 +67,10 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
 
 def _runs(path: Path, screen: Screen) -> Sequence[RecordedRun]:
     """Returns the run in a directory, or else those below it, in the order of their starts."""
-    from candle_p1.reports.runs import RecordedRun, read_runs
+    from candle_p1.reports.runs import RecordedRun
 
     if path.is_dir() and not (path / RECORD_NAME).exists():
-        found = read_runs([path])
-        for record, reason in found.problems.items():
-            screen.warn(f"{record}: {reason}")
+        found = read_runs([path], screen)
         if found.runs:
             return found.runs
         path = next(iter(found.problems))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, Command, Group, complete_study, flags_argument
+from candle_p1.cli.base import (
+    BenchmarkCommand,
+    Command,
+    Group,
+    NumberList,
+    complete_study,
+    flags_argument,
+)
 from candle_p1.cluster.process import Interrupted
-from candle_p1.errors import ParameterError
 from candle_p1.studies.cost import duration
 from candle_p1.studies.display import show_plan, status_parts
 from candle_p1.studies.execute import Execution
@@ -37,23 +42,6 @@ _output = click.option(
 )
 
 
-def read_ranks(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> list[int] | None:
-    """Returns the numbers of ranks in an option's text, such as "1,2,4", in ascending order.
-
-    Raises:
-        ParameterError: The text is something else.
-    """
-    if text is None:
-        return None
-    if not re.fullmatch(r"[1-9]\d{0,8}(,[1-9]\d{0,8})*", text):
-        raise ParameterError(
-            f"{parameter.opts[0]} {text!r}: give positive integers, separated by commas"
-        )
-    return sorted({int(number) for number in text.split(",")})
-
-
 _size = click.option(
     "--size", help="Size of the study, such as small, files or paper; by default its first one."
 )
@@ -67,7 +55,7 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--repeats", type=click.IntRange(1, MAX_RUNS), help="Number of runs of each point."
         ),
-        click.option("--ranks", metavar="N,N,...", callback=read_ranks, help="Numbers of ranks."),
+        click.option("--ranks", type=NumberList(), help="Numbers of ranks."),
         _output,
         _size,
         click.argument("name", shell_complete=complete_study),
@@ -114,8 +102,8 @@ def show_command(**options: Any) -> None:
     ],
 )
 @_plan_options
-@click.option("--dry-run", is_flag=True, help="Show the runs and start nothing.")
-@click.option("--retry-failed", is_flag=True, help="Repeat runs that failed earlier.")
+@click.option("--dry_run", is_flag=True, help="Show the runs and start nothing.")
+@click.option("--retry_failed", is_flag=True, help="Repeat runs that failed earlier.")
 def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
     """Run study NAME (or FILE.toml) on this machine, or resume it.
 

@@ -12,12 +12,13 @@ import click
 from candle_p1.benchmark import SCALING_MODES, find_benchmark
 from candle_p1.cli.base import (
     BenchmarkCommand,
+    NumberList,
     benchmark_argument,
     complete_machine,
     complete_study,
     flags_argument,
 )
-from candle_p1.cli.study import OUTPUT, read_ranks
+from candle_p1.cli.study import OUTPUT
 from candle_p1.cli.submit_study import chain_note, submit_study, submitted
 from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
 from candle_p1.cluster.containers import find_image
@@ -84,7 +85,7 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     cls=BenchmarkCommand,
     examples=[
         "candle-p1 submit nt3 --machine slurm --nodes 2 --epochs 16",
-        "candle-p1 submit nt3 --machine polaris --project P --dry-run",
+        "candle-p1 submit nt3 --machine polaris --project P --dry_run",
         "candle-p1 submit nt3 --machine slurm --study strong-nt3",
     ],
 )
@@ -105,7 +106,7 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     help="Number of nodes, 1 by default; a study's runs have as many as their ranks need.",
 )
 @click.option(
-    "--ranks-per-node",
+    "--ranks_per_node",
     type=click.IntRange(min=1),
     help="Ranks on each node; default: the machine's usual number.",
 )
@@ -131,28 +132,27 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     help="Submit a study's runs of this benchmark, each as a job of its own, one after another.",
 )
 @click.option(
-    "--study-size", default="paper", show_default=True, help="Size of the study, such as paper."
+    "--study_size", default="paper", show_default=True, help="Size of the study, such as paper."
 )
 @click.option(
-    "--at-once",
+    "--at_once",
     type=click.IntRange(min=1),
     help="How many jobs of a study may run at the same time; default: 1, in a job array all.",
 )
 @click.option(
-    "--study-output",
+    "--study_output",
     type=click.Path(file_okay=False, path_type=Path),
     default=OUTPUT,
     show_default=True,
     help="Directory for a study's results.",
 )
 @click.option(
-    "--study-ranks",
-    metavar="N,N,...",
-    callback=read_ranks,
+    "--study_ranks",
+    type=NumberList(),
     help="Numbers of ranks of a study's runs.",
 )
 @click.option(
-    "--study-repeats",
+    "--study_repeats",
     type=click.IntRange(1, MAX_RUNS),
     help="How often a study runs each configuration.",
 )
@@ -184,13 +184,13 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     " runtime takes it.",
 )
 @click.option(
-    "--stage-env",
+    "--stage_env",
     is_flag=True,
     help="Pack the virtual environment into one archive now, which jobs copy to the storage of each"
     " node, and start Python there.",
 )
-@click.option("--retry-failed", is_flag=True, help="Also submit a study's runs that failed.")
-@click.option("--dry-run", is_flag=True, help="Only print the script.")
+@click.option("--retry_failed", is_flag=True, help="Also submit a study's runs that failed.")
+@click.option("--dry_run", is_flag=True, help="Only print the script.")
 @flags_argument
 def command(
     benchmark: str,
@@ -225,7 +225,7 @@ def command(
     With --study, every run of the study becomes a job, which waits for the one before. Repeating
     the command submits the runs that are neither done nor submitted.
 
-    With --stage-env or --container, thousands of ranks do not read Python's many small files from
+    With --stage_env or --container, thousands of ranks do not read Python's many small files from
     one file system.
 
     With --chain, a run may take longer than the time limit of a job. Checkpoints are written before
@@ -237,7 +237,7 @@ def command(
     if as_array and (study is None or num_jobs is not None):
         raise ParameterError("--array goes with --study, and without --chain")
     if stage_env and container is not None:
-        raise ParameterError("--stage-env and --container exclude each other: an image is one file")
+        raise ParameterError("--stage_env and --container exclude each other: an image is one file")
     check_exclude(machine, exclude)
     choice = JobChoice(
         project=project,
@@ -251,7 +251,7 @@ def command(
     if gpus and len(gpus) == 1:
         text = (
             f"warning: --gpus {gpus[0]} is the index of the only GPU that ranks use on each node,"
-            " not a number of GPUs: --ranks-per-node gives each rank its own, without --gpus"
+            " not a number of GPUs: --ranks_per_node gives each rank its own, without --gpus"
         )
         click.echo(text, err=True)
     if study is None:

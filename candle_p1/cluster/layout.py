@@ -137,7 +137,7 @@ def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> tup
             raise ParameterError(
                 f"{num_ranks} ranks per node on {machine.name}, each with"
                 f" {count(num_cores, 'core')}: a socket has {last - first + 1}; choose another"
-                " --ranks-per-node"
+                " --ranks_per_node"
             )
         ranges.append(f"{begin}-{end}")
     return tuple(ranges)

@@ -72,7 +72,7 @@ class StagedEnvironment:
         """
         if sys.prefix == sys.base_prefix:
             raise SetupError(
-                f"{sys.executable} does not belong to a virtual environment, which --stage-env"
+                f"{sys.executable} does not belong to a virtual environment, which --stage_env"
                 f" copies to the nodes: run make setup in {root}, and then .venv/bin/candle-p1"
             )
         members = list(_members(root))

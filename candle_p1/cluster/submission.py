@@ -159,7 +159,7 @@ def output_of(command: Sequence[str], machine: str) -> str:
     except FileNotFoundError as error:
         raise SetupError(
             f"{command[0]}, which submits jobs on {machine}, is not in $PATH: submit on a machine"
-            " that has it, or only print the script with --dry-run"
+            " that has it, or only print the script with --dry_run"
         ) from error
     if done.returncode:
         output = (done.stderr or done.stdout).strip()

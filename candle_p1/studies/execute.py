@@ -119,7 +119,7 @@ class Execution:
             self.screen.say(f"{self.num_done} of {len(self.states)} runs are already done")
         if self.failed and not self.retry_failed:
             self.screen.say(
-                f"{len(self.failed)} failed earlier and are skipped; --retry-failed repeats them"
+                f"{len(self.failed)} failed earlier and are skipped; --retry_failed repeats them"
             )
         if not estimates:
             return

@@ -228,6 +228,6 @@ class StudyJobs:
         if run.num_ranks % per_node:
             raise ParameterError(
                 f"{run.name}: {run.num_ranks} ranks is not a multiple of {per_node}, the number on"
-                f" each node of {self.machine.name}: choose another --ranks-per-node"
+                f" each node of {self.machine.name}: choose another --ranks_per_node"
             )
         return Layout.on(self.machine, run.num_ranks // per_node, per_node)

@@ -206,7 +206,7 @@ def run(*argv, **options):
         (["rnu"], "'run'"),
         (["study", "lst"], "'list'"),
         (["run"], "BENCHMARK"),
-        (["run", "--epochs", "2", "nt3"], "--epochs stands where BENCHMARK has to be"),
+        (["run", "--epochs", "2", "nt3"], "BENCHMARK, got '--epochs'"),
         (["run", "nt3", "--np", "0"], "--np"),
         (["run", "nt3", "--nq", "2"], "--nq"),
         (["run", "nt3", "--np", "9" * 30], "too many"),
@@ -581,4 +581,4 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path, words):
     out = tmp_path / "no/out"
     result = invoke(*(run if word == "RUN" else word for word in words), out)
     assert isinstance(result.exception, ParameterError)
-    assert str(result.exception) == f"{words[-1]} {out}: No such file or directory"
+    assert str(result.exception).startswith(f"{words[-1]} {out}: ")

@@ -260,7 +260,7 @@ class TestStagedEnvironment:
         (tmp_path / "env.tar").unlink()
         code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "node"))
         assert code == 2
-        assert "env.tar is gone: submit again with --stage-env" in errors
+        assert "env.tar is gone: submit again with --stage_env" in errors
 
 
 def test_srun_gets_the_cpus_of_a_task_that_the_job_requested(job):

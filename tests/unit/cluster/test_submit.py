@@ -284,7 +284,7 @@ def test_a_script_that_cannot_be_written_or_submitted(monkeypatch, tmp_path):
     with pytest.raises(ParameterError, match="file/below"):
         submit("nt3", "--machine", "slurm", "--", "--output_dir", "file/below")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SetupError, match=r"sbatch.* slurm.*--dry-run"):
+    with pytest.raises(SetupError, match=r"sbatch.* slurm.*--dry_run"):
         submit("nt3", "--machine", "slurm")
 
 
@@ -531,7 +531,7 @@ def test_a_ready_study_fits_the_machine_of_the_paper():
         (["nt3", "--machine", "local"], "local .*candle-p1 study run"),
         (["nt3", "--machine", "summit"], "--project"),
         (["nt3", "--machine", "slurm", "--study-size", "huge"], "'huge'"),
-        (["nt3", "--machine", "slurm", "--study-size", "odd"], "3 ranks .* 2\\b.*--ranks-per-node"),
+        (["nt3", "--machine", "slurm", "--study-size", "odd"], "3 ranks .* 2\\b.*--ranks_per_node"),
     ],
 )
 def test_studies_that_cannot_be_submitted(options, problem, study, tmp_path):

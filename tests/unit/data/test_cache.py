@@ -370,8 +370,8 @@ def test_the_command_lists_and_removes_caches(read, tmp_path):
     assert shown.exit_code == 0
     assert str(only_cache(tmp_path)) in shown.output
     assert "1 cached table, " in shown.output
-    options = ["--cache_dir", directory, "--clear", "--json"]
-    cleared = json.loads(CliRunner().invoke(cli, ["data", "cache", *options]).output)
+    options = ["--cache_dir", directory, "--clear", "--json", "-"]
+    cleared = json.loads(CliRunner().invoke(cli, ["data", "cache", *options]).stdout)
     assert len(cleared["caches"]) == 1
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 

@@ -588,7 +588,7 @@ def test_info_shows_which_files_are_there(fake, server):
     server.files["/b.csv"].drops = [500_000]
     with pytest.raises(DataError):
         invoke("data", "fetch", "fake", "--retries", 0)
-    (info,) = json.loads(invoke("data", "info", "fake", "--json").stdout)["benchmarks"]
+    (info,) = json.loads(invoke("data", "info", "fake", "--json", "-").stdout)["benchmarks"]
     train, test = info["files"]
     assert (train["role"], train["name"], train["state"]) == ("train", "a.csv", "real")
     assert (train["sha256"], train["sha256_source"]) == (sha256(CONTENT), "recorded")
@@ -614,7 +614,7 @@ def test_info_shows_every_benchmark_and_its_synthetic_data_sets(fake, monkeypatc
     assert f"synthetic, small, seed 7: {made.directory}\n" in shown
     assert "candle-p1 data make nt3 --size full --out DIR" in shown
     (info,) = json.loads(
-        invoke("data", "info", "nt3", "--json", "--data_dir", made.directory).stdout
+        invoke("data", "info", "nt3", "--json", "-", "--data_dir", made.directory).stdout
     )["benchmarks"]
     assert {file["state"] for file in info["files"]} == {"synthetic"}
     assert info["fetch"] == f"candle-p1 data fetch nt3 --out {made.directory}"

@@ -97,7 +97,7 @@ def test_a_failed_run_is_skipped_and_repeated_only_on_request(plan, capsys):
     assert "does-break-np1-r0  failed: ended with code 3: broken on purpose" in output
     execution = perform(this)
     assert len(execution.failed) == 2
-    assert "--retry-failed" in capsys.readouterr().out
+    assert "--retry_failed" in capsys.readouterr().out
     perform(this, retry_failed=True)
     assert (this.directory / "does-fail-np1-r0-attempt2/run.json").exists()
     assert not (this.directory / "does-fail-np1-r0-attempt3").exists()
