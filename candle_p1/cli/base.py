@@ -45,7 +45,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class NumberList(click.ParamType):
+class NumberList(click.ParamType):  # type: ignore[type-arg]
     """Positive integers such as "1,2,4", each once and in the order given."""
 
     name = "N,N,..."
@@ -66,7 +66,7 @@ class NumberList(click.ParamType):
         return list(dict.fromkeys(map(int, words)))
 
 
-def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) -> Any:
+def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) -> Callable[..., Any]:
     """Returns an option that takes a file to write, in a directory where this is possible."""
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -81,7 +81,7 @@ def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) ->
     return click.option(flag, name, type=kind, callback=check, help=text)
 
 
-def json_option(what: str = "all results") -> Any:
+def json_option(what: str = "all results") -> Callable[..., Any]:
     """Returns the option --json, whose value `write_json` takes.
 
     If it is "-", everything else that the command prints goes to standard error.
