@@ -1,0 +1,302 @@
+"""The table of runs in groups: experiments, their series, and the points of a series.
+
+An experiment is what one figure can show: one benchmark on one machine in one mode of scaling, and
+either with whole epochs or with the same limits of the steps. Its series are named by the settings
+that differ among its runs. A point of a series is a number of ranks with its repeated runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.reports.columns import Quantity, known
+from candle_p1.reports.frame import BATCH, DATA, ENGINE, HOROVOD, LIMITS, STRONG, WEAK, load_frame
+from candle_p1.reports.statistics import Estimate, estimate_median
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from candle_p1.reports.frame import Hardware, Run
+
+MODES = {
+    STRONG: "strong scaling: ranks share the work",
+    WEAK: "weak scaling: every rank trains the same number of epochs",
+    BATCH: "batch scaling: the batch size grows with the number of ranks",
+}
+THREADS, RANKS_PER_NODE, JIT = "threads", "ranks_per_node", "jit_compile"
+"""Settings: the threads of a rank, the ranks of a node, and whether XLA compiled the training."""
+
+UNKNOWN = "unknown"
+MIN_IN_RATIO = 1e-9
+"""The resolution of recorded times, in s: nothing is as short as that."""
+
+SHOWN_FIRST = (
+    "loader", "batch_size", "batch_scaling", "epochs_scaling", "epochs", "lr_scaling", *LIMITS
+)  # fmt: skip
+"""Settings that come first in the name of a series, in this order; the others follow by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A number of ranks and its repeated runs.
+
+    Attributes:
+        num_ranks: The number of ranks.
+        all_runs: All of its runs, by start: rows of the table of runs.
+    """
+
+    num_ranks: int
+    all_runs: pd.DataFrame
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """The runs with valid times."""
+        return timed(self.all_runs)
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many runs failed, were interrupted or are still running."""
+        return int((self.all_runs["status"] != "ok").sum())
+
+    def values(self, column: Quantity | str) -> list[Any]:
+        """Returns the known values of a column."""
+        return known(self.runs, column)
+
+    def positive(self, column: Quantity | str) -> list[float]:
+        """Returns the known values of a time or an energy, of which ratios can be formed."""
+        return [value for value in self.values(column) if value > MIN_IN_RATIO]
+
+    def estimate(self, column: Quantity | str) -> Estimate | None:
+        """Returns the median of a column with its interval; None where no run has it."""
+        values = self.values(column)
+        return estimate_median(values) if values else None
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Runs with the same settings on several numbers of ranks.
+
+    Attributes:
+        settings: The settings in which series of the experiment differ.
+        points: By number of ranks.
+    """
+
+    settings: Mapping[str, Any]
+    points: tuple[Point, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """The settings in words; "all runs" where there is only one series.
+
+        Synthetic data of different sizes are different data, so the size is not named again.
+        """
+        hidden = "size" if DATA in self.settings else None
+        return describe({k: v for k, v in self.settings.items() if k != hidden}) or "all runs"
+
+    @cached_property
+    def timed(self) -> list[Point]:
+        """The points that have times."""
+        return [point for point in self.points if len(point.runs)]
+
+    def at(self, num_ranks: int) -> Point | None:
+        """Returns the point with times on a number of ranks, if there is one."""
+        return next((point for point in self.timed if point.num_ranks == num_ranks), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One benchmark on one machine in one mode.
+
+    Attributes:
+        benchmark: Its name.
+        mode: A key of MODES.
+        limits: The limits of the steps of its runs, by parameter.
+        machine: None where no run got far enough to record it.
+        all_runs: All runs, by start: rows of the table of runs.
+        common: The settings that all of its runs share.
+        series: At least one; a run on one rank may be in several.
+    """
+
+    benchmark: str
+    mode: str
+    limits: tuple[tuple[str, int], ...]
+    machine: Hardware | None
+    all_runs: pd.DataFrame
+    common: Mapping[str, Any]
+    series: tuple[Series, ...]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """The runs with valid times."""
+        return timed(self.all_runs)
+
+    @cached_property
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of ranks that have times."""
+        return tuple(sorted(set(self.runs["num_ranks"])))
+
+    @cached_property
+    def loaders(self) -> frozenset[str]:
+        """The loaders of the runs that have times."""
+        return frozenset(self.runs["loader"])
+
+    @cached_property
+    def varied(self) -> tuple[str, ...]:
+        """The settings in which its series differ."""
+        return _in_order({name for series in self.series for name in series.settings})
+
+    @property
+    def title(self) -> str:
+        """Benchmark, mode, and whether the steps are limited."""
+        limited = f" ({describe(dict(self.limits))})" if self.limits else ""
+        return f"{self.benchmark.upper()}, {MODES[self.mode]}{limited}"
+
+
+def timed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the runs with valid times: they finished, in one part, and nothing perturbed them."""
+    return runs[runs["is_timed"].astype(bool)]
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    """Returns settings in words, for example ``loader original, batch_size 40``."""
+    words = {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in settings.items()
+    }
+    return ", ".join(f"{name} {words[name]}" for name in _in_order(words))
+
+
+def by_value(value: Any) -> tuple[bool, float, str]:
+    """Returns a sorting key for the values of a setting: numbers by size, then words."""
+    return (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
+
+
+def group(runs: Iterable[Run]) -> list[Experiment]:
+    """Returns the experiments, by benchmark, mode, limits and machine.
+
+    A run that ended before it recorded its machine is included if it can only belong to one. Where
+    the scaling of the batch size alone is varied, runs without it belong to batch scaling.
+    """
+    frame = load_frame(runs)
+    if frame.empty:
+        return []
+    bases = [
+        (run["benchmark"], _key(run["settings"], "batch_scaling", ENGINE, HOROVOD))
+        for run in frame["run"]
+    ]
+    scaled = {base for base, mode in zip(bases, frame["mode"], strict=True) if mode == BATCH}
+    frame["mode"] = [
+        BATCH if base in scaled else mode for base, mode in zip(bases, frame["mode"], strict=True)
+    ]
+    found: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    kinds = frame.groupby(["benchmark", "mode", frame["limits"].map(repr)], sort=False)
+    for _, of_kind in kinds:
+        first = of_kind.iloc[0]
+        known_machines = set(of_kind["machine"].dropna())
+        only = known_machines.pop() if len(known_machines) == 1 else None
+        for i, machine in of_kind["machine"].items():
+            key = (first["benchmark"], first["mode"], first["limits"], machine or only)
+            found[key].append(i)
+    order = list(MODES)
+    keys = sorted(found, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3])))
+    return [_experiment(frame.loc[found[key]], *key) for key in keys]
+
+
+def _placement(run: Run) -> dict[str, float]:
+    """Returns how the ranks were placed on nodes and cores, and compiled, as far as it is known."""
+    ranks = run["num_ranks"] / run["num_nodes"] if run["num_nodes"] else None
+    per_node = int(ranks) if ranks and ranks.is_integer() else ranks
+    placement = {THREADS: run["threads"], JIT: run["jit_compile"], RANKS_PER_NODE: per_node}
+    return {name: value for name, value in placement.items() if value is not None}
+
+
+def _varied_placement(runs: Iterable[Run]) -> set[str]:
+    """Returns how the placement differs among runs that are otherwise alike.
+
+    A rank's share of the cores falls with the number of ranks, which does not make a series;
+    different numbers of threads on the same number of ranks do. The same holds for ranks per node,
+    and for whether XLA compiled the training step, which may depend on the number of ranks, too.
+    """
+    seen: dict[Any, set[float]] = defaultdict(set)
+    for run in runs:
+        for name, value in _placement(run).items():
+            seen[name, run["num_ranks"], _key(run["settings"])].add(value)
+    return {name for (name, *_), values in seen.items() if len(values) > 1}
+
+
+def _experiment(
+    frame: pd.DataFrame,
+    benchmark: str,
+    mode: str,
+    limits: tuple[tuple[str, int], ...],
+    machine: Hardware | None,
+) -> Experiment:
+    runs = list(frame["run"])
+    placement = _varied_placement(runs)
+    settings_of = [
+        run["settings"] | {name: v for name, v in _placement(run).items() if name in placement}
+        for run in runs
+    ]
+    values = defaultdict(set)
+    for settings in settings_of:
+        for name, value in settings.items():
+            values[name].add(_hashable(value))
+    varied = {name for name in values if len(values[name]) > 1}
+    common = {n: v for settings in settings_of for n, v in settings.items() if n not in varied}
+    own_settings = [{n: v for n, v in settings.items() if n in varied} for settings in settings_of]
+    complete = {_key(own): own for own in own_settings if len(own) == len(varied)}
+    members: dict[Any, list[int]] = defaultdict(list)
+    named: dict[Any, Mapping[str, Any]] = {}
+    for i, (run, own) in enumerate(zip(runs, own_settings, strict=True)):
+        # A single rank has no settings of communication, and a run that failed early lacks others:
+        # such a run belongs to every series that it does not contradict.
+        fits = [key for key, settings in complete.items() if settings.items() >= own.items()]
+        is_base = run["status"] == "ok" and run["num_ranks"] == 1
+        if _key(own) in complete or not (is_base or len(fits) == 1):
+            fits = []
+        for key in fits or [_key(own)]:
+            missing = {} if run["status"] == "ok" else dict.fromkeys(varied, UNKNOWN)
+            named[key] = complete.get(key) or missing | own
+            members[key].append(i)
+    series = [
+        Series(
+            named[key],
+            tuple(_points(frame.iloc[members[key]])),
+        )
+        for key in members
+    ]
+    series.sort(key=_sortable)
+    return Experiment(benchmark, mode, limits, machine, frame, common, tuple(series))
+
+
+def _points(frame: pd.DataFrame) -> Iterator[Point]:
+    for _, runs in frame.groupby("num_ranks"):
+        yield Point(runs["num_ranks"].iloc[0], runs)
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    first = {name: i for i, name in enumerate(SHOWN_FIRST)}
+    return tuple(sorted(names, key=lambda name: (first.get(name, len(first)), name)))
+
+
+def _sortable(series: Series) -> tuple[Any, ...]:
+    """Returns a sorting key: the original loader first, numbers in their order."""
+    settings = series.settings
+    loader = settings.get("loader")
+    values = [by_value(settings[name]) for name in _in_order(settings) if name != "loader"]
+    return (loader != "original", str(loader), values)
+
+
+def _key(settings: Mapping[str, Any], *without: str) -> Any:
+    """Returns a key of settings, but those whose names begin with some words."""
+    kept = (each for each in settings.items() if not (without and each[0].startswith(without)))
+    return tuple(sorted((name, _hashable(value)) for name, value in kept))
+
+
+def _hashable(value: Any) -> Any:
+    """Returns a key that distinguishes values: 1 and True differ, lists become text."""
+    return (type(value).__name__, repr(value))
