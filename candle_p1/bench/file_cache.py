@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from candle_p1.errors import SetupError
+from candle_p1.errors import DataError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,6 +50,9 @@ def cool(paths: Iterable[Path]) -> None:
 PREPARATIONS: dict[str, Callable[[Iterable[Path]], None]] = {"warm": warm, "cold": cool}
 
 
+STATES = list(PREPARATIONS)
+
+
 def resident_share(path: Path) -> float:
     """Returns the share of a file's pages that are in the page cache.
 
@@ -75,3 +78,15 @@ def resident_share(path: Path) -> float:
         problem = os.strerror(ctypes.get_errno())
         raise SetupError(f"{path}: the file cache cannot be inspected: {problem}")
     return sum(page & 1 for page in pages) / len(pages)
+
+
+def prepare_files(state: str, paths: Iterable[Path]) -> None:
+    """Brings files into a state, "warm" or "cold".
+
+    Raises:
+        DataError: One of them cannot be read.
+    """
+    try:
+        PREPARATIONS[state](paths)
+    except OSError as error:
+        raise DataError(f"cannot read the file: {error.strerror}", error.filename) from error

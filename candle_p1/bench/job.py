@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from candle_p1.bench.task import BenchmarkTask
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.cluster.process import run_to_end
@@ -105,6 +106,8 @@ class Job(BareJob):
             if params.origin(name).kind == "flag":
                 raise ParameterError(f"--{name} cannot be set in a comparison: {instead}")
         return params.replace(self.settings)
+
+    locate = BenchmarkTask.locate
 
 
 def launch(worker: str, num_ranks: int, directory: str) -> Launch:

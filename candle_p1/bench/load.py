@@ -5,8 +5,7 @@ meet at a barrier. The jobs of a method are
 
 - one that is not counted, if the method has to prepare something first;
 - one whose memory is sampled, which takes time, so that this job is not timed;
-- one timed job for each repeat. The repeats take place in rounds of all methods, every second
-  round in reverse order, so that a steady drift of the machine affects all methods alike.
+- one timed job for each repeat.
 
 All jobs must read the same values; otherwise no result is reported.
 """
@@ -14,33 +13,110 @@ All jobs must read the same values; otherwise no result is reported.
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import Job, Measurement, OnStart, run
-from candle_p1.bench.memory import growth, peak_of_sum_bytes
+import psutil
+
+from candle_p1.bench import harness
+from candle_p1.bench.file_cache import STATES, prepare_files
+from candle_p1.bench.harness import MB, Job, Measured, Result, count_option, interval, option
+from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
+from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
-from candle_p1.data.reader import loading
-from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
-from candle_p1.files import files_at
+from candle_p1.data.reader import Reader, loading
+from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
+from candle_p1.errors import ParameterError, SetupError, did_you_mean
+from candle_p1.figures import compared_times
 from candle_p1.reports.published import machines, published_loading, source
 from candle_p1.reports.statistics import summarize
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from candle_p1.bench.memory import MemorySamples
-    from candle_p1.data.reader import FileSet
+    from rich.table import Table
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
 CACHED = "cached"
 """The method whose first load creates what later ones read."""
+MAX_NAMED = 3
+"""With more files than this, a title has their number."""
+RANKED_S = 0.1
+"""Where all methods take less, the ratios of their times are noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTask(BenchmarkTask):
+    """Loads the files of a benchmark once, as a run does.
+
+    Attributes:
+        method: The loader.
+        threads: Threads of each rank, for loaders that use threads; 0 is its share of the cores.
+        samples_memory: Whether memory is sampled meanwhile.
+    """
+
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "loader": "use --methods",
+        "load_threads": "use --threads",
+    }
+
+    method: str
+    threads: int = 0
+    samples_memory: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The loader and its threads."""
+        return {"loader": self.method, "load_threads": self.threads}
+
+    def measure(self, comm: Communicator) -> Outcome:
+        """Returns what this rank has measured; collective."""
+        benchmark, params, files = self.locate(comm)
+        threads = bind_cores(comm, self.threads)
+        load_sample(params, comm, threads)
+        reader = Reader(files, loading(params, comm, threads))
+        sampler = MemorySampler() if self.samples_memory else None
+        before = _bytes_read()
+        comm.barrier()
+        start = time.perf_counter()
+        load = Attempt(lambda: benchmark.load_data(reader, params))
+        seconds = time.perf_counter() - start
+        after = _bytes_read()
+        load.agree(comm)
+        if not reader.table_s:
+            raise ParameterError(
+                f"{benchmark.name} reads no table with reader.read, so there are no loaders to"
+                " compare"
+            ).on_all_ranks()
+        reader.digest()  # touches every value, so that memory-mapped files count as memory too
+        return {
+            "elapsed_s": seconds,
+            "file_s": reader.table_s,
+            "threads": threads,
+            "matrix_bytes": reader.matrix_bytes,
+            "checked": {str(files.paths[role]): each for role, each in reader.digests.items()},
+            "memory": growth(sampler.stop()) if sampler else [],
+            **{name: after[name] - before[name] for name in after},
+        }
+
+
+def _bytes_read() -> dict[str, int]:
+    """Returns the bytes that this process has read, as the kernel counts them; {} if it does not.
+
+    Bytes read by system calls such as read() count whether or not they come from the page cache.
+    They do not include pages of files that are mapped into memory, as pandas 3.1 does with large
+    files; the bytes from storage include such pages. Counting itself reads some hundred bytes.
+    """
+    process = psutil.Process()
+    if not hasattr(process, "io_counters"):
+        return {}
+    counters = process.io_counters()
+    return {"bytes_read": counters.read_chars, "storage_bytes_read": counters.read_bytes}
 
 
 def choose_methods(text: str | None) -> list[str]:
@@ -56,8 +132,7 @@ def choose_methods(text: str | None) -> list[str]:
     names = list(dict.fromkeys(map(str.strip, text.split(","))))
     for name in names:
         if name not in READERS:
-            near = did_you_mean(name, READERS)
-            known = ", ".join(READERS)
+            near, known = did_you_mean(name, READERS), ", ".join(READERS)
             raise ParameterError(f"--methods: there is no {name!r}{near}; choose from {known}")
         if name not in installed:
             raise SetupError(
@@ -67,216 +142,256 @@ def choose_methods(text: str | None) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class LoadJob(Job):
-    """A job that loads the files of a benchmark once.
+@dataclass(kw_only=True)
+class Load(harness.BenchmarkComparison):
+    """Compare the loaders of BENCHMARK's files, as the paper's Tables 3 and 4 do.
 
-    Attributes:
-        method: The loader.
-        threads: Threads of each rank, for loaders that use threads; 0 is its share of the cores.
-        purpose: "preparation", "memory" or "time".
-        repeat: The number of a timed job, from 1; 0 for the others.
+    Every load is a job of its own. Memory is measured in a job that is not timed. All methods must
+    read the same values.
+
+    All other flags go to the benchmark.
     """
 
-    worker: ClassVar[str] = "candle_p1.bench.load_worker"
-    own_flags: ClassVar[Mapping[str, str]] = {
-        "loader": "use --methods",
-        "load_threads": "use --threads",
-    }
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench load nt3 --methods parallel,chunked",
+        "candle-p1 bench load p1b3 --np 2 --drug_features all",
+    )
 
-    method: str
-    threads: int = 0
-    purpose: str = "time"
-    repeat: int = 0
+    methods: str | None = option(
+        None,
+        "The loaders to compare; by default all that are installed.",
+        metavar="NAME,NAME,...",
+        complete="loaders",
+    )
+    num_ranks: int = count_option(1, "Ranks, which load at the same time, as in a run.", "--np")
+    threads: int = option(
+        0,
+        "Threads of each rank, for loaders that use threads; 0 is its share of the cores.",
+        within=(0, 1024),
+    )
+    num_repeats: int = count_option(
+        6,
+        "Timed loads of each method; a 95 % interval of the median needs at least 6.",
+        "--repeats",
+    )
+    file_cache: str = option(
+        "warm",
+        "Read the files once before every load, or drop them from the file cache.",
+        choices=STATES,
+    )
+    picture: Path | None = option(None, "Draw the times into this PNG file.", is_file=True)
 
-    @property
-    def name(self) -> str:
-        """The loader."""
-        return self.method
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The loader and its threads."""
-        return {"loader": self.method, "load_threads": self.threads}
-
-    def __str__(self) -> str:
-        return f"{self.method}, {self.purpose}" + (f" {self.repeat}" if self.repeat else "")
-
-
-@dataclass(frozen=True)
-class LoadOutcome:
-    """What a rank has measured.
-
-    Attributes:
-        elapsed_s: The time from the barrier to the end of loading.
-        file_s: The time of each table, by role.
-        threads: The number of threads that this rank may use.
-        matrix_bytes: The size of the matrices that this rank has loaded.
-        digests: Digests of the tables as they were read, by role.
-        memory: Memory samples that begin before the barrier; empty if none were taken.
-        bytes_read: Bytes read by system calls; None if the kernel does not count them.
-        storage_bytes_read: Bytes read from storage; None likewise.
-    """
-
-    elapsed_s: float
-    file_s: dict[str, float]
-    threads: int
-    matrix_bytes: int
-    digests: dict[str, str]
-    memory: MemorySamples
-    bytes_read: int | None
-    storage_bytes_read: int | None
-
-
-Measured = list[tuple[LoadJob, list[LoadOutcome]]]
-"""The jobs in their order, with the outcomes of their ranks."""
-
-
-@dataclass(frozen=True)
-class LoadComparison(Measurement):
-    """What is compared, and under which conditions.
-
-    Attributes:
-        methods: Loaders, see `choose_methods`.
-        num_repeats: Timed jobs of each method.
-        file_cache: The state of the file cache before every job, "warm" or "cold".
-    """
-
-    job: LoadJob
-    methods: Sequence[str] = ()
-    num_repeats: int = 6
-    file_cache: str = "warm"
-
-    def schedule(self) -> list[LoadJob]:
+    def jobs(self) -> list[Job]:
         """Returns the jobs in their order."""
-        jobs = []
-        if CACHED in self.methods:
-            jobs = [replace(self.job, method=CACHED, purpose="preparation")]
-        jobs += [replace(self.job, method=each, purpose="memory") for each in self.methods]
-        for repeat in range(1, self.num_repeats + 1):
-            in_order = self.methods if repeat % 2 else self.methods[::-1]
-            jobs += [replace(self.job, method=each, repeat=repeat) for each in in_order]
-        return jobs
-
-    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs; see Measurement."""
-        jobs = self.schedule()
-        measured: Measured = []
-        for number, job in enumerate(jobs):
-            on_start(number, len(jobs), str(job))
-            paths = [file for path in files.paths.values() for file in files_at(path)]
-            self._prepare_file_cache(job.method, paths)
-            measured.append((job, run(job, self.num_ranks)))
-            _check_same_values(measured[0], measured[-1], files.paths)
-        return self._results(measured, files)
-
-    def _prepare_file_cache(self, method: str, paths: Sequence[Path]) -> None:
-        """Warms or cools the files that a method reads, including those it has prepared."""
-        if method == CACHED:
-            paths = [*paths, *self._caches_of(paths)]
-        try:
-            PREPARATIONS[self.file_cache](paths)
-        except OSError as error:
-            raise DataError(f"cannot read the file: {error.strerror}", error.filename) from error
-
-    def _caches_of(self, paths: Sequence[Path]) -> list[Path]:
-        """Returns the files in which the loader `cached` keeps the content of others."""
-        params = replace(self.job, method=CACHED).bind(find_benchmark(self.job.benchmark))
-        settings = loading(params, SerialCommunicator(), 1).cache
-        sources = {str(path.resolve()) for path in paths}
-        return [
-            cache.path
-            for directory in (settings.path, settings.stage_directory)
-            for cache in (list_caches(directory) if directory else ())
-            if cache.source and cache.source["path"] in sources
+        timed = [
+            Job(
+                method,
+                LoadTask(
+                    benchmark=self.benchmark, flags=self.flags, method=method, threads=self.threads
+                ),
+                self.num_ranks,
+            )
+            for method in choose_methods(self.methods)
         ]
+        first = [replace(job, purpose="preparation") for job in timed if job.variant == CACHED]
+        sampled = [
+            replace(job, purpose="memory", task=replace(job.task, samples_memory=True))
+            for job in timed
+        ]
+        return [*first, *sampled, *harness.rounds(timed, self.num_repeats)]
 
-    def _results(self, measured: Measured, files: FileSet) -> dict[str, Any]:
-        file_bytes = {
-            role: sum(file.stat().st_size for file in files_at(path))
-            for role, path in files.paths.items()
-        }
-        conditions = {
-            "file_bytes": sum(file_bytes.values()),
-            "num_ranks": self.num_ranks,
-            "file_cache": self.file_cache,
-        }
-        results = [_result(method, measured) | conditions for method in self.methods]
+    def before(self, job: Job) -> None:
+        """Warms or cools the files that a method reads, including those it has prepared."""
+        paths = self.paths()
+        if job.variant == CACHED:
+            params = job.task.bind(find_benchmark(self.benchmark))
+            settings = loading(params, SerialCommunicator(), 1).cache
+            sources = {str(path.resolve()) for path in paths}
+            paths += [
+                cache.path
+                for directory in (settings.path, settings.stage_directory)
+                for cache in (list_caches(directory) if directory else ())
+                if cache.source and cache.source["path"] in sources
+            ]
+        prepare_files(self.file_cache, paths)
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        """Returns the results, the files, the jobs, and what the paper published."""
+        results = super().report(measured)["results"]
         medians = {result["method"]: result["median_s"] for result in results}
         for result in results:
             result["speedup"] = {
                 name: medians[name] / result["median_s"] for name in BASELINES if name in medians
             }
-        digests = measured[0][1][0].digests
+        digests, file_bytes = measured[0][1][0]["checked"], self.file_bytes()
         return {
             "files": {
                 role: {
                     "path": str(path),
                     "file_bytes": file_bytes[role],
-                    "values_sha256": digests.get(role),
+                    "values_sha256": digests.get(str(path)),
                 }
-                for role, path in files.paths.items()
+                for role, path in self.files.paths.items()
             },
             "results": results,
-            "jobs": [asdict(job) | {"elapsed_s": _elapsed_s(ranks)} for job, ranks in measured],
+            "jobs": [
+                {
+                    "method": job.variant,
+                    "purpose": job.purpose,
+                    "repeat": job.round,
+                    "elapsed_s": harness.elapsed_s(ranks),
+                }
+                for job, ranks in measured
+            ],
             "published": {
                 "source": source(),
-                "tables": published_tables(find_benchmark(self.job.benchmark).name),
+                "tables": published_tables(find_benchmark(self.benchmark).name),
             },
         }
 
+    def result(self, variant: str, measured: Measured) -> Result:
+        """Returns the combined result of all jobs of a method."""
+        timed, (sampled,) = measured.of(variant), measured.of(variant, "memory")
+        memory = [rank["memory"] for rank in sampled if rank["memory"]]
+        return {
+            "method": variant,
+            **summarize(list(map(harness.elapsed_s, timed))),
+            "per_rank_s": [[rank["elapsed_s"] for rank in ranks] for ranks in timed],
+            "per_file_median_s": {
+                role: statistics.median(max(r["file_s"][role] for r in ranks) for ranks in timed)
+                for role in timed[0][0]["file_s"]
+            },
+            "peak_rank_bytes": max(peak_of_sum_bytes([r]) for r in memory) if memory else None,
+            "peak_bytes": peak_of_sum_bytes(memory) if memory else None,
+            "threads": max(rank["threads"] for rank in sampled),
+            "matrix_bytes": max(rank["matrix_bytes"] for rank in sampled),
+            "bytes_read": _median_sum(timed, "bytes_read"),
+            "storage_bytes_read": _median_sum(timed, "storage_bytes_read"),
+            "file_bytes": sum(self.file_bytes().values()),
+            "num_ranks": self.num_ranks,
+            "file_cache": self.file_cache,
+        }
 
-def _check_same_values(
-    first: tuple[LoadJob, list[LoadOutcome]],
-    other: tuple[LoadJob, list[LoadOutcome]],
-    paths: Mapping[str, Path],
-) -> None:
-    """Raises DataError if a rank of a job read different values from rank 0 of the first job."""
-    expected = first[1][0].digests
-    for rank, outcome in enumerate(other[1]):
-        for role, path in paths.items():
-            if outcome.digests.get(role) != expected.get(role):
-                raise DataError(
-                    f"{other[0].method} (rank {rank}) and {first[0].method}"
-                    " (rank 0) read different values, so their times are not compared",
-                    path,
-                )
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        """Yields the lines and tables that show a comparison."""
+        results, tables = report["results"], report["published"]["tables"]
+        first, is_ranked = results[0], any(each["median_s"] >= RANKED_S for each in results)
+        yield (
+            f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB,"
+            f" {_conditions(first)}, {count(first['repeats'], 'repeat')}"
+        )
+        columns: dict[str, Any] = {
+            "method": "method",
+            "median\n(s)": "median_s",
+            "{spread}\n(s)": interval,
+            "MB/s": lambda r: r["file_bytes"] / MB / r["median_s"],
+        }
+        for name in first["speedup"] if is_ranked and len(results) > 1 else ():
+            columns[f"speed-up\nover {name}"] = lambda r, name=name: r["speedup"][name]
+        yield harness.table(results, columns)
+        if not is_ranked:
+            yield (
+                f"no method takes {RANKED_S} s: these files are too small to rank the methods;"
+                " use --size full, or files of that size"
+            )
+        matrices = f"the matrices of a rank: {_megabytes(first['matrix_bytes'])} MB"
+        yield f"memory and bytes read; {matrices}"
+        yield harness.table(
+            results,
+            {
+                "method": "method",
+                "peak of a rank\n(MB, matrices)": lambda r: _megabytes(
+                    r["peak_rank_bytes"], r["matrix_bytes"]
+                ),
+                "of the node\n(MB, matrices)": lambda r: _megabytes(
+                    r["peak_bytes"], r["matrix_bytes"]
+                ),
+                "read\n(MB, files)": lambda r: _megabytes(r["bytes_read"], r["file_bytes"]),
+                "from storage\n(MB)": lambda r: _megabytes(r["storage_bytes_read"]),
+            },
+        )
+        rows = [*(_files_here(report) if is_ranked else ()), *_files_published(tables)]
+        if rows:
+            yield "each file, in s"
+            yield harness.table(
+                rows,
+                {name: name for name in ("machine", "file", "size", *BASELINES)}
+                | {"speed-up": lambda row: row["original"] / row["chunked"]},
+            )
+        yield from harness.remarks(report)
+        yield "memory is what loading adds, without the file cache, in a job that is not timed"
+        yield (
+            "bytes read are those of system calls; for files mapped into memory, as by cached and"
+            " recent versions of pandas, only the bytes from storage count, with --file_cache cold"
+        )
+        if tables:
+            yield f"published: {report['published']['source']}"
+            for each in tables:
+                yield f"  Table {each['table']}, {each['machine']}: {each['node']}"
+
+    def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Draws the times of all repeats, beside the published ones."""
+        if not self.picture:
+            return
+        tables, first = report["published"]["tables"], report["results"][0]
+        files = {role: _megabytes(file["file_bytes"]) for role, file in report["files"].items()}
+        each = ", ".join(f"{role} {size}" for role, size in files.items())
+        named = f" ({each})" if 1 < len(files) <= MAX_NAMED else f" in {count(len(files), 'file')}"
+        kind = " of synthetic data" if report["synthetic"] else ""
+        sizes = [str(file["file_mb"]) for file in tables[0]["files"].values()] if tables else []
+        compared_times(
+            self.picture,
+            {result["method"]: result["repeats_s"] for result in report["results"]},
+            {
+                f"{each['machine']} (Table {each['table']})": {
+                    method: sum(file[f"{method}_s"] for file in each["files"].values())
+                    for method in BASELINES
+                }
+                for each in tables
+            },
+            title=f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB{named}"
+            f"{kind},\n{_conditions(first)}",
+            published_title=f"published, files of {' + '.join(sizes)} MB",
+        )
+        yield f"picture: {self.picture}"
 
 
-def _result(method: str, measured: Measured) -> dict[str, Any]:
-    """Returns the combined result of all jobs of a method."""
-    own = [(job, ranks) for job, ranks in measured if job.method == method]
-    timed = [ranks for job, ranks in own if job.purpose == "time"]
-    (sampled,) = (ranks for job, ranks in own if job.purpose == "memory")
-    grown = [growth(rank.memory) for rank in sampled if rank.memory]
-    return {
-        "method": method,
-        **summarize([_elapsed_s(ranks) for ranks in timed]),
-        "per_rank_s": [[rank.elapsed_s for rank in ranks] for ranks in timed],
-        "per_file_median_s": {
-            role: statistics.median(max(rank.file_s[role] for rank in ranks) for ranks in timed)
-            for role in timed[0][0].file_s
-        },
-        "peak_rank_bytes": max(peak_of_sum_bytes([rank]) for rank in grown) if grown else None,
-        "peak_bytes": peak_of_sum_bytes(grown) if grown else None,
-        "threads": max(rank.threads for rank in sampled),
-        "matrix_bytes": max(rank.matrix_bytes for rank in sampled),
-        "bytes_read": _median_sum(timed, "bytes_read"),
-        "storage_bytes_read": _median_sum(timed, "storage_bytes_read"),
-    }
+VERB = Load
 
 
-def _elapsed_s(ranks: Iterable[LoadOutcome]) -> float:
-    """Returns the time of a job, which is that of its slowest rank."""
-    return max(rank.elapsed_s for rank in ranks)
-
-
-def _median_sum(timed: Iterable[Iterable[LoadOutcome]], name: str) -> int | None:
+def _median_sum(timed: Sequence[Sequence[Outcome]], name: str) -> int | None:
     """Returns the median over jobs of the sum over ranks; None if a value is missing."""
-    jobs = [[getattr(rank, name) for rank in ranks] for ranks in timed]
-    if any(None in ranks for ranks in jobs):
-        return None
-    return statistics.median_low(map(sum, jobs))
+    jobs: list[list[Any]] = [[rank.get(name) for rank in ranks] for ranks in timed]
+    return None if any(None in ranks for ranks in jobs) else statistics.median_low(map(sum, jobs))
+
+
+def _megabytes(num_bytes: int | None, of_bytes: int | None = None) -> str:
+    if num_bytes is None:
+        return "not measured"
+    times = f"  {num_bytes / of_bytes:5.2f}x" if of_bytes else ""
+    return f"{harness.format_significant(num_bytes / MB)}{times}"
+
+
+def _conditions(result: Result) -> str:
+    ranks, threads = count(result["num_ranks"], "rank"), count(result["threads"], "thread")
+    return f"{ranks} with {threads} each, {result['file_cache']} file cache"
+
+
+def _files_here(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    measured = {each["method"]: each["per_file_median_s"] for each in report["results"]}
+    if all(name in measured for name in BASELINES):
+        for role in measured[BASELINES[0]]:
+            size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
+            times = {name: measured[name][role] for name in BASELINES}
+            yield {"machine": "this one", "file": role, "size": size, **times}
+
+
+def _files_published(tables: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for each in tables:
+        for role, file in each["files"].items():
+            times = {name: file[f"{name}_s"] for name in BASELINES}
+            machine = f"{each['machine']} (published)"
+            yield {"machine": machine, "file": role, "size": f"{file['file_mb']} MB", **times}
 
 
 def published_tables(benchmark: str) -> list[dict[str, Any]]:

@@ -27,16 +27,16 @@ class TrainedSteps(Protocol):
     """The steps that a rank has trained; see candle_p1.bench.step.StepOutcome."""
 
     @property
-    def steps_s(self) -> list[float]: ...  # noqa: D102
+    def steps_s(self) -> list[float]: ...
 
     @property
-    def losses(self) -> list[float]: ...  # noqa: D102
+    def losses(self) -> list[float]: ...
 
     @property
-    def updates(self) -> dict[str, list[float]]: ...  # noqa: D102
+    def updates(self) -> dict[str, list[float]]: ...
 
     @property
-    def values(self) -> dict[str, list[float]]: ...  # noqa: D102
+    def values(self) -> dict[str, list[float]]: ...
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.worker import locate
+from candle_p1.benchmark import Benchmark
 from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed.comm import Attempt
+from candle_p1.distributed.comm import Attempt, Communicator
 from candle_p1.distributed.engines import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.training.setup import averaging_of, build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
-    from candle_p1.bench.job import Job
-    from candle_p1.benchmark import Benchmark
     from candle_p1.data.samples import DataSet, Samples
     from candle_p1.distributed.allreduce_log import AllreduceLog
-    from candle_p1.distributed.comm import Communicator
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.engines.engine import Engine
     from candle_p1.instrument.collectives import CommunicationLog
@@ -32,13 +29,6 @@ class Training:
     """A benchmark that is ready to train.
 
     Attributes:
-        benchmark: The benchmark.
-        params: Its parameters.
-        rank: This rank.
-        device: The device of this rank.
-        data: The data, loaded and scaled.
-        plan: The plan of an epoch.
-        engine: What averages the gradients.
         models: Compiled models with the weights of rank 0, one for each log.
         allreduces: The log of each model's allreduces; None if there is none.
         matrix_bytes: The size of the matrices that the ranks of a node share.
@@ -62,7 +52,7 @@ class Training:
 
 
 def prepare_training(
-    job: Job,
+    task: Any,
     comm: Communicator,
     *,
     partners: Communicator | None = None,
@@ -72,7 +62,7 @@ def prepare_training(
     """Sets up the device, loads the data and builds the models; collective.
 
     Args:
-        job: The job of this process.
+        task: The task of this process.
         comm: The ranks, which load together.
         partners: The ranks that average gradients; None selects the same.
         num_steps: The number of steps that an epoch must have.
@@ -81,13 +71,11 @@ def prepare_training(
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
     """
-    partners = partners or comm
-    benchmark, params, files = locate(job, comm)
-    engine = Attempt(partial(make_engine, params["engine"], partners)).agree(comm)
+    benchmark, params, files = task.locate(comm)
+    engine = Attempt(partial(make_engine, params["engine"], partners or comm)).agree(comm)
     device = set_up_device(params, comm, engine)
     engine.start(deterministic=params["deterministic"], averaging=averaging_of(params))
     reader = Reader(files, loading(params, comm, device.threads))
-
     allreduces = [
         None if log is None else engine.make_log(log, is_gpu=device.is_gpu) for log in logs
     ]
@@ -108,15 +96,7 @@ def prepare_training(
     data, plan, models = Attempt(prepare).agree(comm)
     for model in models:
         engine.broadcast_state(model)
+    num_bytes = reader.matrix_bytes
     return Training(
-        benchmark,
-        params,
-        comm.rank,
-        device,
-        data,
-        plan,
-        engine,
-        models,
-        allreduces,
-        reader.matrix_bytes,
+        benchmark, params, comm.rank, device, data, plan, engine, models, allreduces, num_bytes
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange, Group, complete_loaders
+from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange
 from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_conv import conv_command
 from candle_p1.cli.bench_gpu import gpu_command
@@ -15,19 +15,18 @@ from candle_p1.cli.bench_options import (
     json_option,
     measure,
     measurement_options,
-    output_file_option,
     show,
     with_progress,
 )
 from candle_p1.cli.bench_start import start_command
+from candle_p1.cli.bench_verbs import Verbs
 from candle_p1.errors import ParameterError
-from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.group("bench", cls=Group)
+@click.group("bench", cls=Verbs)
 def command() -> None:
     """Measure and compare: loaders, steps, convolutions, starts, messages, GPUs, checkpoints."""
 
@@ -36,72 +35,6 @@ command.add_command(comm_command)
 command.add_command(conv_command)
 command.add_command(gpu_command)
 command.add_command(start_command)
-
-
-@command.command(
-    "load",
-    cls=BenchmarkCommand,
-    examples=[
-        "candle-p1 bench load nt3 --methods parallel,chunked",
-        "candle-p1 bench load p1b3 --np 2 --drug_features all",
-    ],
-)
-@measurement_options(
-    click.option(
-        "--methods",
-        metavar="NAME,NAME,...",
-        shell_complete=complete_loaders,
-        help="The loaders to compare; by default all that are installed.",
-    ),
-    count_option("--np", "num_ranks", 1, "Ranks, which load at the same time, as in a run."),
-    click.option(
-        "--threads",
-        type=click.IntRange(0, 1024),
-        default=0,
-        show_default=True,
-        help="Threads of each rank, for loaders that use threads; 0 is its share of the cores.",
-    ),
-    count_option(
-        "--repeats",
-        "num_repeats",
-        6,
-        "Timed loads of each method; a 95 % interval of the median needs at least 6.",
-    ),
-    click.option(
-        "--file_cache",
-        type=click.Choice(["warm", "cold"]),
-        default="warm",
-        show_default=True,
-        help="Read the files once before every load, or drop them from the file cache.",
-    ),
-    output_file_option("--picture", "picture_file", "Draw the times into this PNG file."),
-)
-def load_command(
-    benchmark: str,
-    methods: str | None,
-    threads: int,
-    json_file: Path | None,
-    picture_file: Path | None,
-    flags: list[str],
-    **conditions: Any,
-) -> None:
-    """Compare the loaders of BENCHMARK's files, as the paper's Tables 3 and 4 do.
-
-    Every load is a job of its own. Memory is measured in a job that is not timed. All methods must
-    read the same values.
-
-    All other flags go to the benchmark.
-    """
-    from candle_p1.bench import show_load
-    from candle_p1.bench.load import LoadComparison, LoadJob, choose_methods
-
-    names = choose_methods(methods)
-    job = LoadJob(benchmark, flags, names[0], threads)
-    report = measure(LoadComparison(job, methods=names, **conditions))
-    show(show_load.parts(report), report, json_file)
-    if picture_file:
-        show_load.picture(report, picture_file)
-        Screen().say(f"picture: {picture_file}")
 
 
 @command.command(

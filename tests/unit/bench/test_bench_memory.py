@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.bench.file_cache import cool, resident_share, warm
-from candle_p1.bench.load_worker import _bytes_read
+from candle_p1.bench.load import _bytes_read
 from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
 from candle_p1.errors import SetupError
 

@@ -1,0 +1,321 @@
+"""Comparisons by measurement: jobs in fresh processes, in rounds, compared only where they agree.
+
+A verb of ``candle-p1 bench`` is one module of this package, whose `VERB` is a subclass of
+Comparison. The fields of the class are the options of the command, and its docstring is the help.
+It says which jobs are run, what becomes of their outcomes, and how that is shown. The pages on
+architecture have an example.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich import box
+from rich.table import Table
+
+from candle_p1.bench.task import Outcome, run
+from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.launchers import check_alone, on_this_machine
+from candle_p1.errors import DataError
+from candle_p1.files import files_at
+from candle_p1.records import environment
+from candle_p1.records.record import utc_now
+from candle_p1.reports.statistics import MIN_VALUES, median_interval, summarize
+from candle_p1.text import count
+from candle_p1.training.setup import locate_files
+
+if TYPE_CHECKING:
+    from candle_p1.bench.other_environment import OtherEnvironment
+    from candle_p1.data.reader import FileSet
+
+MB, GIGA = 1e6, 1e9
+TIME = "time"
+"""The purpose of the jobs whose times are compared."""
+
+Result = dict[str, Any]
+Columns = Mapping[str, str | Callable[[Any], Any]]
+OnStart = Callable[[int, int, str], None]
+"""Called before each job with the number of jobs done, that of all jobs, and the job's name."""
+Progress = Callable[[str, int, int], None]
+"""Called while files are made; see candle_p1.training.setup.locate_files."""
+
+
+def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any:
+    """Returns a field of a Comparison that is an option of its command.
+
+    Args:
+        default: The default, which says whether it is a flag, a number or a text.
+        text: The help.
+        flag: The option's name, if it is not that of the field.
+        more: ``choices``; ``within``, the least and the largest number; ``is_file`` for a file to
+            write; ``is_list`` for positive integers; or what `click.Option` takes.
+    """
+    return field(default=default, metadata={"help": text, "flag": flag, **more})
+
+
+def count_option(default: int, text: str, flag: str) -> Any:
+    """Returns an option that takes a positive integer, as large as one can wait for."""
+    return option(default, text, flag, within=(1, 100_000))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a comparison.
+
+    Attributes:
+        variant: What it measures.
+        task: What each rank does: a BenchTask.
+        num_ranks: Ranks, all on this machine.
+        purpose: TIME, or another one, such as "memory", for a job that is not timed.
+        round: From 1; 0 for a job that is in no round.
+        other: The environment in which it runs; None: this one.
+    """
+
+    variant: str
+    task: Any
+    num_ranks: int = 1
+    purpose: str = TIME
+    round: int = 0
+    other: OtherEnvironment | None = None
+
+    def __str__(self) -> str:
+        return f"{self.variant}, {self.purpose}" + (f" {self.round}" if self.round else "")
+
+    def run(self) -> list[Outcome]:
+        """Returns the outcome of each rank; see candle_p1.bench.task.run."""
+        return (self.other.run if self.other else run)(self.task, self.num_ranks, self.variant)
+
+
+def rounds(jobs: Sequence[Job], num_rounds: int) -> list[Job]:
+    """Returns jobs in rounds, every second round in reverse order.
+
+    So a steady drift of the machine affects all variants alike.
+    """
+    return [
+        replace(job, round=number)
+        for number in range(1, num_rounds + 1)
+        for job in (jobs if number % 2 else jobs[::-1])
+    ]
+
+
+class Measured(list[tuple[Job, list[Outcome]]]):
+    """The jobs in their order, with the outcome of each rank."""
+
+    def of(self, variant: str, purpose: str = TIME) -> list[list[Outcome]]:
+        """Returns the outcomes of the jobs of a variant."""
+        return [o for job, o in self if (job.variant, job.purpose) == (variant, purpose)]
+
+    def add(self, job: Job, outcomes: list[Outcome]) -> None:
+        """Adds a job, whose ``checked`` values must be those of the first one that has some.
+
+        Raises:
+            DataError: They are not; names the value by its key, such as the path of a file.
+        """
+        self.append((job, outcomes))
+        known = [(j.variant, o[0]["checked"]) for j, o in self if "checked" in o[0]]
+        first, expected = known[0] if known else ("", {})
+        for rank, outcome in enumerate(outcomes):
+            found: Any = outcome.get("checked", expected)
+            for what, value in expected.items():
+                if found.get(what) != value:
+                    raise DataError(
+                        f"{job.variant} (rank {rank}) and {first} (rank 0) have different values,"
+                        " so their times are not compared",
+                        what,
+                    )
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What is compared, and under which conditions: the fields are options of the command."""
+
+    examples: ClassVar[Sequence[str]] = ()
+    columns: ClassVar[Columns]
+    """The table of results; see `table`."""
+
+    def jobs(self) -> list[Job]:
+        """Returns the jobs in their order; raises CandleError if an option is wrong."""
+        raise NotImplementedError
+
+    def prepare(self, progress: Progress | None = None) -> list[str]:
+        """Checks the options and makes what is missing.
+
+        Returns:
+            What the user should know in advance, such as how the ranks are started.
+
+        Raises:
+            CandleError: An option is wrong, or ranks cannot be started.
+        """
+        check_alone()
+        return on_this_machine(max(job.num_ranks for job in self.jobs()), []).notes
+
+    def before(self, job: Job) -> None:
+        """Is called before each job."""
+
+    def measure(self, on_start: OnStart) -> dict[str, Any] | None:
+        """Runs all jobs; returns what ``--json`` writes: the conditions, and ``results``.
+
+        Where a launcher starts this command on several ranks, others than rank 0 return None.
+
+        Raises:
+            CandleError: A job cannot do its work, or its results must not be compared.
+            RuntimeError: A job failed in another way.
+        """
+        started, measured, jobs = utc_now(), Measured(), self.jobs()
+        for done, job in enumerate(jobs):
+            on_start(done, len(jobs), str(job))
+            self.before(job)
+            measured.add(job, job.run())
+        return self.report(measured) | self.conditions() | envelope(started)
+
+    def conditions(self) -> dict[str, Any]:
+        """Returns what else the report says, whatever was measured."""
+        return {}
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        """Returns what was measured: ``results``, one of each variant."""
+        variants = dict.fromkeys(job.variant for job, _ in measured if job.purpose == TIME)
+        return {"results": [self.result(variant, measured) for variant in variants]}
+
+    def result(self, variant: str, measured: Measured) -> Result:
+        """Returns the result of a variant, whose jobs take as long as their slowest ranks."""
+        return {"variant": variant, **summarize(list(map(elapsed_s, measured.of(variant))))}
+
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        """Yields the lines and tables that show a report."""
+        yield table(report["results"], self.columns)
+        yield from remarks(report)
+
+    def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Writes the pictures that the options ask for; yields a line for each."""
+        yield from ()
+
+
+@dataclass(kw_only=True)
+class BenchmarkComparison(Comparison):
+    """A comparison of tasks of one benchmark.
+
+    Attributes:
+        benchmark: Its name, path or module.
+        flags: Flags for it.
+        files: Its files, once they are prepared.
+    """
+
+    benchmark: str
+    flags: Sequence[str] = ()
+    files: FileSet = field(init=False)
+
+    def prepare(self, progress: Progress | None = None) -> list[str]:
+        """Locates the benchmark's files; synthetic ones are generated first if they are missing."""
+        notes, task = super().prepare(progress), self.jobs()[0].task
+        benchmark = find_benchmark(self.benchmark)
+        self.files = locate_files(benchmark, task.bind(benchmark), progress)
+        return notes
+
+    def conditions(self) -> dict[str, Any]:
+        """Returns the benchmark's name, and whether its files are synthetic."""
+        name = find_benchmark(self.benchmark).name
+        return {"benchmark": name, "synthetic": self.files.synthetic}
+
+    def file_bytes(self) -> dict[str, int]:
+        """Returns the size of each of the benchmark's files, by role."""
+        return {
+            role: sum(file.stat().st_size for file in files_at(path))
+            for role, path in self.files.paths.items()
+        }
+
+    def paths(self) -> list[Path]:
+        """Returns the benchmark's files; of a directory, those in it."""
+        return [file for path in self.files.paths.values() for file in files_at(path)]
+
+
+def envelope(started: str) -> dict[str, Any]:
+    """Returns what every report says of how it was made."""
+    return {"command": sys.argv, "started": started, "machine": environment.capture()}
+
+
+def elapsed_s(ranks: Sequence[Outcome]) -> float:
+    """Returns the time of a job, which is that of its slowest rank."""
+    return float(max(rank["elapsed_s"] for rank in ranks))
+
+
+def spread_of(values: Sequence[float], name: str) -> dict[str, Any]:
+    """Returns the ``ci95_NAME`` of a median, None for too few values, and ``range_NAME``."""
+    interval = median_interval(values)
+    return {
+        f"ci95_{name}": list(interval) if interval else None,
+        f"range_{name}": [min(values), max(values)],
+    }
+
+
+def interval(result: Mapping[str, Any], name: str = "s", unit: float = 1.0) -> str:
+    """Returns the 95 % interval of a result, or the range of too few values, as text."""
+    low, high = result[f"ci95_{name}"] or result[f"range_{name}"]
+    return f"{format_significant(low / unit)} to {format_significant(high / unit)}"
+
+
+def spread(result: Mapping[str, Any]) -> str:
+    """Returns what `interval` shows."""
+    return "95 % interval" if result.get("ci95_s") else "range"
+
+
+def remarks(report: Mapping[str, Any], noun: str = "repeat") -> Iterator[str]:
+    """Yields why there is a range instead of an interval, and whether data are synthetic."""
+    first = report["results"][0]
+    if first["ci95_s"] is None:
+        yield (
+            f"{count(first['repeats'], noun)}: a 95 % interval of the median needs at least"
+            f" {MIN_VALUES}, so the range is shown"
+        )
+    if report.get("synthetic"):
+        yield "the data are synthetic"
+
+
+def format_significant(value: float) -> str:
+    """Returns a number with three digits, or with all digits before its decimal point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def ms(seconds: float) -> str:
+    """Returns a time in ms."""
+    return format_significant(seconds / 1e-3)
+
+
+def plain_table(*columns: str) -> Table:
+    """Returns a table without rows, whose first column is text and whose others are numbers."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        found.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
+    """Returns a table of results.
+
+    Args:
+        rows: The results; at least one.
+        columns: By heading, what a column shows: a key of the results, or a function of a result.
+            A number is shown with three digits, an integer with all, None as "not measured". In a
+            heading, "{spread}" stands for what `interval` shows.
+    """
+    kind = spread(rows[0])
+    found = plain_table(*(heading.replace("{spread}", kind) for heading in columns))
+    for row in rows:
+        cells = (row[of] if isinstance(of, str) else of(row) for of in columns.values())
+        found.add_row(*map(_text, cells))
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "not measured"
+    return format_significant(value) if isinstance(value, float) else str(value)
+
+
+def megabytes(num_bytes: int | None) -> str | None:
+    """Returns a size in MB; None if it was not measured."""
+    return None if num_bytes is None else format_significant(num_bytes / MB)

@@ -1,0 +1,245 @@
+"""The jobs of measurements: what their ranks do, and how they are started; also what ranks execute.
+
+Each job runs in fresh processes, which end with it: ``python -m candle_p1.bench.task DIRECTORY``,
+alone or under a launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import statistics
+import sys
+import tempfile
+import timeit
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from candle_p1.benchmark import Benchmark, find_benchmark
+from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.cluster.process import run_to_end
+from candle_p1.data.reader import FileSet, Reader, loading
+from candle_p1.distributed.backend import AUTO, choose_backend
+from candle_p1.distributed.comm import Attempt, Communicator, connect, on_first_rank
+from candle_p1.distributed.devices import NodeCores
+from candle_p1.distributed.launch_environment import module_command, without_terminal
+from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
+from candle_p1.records import environment
+from candle_p1.text import ERROR_MARK, print_error
+from candle_p1.training.setup import locate_files
+
+if TYPE_CHECKING:
+    from candle_p1.parameters.parameter_set import ParameterSet
+
+TASK_FILE, OUTCOMES_FILE = "task.pickle", "outcomes.pickle"
+"""The files of a job's directory: what to do, and the outcome of each rank."""
+GRACE_S = 5.0
+"""How long a job may take to end after SIGTERM."""
+KILLED = (-9, 128 + 9)
+"""Exit codes of a process that was killed by SIGKILL, and of its launcher."""
+SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
+
+Outcome = dict[str, Any]
+"""What a rank has measured. Values of ``checked`` must be the same on all ranks of all jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTask:
+    """What the ranks of a job measure."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that the job sets for its processes."""
+        return {}
+
+    def choose_backend(self) -> None:
+        """Sets Keras's backend for the job's processes."""
+        choose_backend()
+
+    def measure(self, comm: Communicator) -> Outcome:
+        """Returns what this rank has measured; collective.
+
+        Raises:
+            CandleError: Some rank cannot do its work; the same on every rank.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkTask(BenchTask):
+    """What the ranks of a job measure, with a benchmark.
+
+    Attributes:
+        own_flags: Flags of the benchmark that the job sets itself, with what to do instead.
+        benchmark: The benchmark's name, path or module.
+        flags: Flags for the benchmark.
+    """
+
+    own_flags: ClassVar[Mapping[str, str]] = {}
+
+    benchmark: str
+    flags: Sequence[str] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The parameters that the job sets itself: here one epoch, for any number of ranks."""
+        return {"epochs": 1, "epochs_scaling": "none", "train_steps": 0}
+
+    def choose_backend(self) -> None:
+        """Sets the backend of the engine that the flags ask for."""
+        choose_backend(self.bind(find_benchmark(self.benchmark)).get("engine", AUTO))
+
+    def bind(self, benchmark: Benchmark) -> ParameterSet:
+        """Returns the benchmark's parameters for this job.
+
+        Raises:
+            CandleError: A flag is wrong, or is set by the job itself; or a file is missing.
+        """
+        params = benchmark.read_parameters(self.flags)
+        for name, instead in self.own_flags.items():
+            if params.origin(name).kind == "flag":
+                raise ParameterError(f"--{name} cannot be set in a comparison: {instead}")
+        return params.replace(self.settings)
+
+    def locate(self, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileSet]:
+        """Returns the benchmark, its parameters and its files; collective.
+
+        Raises:
+            CandleError: One of them is wrong; the same on every rank.
+        """
+        benchmark = Attempt(lambda: find_benchmark(self.benchmark)).agree(comm)
+        params = Attempt(lambda: self.bind(benchmark)).agree(comm)
+        return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
+
+
+def run(task: BenchTask, num_ranks: int, name: str) -> list[Outcome]:
+    """Runs a job until it ends; returns the outcome of each rank.
+
+    The job ends with this call, even if an exception ends it. Call it from the main thread.
+
+    Args:
+        task: What each rank does.
+        num_ranks: The ranks.
+        name: What is measured, for messages.
+
+    Raises:
+        CandleError: The job ended with an error that the user can resolve, which is its message.
+        SetupError: The job was killed.
+        RuntimeError: It failed in another way; holds everything it printed.
+    """
+    task.choose_backend()
+    with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as directory:
+        Path(directory, TASK_FILE).write_bytes(pickle.dumps(task))
+        command = on_this_machine(num_ranks, [*module_command(__name__), directory]).command
+        execute(command, Path(directory), name, os.environ | task.environment)
+        outcomes: list[Outcome] = pickle.loads(Path(directory, OUTCOMES_FILE).read_bytes())
+        return outcomes
+
+
+def execute(
+    command: Sequence[str],
+    directory: Path,
+    name: str,
+    variables: Mapping[str, str] = os.environ,
+    grace_s: float = GRACE_S,
+) -> None:
+    """Executes a command of a job until it ends, with its output in the directory; see `run`."""
+    output = directory / "output.log"
+    with output.open("wb") as file:
+        code, _ = run_to_end(command, without_terminal(variables), file, grace_s=grace_s)
+    if not code:
+        return
+    text = output.read_text(encoding="utf-8", errors="replace")
+    errors = [line for line in text.splitlines() if line.startswith(ERROR_MARK)]
+    if code == EXIT_CODE and errors:
+        raise CandleError(f"{name}: {errors[0].removeprefix(ERROR_MARK)}")
+    if code in KILLED:
+        raise SetupError(
+            f"{name}: the job was killed, probably because the memory ran out: use fewer ranks or"
+            " smaller data, or omit this one"
+        )
+    raise RuntimeError(f"the job that measured {name} ended with code {code}:\n{text}")
+
+
+def serve() -> None:
+    """Does the task of the directory that is the argument; rank 0 writes all outcomes into it."""
+    directory, comm = Path(sys.argv[1]), None
+    try:
+        comm = connect()
+        task: BenchTask = pickle.loads((directory / TASK_FILE).read_bytes())
+        outcomes = comm.gather(task.measure(comm))
+        if outcomes is not None:
+            (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
+    except CandleError as error:  # all ranks raise the same
+        print_error(error)
+        sys.exit(EXIT_CODE)
+    except Exception:
+        if comm is None:
+            raise
+        traceback.print_exc()
+        comm.abort(1)
+
+
+def bind_cores(comm: Communicator, threads: int) -> int:
+    """Binds this rank to cores of its own, one for each thread; collective.
+
+    As in a run, ranks have no cores of their own if there are too few. Unlike in a run, a rank that
+    is alone has no more cores than threads, so that its time can be compared with that of several.
+
+    Args:
+        comm: The ranks.
+        threads: The threads of each rank; 0 is its share of the cores.
+
+    Returns:
+        The number of its threads.
+    """
+    cores = NodeCores.of(comm)
+    num = threads or cores.threads(comm.local_rank)[0]
+    mine = cores.own(comm.local_rank, num, os.environ)
+    if comm.local_size == 1:
+        mine = sorted(cores.of_ranks[0])
+    if mine:
+        os.sched_setaffinity(0, mine[:num])  # also of the threads that this one is going to start
+    return num
+
+
+def load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
+    """Loads a few numbers as `params` say, so that imports are not timed later; collective.
+
+    Raises:
+        CandleError: Some rank cannot load; the same on every rank.
+    """
+    directory = Path(sys.argv[1])
+    path = directory / "sample.csv"
+    on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)
+    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
+    reader = Reader(FileSet.of({"sample": path}), loading(here, comm, threads))
+    Attempt(lambda: reader.read("sample")).agree(comm)
+
+
+def backend_version() -> str:
+    """Returns the name and version of Keras's backend, such as "jax 0.10.2"."""
+    import keras
+
+    name = str(keras.backend.backend())
+    installed = environment.package_versions()
+    return next((f"{name} {v}" for k, v in installed.items() if k.startswith(name)), name)
+
+
+Reduce = Callable[[Sequence[float]], float]
+"""Makes one time of several: their median, or the least."""
+
+
+def seconds_of(work: Callable[[], Any], num_calls: int, of: Reduce = statistics.median) -> float:
+    """Returns what a function makes of the times of several calls, in s, after one not timed."""
+    work()
+    return of(timeit.repeat(work, number=1, repeat=num_calls))
+
+
+if __name__ == "__main__":
+    from candle_p1.bench.task import serve  # of the module that tasks refer to
+
+    serve()

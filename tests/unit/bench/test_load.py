@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+from rich.table import Table
+
+from candle_p1.bench import file_cache, load
+from candle_p1.bench.load import Load, choose_methods, published_tables
+from candle_p1.errors import DataError, ParameterError, SetupError
+from candle_p1.records.tables import as_cells
+
+
+def comparison(methods="original,chunked", **conditions):
+    return Load(benchmark="nt3", methods=methods, **conditions)
+
+
+def test_published_values_are_those_of_tables_3_and_4():
+    summit, theta = published_tables("p1b1")
+    assert (summit["table"], summit["machine"]) == (3, "Summit")
+    assert summit["files"]["train"] == {"file_mb": 771, "original_s": 235.68, "chunked_s": 30.99}
+    assert (theta["table"], theta["machine"]) == (4, "Theta")
+    assert "KNL" in theta["node"]
+    assert theta["files"]["test"]["chunked_s"] == 11.67
+    assert published_tables("my_benchmark") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("original,chunkd", "'chunkd'.*'chunked'"), (" , ", "--methods")]
+)
+def test_unknown_and_missing_methods_are_refused(text, problem):
+    with pytest.raises(ParameterError, match=problem):
+        choose_methods(text)
+
+
+def test_methods_are_used_once_unless_a_library_is_missing(monkeypatch):
+    assert choose_methods("chunked, original,chunked") == ["chunked", "original"]
+    monkeypatch.setattr(load, "installed_readers", lambda: ["original"])
+    assert choose_methods(None) == ["original"]
+    with pytest.raises(SetupError, match=r"polars.*\[readers\]"):
+        choose_methods("original,polars")
+
+
+def test_rounds_follow_the_jobs_that_are_not_timed():
+    jobs = comparison("original,cached", num_repeats=2).jobs()
+    assert list(map(str, jobs)) == [
+        "cached, preparation",
+        "original, memory",
+        "cached, memory",
+        "original, time 1",
+        "cached, time 1",
+        "cached, time 2",
+        "original, time 2",
+    ]
+
+
+def outcome(elapsed_s=1.0, memory=(), **more):
+    return {
+        "elapsed_s": elapsed_s,
+        "file_s": {"train": elapsed_s / 2},
+        "threads": 2,
+        "matrix_bytes": 100,
+        "memory": list(memory),
+        "checked": {"train.csv": "a"},
+        "bytes_read": 10,
+        "storage_bytes_read": 0,
+        **more,
+    }
+
+
+def test_what_was_measured_is_combined(compare, tmp_path):
+    times = iter([0.5, 1, 2, 3, 4, 5, 6])
+
+    def measure(task, num_ranks):
+        elapsed_s = next(times)
+        return [outcome(elapsed_s), outcome(elapsed_s / 10)]
+
+    report = compare(comparison("original", num_ranks=2, num_repeats=6), measure)
+    (result,) = report["results"]
+    assert result["repeats_s"] == [1, 2, 3, 4, 5, 6]
+    assert (result["median_s"], result["ci95_s"]) == (3.5, [1, 6])
+    assert result["per_rank_s"][0] == [1, 0.1]
+    assert result["per_file_median_s"] == {"train": 1.75}
+    assert (result["bytes_read"], result["speedup"]) == (20, {"original": 1})
+    assert report["files"]["train"]["file_bytes"] == 4
+    assert [each["purpose"] for each in report["jobs"]] == ["memory"] + ["time"] * 6
+
+
+@pytest.mark.parametrize(("elapsed_s", "is_ranked"), [(0.004, False), (0.4, True)])
+def test_times_of_milliseconds_rank_no_method(compare, elapsed_s, is_ranked):
+    ours = comparison(num_repeats=2)
+    report = compare(ours, lambda task, num: [outcome(elapsed_s)])
+    assert all(result["ci95_s"] is None for result in report["results"])
+    assert report["results"][0]["range_s"] == [elapsed_s, elapsed_s]
+    _, times, *rest = ours.render(report)
+    assert any("speed-up" in each for each in as_cells(times)[0]) == is_ranked
+    tables = [as_cells(each) for each in rest if isinstance(each, Table)]
+    assert ("this one" in str(tables[1])) == is_ranked
+    assert "Summit (published)" in str(tables[1])
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 9])
+def test_the_picture_names_the_sizes_and_says_whether_data_are_synthetic(
+    compare, monkeypatch, tmp_path, num_files
+):
+    ours = comparison(num_repeats=1, picture=tmp_path / "picture.png")
+    report = compare(ours, lambda task, num: [outcome()])
+    (file,) = report["files"].values()
+    report["files"] = {f"role{i}": file | {"file_bytes": 1_500_000} for i in range(num_files)}
+    report["results"][0]["file_bytes"] = num_files * 1_500_000
+    assert list(ours.draw(report)) == [f"picture: {tmp_path / 'picture.png'}"]
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    titles = {}
+    monkeypatch.setattr(load, "compared_times", lambda *args, **named: titles.update(named))
+    for synthetic in (True, False):
+        report["synthetic"] = synthetic
+        assert list(ours.draw(report))
+        assert ("synthetic" in titles["title"]) == synthetic
+        assert ("role1 1.5" in titles["title"]) == (num_files == 2)
+        assert ("9 files" in titles["title"]) == (num_files == 9)
+        assert "597 + 150 MB" in titles["published_title"]
+
+
+def test_memory_is_that_of_the_sampled_job(compare):
+    def measure(task, num_ranks):
+        early = [(0.0, 0), (1.0, 200), (2.0, 0)]
+        late = [(0.5, 0), (2.5, 100)]
+        return [outcome(memory=each * task.samples_memory) for each in (early, late)]
+
+    for result in compare(comparison(num_ranks=2, num_repeats=2), measure)["results"]:
+        assert (result["peak_rank_bytes"], result["peak_bytes"]) == (200, 200)
+        assert result["matrix_bytes"] == 100
+
+
+def test_what_the_kernel_does_not_count_is_not_measured(compare):
+    ours = comparison(num_repeats=1)
+    report = compare(ours, lambda task, num: [outcome(bytes_read=None)])
+    result = report["results"][0]
+    assert result["peak_bytes"] is result["peak_rank_bytes"] is result["bytes_read"] is None
+    _, table, _ = (part for part in ours.render(report) if isinstance(part, Table))
+    assert list(table.columns[1].cells) == ["not measured"] * 2
+
+
+def test_files_that_cannot_be_dropped_from_the_cache_are_not_cold(compare, monkeypatch):
+    monkeypatch.setattr(file_cache, "resident_share", lambda path: 0.5)
+    with pytest.raises(SetupError, match=r"train.csv: 50%"):
+        compare(comparison(file_cache="cold"), lambda task, num: [outcome()])
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"train.csv: .*No such file"):
+        file_cache.prepare_files("warm", [tmp_path / "train.csv"])
