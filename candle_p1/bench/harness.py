@@ -51,8 +51,9 @@ def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any
         default: The default, which says whether it is a flag, a number or a text.
         text: The help.
         flag: The option's name, if it is not that of the field.
-        more: ``choices``; ``within``, the least and the largest number; ``is_file`` for a file to
-            write; ``is_list`` for positive integers; or what `click.Option` takes.
+        more: ``choices``; ``within``, the least and the largest number; ``is_list`` for positive
+            integers; ``is_file`` for a file to write; ``is_argument``; ``complete``, what to
+            complete; or what `click.Option` takes.
     """
     return field(default=default, metadata={"help": text, "flag": flag, **more})
 
@@ -183,7 +184,7 @@ class Comparison:
 
     def result(self, variant: str, measured: Measured) -> Result:
         """Returns the result of a variant, whose jobs take as long as their slowest ranks."""
-        return {"variant": variant, **summarize(list(map(elapsed_s, measured.of(variant))))}
+        return {"variant": variant, **times(measured.of(variant))}
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
         """Yields the lines and tables that show a report."""
@@ -241,6 +242,11 @@ def envelope(started: str) -> dict[str, Any]:
 def elapsed_s(ranks: Sequence[Outcome]) -> float:
     """Returns the time of a job, which is that of its slowest rank."""
     return float(max(rank["elapsed_s"] for rank in ranks))
+
+
+def times(jobs: Sequence[Sequence[Outcome]]) -> Result:
+    """Returns median, interval and range of the times of jobs."""
+    return summarize([elapsed_s(ranks) for ranks in jobs])
 
 
 def spread_of(values: Sequence[float], name: str) -> dict[str, Any]:

@@ -23,10 +23,19 @@ import psutil
 
 from candle_p1.bench import harness
 from candle_p1.bench.file_cache import STATES, prepare_files
-from candle_p1.bench.harness import MB, Job, Measured, Result, count_option, interval, option
+from candle_p1.bench.harness import (
+    MB,
+    Job,
+    Measured,
+    Result,
+    count_option,
+    interval,
+    megabytes,
+    option,
+)
 from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
-from candle_p1.benchmark import find_benchmark
+from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import Reader, loading
@@ -34,11 +43,12 @@ from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError, SetupError, did_you_mean
 from candle_p1.figures import compared_times
 from candle_p1.reports.published import machines, published_loading, source
-from candle_p1.reports.statistics import summarize
 from candle_p1.text import count
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from candle_p1.parameters.parameter_set import ParameterSet
 
 BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
@@ -81,28 +91,37 @@ class LoadTask(BenchmarkTask):
         load_sample(params, comm, threads)
         reader = Reader(files, loading(params, comm, threads))
         sampler = MemorySampler() if self.samples_memory else None
-        before = _bytes_read()
-        comm.barrier()
-        start = time.perf_counter()
-        load = Attempt(lambda: benchmark.load_data(reader, params))
-        seconds = time.perf_counter() - start
-        after = _bytes_read()
-        load.agree(comm)
-        if not reader.table_s:
-            raise ParameterError(
-                f"{benchmark.name} reads no table with reader.read, so there are no loaders to"
-                " compare"
-            ).on_all_ranks()
-        reader.digest()  # touches every value, so that memory-mapped files count as memory too
         return {
-            "elapsed_s": seconds,
+            **timed_load(benchmark, reader, params, comm),
             "file_s": reader.table_s,
             "threads": threads,
             "matrix_bytes": reader.matrix_bytes,
             "checked": {str(files.paths[role]): each for role, each in reader.digests.items()},
             "memory": growth(sampler.stop()) if sampler else [],
-            **{name: after[name] - before[name] for name in after},
         }
+
+
+def timed_load(
+    benchmark: Benchmark, reader: Reader, params: ParameterSet, comm: Communicator
+) -> Outcome:
+    """Loads, and returns the time of this rank and the bytes that it has read; collective.
+
+    Raises:
+        CandleError: Some rank cannot load; the same on every rank.
+    """
+    before = _bytes_read()
+    comm.barrier()
+    start = time.perf_counter()
+    load = Attempt(lambda: benchmark.load_data(reader, params))
+    seconds = time.perf_counter() - start
+    after = _bytes_read()
+    load.agree(comm)
+    if not reader.table_s:
+        raise ParameterError(
+            f"{benchmark.name} reads no table with reader.read, so there is nothing to compare"
+        ).on_all_ranks()
+    reader.digest()  # touches every value, so that memory-mapped files count as memory too
+    return {"elapsed_s": seconds, **{name: after[name] - before[name] for name in after}}
 
 
 def _bytes_read() -> dict[str, int]:
@@ -255,7 +274,7 @@ class Load(harness.BenchmarkComparison):
         memory = [rank["memory"] for rank in sampled if rank["memory"]]
         return {
             "method": variant,
-            **summarize(list(map(harness.elapsed_s, timed))),
+            **harness.times(timed),
             "per_rank_s": [[rank["elapsed_s"] for rank in ranks] for ranks in timed],
             "per_file_median_s": {
                 role: statistics.median(max(r["file_s"][role] for r in ranks) for ranks in timed)
@@ -277,7 +296,7 @@ class Load(harness.BenchmarkComparison):
         results, tables = report["results"], report["published"]["tables"]
         first, is_ranked = results[0], any(each["median_s"] >= RANKED_S for each in results)
         yield (
-            f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB,"
+            f"{report['benchmark']}: loading {megabytes(first['file_bytes'])} MB,"
             f" {_conditions(first)}, {count(first['repeats'], 'repeat')}"
         )
         columns: dict[str, Any] = {
@@ -294,30 +313,23 @@ class Load(harness.BenchmarkComparison):
                 f"no method takes {RANKED_S} s: these files are too small to rank the methods;"
                 " use --size full, or files of that size"
             )
-        matrices = f"the matrices of a rank: {_megabytes(first['matrix_bytes'])} MB"
+        matrices = f"the matrices of a rank: {megabytes(first['matrix_bytes'])} MB"
         yield f"memory and bytes read; {matrices}"
         yield harness.table(
             results,
             {
                 "method": "method",
-                "peak of a rank\n(MB, matrices)": lambda r: _megabytes(
+                "peak of a rank\n(MB, matrices)": lambda r: _of(
                     r["peak_rank_bytes"], r["matrix_bytes"]
                 ),
-                "of the node\n(MB, matrices)": lambda r: _megabytes(
-                    r["peak_bytes"], r["matrix_bytes"]
-                ),
-                "read\n(MB, files)": lambda r: _megabytes(r["bytes_read"], r["file_bytes"]),
-                "from storage\n(MB)": lambda r: _megabytes(r["storage_bytes_read"]),
+                "of the node\n(MB, matrices)": lambda r: _of(r["peak_bytes"], r["matrix_bytes"]),
+                "read\n(MB, files)": lambda r: _of(r["bytes_read"], r["file_bytes"]),
+                "from storage\n(MB)": lambda r: megabytes(r["storage_bytes_read"]),
             },
         )
-        rows = [*(_files_here(report) if is_ranked else ()), *_files_published(tables)]
-        if rows:
+        if rows := list(_file_rows(report, is_ranked)):
             yield "each file, in s"
-            yield harness.table(
-                rows,
-                {name: name for name in ("machine", "file", "size", *BASELINES)}
-                | {"speed-up": lambda row: row["original"] / row["chunked"]},
-            )
+            yield harness.table(rows, {name: name for name in rows[0]})
         yield from harness.remarks(report)
         yield "memory is what loading adds, without the file cache, in a job that is not timed"
         yield (
@@ -334,7 +346,7 @@ class Load(harness.BenchmarkComparison):
         if not self.picture:
             return
         tables, first = report["published"]["tables"], report["results"][0]
-        files = {role: _megabytes(file["file_bytes"]) for role, file in report["files"].items()}
+        files = {role: megabytes(file["file_bytes"]) for role, file in report["files"].items()}
         each = ", ".join(f"{role} {size}" for role, size in files.items())
         named = f" ({each})" if 1 < len(files) <= MAX_NAMED else f" in {count(len(files), 'file')}"
         kind = " of synthetic data" if report["synthetic"] else ""
@@ -349,7 +361,7 @@ class Load(harness.BenchmarkComparison):
                 }
                 for each in tables
             },
-            title=f"{report['benchmark']}: loading {_megabytes(first['file_bytes'])} MB{named}"
+            title=f"{report['benchmark']}: loading {megabytes(first['file_bytes'])} MB{named}"
             f"{kind},\n{_conditions(first)}",
             published_title=f"published, files of {' + '.join(sizes)} MB",
         )
@@ -365,11 +377,9 @@ def _median_sum(timed: Sequence[Sequence[Outcome]], name: str) -> int | None:
     return None if any(None in ranks for ranks in jobs) else statistics.median_low(map(sum, jobs))
 
 
-def _megabytes(num_bytes: int | None, of_bytes: int | None = None) -> str:
-    if num_bytes is None:
-        return "not measured"
-    times = f"  {num_bytes / of_bytes:5.2f}x" if of_bytes else ""
-    return f"{harness.format_significant(num_bytes / MB)}{times}"
+def _of(num_bytes: int | None, of_bytes: int) -> str | None:
+    text = megabytes(num_bytes)
+    return text and f"{text}  {(num_bytes or 0) / of_bytes:5.2f}x"
 
 
 def _conditions(result: Result) -> str:
@@ -377,21 +387,23 @@ def _conditions(result: Result) -> str:
     return f"{ranks} with {threads} each, {result['file_cache']} file cache"
 
 
-def _files_here(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    measured = {each["method"]: each["per_file_median_s"] for each in report["results"]}
-    if all(name in measured for name in BASELINES):
-        for role in measured[BASELINES[0]]:
-            size = f"{_megabytes(report['files'][role]['file_bytes'])} MB"
-            times = {name: measured[name][role] for name in BASELINES}
-            yield {"machine": "this one", "file": role, "size": size, **times}
-
-
-def _files_published(tables: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for each in tables:
+def _file_rows(report: Mapping[str, Any], is_ranked: bool) -> Iterator[dict[str, Any]]:
+    """Yields the times of each file by the paper's methods, here and as published."""
+    medians = {each["method"]: each["per_file_median_s"] for each in report["results"]}
+    if is_ranked and all(name in medians for name in BASELINES):
+        for role, slow in medians["original"].items():
+            fast, size = medians["chunked"][role], megabytes(report["files"][role]["file_bytes"])
+            times = {"original": slow, "chunked": fast, "speed-up": slow / fast}
+            yield {"machine": "this one", "file": role, "size": f"{size} MB", **times}
+    for each in report["published"]["tables"]:
         for role, file in each["files"].items():
-            times = {name: file[f"{name}_s"] for name in BASELINES}
-            machine = f"{each['machine']} (published)"
-            yield {"machine": machine, "file": role, "size": f"{file['file_mb']} MB", **times}
+            yield {
+                "machine": f"{each['machine']} (published)",
+                "file": role,
+                "size": f"{file['file_mb']} MB",
+                **{name: f"{file[f'{name}_s']:.2f}" for name in BASELINES},
+                "speed-up": file["original_s"] / file["chunked_s"],
+            }
 
 
 def published_tables(benchmark: str) -> list[dict[str, Any]]:

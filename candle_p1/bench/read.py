@@ -8,217 +8,331 @@ itself is measured.
 Every load is a job of its own. All jobs divide the files into the same blocks, and read the same
 values; otherwise no result is reported.
 
-What the machine itself costs, whose ranks have the same memory and caches, is measured by ranks
-that share nothing: each loads its own part of the files, without a message to the others.
+What the machine itself costs, whose ranks have the same memory and caches, is measured by
+independent ranks: each loads its own part of the files, without a message to the others.
 """
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench.file_cache import PREPARATIONS
-from candle_p1.bench.job import Job, Measurement, OnStart, run
+from candle_p1.bench import harness
+from candle_p1.bench.file_cache import prepare_files
+from candle_p1.bench.harness import (
+    MB,
+    Job,
+    Measured,
+    Result,
+    count_option,
+    interval,
+    megabytes,
+    option,
+)
+from candle_p1.bench.load import timed_load
+from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
+from candle_p1.data.reader import FileSet, Reader, loading
+from candle_p1.data.source import OpenSource, Source, open_together
+from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import files_at
 from candle_p1.instrument.reading import summarize_reading
-from candle_p1.reports.statistics import summarize
+from candle_p1.scaling import share_bounds
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from rich.table import Table
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from candle_p1.data.reader import FileSet
     from candle_p1.records.types import ReadingFacts
 
 LOADER = "parallel"
-MAX_RANKS = 1024
 LEAST_DIVIDED_BYTES = 1 << 20
 """What is smaller takes no time, and its lines may be looked up by those of other files."""
+COPIED_BYTES = 1 << 24
+MAX_SHOWN_RANKS = 16
+INDEPENDENT = "independent"
+"""The purpose of jobs whose ranks share nothing."""
 
 
-def choose_ranks(text: str, flag: str = "--np", most: int = MAX_RANKS) -> list[int]:
-    """Returns the numbers of ranks in a comma-separated list, each once, in its order.
-
-    Args:
-        text: The list.
-        flag: The flag that it is the value of.
-        most: The largest number.
-
-    Raises:
-        ParameterError: One of them is not a number of ranks.
-    """
-    numbers = []
-    for word in text.split(","):
-        if not word.strip().isascii() or not word.strip().isdigit():
-            raise ParameterError(
-                f"{flag}: {word.strip()!r} is not a number of ranks, as in {flag} 1,4"
-            )
-        numbers.append(int(word))
-        if not 1 <= numbers[-1] <= most:
-            raise ParameterError(f"{flag}: {word.strip()} is not between 1 and {most}")
-    return list(dict.fromkeys(numbers))
-
-
-def is_divided(path: Path) -> bool:
-    """Returns whether ranks that share nothing load a part of this file each."""
-    return path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES
-
-
-@dataclass(frozen=True)
-class ReadJob(Job):
-    """A job that loads the files of a benchmark once.
+@dataclass(frozen=True, kw_only=True)
+class ReadTask(BenchmarkTask):
+    """Loads the files of a benchmark once, from a source that may be slow.
 
     Attributes:
         delay_s: Extra time that reading each block takes.
         num_blocks: Into how many blocks the largest file is divided; 0: as in a run.
         threads: Threads of each rank.
-        apart: Whether each rank loads its part of the files, by itself.
+        independent: Whether each rank loads its part of the files, by itself.
     """
 
-    worker: ClassVar[str] = "candle_p1.bench.read_worker"
     own_flags: ClassVar[Mapping[str, str]] = {
         "loader": f"it is {LOADER}; candle-p1 bench load compares loaders",
         "load_threads": "use --threads",
     }
 
     delay_s: float = 0.0
-    num_blocks: int = 1
+    num_blocks: int = 0
     threads: int = 1
-    apart: bool = False
-
-    @property
-    def name(self) -> str:
-        """What is measured."""
-        return "reading"
+    independent: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """The loader and its threads."""
         return {"loader": LOADER, "load_threads": self.threads}
 
+    def measure(self, comm: Communicator) -> Outcome:
+        benchmark, params, files = self.locate(comm)
+        threads = bind_cores(comm, self.threads)
+        load_sample(params, comm, threads)
+        settings = loading(params, SerialCommunicator() if self.independent else comm, threads)
+        if self.delay_s:
+            settings = replace(settings, open_source=slow_source(self.delay_s))
+        if self.num_blocks:
+            sizes = [
+                file.stat().st_size for path in files.paths.values() for file in files_at(path)
+            ]
+            settings = replace(settings, block_bytes=max(1, -(-max(sizes) // self.num_blocks)))
+        if self.independent:
+            whole = files
+            files = Attempt(lambda: part_of(whole, Path(sys.argv[1]), comm)).agree(comm)
+        reader = Reader(files, settings)
+        outcome = timed_load(benchmark, reader, params, comm)
+        outcome["reads"] = {role: log.since_zero() for role, log in reader.reads.items()}
+        if not self.independent:
+            digests = reader.digests
+            outcome["checked"] = {str(files.paths[role]): digests[role] for role in digests}
+        return outcome
 
-@dataclass(frozen=True)
-class ReadOutcome:
-    """What a rank has measured.
 
-    Attributes:
-        elapsed_s: The time from the barrier to the end of loading.
-        reads: Its reads, by role; see `candle_p1.instrument.reading.ReadLog.since_zero`.
-        digests: Digests of the tables as they were read, by role.
+def slow_source(delay_s: float) -> OpenSource:
+    """Returns what opens a file of which the reading of every block takes a time more."""
+
+    class SlowSource(Source):
+        def read(self, into: memoryview, start: int) -> None:
+            """Reads, after a while; the threads that share a block wait at the same time."""
+            time.sleep(delay_s)
+            super().read(into, start)
+
+    @contextmanager
+    def open_slowly(path: Path, comm: Communicator) -> Iterator[Source]:
+        with open_together(path, comm) as source:
+            yield SlowSource(**vars(source))
+
+    return open_slowly
+
+
+def _is_divided(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES
+
+
+def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
+    """Returns files with this rank's share of the lines of each; small ones as they are.
+
+    A share begins with the file's first line, whether that is a header or a row.
+
+    Args:
+        files: The files.
+        directory: Where the shares are written.
+        comm: The ranks.
+
+    Raises:
+        DataError: A file cannot be read or written.
     """
-
-    elapsed_s: float
-    reads: dict[str, NDArray[np.float64]]
-    digests: dict[str, str]
-
-
-@dataclass(frozen=True)
-class ReadComparison(Measurement):
-    """What is compared, and under which conditions.
-
-    Attributes:
-        ranks: The numbers of ranks, of which `num_ranks` is the largest; times are divided by that
-            of the first.
-        num_repeats: Jobs of each number of ranks.
-        file_cache: The state of the file cache before every job, "warm" or "cold".
-        apart: Whether ranks that share nothing are measured, too.
-    """
-
-    job: ReadJob
-    ranks: Sequence[int] = (1,)
-    num_repeats: int = 3
-    file_cache: str = "warm"
-    apart: bool = False
-
-    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs, in rounds of all numbers of ranks; see Measurement.
-
-        Raises:
-            CandleError: See Measurement; or ranks would have no parts of the files.
-        """
-        if self.apart and not any(map(is_divided, files.paths.values())):
-            raise ParameterError(
-                f"--apart divides files of {LEAST_DIVIDED_BYTES >> 20} MiB and more, and there is"
-                " none: give --size full, or larger files"
-            )
-        paths = [file for path in files.paths.values() for file in files_at(path)]
-        kinds = [(number, False) for number in self.ranks]
-        kinds += [(number, True) for number in self.ranks if self.apart and number > 1]
-        jobs = kinds * self.num_repeats
-        measured: dict[tuple[int, bool], list[list[ReadOutcome]]] = {kind: [] for kind in kinds}
-        for done, (num_ranks, apart) in enumerate(jobs):
-            on_start(done, len(jobs), f"{num_ranks} ranks" + ", apart" * apart)
+    paths = dict(files.paths)
+    for role, path in files.paths.items():
+        if _is_divided(path):
+            paths[role] = directory / f"{role}-{comm.rank}.csv"
             try:
-                PREPARATIONS[self.file_cache](paths)
+                _write_share(path, paths[role], comm.rank, comm.size)
             except OSError as error:
                 raise DataError(
-                    f"cannot read the file: {error.strerror}", error.filename
+                    f"cannot write a part of the file to {directory}: {error.strerror}", path
                 ) from error
-            outcomes = run(replace(self.job, apart=apart), num_ranks)
-            measured[num_ranks, apart].append(outcomes)
-            if not apart:
-                _check_same_values(measured[kinds[0]][0][0], outcomes, files)
-        results = [_result(number, measured[number, False]) for number in self.ranks]
+    return FileSet.of(paths)
+
+
+def _write_share(path: Path, to: Path, rank: int, num_ranks: int) -> None:
+    with path.open("rb") as source, to.open("wb") as target:
+        head = source.readline()
+        ends = []
+        for bound in share_bounds(path.stat().st_size - len(head), rank, num_ranks):
+            source.seek(max(0, len(head) + bound - 1))
+            source.readline()  # the rest of the line that begins before the bound
+            ends.append(source.tell())
+        first, last = ends
+        target.write(head)
+        source.seek(first)
+        while first < last:
+            block = source.read(min(COPIED_BYTES, last - first))
+            target.write(block)
+            first += len(block)
+
+
+@dataclass(kw_only=True)
+class Read(harness.BenchmarkComparison):
+    """Measure how the reading of BENCHMARK's files scales with ranks.
+
+    Every load is a job of its own; --delay imitates storage that answers slowly. All jobs divide
+    the files into the same blocks, and must read the same values.
+
+    All other flags go to the benchmark.
+    """
+
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
+        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full --independent",
+        "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
+    )
+
+    ranks: Sequence[int] = option(
+        "1,4",
+        "The numbers of ranks to compare; each time is divided by that of the first number.",
+        "--np",
+        is_list=True,
+    )
+    delay_s: float = option(
+        0.2, "Extra time that reading each block takes, in s.", "--delay", within=(0, 60)
+    )
+    num_blocks: int = option(
+        16,
+        "Blocks into which the largest file is divided; 0: blocks of the size as in a run.",
+        "--blocks",
+        within=(0, 100_000),
+    )
+    threads: int = count_option(
+        1, "Threads of each rank, which read a block together.", "--threads"
+    )
+    num_repeats: int = count_option(
+        3,
+        "Loads with each number of ranks; a 95 % interval of the median needs at least 6.",
+        "--repeats",
+    )
+    cold: bool = option(False, "Drop the files from the file cache before a load.")
+    independent: bool = option(
+        False, "Measure ranks that share nothing, too: what the machine itself allows."
+    )
+
+    def prepare(self, progress: harness.Progress | None = None) -> list[str]:
+        if self.independent and self.cold:
+            raise ParameterError(
+                "--independent cannot be combined with --cold: the parts that ranks load have just"
+                " been written"
+            )
+        notes = super().prepare(progress)
+        if self.independent and not any(map(_is_divided, self.files.paths.values())):
+            raise ParameterError(
+                f"--independent divides files of {LEAST_DIVIDED_BYTES >> 20} MiB and more, and"
+                " there is none: give --size full, or larger files"
+            )
+        return notes
+
+    def jobs(self) -> list[Job]:
+        task = ReadTask(
+            benchmark=self.benchmark,
+            flags=self.flags,
+            delay_s=self.delay_s,
+            num_blocks=self.num_blocks,
+            threads=self.threads,
+        )
+        jobs = [Job(count(number, "rank"), task, number) for number in self.ranks]
+        if self.independent:
+            alone = replace(task, independent=True)
+            more = [replace(job, task=alone, purpose=INDEPENDENT) for job in jobs]
+            jobs += [job for job in more if job.num_ranks > 1]
+        return harness.rounds(jobs, self.num_repeats)
+
+    def before(self, job: Job) -> None:
+        prepare_files(self._file_cache, self.paths())
+
+    @property
+    def _file_cache(self) -> str:
+        return "cold" if self.cold else "warm"
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        results = super().report(measured)["results"]
         for result in results:
-            first_s, jobs_apart = results[0]["median_s"], measured.get((result["num_ranks"], True))
-            result["ratio"] = result["median_s"] / first_s
-            result["apart"] = None
-            if jobs_apart is not None:
-                times = _times(jobs_apart)
-                result["apart"] = {**times, "ratio": times["median_s"] / first_s}
+            for times in filter(None, (result, result["independent"])):
+                times["ratio"] = times["median_s"] / results[0]["median_s"]
         return {
-            "files": {
-                role: sum(file.stat().st_size for file in files_at(path))
-                for role, path in files.paths.items()
-            },
-            "delay_s": self.job.delay_s,
-            "num_blocks": self.job.num_blocks,
-            "threads": self.job.threads,
-            "file_cache": self.file_cache,
+            "files": self.file_bytes(),
+            "delay_s": self.delay_s,
+            "num_blocks": self.num_blocks,
+            "threads": self.threads,
+            "file_cache": self._file_cache,
             "results": results,
         }
 
+    def result(self, variant: str, measured: Measured) -> Result:
+        jobs, alone = measured.of(variant), measured.of(variant, INDEPENDENT)
+        readings = [_readings(job) for job in jobs]
+        together = [facts for reading in readings for facts in reading.values()]
+        num_ranks, union_s = len(jobs[0]), sum(facts.union_s for facts in together)
+        busy_s = sum(facts.busy.mean_s * num_ranks for facts in together)
+        return {
+            "num_ranks": num_ranks,
+            **harness.times(jobs),
+            "mean_ranks": busy_s / union_s if union_s else None,
+            "reading": {role: each.model_dump(mode="json") for role, each in readings[-1].items()},
+            "per_rank": {role: _per_rank(each) for role, each in readings[-1].items()},
+            "independent": harness.times(alone) if alone else None,
+        }
 
-def _check_same_values(first: ReadOutcome, others: Sequence[ReadOutcome], files: FileSet) -> None:
-    for rank, outcome in enumerate(others):
-        for role, path in files.paths.items():
-            if outcome.digests.get(role) != first.digests.get(role):
-                raise DataError(
-                    f"rank {rank} of {len(others)} read other values than the first job, so the"
-                    " times are not compared",
-                    path,
-                )
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        results, blocks = report["results"], report["num_blocks"]
+        first = results[0]
+        size = f"of 1/{blocks} of the largest file" if blocks else "as in a run"
+        delay = f", {report['delay_s']:g} s extra per block" if report["delay_s"] else ""
+        yield (
+            f"{report['benchmark']}: reading {megabytes(sum(report['files'].values()))} MB in"
+            f" blocks {size}{delay}, file cache {report['file_cache']},"
+            f" {count(report['threads'], 'thread')} per rank, {count(first['repeats'], 'repeat')}"
+        )
+        rows = [{"ranks": result["num_ranks"], **result} for result in results]
+        alone = [
+            {
+                "ranks": f"{result['num_ranks']} independent",
+                **result["independent"],
+                "mean_ranks": "",
+            }
+            for result in results
+            if result["independent"]
+        ]
+        yield harness.table(
+            [*rows, *alone],
+            {
+                "ranks": "ranks",
+                "median\n(s)": "median_s",
+                "{spread}\n(s)": interval,
+                f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
+                "reading at\na time": "mean_ranks",
+            },
+        )
+        if alone:
+            yield (
+                "independent: each rank loads its part of the files, without the others and into"
+                " memory of its own; what ranks gain then is all that the machine allows"
+            )
+        most = max(results, key=lambda result: result["num_ranks"])
+        role = max(most["reading"], key=lambda role: report["files"][role], default=None)
+        if role is not None and most["num_ranks"] > 1:
+            yield f"when the ranks read {role}, in s, in the last job with the most"
+            yield _ranks(most["per_rank"][role])
+        yield from harness.remarks(report)
 
 
-def _times(jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, Any]:
-    """Returns the times of jobs, of which each takes as long as its slowest rank."""
-    return summarize([max(outcome.elapsed_s for outcome in job) for job in jobs])
+VERB = Read
 
 
-def _result(num_ranks: int, jobs: Sequence[Sequence[ReadOutcome]]) -> dict[str, Any]:
-    """Returns the result of all jobs with a number of ranks."""
-    readings = [_readings(job) for job in jobs]
-    together = [each for reading in readings for each in reading.values()]
-    union_s = sum(each.union_s for each in together)
-    busy_s = sum(each.busy.mean_s * num_ranks for each in together)
-    return {
-        "num_ranks": num_ranks,
-        **_times(jobs),
-        "mean_ranks": busy_s / union_s if union_s else None,
-        "reading": {role: facts.model_dump(mode="json") for role, facts in readings[-1].items()},
-        "per_rank": {role: _per_rank(facts) for role, facts in readings[-1].items()},
-    }
-
-
-def _readings(job: Sequence[ReadOutcome]) -> dict[str, ReadingFacts]:
+def _readings(job: Sequence[Outcome]) -> dict[str, ReadingFacts]:
     """Returns, as the record of a run does, when the ranks read each table, from its beginning."""
     found = {
-        role: summarize_reading([outcome.reads[role] for outcome in job], 0.0)
-        for role in job[0].reads
+        role: summarize_reading([outcome["reads"][role] for outcome in job], 0.0)
+        for role in job[0]["reads"]
     }
     return {role: facts for role, facts in found.items() if facts is not None}
 
@@ -231,9 +345,30 @@ def _per_rank(facts: ReadingFacts) -> dict[str, list[float | None]]:
         "busy_s": facts.busy,
         "num_bytes": facts.read,
     }
-    values = {name: spread.values for name, spread in spreads.items()}
     return {
-        name: [None if each != each else each for each in found.tolist()]
-        for name, found in values.items()
-        if found is not None
+        name: [None if each != each else each for each in spread.values.tolist()]
+        for name, spread in spreads.items()
+        if spread.values is not None
     }
+
+
+def _ranks(values: Mapping[str, Sequence[Any]]) -> Table:
+    rows = [
+        {"rank": rank, **dict(zip(values, of_rank, strict=True))}
+        for rank, of_rank in enumerate(zip(*values.values(), strict=True))
+    ]
+    columns: dict[str, Any] = {
+        "rank": "rank",
+        "first read": lambda row: _seconds(row["begin_s"]),
+        "last read ended": lambda row: _seconds(row["end_s"]),
+        "reading": lambda row: _seconds(row["busy_s"]),
+        "MB": lambda row: row["num_bytes"] / MB,
+    }
+    found = harness.table(rows[:MAX_SHOWN_RANKS], columns)
+    if len(rows) > MAX_SHOWN_RANKS:
+        found.add_row("…")
+    return found
+
+
+def _seconds(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

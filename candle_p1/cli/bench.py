@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange
+from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange, NumberList
 from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_conv import conv_command
 from candle_p1.cli.bench_gpu import gpu_command
@@ -20,7 +20,6 @@ from candle_p1.cli.bench_options import (
 )
 from candle_p1.cli.bench_start import start_command
 from candle_p1.cli.bench_verbs import Verbs
-from candle_p1.errors import ParameterError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,88 +34,6 @@ command.add_command(comm_command)
 command.add_command(conv_command)
 command.add_command(gpu_command)
 command.add_command(start_command)
-
-
-@command.command(
-    "read",
-    cls=BenchmarkCommand,
-    examples=[
-        "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
-        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full --apart",
-        "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
-    ],
-)
-@measurement_options(
-    click.option(
-        "--np",
-        "ranks",
-        metavar="NUM,NUM,...",
-        default="1,4",
-        show_default=True,
-        help="The numbers of ranks to compare; each time is divided by that of the first number.",
-    ),
-    click.option(
-        "--delay",
-        "delay_s",
-        type=FiniteRange(0, 60),
-        default=0.2,
-        show_default=True,
-        help="Extra time that reading each block takes, in s.",
-    ),
-    click.option(
-        "--blocks",
-        "num_blocks",
-        type=click.IntRange(0, 100_000),
-        default=16,
-        show_default=True,
-        help="Blocks into which the largest file is divided; 0: blocks of the size as in a run.",
-    ),
-    count_option("--threads", "threads", 1, "Threads of each rank, which read a block together."),
-    count_option(
-        "--repeats",
-        "num_repeats",
-        3,
-        "Loads with each number of ranks; a 95 % interval of the median needs at least 6.",
-    ),
-    click.option("--cold", is_flag=True, help="Drop the files from the file cache before a load."),
-    click.option(
-        "--apart",
-        is_flag=True,
-        help="Measure ranks that share nothing, too: what the machine itself allows.",
-    ),
-)
-def read_command(
-    benchmark: str,
-    ranks: str,
-    delay_s: float,
-    num_blocks: int,
-    threads: int,
-    num_repeats: int,
-    cold: bool,
-    apart: bool,
-    json_file: Path | None,
-    flags: list[str],
-) -> None:
-    """Measure how the reading of BENCHMARK's files scales with ranks.
-
-    Every load is a job of its own; --delay imitates storage that answers slowly. All jobs divide
-    the files into the same blocks, and must read the same values.
-
-    All other flags go to the benchmark.
-    """
-    from candle_p1.bench import show_read
-    from candle_p1.bench.read import ReadComparison, ReadJob, choose_ranks
-
-    if apart and cold:
-        raise ParameterError(
-            "--apart cannot be combined with --cold: the parts that ranks load have just been"
-            " written"
-        )
-    numbers = choose_ranks(ranks)
-    job = ReadJob(benchmark, flags, delay_s, num_blocks, threads)
-    file_cache = "cold" if cold else "warm"
-    report = measure(ReadComparison(job, max(numbers), numbers, num_repeats, file_cache, apart))
-    show(show_read.parts(report), report, json_file)
 
 
 @command.command(
@@ -313,23 +230,22 @@ def record_command(json_file: Path | None, **conditions: int) -> None:
 )
 @click.option(
     "--ranks",
-    metavar="NUM,NUM,...",
+    type=NumberList(8192),
     default="64,512,4096",
     show_default=True,
     help="The numbers of ranks to compare.",
 )
 @count_option("--ranks_per_node", "ranks_per_node", 8, "Ranks on each node.")
 @json_option
-def scale_command(ranks: str, ranks_per_node: int, json_file: Path | None) -> None:
+def scale_command(ranks: list[int], ranks_per_node: int, json_file: Path | None) -> None:
     """Count what the ranks of large jobs send each other in every phase of a run.
 
     All ranks are simulated in this process. They run the code of a run, except for what TensorFlow
     and Horovod do, and receive messages that are counted, not timed. 4,096 ranks take minutes and
     4 GB of memory.
     """
-    from candle_p1.bench.read import choose_ranks
-    from candle_p1.bench.scale import MAX_RANKS, ScaleMeasurement, parts
+    from candle_p1.bench.scale import ScaleMeasurement, parts
 
-    measurement = ScaleMeasurement(choose_ranks(ranks, "--ranks", MAX_RANKS), ranks_per_node)
+    measurement = ScaleMeasurement(ranks, ranks_per_node)
     report = with_progress(measurement.measure)
     show(parts(report), report, json_file)

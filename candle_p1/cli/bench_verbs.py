@@ -18,18 +18,23 @@ from candle_p1.cli.base import (
     Command,
     FiniteRange,
     Group,
+    NumberList,
     benchmark_argument,
     complete_benchmark,
     complete_loaders,
+    file_option,
     flags_argument,
+    json_option,
+    write_json,
 )
-from candle_p1.cli.bench_options import json_option, output_file_option, show, with_progress
+from candle_p1.cli.bench_options import with_progress
 from candle_p1.errors import ParameterError
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
     from candle_p1.bench.harness import Comparison
 
+MAX_RANKS = 1024
 COMPLETIONS = {"loaders": complete_loaders, "benchmarks": complete_benchmark}
 DATA_OPTIONS = (
     click.option(
@@ -71,7 +76,7 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
     from candle_p1.bench.harness import BenchmarkComparison
 
     own = [_parameter(each) for each in dataclasses.fields(verb) if "help" in each.metadata]
-    options, kind = [*own, json_option], Command
+    options, kind = [*own, json_option()], Command
     if issubclass(verb, BenchmarkComparison):
         options = [benchmark_argument, *DATA_OPTIONS, *options, flags_argument]
         kind = BenchmarkCommand
@@ -104,12 +109,14 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
     flag = more.pop("flag") or f"--{field.name}"
     more["shell_complete"] = COMPLETIONS.get(more.pop("complete", ""))
     if more.pop("is_file", False):
-        return output_file_option(flag, field.name, text)
+        return file_option(flag, field.name, text)
     if more.pop("is_argument", False):
         return click.argument(field.name, **more)
     if within := more.pop("within", None):
         is_real = any(isinstance(each, float) for each in (default, *within))
         more["type"] = (FiniteRange if is_real else click.IntRange)(*within)
+    if more.pop("is_list", False):
+        more["type"] = NumberList(MAX_RANKS)
     if choices := more.pop("choices", None):
         more["type"] = click.Choice(choices)
     more |= {"is_flag": True} if default is False else {"show_default": default is not None}
@@ -126,6 +133,8 @@ def _measure(comparison: Comparison, json_file: Path | None) -> None:
     report = with_progress(comparison.measure)
     if report is None:  # another rank shows it
         return
-    show(comparison.render(report), report, json_file)
+    for part in comparison.render(report):
+        screen.say(part)
+    write_json(json_file, report)
     for line in comparison.draw(report):
         screen.say(line)
