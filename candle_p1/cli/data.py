@@ -19,8 +19,8 @@ from candle_p1.cli.base import (
     write_json,
 )
 from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
-from candle_p1.datasets.status import file_status, synthetic_sets
-from candle_p1.datasets.synthetic import make
+from candle_p1.datasets.registry import file_status
+from candle_p1.datasets.synthetic import make, synthetic_sets
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import MAX_SEED
 from candle_p1.text import count

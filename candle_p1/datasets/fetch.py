@@ -7,42 +7,43 @@ unpacked.
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from candle_p1.data.manifest import MANIFEST_NAME, synthetic_facts
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets.download import SCHEMES, Downloader
-from candle_p1.datasets.registry import RECORD_NAME, Expected, expected_file, record_download
-from candle_p1.datasets.storing import LOCK_NAME, locked, storing
-from candle_p1.datasets.transfer import MIN_KIB_PER_S, CannotDownloadError, without_password
-from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack, unpacked_files
+from candle_p1.datasets.registry import (
+    LOCK_NAME,
+    RECORD_NAME,
+    Expected,
+    Notify,
+    expected_file,
+    locked,
+    record_download,
+    storing,
+)
+from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from candle_p1.datasets.storing import Notify, Progress
-
-RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME)
+STAGING_NAME = ".fetching"
+"""The directory in which pooch keeps a file until its checksum is right."""
+RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME, STAGING_NAME)
 """The names of the directory's own files."""
 
 
 @dataclass(frozen=True)
 class FetchedFile:
-    """A file that was fetched or already present.
+    """A file that was just downloaded from `source`, or was there already.
 
-    Attributes:
-        path: Where it is.
-        file_bytes: Its size.
-        sha256: The SHA-256 of its bytes.
-        source: The URL it was just downloaded from; None if it was already present.
-        unpacked: If it is an archive, the files that were in it.
+    `unpacked` are the files that were in it if it is an archive.
     """
 
     path: Path
@@ -58,11 +59,9 @@ def fetch(
     url: str,
     directory: Path,
     *,
-    progress: Progress | None = None,
     notify: Notify | None = None,
-    num_retries: int = 4,
-    min_kib_per_s: int = MIN_KIB_PER_S,
     unpack_limit_bytes: int | None = None,
+    **options: Any,
 ) -> list[FetchedFile]:
     """Downloads the files that a directory does not have yet, and checks those it has.
 
@@ -74,12 +73,9 @@ def fetch(
         names: The files' names; the result has the same order.
         url: The directory they are in: http, https or file.
         directory: Where they go; created if missing.
-        progress: Called with the progress of each download.
         notify: Called when another process is waited for, or a download is retried.
-        num_retries: How many attempts in a row, after the first, may fail or bring too little.
-        min_kib_per_s: A download is given up if it brings less than this over a minute; 0 waits
-            as long as something comes.
         unpack_limit_bytes: The size that the files of an archive may have; see `unpack`.
+        options: See `download.ResumingDownloader`.
 
     Raises:
         ParameterError: The URL or a name cannot be used.
@@ -92,27 +88,19 @@ def fetch(
             raise ParameterError(f"{name!r} is not the name of a file that can be fetched")
     directory = directory.absolute()
     paths = [directory / name for name in names]
+    options["notify"] = notify
 
     def find(path: Path, may_unpack: bool) -> FetchedFile | None:
         expected = expected_file(benchmark, path.name, directory)
         return _find(path, expected, unpack_limit_bytes, may_unpack)
 
-    def find_or_download(path: Path) -> FetchedFile:
-        found = find(path, may_unpack=True)
-        if found:
-            return found
-        expected = expected_file(benchmark, path.name, directory)
-        downloader = Downloader(
-            path,
-            num_retries=num_retries,
-            min_kib_per_s=min_kib_per_s,
-            expected_bytes=expected.file_bytes if expected else None,
-            progress=progress,
-            notify=notify,
-        )
+    def download(path: Path) -> FetchedFile:
+        from candle_p1.datasets.download import CannotDownloadError, without_password
+
         file_url = base_url + quote(path.name)
+        expected = expected_file(benchmark, path.name, directory)
         try:
-            downloader.download(file_url)
+            return _download(path, file_url, expected, unpack_limit_bytes, options)
         except CannotDownloadError as error:
             missing = ", ".join(each.name for each in paths if each == path or not each.exists())
             raise DataError(
@@ -123,13 +111,6 @@ def fetch(
                 f" candle-p1 data make {benchmark} --size full --out DIR",
                 path.name,
             ) from error
-        file = _keep(downloader, expected, unpack_limit_bytes)
-        if notify and not downloader.is_whole and not expected:
-            notify(
-                f"{path.name}: the server did not say where the file ends; it may be incomplete, so"
-                " its checksum is not recorded"
-            )
-        return file
 
     with storing(directory, "use --out to name a directory that is writable and has enough space"):
         # First without the lock, because locking needs a writable directory.
@@ -137,18 +118,13 @@ def fetch(
         if None not in found:
             return [file for file in found if file]
         with locked(directory, notify):
-            return [find_or_download(path) for path in paths]
+            return [find(path, may_unpack=True) or download(path) for path in paths]
 
 
 def _find(
     path: Path, expected: Expected | None, unpack_limit_bytes: int | None, may_unpack: bool
 ) -> FetchedFile | None:
-    """Returns a file if it exists, with its unpacked files; else, or if it is broken, None.
-
-    Raises:
-        DataError: The file is synthetic or is not the expected one, or an archive's files are too
-            large or would replace others.
-    """
+    """Returns a file if it exists, with its unpacked files; else, or if it is broken, None."""
     if not path.exists():
         return None
     if not path.is_file():
@@ -170,86 +146,88 @@ def _find(
     if not path.name.endswith(SUFFIXES):
         return file
     try:
-        unpacked = unpacked_files(path, RESERVED, unpack_limit_bytes)
-        if unpacked is None:
-            if not may_unpack:
-                return None
-            unpacked = unpack(path, RESERVED, unpack_limit_bytes)
+        unpacked = unpack(path, RESERVED, unpack_limit_bytes, write=may_unpack)
     except ArchiveError:
         if expected:  # another download would bring the same bytes
             raise
         return None
-    return replace(file, unpacked=tuple(unpacked))
+    return None if unpacked is None else replace(file, unpacked=tuple(unpacked))
 
 
-def _keep(
-    downloader: Downloader, expected: Expected | None, unpack_limit_bytes: int | None
+def _download(
+    path: Path,
+    url: str,
+    expected: Expected | None,
+    unpack_limit_bytes: int | None,
+    options: dict[str, Any],
 ) -> FetchedFile:
-    """Checks, unpacks, names and records a file that was downloaded; the directory must be locked.
+    """Downloads, checks, unpacks, names and records a file; the directory must be locked."""
+    import pooch
 
-    Raises:
-        DataError: It is not the expected file, or it is an archive that cannot be unpacked.
-    """
-    path, version = downloader.path, downloader.version
-    sha256, unpacked = content_sha256(downloader.partial), []
-    problem = None
+    from candle_p1.datasets.download import ResumingDownloader, Version, without_password
+
+    pooch.get_logger().setLevel("WARNING")  # it logs URLs with their passwords
+    max_bytes = expected.file_bytes if expected else None
+    downloader = ResumingDownloader(path, max_bytes=max_bytes, **options)
+    partial, staging = downloader.partial, path.parent / STAGING_NAME
+    shutil.rmtree(staging, ignore_errors=True)
     remedy = "Try again, or use another mirror with --data_url"
-    if expected and sha256 != expected.sha256:
-        problem = f"its SHA-256 is {sha256}, not {expected.sha256} ({expected.source})"
-        if not expected.published:
-            remedy = (
-                "If the file was changed on purpose, remove its entry from"
-                f" {path.parent / RECORD_NAME}"
-            )
-    elif path.name.endswith(SUFFIXES):
-        try:
-            unpacked = unpack(path, RESERVED, unpack_limit_bytes, downloader.partial)
-        except ArchiveError as error:
-            problem = error.problem
+    unpacked: list[Path] | None = None
+    problem = None
+    try:
+        known_hash = f"sha256:{expected.sha256}" if expected else None
+        pooch.retrieve(url, known_hash, path.name, staging, downloader=downloader)
+        (staging / path.name).replace(partial.path)
+        sha256, file_bytes = content_sha256(partial.path), partial.num_bytes
+        if path.name.endswith(SUFFIXES):
+            unpacked = unpack(path, RESERVED, unpack_limit_bytes, partial.path)
+    except ArchiveError as error:
+        problem = error.problem
+    except ValueError as error:  # pooch's, with both checksums
+        problem = str(error).partition(". ")[0]
+        if expected:
+            problem += f" ({expected.source})"
+        if expected and not expected.published:
+            record = path.parent / RECORD_NAME
+            remedy = f"If the file was changed on purpose, remove its entry from {record}"
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    version = downloader.version or Version(url=without_password(url))
+    source = version.url
     if problem:
-        downloader.discard()
+        partial.discard()
         raise DataError(
-            f"{version.url} sent an unusable file, which was removed: {problem}. {remedy}", path
+            f"{source} sent an unusable file, which was removed: {problem}. {remedy}", path
         )
-    file_bytes = downloader.partial.stat().st_size
-    downloader.finish()
+    partial.path.replace(path)
+    partial.discard()
+    facts = version.model_dump(exclude={"total_bytes"}) | {"sha256": sha256, "bytes": file_bytes}
+    facts["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if expected or downloader.is_whole:
-        facts = {
-            "sha256": sha256,
-            "bytes": file_bytes,
-            "url": version.url,
-            "etag": version.etag,
-            "last_modified": version.last_modified,
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
         record_download(path.parent, path.name, facts)
-    return FetchedFile(path, file_bytes, sha256, version.url, tuple(unpacked))
+    elif options["notify"]:
+        options["notify"](
+            f"{path.name}: the server did not say where the file ends; it may be incomplete, so"
+            " its checksum is not recorded"
+        )
+    return FetchedFile(path, file_bytes, sha256, source, tuple(unpacked or ()))
 
 
 def _checked_url(url: str) -> str:
-    """Returns a directory's URL with a slash at its end.
-
-    Raises:
-        ParameterError: It is not the URL of a directory.
-    """
-    try:
+    """Returns a directory's URL with a slash at its end."""
+    usable = False
+    with suppress(ValueError):
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # raises an error for a port that is not a number
         if "[" in parts.netloc:
-            ip_address(host or "")  # urlsplit does not look at it before Python 3.11.4
-    except ValueError:
-        problem = "is not a valid URL"
-    else:
-        if parts.scheme == "file":
-            usable = parts.netloc in ("", "localhost")
-        else:
-            usable = parts.scheme in SCHEMES and bool(host) and " " not in parts.netloc
-        problem = "" if usable else "must begin with http://, https:// or file:///"
-        if parts.query or parts.fragment:
-            problem = "must name a directory, without '?' or '#'"
-    if not url.isprintable():
-        problem = "has characters that no URL has"
-    if problem:
+            ip_address(parts.hostname or "")  # urlsplit does not look at it before Python 3.11.4
+        is_local = parts.scheme == "file" and parts.netloc in ("", "localhost")
+        is_remote = parts.scheme in ("http", "https") and parts.hostname and " " not in parts.netloc
+        usable = parts.port != 0 and url.isprintable() and bool(is_local or is_remote)
+        usable = usable and not parts.query and not parts.fragment
+    if not usable:
         shown = re.sub("//.*@", "//", url)  # a password may be what is wrong with it
-        raise ParameterError(f"data_url {shown!r} {problem}")
+        raise ParameterError(
+            f"data_url {shown!r} is not the URL of a directory: http://…, https://… or file:///…,"
+            " without '?' or '#'"
+        )
     return url.rstrip("/") + "/"

@@ -10,19 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, data_directory
 from candle_p1.data.manifest import Manifest
-from candle_p1.datasets.storing import locked, partial_path, storing
+from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from candle_p1.datasets.storing import Progress
 
 SIZES = ("full", "small")
 """The sizes of the synthetic data: that of the published files, and a small one for trials."""
@@ -114,6 +110,13 @@ def make(
     return found or _make(recipe, size, seed, directory, progress)
 
 
+def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
+    """Returns a recipe's data sets in the data directory, which runs have generated."""
+    found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
+    manifests = [Manifest.read(directory) for directory in found]
+    return [each for each in manifests if each and each.made_of.get("name") == recipe.name]
+
+
 def _find(recipe: SyntheticRecipe, size: str, seed: int, directory: Path) -> Manifest | None:
     if size not in recipe.sizes:
         raise ParameterError(f"unknown size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
@@ -137,26 +140,19 @@ def _make(
         found = _find(recipe, size, seed, directory)  # another job may have made it in the meantime
         if found:
             return found
-        files = _write_all(recipe.files(size, seed), directory, progress)
-        manifest = Manifest(directory, _made_of(recipe, size, seed), files)
+        files = recipe.files(size, seed)
+        partial = {file.name: partial_path(directory, file.name) for file in files}
+        try:
+            facts = {file.name: _write(file, partial[file.name], progress) for file in files}
+            for name, path in partial.items():
+                (directory / name).parent.mkdir(exist_ok=True)
+                path.replace(directory / name)
+        finally:
+            for path in partial.values():
+                path.unlink(missing_ok=True)
+        manifest = Manifest(directory, _made_of(recipe, size, seed), facts)
         manifest.write()
     return manifest
-
-
-def _write_all(
-    files: Sequence[SyntheticFile], directory: Path, progress: Progress | None
-) -> dict[str, dict[str, Any]]:
-    """Writes files under other names, then renames them; returns size and SHA-256 by name."""
-    partial = {file.name: partial_path(directory, file.name) for file in files}
-    try:
-        facts = {file.name: _write(file, partial[file.name], progress) for file in files}
-        for name, path in partial.items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            path.replace(directory / name)
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-    return facts
 
 
 def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:

@@ -16,18 +16,13 @@ import stat
 import sys
 import tarfile
 import zipfile
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from candle_p1.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-TAR_SUFFIXES = (".tar.gz", ".tgz")
-SUFFIXES = (*TAR_SUFFIXES, ".zip")
+SUFFIXES = (".tar.gz", ".tgz", ".zip")
 """The suffixes of files that are unpacked."""
 GIB = 1 << 30
 MAX_RATIO = 100
@@ -36,19 +31,13 @@ MAX_MEMBERS = 100_000
 MAX_HEADER_BYTES = 64 << 20
 """How much a tar file may have besides the contents of its members."""
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
-BLOCK_BYTES = 1 << 20
+
+Members = Iterator[tuple[str, int, bool | None, Any]]
+"""Name, size, whether it is a file (None: neither file nor directory), and the library's info."""
 
 
 class ArchiveError(DataError):
     """An archive that is damaged or unsafe, of which nothing was unpacked."""
-
-
-class _Member(NamedTuple):
-    name: str
-    num_bytes: int
-    is_file: bool
-    is_directory: bool
-    open: Callable[[], Any]
 
 
 class _TarStream(gzip.GzipFile):
@@ -61,29 +50,11 @@ class _TarStream(gzip.GzipFile):
     left_bytes = MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1) -> bytes:
-        """Returns the next bytes.
-
-        Raises:
-            TarError: They are too many.
-        """
+        """Returns the next bytes; raises a TarError if they are too many."""
         self.left_bytes -= self.left_bytes + 1 if size is None or size < 0 else size
         if self.left_bytes < 0:
             raise tarfile.ReadError("its headers are too large")
         return super().read(size)
-
-
-def unpacked_files(
-    archive: Path, reserved: Collection[str] = (), limit_bytes: int | None = None
-) -> list[Path] | None:
-    """Returns an archive's unpacked files; None unless all are there, with the right sizes.
-
-    Raises:
-        DataError: As for `unpack`.
-    """
-    with _opened(archive, archive, reserved, limit_bytes) as members:
-        sizes = {archive.parent / path: member.num_bytes for path, member in members.items()}
-    there = all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
-    return list(sizes) if there else None
 
 
 def unpack(
@@ -91,7 +62,9 @@ def unpack(
     reserved: Collection[str] = (),
     limit_bytes: int | None = None,
     content: Path | None = None,
-) -> list[Path]:
+    *,
+    write: bool = True,
+) -> list[Path] | None:
     """Unpacks an archive into the directory it is in; returns the files.
 
     Args:
@@ -99,7 +72,9 @@ def unpack(
         reserved: Names in the directory that no member may have.
         limit_bytes: The size that all files together may have; by default 1 GiB or, if that is
             more, MAX_RATIO times the archive's size.
-        content: Where the archive's bytes are, if it does not have its name yet.
+        content: Where the archive's bytes are, if it does not have its name yet. Otherwise,
+            files that are there with the right sizes are not unpacked again.
+        write: Whether to unpack at all; without this, None stands for files that are missing.
 
     Raises:
         ArchiveError: It is damaged, or has members that would be outside the directory or are not
@@ -108,159 +83,124 @@ def unpack(
             too, no file was unpacked.
         OSError: The directory cannot be written to, or does not have enough space.
     """
-    directory = archive.parent
-    staging = _staging(archive)
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = archive.with_name(f".{archive.name}.unpacking")  # until all of them are unpacked
+    limit_bytes = limit_bytes or max(GIB, MAX_RATIO * (content or archive).stat().st_size)
+    reserved = {*reserved, archive.name, staging.name}
     try:
-        with _opened(archive, content or archive, reserved, limit_bytes) as members:
-            num_bytes = sum(member.num_bytes for member in members.values())
-            if num_bytes > shutil.disk_usage(directory).free:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            for path, member in members.items():
-                (staging / path).parent.mkdir(parents=True, exist_ok=True)
-                with (staging / path).open("wb") as file:
-                    file.writelines(_blocks(member, archive))
-                    if file.tell() != member.num_bytes:
-                        raise ArchiveError("cannot be unpacked: it is cut short", archive)
-        for path in members:
-            _check_target(archive, staging / path, directory / path)
-        for path in members:
-            (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (staging / path).replace(directory / path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return [directory / path for path in members]
-
-
-def _staging(archive: Path) -> Path:
-    """Returns the directory in which files lie until all of them are unpacked."""
-    return archive.with_name(f".{archive.name}.unpacking")
-
-
-@contextmanager
-def _reading(archive: Path) -> Iterator[None]:
-    """Converts what Python's readers raise for damaged archives, which may be almost anything.
-
-    An error of the file system has a number and is not converted, except that of a seek to a
-    position that the archive claims.
-    """
-    try:
-        yield
+        if archive.name.endswith(".zip"):
+            with zipfile.ZipFile(content or archive) as file:
+                files = _checked(_zip_members(file), archive, reserved, limit_bytes)
+                return _place(file, files, archive, staging, content is None, write)
+        with _TarStream(content or archive) as stream:
+            tar = tarfile.TarFile(fileobj=stream)
+            files = _checked(_tar_members(tar, stream), archive, reserved, limit_bytes)
+            stream.left_bytes = sys.maxsize
+            return _place(tar, files, archive, staging, content is None, write)
+    except DataError:
+        raise
     except Exception as error:
-        is_own = isinstance(error, DataError)
-        if is_own or getattr(error, "errno", None) not in (None, errno.EINVAL):
+        # Python's readers raise almost anything. An error of the file system has a number, as has
+        # that of a seek to a position that the archive claims.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         reason = str(error) or type(error).__name__
         raise ArchiveError(f"cannot be unpacked ({reason}); download it again", archive) from error
+    finally:
+        if write:  # otherwise another process may be unpacking
+            shutil.rmtree(staging, ignore_errors=True)
 
 
-@contextmanager
-def _opened(
-    archive: Path, content: Path, reserved: Collection[str], limit_bytes: int | None
-) -> Iterator[dict[Path, _Member]]:
-    """Opens an archive and checks its members; yields its files by relative path."""
-    limit_bytes = limit_bytes or max(GIB, MAX_RATIO * content.stat().st_size)
-    is_tar = archive.name.endswith(TAR_SUFFIXES)
-    reserved = {*reserved, archive.name, _staging(archive).name}
-    with _reading(archive):
-        file: Any = _TarStream(content) if is_tar else zipfile.ZipFile(content)
-    with file:
-        with _reading(archive):
-            found = _tar_members(file) if is_tar else _zip_members(file)
-            members = _checked(found, archive, reserved, limit_bytes)
-        if is_tar:
-            file.left_bytes = sys.maxsize
-        yield members
-
-
-def _checked(
-    found: Iterator[_Member], archive: Path, reserved: Collection[str], limit_bytes: int
-) -> dict[Path, _Member]:
-    """Returns an archive's files by relative path, looking no further than its first problem.
-
-    Raises:
-        DataError: As for `unpack`.
-    """
-    num_bytes = 0
-    members: dict[Path, _Member] = {}
-    directories: set[Path] = set()
-    for num_before, member in enumerate(found):
-        path = Path(PurePosixPath(member.name))
-        problem = _problem(member, reserved)
-        if member.is_file and path in members:
-            problem = "is there twice"
-        if problem:
-            raise ArchiveError(f"not unpacked: its member {member.name!r} {problem}", archive)
-        if num_before == MAX_MEMBERS:
-            raise ArchiveError(f"not unpacked: it has more than {MAX_MEMBERS:,} members", archive)
-        directories.update(path.parents if member.is_file else (path, *path.parents))
-        if member.is_file:
-            members[path] = member
-            num_bytes += member.num_bytes
-        if num_bytes > limit_bytes:
+def _place(
+    file: Any, files: dict[Path, Any], archive: Path, staging: Path, may_exist: bool, write: bool
+) -> list[Path] | None:
+    """Unpacks files of an open archive, by relative path: (size, info)."""
+    directory = archive.parent
+    targets = {directory / path: size for path, (size, _) in files.items()}
+    if may_exist and all(
+        path.is_file() and path.stat().st_size == size for path, size in targets.items()
+    ):
+        return list(targets)
+    if not write:
+        return None
+    if sum(targets.values()) > shutil.disk_usage(directory).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    shutil.rmtree(staging, ignore_errors=True)
+    options = {} if isinstance(file, zipfile.ZipFile) else {"filter": _without_mode}
+    file.extractall(staging, [info for _, info in files.values()], **options)
+    if any((staging / path).stat().st_size != size for path, (size, _) in files.items()):
+        raise EOFError("it is cut short")
+    for path, target in zip(files, targets, strict=True):
+        if not target.parent.resolve().is_relative_to(directory.resolve()):
+            raise DataError(f"not unpacked: {target} leads outside {directory}", archive)
+        same = target.is_file() and filecmp.cmp(staging / path, target, shallow=False)
+        if target.is_symlink() or (target.exists() and not same):
             raise DataError(
-                f"not unpacked: its files have more than {limit_bytes / GIB:g} GiB; if this is"
-                " right, set a higher limit with --unpack_limit",
-                archive,
+                f"not unpacked: a different file {target} is already there; move it away", archive
             )
-    for path in members:
-        if path in directories:
-            raise ArchiveError(
-                f"not unpacked: its member {str(path)!r} is a file and a directory", archive
-            )
-    return members
+    for path, target in zip(files, targets, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (staging / path).replace(target)
+    return list(targets)
 
 
-def _tar_members(stream: _TarStream) -> Iterator[_Member]:
-    file = tarfile.TarFile(fileobj=stream)
+def _without_mode(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    plain: dict[str, Any] = {"mode": 0o644, "mtime": None, "deep": False}
+    return tarfile.data_filter(info, path).replace(**plain)
+
+
+def _tar_members(file: tarfile.TarFile, stream: _TarStream) -> Members:
     for info in file:
-        read = partial(file.extractfile, info)
-        is_file = info.isreg() and not info.issparse()
-        yield _Member(info.name, info.size, is_file, info.isdir(), read)
+        is_file = True if info.isreg() and not info.issparse() else False if info.isdir() else None
+        yield info.name, info.size, is_file, info
     stream.seek(file.offset)  # a header that tarfile does not understand ends the list
     while rest := stream.read(1 << 16):  # to the end, where gzip has a checksum
         if rest.strip(b"\0"):
             raise tarfile.ReadError("a header is damaged")
 
 
-def _zip_members(file: zipfile.ZipFile) -> Iterator[_Member]:
+def _zip_members(file: zipfile.ZipFile) -> Members:
     for info in file.infolist():
         kind = stat.S_IFMT(info.external_attr >> 16)  # 0 unless a Unix program made the archive
-        is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
-        read = partial(file.open, info)
-        yield _Member(info.orig_filename, info.file_size, is_file, info.is_dir(), read)
+        is_file = False if info.is_dir() else True if kind in (0, stat.S_IFREG) else None
+        yield info.orig_filename, info.file_size, is_file, info
 
 
-def _blocks(member: _Member, archive: Path) -> Iterator[bytes]:
-    with _reading(archive), member.open() as source:
-        while block := source.read(BLOCK_BYTES):
-            yield block
-
-
-def _problem(member: _Member, reserved: Collection[str]) -> str | None:
-    """Returns what is wrong with a member, as a clause; None if nothing is."""
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or "\\" in member.name:
-        return "would be outside this directory"
-    if not (member.is_file or member.is_directory):
-        return "is neither a plain file nor a directory"
-    lengths = [len(os.fsencode(part)) for part in path.parts]
-    is_long = max(lengths, default=0) > MAX_NAME_BYTES or sum(lengths) > MAX_PATH_BYTES
-    if not member.name.isprintable() or is_long or (member.is_file and not path.parts):
-        return "has no valid name"
-    if member.num_bytes < 0:
-        return "has no valid size"
-    if path.parts and (path.parts[0] in reserved or ".partial" in path.suffixes):
-        return "has a name reserved for the record of this directory"
-    return None
-
-
-def _check_target(archive: Path, unpacked: Path, target: Path) -> None:
-    directory = archive.parent.resolve()
-    if not target.parent.resolve().is_relative_to(directory):
-        raise DataError(f"not unpacked: {target} leads outside {directory}", archive)
-    same = target.is_file() and filecmp.cmp(unpacked, target, shallow=False)
-    if target.is_symlink() or (target.exists() and not same):
-        raise DataError(
-            f"not unpacked: a different file {target} is already there; move it away", archive
-        )
+def _checked(
+    found: Members, archive: Path, reserved: Collection[str], limit_bytes: int
+) -> dict[Path, Any]:
+    """Returns (size, info) by relative path, looking no further than the first problem."""
+    num_bytes = 0
+    files: dict[Path, Any] = {}
+    seen: dict[PurePosixPath, bool] = {}  # whether it is a file
+    for num_before, (name, size, is_file, info) in enumerate(found):
+        path = PurePosixPath(name)
+        lengths = [len(os.fsencode(part)) for part in path.parts]
+        is_long = max(lengths, default=0) > MAX_NAME_BYTES or sum(lengths) > MAX_PATH_BYTES
+        problems = {
+            "would be outside this directory": path.is_absolute()
+            or ".." in path.parts
+            or "\\" in name,
+            "is neither a plain file nor a directory": is_file is None,
+            "has no valid name": is_long or not name.isprintable() or (is_file and not path.parts),
+            "has no valid size": size < 0,
+            "has a name reserved for the record of this directory": path.parts
+            and (path.parts[0] in reserved or ".partial" in path.suffixes),
+            "is there twice, or is a file and a directory": (path in seen and is_file)
+            or any(seen.get(each) for each in (path, *path.parents)),
+        }
+        for problem, found_it in problems.items():
+            if found_it:
+                raise ArchiveError(f"not unpacked: its member {name!r} {problem}", archive)
+        if num_before == MAX_MEMBERS:
+            raise ArchiveError(f"not unpacked: it has more than {MAX_MEMBERS:,} members", archive)
+        seen |= dict.fromkeys(path.parents, False) | {path: bool(is_file)}
+        if is_file:
+            files[Path(path)] = size, info
+            num_bytes += size
+        if num_bytes > limit_bytes:
+            raise DataError(
+                f"not unpacked: its files have more than {limit_bytes / GIB:g} GiB; if this is"
+                " right, set a higher limit with --unpack_limit",
+                archive,
+            )
+    return files

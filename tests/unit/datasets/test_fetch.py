@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets import download, registry, storing
-from candle_p1.datasets.download import Downloader
+from candle_p1.datasets import download, registry
+from candle_p1.datasets.download import ResumingDownloader as Downloader
+from candle_p1.datasets.download import without_password
 from candle_p1.datasets.fetch import fetch
-from candle_p1.datasets.status import file_status
-from candle_p1.datasets.transfer import without_password
+from candle_p1.datasets.registry import file_status
 from candle_p1.errors import DataError
 from tests.conftest import wait_until
 
@@ -429,7 +429,7 @@ def test_a_full_disk_does_not_spoil_the_next_attempt(server, get, monkeypatch):
 def test_a_complete_directory_need_not_be_writable(server, get, monkeypatch):
     server.serve()
     get()
-    monkeypatch.setattr(storing.filelock, "FileLock", None)
+    monkeypatch.setattr(registry.filelock, "FileLock", None)
     assert get()[0].sha256 == sha256(CONTENT)
 
 
@@ -569,6 +569,7 @@ def test_the_download_of_a_killed_process_is_resumed(fake, server, start, execut
     left_bytes = partial.stat().st_size
     assert {path.name for path in fake.iterdir()} == {
         ".lock",
+        ".fetching",
         ".a.csv.partial",
         ".a.csv.partial.json",
     }

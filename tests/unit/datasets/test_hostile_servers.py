@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.datasets import download, registry, transfer
+from candle_p1.datasets import download, registry
 from candle_p1.datasets.fetch import fetch
 from candle_p1.errors import DataError, ParameterError
 
@@ -187,10 +187,10 @@ def test_a_redirect_from_https_to_http_is_refused():
         headers={"Location": "http://x.org/b"},
         close=lambda: None,
     )
-    with pytest.raises(transfer.CannotDownloadError):
-        transfer._check_redirect(response)
+    with pytest.raises(download.CannotDownloadError):
+        download._check_redirect(response)
     response.headers["Location"] = "/b"
-    transfer._check_redirect(response)
+    download._check_redirect(response)
 
 
 def test_a_file_without_a_known_end_is_kept_but_its_checksum_is_not_recorded(serve, get):
@@ -219,8 +219,7 @@ def test_the_end_of_a_chunked_file_is_known(serve, get):
     ],
 )
 def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, of_another_version):
-    monkeypatch.setattr(transfer, "BLOCK_BYTES", 50_000)
-    monkeypatch.setattr(transfer, "MAX_BLOCK_BYTES", 50_000)
+    monkeypatch.setattr(download, "BLOCK_BYTES", 50_000)
     cut = reply(CONTENT[:50_000], length=False, Content_Length=len(CONTENT), ETag='"1"')
     part = reply(b"x" * 50_000, status="206 Partial Content", **of_another_version)
     server = serve(cut, part, reply(ETag='"2"'))
@@ -240,7 +239,7 @@ def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, of_
     ],
 )
 def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, before, block):
-    monkeypatch.setattr(transfer, "SLOW_S", 0.3)
+    monkeypatch.setattr(download, "SLOW_S", 0.3)
     server = serve(
         lambda connection, _: server.drip(connection, before=before, block=block, pause_s=0.01)
     )
@@ -250,7 +249,7 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, b
 
 
 def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatch):
-    monkeypatch.setattr(transfer, "SLOW_S", 0.1)
+    monkeypatch.setattr(download, "SLOW_S", 0.1)
     head, rest = reply()[:-1000], CONTENT[-1000:]
 
     def slowly(connection, _):
@@ -264,8 +263,7 @@ def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatc
 
 
 def test_a_server_that_closes_after_each_byte_is_given_up(serve, get, monkeypatch):
-    monkeypatch.setattr(transfer, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(transfer, "MAX_BLOCK_BYTES", 1)
+    monkeypatch.setattr(download, "BLOCK_BYTES", 1)
 
     def one_more(connection, request):
         words = request.decode()

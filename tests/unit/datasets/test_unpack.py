@@ -17,7 +17,7 @@ import pytest
 
 from candle_p1.datasets import unpack as unpacking
 from candle_p1.datasets.fetch import fetch
-from candle_p1.datasets.unpack import ArchiveError, unpack, unpacked_files
+from candle_p1.datasets.unpack import ArchiveError, unpack
 from candle_p1.errors import DataError
 
 
@@ -124,14 +124,14 @@ def test_archives_are_unpacked_into_their_directory(directory):
     folder = {"type": tarfile.DIRTYPE, "mode": 0o755}
     first = tar(directory / "a.tgz", ("./sub", folder), ("./sub/a.csv", b"1,2"), ("b.csv", SCRIPT))
     second = zipped(directory / "c.zip", ("d/", b"", 0), ("d/c.csv", b"4", stat.S_IFREG | 0o4777))
-    assert unpacked_files(first) is None
+    assert unpack(first, write=False) is None
     assert unpack(first) == [directory / "sub/a.csv", directory / "b.csv"]
     assert unpack(second) == [directory / "d/c.csv"]
     for path in (directory / "b.csv", directory / "d/c.csv"):  # modes are not taken over
         assert not path.stat().st_mode & (stat.S_ISUID | stat.S_IXUSR)
     assert (directory / "sub/a.csv").read_bytes() == b"1,2"
     assert (directory / "d/c.csv").read_bytes() == b"4"
-    assert unpacked_files(first) == [directory / "sub/a.csv", directory / "b.csv"]
+    assert unpack(first, write=False) == [directory / "sub/a.csv", directory / "b.csv"]
     assert {path.name for path in directory.iterdir()} == {"a.tgz", "c.zip", "sub", "b.csv", "d"}
 
 

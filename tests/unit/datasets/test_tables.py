@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from candle_p1.datasets.number_text import format_rows
+from candle_p1.datasets.tables import format_rows
 
 
 @st.composite
