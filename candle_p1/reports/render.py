@@ -1,0 +1,275 @@
+"""Pages: what they say, described once, and that as HTML, Markdown, CSV and tables on a screen."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from candle_p1.errors import ParameterError
+from candle_p1.files import write_atomically
+from candle_p1.records.tables import as_cells, empty_table
+from candle_p1.reports.statistics import Estimate
+from candle_p1.reports.words import cell, csv_text, markdown_text, number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from candle_p1.reports.drawing import Drawing
+
+Cell = str | int | float | Estimate | None
+Content = tuple[Sequence[str], Sequence[tuple[Cell, ...]], Sequence[str]]
+"""The headings, rows and notes of a table."""
+
+PAGE_NAME = "index.html"
+LEGEND = (
+    "(a to b): 95 % interval. [a to b]: the range of fewer than 6 runs or, with its confidence, the"
+    " widest interval that few runs allow. Neither: a single run. -: unknown."
+)
+ABSENT = "-"
+ENDS = ("low", "high", "confidence", "runs")
+"""The columns that a CSV file has for each column of estimates."""
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table.
+
+    Attributes:
+        slug: The name of its files, without their endings.
+        headings: Of the columns, with units.
+        rows: Cells, as many as headings; None is unknown.
+        notes: Sentences beneath it.
+    """
+
+    slug: str
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def from_rich(cls, table: Table) -> ReportTable:
+        """Returns a table of the terminal."""
+        return cls("", str(table.title), *as_cells(table))
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The cells as text."""
+        return [[_text(cell) for cell in row] for row in self.rows]
+
+    @property
+    def has_estimates(self) -> bool:
+        """Whether its legend has to be shown."""
+        return any(isinstance(cell, Estimate) for row in self.rows for cell in row)
+
+    def is_words(self, column: int) -> bool:
+        """Returns whether a column holds words, which are aligned left, and not numbers."""
+        return all(row[column] is None or isinstance(row[column], str) for row in self.rows)
+
+    def without_empty_columns(self) -> ReportTable:
+        """Returns the table without the columns in which nothing is known."""
+        columns = zip(self.headings, *self.rows, strict=True)
+        kept = [each for each in columns if any(cell not in (None, "") for cell in each[1:])]
+        headings, *rows = zip(*kept, strict=True) if kept else [()]
+        return replace(self, headings=headings, rows=tuple(rows))
+
+    def to_rich(self) -> Table:
+        """Returns the table for a terminal, without notes."""
+        num_words = next((i for i in range(len(self.headings)) if not self.is_words(i)), 1)
+        table = empty_table(self.title, *self.headings, num_words=num_words)
+        for row in self.texts:
+            table.add_row(*row)
+        return table
+
+    def to_markdown(self) -> str:
+        """Returns the table as Markdown, with title and notes."""
+        ruler = "|".join(["---", *["---:"] * (len(self.headings) - 1)])
+        rows = [_markdown_row(self.headings), f"|{ruler}|", *map(_markdown_row, self.texts)]
+        notes = [*self.notes, *([LEGEND] if self.has_estimates else [])]
+        beneath = (f"{markdown_text(note)}  " for note in notes)
+        lines = [f"**{markdown_text(self.title)}**", "", *rows, "", *beneath]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def to_csv(self) -> str:
+        """Returns the table as CSV; an estimate has columns for its interval and confidence."""
+        columns: list[Sequence[object]] = []
+        for heading, *column in zip(self.headings, *self.rows, strict=True):
+            if any(isinstance(value, Estimate) for value in column):
+                headings = (heading, *(f"{heading}, {end}" for end in ENDS))
+                columns += zip(headings, *map(_csv_cells, column), strict=True)
+            else:
+                columns.append((heading, *column))
+        text = io.StringIO()
+        rows = zip(*columns, strict=True)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([csv_text(v) if isinstance(v, str) else v for v in row] for row in rows)
+        return text.getvalue()
+
+
+class Statement(NamedTuple):
+    """What is said about one thing.
+
+    Attributes:
+        title: What it is about.
+        sentences: What is said; those of the paper begin with "published".
+        link: The anchor of where it comes from; "" for none.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: what it says, draws and tabulates about one thing.
+
+    Attributes:
+        slug: Its anchor on the page; "" for none.
+        title: Its heading; "" for none.
+        lead: Sentences beneath that.
+        notes: What a reader has to know, in a box.
+        statements: What the records show.
+        figures: What is drawn.
+        missing: The titles of what is not drawn, with the reasons.
+        tables: The numbers.
+        sections: Its own parts.
+        is_folded: Whether only the heading is shown until it is clicked.
+    """
+
+    slug: str
+    title: str
+    lead: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    statements: Sequence[Statement] = ()
+    figures: Sequence[Drawing] = ()
+    missing: Sequence[tuple[str, str]] = ()
+    tables: Sequence[ReportTable] = ()
+    sections: Sequence[Section] = ()
+    is_folded: bool = False
+
+    def walk(self) -> Iterator[Section]:
+        """Yields it and all of its parts."""
+        yield self
+        for section in self.sections:
+            yield from section.walk()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title: Its heading.
+        lead: Sentences beneath it.
+        notes: What a reader has to know, in a box.
+        sections: Its parts.
+    """
+
+    title: str
+    lead: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    sections: Sequence[Section] = ()
+
+    @property
+    def all_sections(self) -> list[Section]:
+        """All sections, and their parts."""
+        return [each for section in self.sections for each in section.walk()]
+
+
+def page_of(
+    title: str,
+    parts: Iterable[str | Table],
+    figures: Sequence[Drawing],
+    *,
+    notes: Sequence[str] = (),
+    missing: Sequence[tuple[str, str]] = (),
+) -> Page:
+    """Returns a page of what a command prints, and of figures.
+
+    Args:
+        title: Its heading.
+        parts: Lines, and tables with titles.
+        figures: What stands between the first lines and the first table.
+        notes: What the reader must know first.
+        missing: The titles of what is not drawn, with the reasons.
+    """
+    lines: list[str] = []
+    tables: list[ReportTable] = []
+    for part in parts:
+        if not isinstance(part, str):
+            tables.append(ReportTable.from_rich(part))
+        elif tables:
+            tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, part))
+        else:
+            lines.append(part)
+    shown = Section("", "", figures=figures, missing=missing, tables=tables)
+    return Page(title, lines, notes, [shown])
+
+
+def render_page(page: Page) -> str:
+    """Returns a page as HTML, which needs no other file and no network."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = files("candle_p1.reports").joinpath("page_new.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(page=page, legend=LEGEND)
+
+
+def write_page(page: Page, directory: Path, exports: Mapping[str, str | bytes]) -> Path:
+    """Writes index.html, figures/*.png and *.svg, tables/*.csv and *.md; returns the page's path.
+
+    Files of an earlier page that have other names are kept.
+
+    Args:
+        page: The page.
+        directory: Where to write it.
+        exports: The contents of further files, by their paths within the directory.
+
+    Raises:
+        ParameterError: The directory cannot be created or written to.
+    """
+    contents = dict(exports)
+    for section in page.all_sections:
+        for figure in section.figures:
+            contents[f"figures/{figure.slug}.svg"] = figure.svg
+            contents[f"figures/{figure.slug}.png"] = figure.png
+        for table in section.tables:
+            contents[f"tables/{table.slug}.csv"] = table.to_csv()
+            contents[f"tables/{table.slug}.md"] = table.to_markdown()
+    contents[PAGE_NAME] = render_page(page)
+    try:
+        for name, content in contents.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+    except OSError as error:
+        where = error.filename or directory
+        raise ParameterError(f"-o {directory}: cannot write {where}: {error.strerror}") from error
+    return directory / PAGE_NAME
+
+
+def _csv_cells(value: object) -> tuple[object, ...]:
+    if not isinstance(value, Estimate):
+        return value, *[None] * len(ENDS)
+    runs = "+".join(map(str, value.num))
+    return value.value, value.low, value.high, round(value.confidence, 4), runs
+
+
+def _text(value: Cell) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, Estimate):
+        return cell(value)
+    if isinstance(value, float):
+        return number(value)
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"

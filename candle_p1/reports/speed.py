@@ -1,0 +1,263 @@
+"""How much faster or cheaper runs get: with more ranks, and against the original benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import mul, neg
+from typing import TYPE_CHECKING, NamedTuple
+
+from candle_p1.reports.columns import BROADCAST, LOAD, TOTAL, TRAIN, Quantity, comparable_energy
+from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, Point, Series, describe
+from candle_p1.reports.frame import STRONG, WEAK
+from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
+from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
+from candle_p1.reports.words import listed
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from candle_p1.reports.render import Cell, Content
+
+BASES = {"loader": (ORIGINAL_LOADER, METHOD_LOADER), "kernels": ("plain",)}
+"""The settings of the paper, by name, in its order. A series that has them is the base of every
+series that differs from it only in later ones, or in ones that the paper does not have."""
+
+NO_METHOD_PAIR = (
+    f"no two series differ only in the loader, one with {ORIGINAL_LOADER} and one with"
+    f" {METHOD_LOADER}"
+)
+NO_OTHER_PAIR = (
+    "no series with another loader or with fast kernels differs only in these from one with the"
+    f" loader {ORIGINAL_LOADER} or {METHOD_LOADER}, or with plain kernels"
+)
+SIGNIFICANT, WORSE = "significant", "worse"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much faster a point is than the base of its series.
+
+    Attributes:
+        base: The point of the series with the fewest ranks.
+        point: Another point.
+        base_s: The median time of the base, in s.
+        speedup: T(base) / T(P).
+        efficiency: Under strong scaling, the speed-up divided by the ratio of the numbers of ranks;
+            under weak scaling T(base) / T(P), because the work grows with the ranks. None where the
+            batch size grows as well, for which there is no ideal.
+    """
+
+    base: Point
+    point: Point
+    base_s: float
+    speedup: Estimate
+    efficiency: Estimate | None
+
+    @property
+    def compiled_apart(self) -> str | None:
+        """Which of the runs XLA compiled, in words; None where they do not differ in that."""
+        import pandas as pd
+
+        return compiled_apart(pd.concat([self.base.runs, self.point.runs]))
+
+
+class Pair(NamedTuple):
+    """Two series to compare: one with the settings of the paper, and one that may be faster."""
+
+    base: Series
+    other: Series
+
+    @property
+    def base_settings(self) -> str:
+        """The loader and kernels of the base, as far as they differ among the series, in words."""
+        settings = self.base.settings
+        return describe({name: settings[name] for name in BASES if name in settings})
+
+    @property
+    def is_method(self) -> bool:
+        """Whether this is the paper's own comparison: its way of loading against the original."""
+        before, after = self.base.settings, self.other.settings
+        loaders = before.get("loader"), after.get("loader")
+        alike = before.get("kernels") == after.get("kernels")
+        return loaders == (ORIGINAL_LOADER, METHOD_LOADER) and alike
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What a series gains over its base.
+
+    Attributes:
+        num_ranks: The number of ranks; None for all together, by pairs of runs with the same
+            number of ranks and the same seed.
+        percent: 100 (base - other) / base.
+    """
+
+    num_ranks: int | None
+    percent: Estimate
+
+    @property
+    def verdict(self) -> str:
+        """SIGNIFICANT or WORSE if a 95 % interval excludes 0, else NOT_SIGNIFICANT or TOO_FEW."""
+        return self.percent.claim(0, higher=SIGNIFICANT, lower=WORSE)
+
+
+def compiled_apart(runs: pd.DataFrame) -> str | None:
+    """Returns which runs XLA compiled and which it did not, in words; None if all are alike."""
+    of_kind = [runs.loc[runs["jit_compile"] == kind, "num_ranks"] for kind in (True, False)]
+    if not all(map(len, of_kind)):
+        return None
+    ranks = [sorted(set(each)) for each in of_kind]
+    if set(ranks[0]) & set(ranks[1]):
+        which, rest = count(len(of_kind[0]), "run"), count(len(of_kind[1]), "other")
+    else:
+        which, rest = (f"the runs on {listed(each)} rank{'s' * (each != [1])}" for each in ranks)
+    return f"XLA compiled the training step (jit_compile) of {which}, and not of {rest}"
+
+
+def speedups(experiment: Experiment, series: Series, quantity: Quantity) -> list[Speedup]:
+    """Returns the speed-ups of a series in a time, by number of ranks, without the base itself."""
+    known = [point for point in series.timed if point.positive(quantity)]
+    found = []
+    for point in known[1:]:
+        base = known[0]
+        ratio = estimate_ratio(base.positive(quantity), point.positive(quantity))
+        base_s = estimate_median(base.positive(quantity)).value
+        factor = point.num_ranks / base.num_ranks if experiment.mode == STRONG else 1.0
+        has_ideal = experiment.mode in (STRONG, WEAK)
+        efficiency = ratio.map(partial(mul, 1 / factor)) if has_ideal else None
+        found.append(Speedup(base, point, base_s, ratio, efficiency))
+    return found
+
+
+def pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series to compare."""
+    return [
+        Pair(base, other)
+        for base in experiment.series
+        for other in experiment.series
+        if _is_pair(base, other)
+    ]
+
+
+def method_pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series that show what the paper's method gains."""
+    return [pair for pair in pairs(experiment) if pair.is_method]
+
+
+def other_pairs(experiment: Experiment) -> list[Pair]:
+    """Returns the series that show what other loaders, and kernels, gain."""
+    return [pair for pair in pairs(experiment) if not pair.is_method]
+
+
+def _is_pair(base: Series, other: Series) -> bool:
+    before, after = base.settings, other.settings
+    different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return bool(different) and all(
+        _comes_before(before.get(name), after.get(name), BASES.get(name, ())) for name in different
+    )
+
+
+def _comes_before(value: object, other: object, bases: Sequence[str]) -> bool:
+    """Returns whether a value is a base, and the other one a later base or none."""
+    return value in bases and other not in bases[: bases.index(str(value))]
+
+
+def improvements(base: Series, optimised: Series, quantity: Quantity) -> list[Improvement]:
+    """Returns the improvement on each number of ranks that both have, then that over all."""
+    found = []
+    for point in base.timed:
+        other = optimised.at(point.num_ranks)
+        before, after = point.positive(quantity), other.positive(quantity) if other else []
+        if before and after:
+            found.append((point.num_ranks, estimate_ratio(after, before)))
+    of_base, of_other = _by_repeat(base, quantity), _by_repeat(optimised, quantity)
+    ratios = [
+        new / old
+        for key in of_base.keys() & of_other.keys()
+        for new, old in zip(of_other[key], of_base[key], strict=False)
+    ]
+    over_all = [(None, estimate_median(ratios))] if ratios else []
+    return [
+        Improvement(num_ranks, ratio.map(lambda factor: 100 * (1 - factor)))
+        for num_ranks, ratio in (*found, *over_all)
+    ]
+
+
+def _by_repeat(series: Series, quantity: Quantity) -> dict[tuple[int, int | None], list[float]]:
+    """Returns the values by ranks and seed, in order of start."""
+    values = defaultdict(list)
+    for point in series.timed:
+        for run in point.runs["run"]:
+            value = run[quantity.name]
+            if value is not None and value > MIN_IN_RATIO:
+                values[point.num_ranks, run["seed"]].append(value)
+    return values
+
+
+def scaling_table(experiment: Experiment) -> Content:
+    """Returns speed-ups and scaling efficiencies, each with the time of its base."""
+    found = [
+        (series, quantity, each)
+        for series in experiment.series
+        for quantity in (TOTAL, TRAIN)
+        for each in speedups(experiment, series, quantity)
+    ]
+    gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
+    headings = (
+        "series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "scaling efficiency",
+    )  # fmt: skip
+    rows = [
+        (
+            *(series.name, quantity.title, e.point.num_ranks, e.base.num_ranks),
+            *(e.base_s, e.speedup, e.efficiency),
+        )
+        for series, quantity, e in found
+    ]
+    note = {
+        STRONG: "Scaling efficiency is the speed-up divided by the ratio of the numbers of ranks.",
+        WEAK: "Scaling efficiency is T(base) / T(P), because the work grows with P.",
+    }
+    notes = [note[experiment.mode]] if experiment.mode in note else []
+    apart = {f"{series.name}: {e.compiled_apart}." for series, _, e in found if e.compiled_apart}
+    return headings, rows, [*notes, *sorted(apart)]
+
+
+def method_gains_table(experiment: Experiment) -> Content:
+    """Returns what the paper's method gains."""
+    return _gains_table(experiment, method_pairs(experiment))
+
+
+def other_gains_table(experiment: Experiment) -> Content:
+    """Returns what other loaders, and kernels, gain."""
+    return _gains_table(experiment, other_pairs(experiment))
+
+
+def _gains_table(experiment: Experiment, compared: Sequence[Pair]) -> Content:
+    """Returns improvements in percent, on each number of ranks and over all."""
+    measured = comparable_energy(experiment.runs)
+    power_of = {energy: power for power, energy in measured}
+
+    def rows(pair: Pair) -> Iterator[tuple[Cell, ...]]:
+        for quantity in (TOTAL, *power_of, LOAD, BROADCAST):
+            power = power_of.get(quantity)
+            powers = improvements(*pair, power) if power else []
+            changes = {each.num_ranks: each.percent.map(neg) for each in powers}
+            for each in improvements(*pair, quantity):
+                ranks = "all, paired" if each.num_ranks is None else f"{each.num_ranks:,}"
+                yield (
+                    *(quantity.title, pair.other.name, pair.base.name, ranks),
+                    *(each.percent, each.verdict, changes.get(each.num_ranks)),
+                )
+
+    change = f"change of {measured[0][0].title} (%)" if measured else ""
+    headings = ("quantity", "series", "base", "ranks", "improvement (%)", "claim", change)
+    note = (
+        '(base - series) / base. Rows "all, paired" are the median over pairs of runs with the same'
+        ' number of ranks and the same seed. A claim is "significant" where a 95 % interval'
+        " excludes 0."
+    )
+    return headings, [row for pair in compared for row in rows(pair)], [note]
