@@ -20,6 +20,7 @@ from rich.table import Table
 from candle_p1.bench.task import Outcome, run
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
+from candle_p1.data.reader import FileSet
 from candle_p1.errors import DataError
 from candle_p1.files import files_at
 from candle_p1.records import environment
@@ -30,7 +31,6 @@ from candle_p1.training.setup import locate_files
 
 if TYPE_CHECKING:
     from candle_p1.bench.other_environment import OtherEnvironment
-    from candle_p1.data.reader import FileSet
 
 MB, GIGA = 1e6, 1e9
 TIME = "time"
@@ -203,12 +203,12 @@ class BenchmarkComparison(Comparison):
     Attributes:
         benchmark: Its name, path or module.
         flags: Flags for it.
-        files: Its files, once they are prepared.
+        files: Its files; none before `prepare` has located them.
     """
 
     benchmark: str
     flags: Sequence[str] = ()
-    files: FileSet = field(init=False)
+    files: FileSet = field(default_factory=lambda: FileSet.of({}), init=False)
 
     def prepare(self, progress: Progress | None = None) -> list[str]:
         """Locates the benchmark's files; synthetic ones are generated first if they are missing."""

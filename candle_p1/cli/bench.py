@@ -18,7 +18,6 @@ from candle_p1.cli.bench_options import (
     show,
     with_progress,
 )
-from candle_p1.cli.bench_start import start_command
 from candle_p1.cli.bench_verbs import Verbs
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def command() -> None:
 command.add_command(comm_command)
 command.add_command(conv_command)
 command.add_command(gpu_command)
-command.add_command(start_command)
 
 
 @command.command(

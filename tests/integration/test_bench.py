@@ -295,10 +295,10 @@ def test_a_full_disk_is_found_before_anything_is_saved(execute, tmp_path):
 @pytest.mark.horovod
 @pytest.mark.jax_engine
 def test_a_start_is_divided_into_its_parts(mpirun, execute, tmp_path):
-    argv = ["nt3", "--np", "2", "--rounds", "1", "--json", "start.json", *SMALL_MODEL]
-    code, output = execute([*LOAD[:-1], "start", *argv])
+    argv = ["nt3", "--np", "2", "--rounds", "1", "--json", "startup.json", *SMALL_MODEL]
+    code, output = execute([*LOAD[:-1], "startup", *argv])
     assert code == 0, output
-    report = json.loads((tmp_path / "start.json").read_text())
+    report = json.loads((tmp_path / "startup.json").read_text())
     run, bare = report["results"]
     parts_s = {part["part"]: part["median_s"] for part in run["parts"]}
     assert sum(parts_s.values()) == pytest.approx(run["median_s"])
@@ -313,7 +313,7 @@ def test_a_start_is_divided_into_its_parts(mpirun, execute, tmp_path):
 def test_a_run_that_fails_ends_the_comparison_with_its_error(execute, tmp_path):
     (tmp_path / "nt_train2.csv").write_text("0,1.5,2\n1,x,2\n")
     (tmp_path / "nt_test2.csv").write_text("0,1.5,2\n")
-    code, output = execute([*LOAD[:-1], "start", "nt3", "--data_dir", "."])
+    code, output = execute([*LOAD[:-1], "startup", "nt3", "--data_dir", "."])
     assert code == 2
     assert output.startswith("error: candle-p1 run: ")
     assert "nt_train2.csv, line 2, column 2: " in output

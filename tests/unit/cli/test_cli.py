@@ -174,7 +174,10 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
         (["study", "show", "strong-nt4"], "'strong-nt3'"),
         (["submit", "nt3", "--machine", "slurm", "--study", "strong-nt4"], "'strong-nt3'"),
         (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
-        (["bench", "read", "nt3", "--independent", "--cold"], "--independent cannot be combined with --cold"),
+        (
+            ["bench", "read", "nt3", "--independent", "--cold"],
+            "--independent cannot be combined with --cold",
+        ),
         (["data", "make", "nt4", "--out", "x"], "'nt3'"),
         (["data", "info", "p1b"], "'p1b"),
     ],
@@ -218,7 +221,10 @@ def run(*argv, **options):
         (["bench", "load", "nt3", "--repeats", "1000000000"], "--repeats"),
         (["bench", "load", "nt4"], "'nt3'"),
         (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
-        (["bench", "read", "nt3", "--independent", "--cold"], "--independent cannot be combined with --cold"),
+        (
+            ["bench", "read", "nt3", "--independent", "--cold"],
+            "--independent cannot be combined with --cold",
+        ),
         (["bench", "load", "nt3", "--size", "small", "--data_dir", "."], "--data_dir"),
         (["bench", "load", "nt3", "--json", "no/such.json"], "--json no/such.json"),
         (["bench", "load", "nt3", "--", "--epohcs", "3"], "'--epochs'"),

@@ -3,9 +3,10 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
+from rich.table import Table
 
-from candle_p1.bench import bare_start, show_start, start
-from candle_p1.bench.start import BARE, RUN, RunStart, StartComparison, StartJob
+from candle_p1.bench import startup_baseline
+from candle_p1.bench.startup import BASELINE, RUN, BaselineJob, RunJob, Startup, outcome_of
 from candle_p1.data.reader import FileSet
 from candle_p1.records.record import make_record
 from candle_p1.records.spread import Seconds
@@ -47,10 +48,10 @@ def seconds_of(moment):
 
 def test_the_parts_of_a_start_follow_from_its_record_and_add_up(record):
     began_s, ended_s = seconds_of(record.started) - 1.5, seconds_of(record.ended) + 2
-    found = RunStart.of(record, began_s, ended_s)
-    assert found.total_s == pytest.approx(1.5 + 6.0 + 1.0)
-    assert (found.step_s, found.end_s) == (pytest.approx(0.03), pytest.approx(2))
-    parts_s = dict(found.parts_s)
+    found = outcome_of(record, began_s, ended_s)
+    assert found["elapsed_s"] == pytest.approx(1.5 + 6.0 + 1.0)
+    assert (found["step_s"], found["end_s"]) == (pytest.approx(0.03), pytest.approx(2))
+    parts_s = dict(found["parts_s"])
     rest_s = parts_s.pop("other, and waiting for the slowest rank")
     assert parts_s == pytest.approx(
         {
@@ -69,96 +70,85 @@ def test_the_parts_of_a_start_follow_from_its_record_and_add_up(record):
             "tracing and first step": 0.75,
         }
     )
-    assert rest_s + sum(parts_s.values()) == pytest.approx(found.total_s)
+    assert rest_s + sum(parts_s.values()) == pytest.approx(found["elapsed_s"])
 
 
 def test_a_start_whose_processes_have_unknown_ages_has_fewer_parts(record):
     record = make_record(record.model_dump(exclude_unset=True) | {"launch": None})
-    found = RunStart.of(record, seconds_of(record.started) - 1.5, seconds_of(record.ended))
-    assert found.parts_s["launch, Python, MPI"] == pytest.approx(1.5)
-    assert "MPI" not in found.parts_s
-    assert sum(found.parts_s.values()) == pytest.approx(found.total_s)
+    found = outcome_of(record, seconds_of(record.started) - 1.5, seconds_of(record.ended))
+    assert found["parts_s"]["launch, Python, MPI"] == pytest.approx(1.5)
+    assert "MPI" not in found["parts_s"]
+    assert sum(found["parts_s"].values()) == pytest.approx(found["elapsed_s"])
 
 
 @pytest.fixture
 def compare(tmp_path, monkeypatch):
-    """Compares starts with planted times; returns the report, and what was started."""
-    file = tmp_path / "train.csv"
+    """Compares starts with planted times; returns the comparison, the report and the jobs."""
+    file, started, runs_s = tmp_path / "train.csv", [], iter([6.0, 9.0, 8.0])
     file.write_text("1,2\n")
-    started = []
-    runs_s = iter([6.0, 9.0, 8.0])
 
-    def start_run(job, num_ranks):
-        started.append((RUN, num_ranks))
+    def run(job):
+        started.append((RUN, job.num_ranks))
         total_s = next(runs_s)
-        return RunStart(total_s, {"load": 1.0, "other": total_s - 1.0}, None, 0.5)
+        parts_s = {"load": 1.0, "other": total_s - 1.0}
+        return [{"elapsed_s": total_s, "parts_s": parts_s, "step_s": None, "end_s": 0.5}]
 
-    def start_bare(job, framework, paths, num_processes):
-        started.append((BARE, num_processes))
-        assert paths == [file]
-        return {"Python": 0.5, f"import {framework}": 2.0, "reading the files' bytes": 0.5}
+    def run_baseline(job):
+        started.append((BASELINE, job.num_ranks))
+        assert job.paths == [file]
+        return [{"elapsed_s": 3.0, "parts_s": {"Python": 0.5, f"import {job.framework}": 2.5}}]
 
-    monkeypatch.setattr(start, "start_run", start_run)
-    monkeypatch.setattr(start, "start_bare", start_bare)
+    monkeypatch.setattr(RunJob, "run", run)
+    monkeypatch.setattr(BaselineJob, "run", run_baseline)
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    comparison = StartComparison(StartJob("nt3", []), NUM_RANKS, num_rounds=3)
-    return comparison.measure(FileSet.of({"train": file}), lambda *progress: None), started
+    comparison = Startup(benchmark="nt3", num_ranks=NUM_RANKS, num_rounds=3)
+    comparison.files = FileSet.of({"train": file})
+    return comparison, comparison.measure(lambda *progress: None), started
 
 
 def test_both_are_started_in_turn_and_compared_round_by_round(compare):
-    report, started = compare
-    assert started == [(name, NUM_RANKS) for name in (RUN, BARE, BARE, RUN, RUN, BARE)]
-    run, bare = report["results"]
+    comparison, report, started = compare
+    names = (RUN, BASELINE, BASELINE, RUN, RUN, BASELINE)
+    assert started == [(name, NUM_RANKS) for name in names]
+    run, baseline = report["results"]
     assert (run["variant"], run["median_s"], run["repeats_s"]) == (RUN, 8.0, [6.0, 9.0, 8.0])
-    assert (bare["variant"], bare["median_s"], bare["repeats"]) == (BARE, 3.0, 3)
-    assert [(part["part"], part["median_s"]) for part in run["parts"]] == [
-        ("load", 1.0),
-        ("other", 7.0),
-    ]
+    assert (baseline["variant"], baseline["median_s"], baseline["repeats"]) == (BASELINE, 3.0, 3)
+    parts = [(part["part"], part["median_s"]) for part in run["parts"]]
+    assert parts == [("load", 1.0), ("other", 7.0)]
     assert run["later_step"] is None
     assert run["end"]["median_s"] == 0.5
     assert report["median_ratio"] == pytest.approx(8 / 3)
     assert report["range_ratio"] == pytest.approx([2, 3])
     assert (report["framework"], report["file_bytes"]) == ("tensorflow", 4)
-    assert report["machine"]["cpu"]
-
-
-def test_what_is_shown_has_all_parts_and_the_ratio(compare):
-    report, _ = compare
-    head, table, ratio, *_ = show_start.parts(report)
-    assert "on 2 ranks, 3 rounds" in head
-    (names,) = (list(column.cells) for column in table.columns[:1])
-    assert [name.strip() for name in names if name] == [
+    (table,) = (part for part in comparison.render(report) if isinstance(part, Table))
+    assert [name.strip() for name in table.columns[0].cells] == [
         "load",
         "other",
         RUN,
         "Python",
         "import tensorflow",
-        "reading the files' bytes",
-        BARE,
+        BASELINE,
         "from the last measurement to the command's end",
     ]
-    assert "2.67 times" in ratio
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 7, bare_start.BLOCK_BYTES + 5])
+@pytest.mark.parametrize("num_bytes", [0, 1, 7, startup_baseline.BLOCK_BYTES + 5])
 def test_the_shares_of_a_file_are_all_of_it(tmp_path, num_bytes):
     path = tmp_path / "file"
     path.write_bytes(bytes(num_bytes))
-    shares = [bare_start.read_share(str(path), share, 3) for share in range(3)]
+    shares = [startup_baseline.read_share(str(path), share, 3) for share in range(3)]
     assert sum(shares) == num_bytes
     assert max(shares) - min(shares) <= 1
 
 
-def test_the_bare_minimum_says_when_it_was_done(tmp_path):
+def test_the_baseline_says_when_it_was_done(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"1,2\n")
-    job = StartJob("nt3", [])
-    found = start.start_bare(job, "json", [path], 2)
-    assert list(found) == ["Python", "import json", "reading the files' bytes"]
-    assert all(seconds >= 0 for seconds in found.values())
+    (found,) = BaselineJob(BASELINE, None, 2, framework="json", paths=[path]).run()
+    assert list(found["parts_s"]) == ["Python", "import json", "reading the files' bytes"]
+    assert min(found["parts_s"].values()) >= 0
 
 
-def test_a_framework_that_cannot_be_imported_is_reported(tmp_path):
+def test_a_framework_that_cannot_be_imported_is_reported():
     with pytest.raises(RuntimeError, match="no_such_framework"):
-        start.start_bare(StartJob("nt3", []), "no_such_framework", [], 1)
+        BaselineJob(BASELINE, None, framework="no_such_framework").run()

@@ -2,7 +2,7 @@
 
 This is a program of its own and imports nothing of this package, so that its time is theirs alone.
 
-Usage: python bare_start.py FRAMEWORK OUTCOME NUM_PROCESSES FILE ... PROCESS
+Usage: python startup_baseline.py FRAMEWORK OUTCOME NUM_PROCESSES FILE ... PROCESS
 where OUTCOME is the beginning of the names of the files into which each process, numbered from 0,
 writes when it began, had imported, and had read its share of each file, in s since 1970.
 """

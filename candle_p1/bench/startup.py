@@ -1,0 +1,281 @@
+"""Compares the start of a run, up to the end of its first step, with the least there is to do.
+
+In every round two commands are started: ``candle-p1 run`` as users start it, limited to a few
+steps; and as many processes as it has ranks, each of which imports the framework and reads its
+share of the files' bytes (candle_p1.bench.startup_baseline). The files are in the kernel's file
+cache. Where the time of a run goes follows from its record and from the time of day at which the
+command began and ended.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from candle_p1.bench import harness, startup_baseline
+from candle_p1.bench.file_cache import prepare_files
+from candle_p1.bench.harness import Job, Measured, Result, count_option
+from candle_p1.bench.task import BenchmarkTask, Outcome, execute
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.distributed.launch_environment import module_command
+from candle_p1.errors import ParameterError
+from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.reports.statistics import summarize
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from candle_p1.records.types import RunRecord
+
+RUN, BASELINE = "candle-p1 run", "baseline"
+LIMITS = {
+    "epochs": "1",
+    "epochs_scaling": "none",
+    "train_steps": "2",  # the first one, in which the framework traces, and one to compare it with
+    "val_steps": "1",
+    "train_bool": "True",
+    "eval_bool": "False",
+}
+"""What limits a run to its first steps."""
+TIMED = 'date +%s.%N > "$0"; "$@"; code=$?; date +%s.%N >> "$0"; exit $code'
+"""A shell's script that executes a command, and writes when it began and ended."""
+TIMED_TOGETHER = """date +%s.%N > "$0"
+num="$1"; shift; i=0
+while [ "$i" -lt "$num" ]; do "$@" "$i" & i=$((i + 1)); done; wait"""
+"""One that executes a command several times at once, with a number from 0 at its end."""
+STARTUP = {"engine": "engine", "self_test": "self-test", "files": "locating files"}
+"""The parts of the phase `startup`, with the names of the same parts here."""
+PHASES = ("load", "digest", "preprocess", "build", "broadcast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupTask(BenchmarkTask):
+    """A run that trains its first steps."""
+
+    own_flags: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(LIMITS, "the run ends after its first steps"),
+        "output_dir": "the run's files are temporary",
+    }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """None: the run gets its limits as flags."""
+        return {}
+
+
+@dataclass(frozen=True)
+class RunJob(Job):
+    """A run, as users start it."""
+
+    def run(self) -> list[Outcome]:
+        """Starts it, and waits for its end; returns what its record and the clock say."""
+        with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
+            limits = [word for flag, value in LIMITS.items() for word in (f"--{flag}", value)]
+            command = [*module_command("candle_p1.cli"), "run", self.task.benchmark]
+            command += ["--np", str(self.num_ranks), "--", *self.task.flags, *limits]
+            command += ["--output_dir", f"{name}/output"]
+            began_s, ended_s = _run_timed(TIMED, command, Path(name), self.variant)
+            (path,) = Path(name, "output").rglob(RECORD_NAME)
+            return [outcome_of(read_record(path), began_s, ended_s)]
+
+
+@dataclass(frozen=True)
+class BaselineJob(Job):
+    """Processes that import a framework and read files."""
+
+    framework: str = "json"
+    paths: Sequence[Path] = ()
+
+    def run(self) -> list[Outcome]:
+        """Starts them, and waits for their end; returns the times of the slowest one, in s.
+
+        Raises:
+            RuntimeError: A process failed; holds everything that all of them printed.
+        """
+        with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
+            num = str(self.num_ranks)
+            program = [sys.executable, startup_baseline.__file__, self.framework, f"{name}/outcome"]
+            command = [num, *program, num, *map(str, self.paths)]
+            (began_s,) = _run_timed(TIMED_TOGETHER, command, Path(name), self.variant)
+            ends = [path.read_text().split() for path in Path(name).glob("outcome.*")]
+            if len(ends) < self.num_ranks:
+                output = Path(name, "output.log").read_text()
+                raise RuntimeError(f"a process of the baseline failed:\n{output}")
+        python_s, imported_s, read_s = max(([*map(float, each)] for each in ends), key=max)
+        parts_s = {
+            "Python": python_s - began_s,
+            f"import {self.framework}": imported_s - python_s,
+            "reading the files' bytes": read_s - imported_s,
+        }
+        return [{"elapsed_s": sum(parts_s.values()), "parts_s": parts_s}]
+
+
+def _run_timed(script: str, command: list[str], directory: Path, name: str) -> list[float]:
+    """Runs a command through a script, and returns the times of day that the script has written."""
+    times = directory / "times"
+    execute(["sh", "-c", script, str(times), *command], directory, name)
+    try:
+        return [float(word) for word in times.read_text().split()]
+    except ValueError as error:
+        raise ParameterError(
+            "this command needs a `date` that prints fractions of seconds"
+        ) from error
+
+
+def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
+    """Returns what a record and the times of day of a command say about a start.
+
+    Args:
+        record: That of a run that is complete, and has trained.
+        began_s: When the command began, in s since 1970.
+        ended_s: When it ended, likewise.
+
+    Returns:
+        ``elapsed_s``, from the command to the end of the first step on the slowest rank;
+        ``parts_s``, where it went, mean over ranks, the last one being the remainder; ``step_s``,
+        that of a later step on the slowest rank, None if an epoch has only one; and ``end_s``, from
+        the last measurement of the run to the end of the command.
+    """
+    assert record.phases
+    assert record.training
+    assert record.ended
+    first, phases = record.training.epochs[0], record.phases
+    assert first.begin
+    assert first.steps
+    assert first.steps.first
+    before_s = _moment_s(record.started) - began_s
+    if record.launch is None:
+        parts_s = {"launch, Python, MPI": before_s}
+    else:
+        process_s, mpi_s = record.launch.process.mean_s, record.launch.mpi.mean_s
+        parts_s = {
+            "launch": max(before_s - process_s, 0.0),  # the kernel's clock ticks 100 times a second
+            "Python, candle_p1, parameters": process_s - mpi_s,
+            "MPI": mpi_s,
+        }
+    startup = phases["startup"].parts or {}
+    imported_s = (startup["devices"].parts or {})["import"].mean_s
+    parts_s["import of Keras and framework"] = imported_s
+    parts_s["devices"] = startup["devices"].mean_s - imported_s
+    parts_s |= {name: startup[part].mean_s for part, name in STARTUP.items()}
+    parts_s |= {name: phases[name].mean_s for name in PHASES}
+    train_begin = phases["train"].begin or first.begin
+    parts_s["preparing to train"] = first.begin.mean_s - train_begin.mean_s
+    parts_s["tracing and first step"] = first.steps.first.mean_s
+    total_s = before_s + first.begin.max_s + first.steps.first.max_s
+    parts_s["other, and waiting for the slowest rank"] = total_s - sum(parts_s.values())
+    return {
+        "elapsed_s": total_s,
+        "parts_s": parts_s,
+        "step_s": first.steps.median and first.steps.median.max_s,
+        "end_s": ended_s - _moment_s(record.ended),
+    }
+
+
+def _moment_s(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
+
+
+@dataclass(kw_only=True)
+class Startup(harness.BenchmarkComparison):
+    """Measure the start of BENCHMARK: from the command to the end of the first step.
+
+    Starts `candle-p1 run`, limited to two steps, and shows where the time goes: launching, imports,
+    devices, self-test, loading, building, tracing. In turn with it, as many processes as ranks only
+    import the framework (TensorFlow, or JAX with --engine jax) and read the bytes of the files.
+
+    All other flags go to the benchmark.
+    """
+
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench startup nt3 --size full",
+        "candle-p1 bench startup p1b2 --np 2 --rounds 3 --json startup.json",
+    )
+
+    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
+    num_rounds: int = count_option(
+        6, "Starts of each kind; a 95 % interval of the median needs at least 6.", "--rounds"
+    )
+
+    def jobs(self) -> list[Job]:
+        task = StartupTask(benchmark=self.benchmark, flags=self.flags)
+        task.choose_backend()
+        paths, framework = self.paths(), choose_backend()
+        run = RunJob(RUN, task, self.num_ranks)
+        baseline = BaselineJob(BASELINE, task, self.num_ranks, framework=framework, paths=paths)
+        return harness.rounds([run, baseline], self.num_rounds)
+
+    def before(self, job: Job) -> None:
+        prepare_files("warm", self.paths())
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        runs, baselines = (
+            [harness.elapsed_s(ranks) for ranks in measured.of(name)] for name in (RUN, BASELINE)
+        )
+        ratios = [one / other for one, other in zip(runs, baselines, strict=True)]
+        return {
+            "num_ranks": self.num_ranks,
+            "num_rounds": self.num_rounds,
+            "framework": choose_backend(),
+            "file_bytes": sum(self.file_bytes().values()),
+            **super().report(measured),
+            "median_ratio": statistics.median(ratios),
+            **harness.spread_of(ratios, "ratio"),
+        }
+
+    def result(self, variant: str, measured: Measured) -> Result:
+        starts = [ranks[0] for ranks in measured.of(variant)]
+        more: Result = {}
+        for name, key in (("later_step", "step_s"), ("end", "end_s")):
+            values = [start[key] for start in starts if start.get(key) is not None]
+            more[name] = summarize(values) if values else None
+        parts = [
+            {"part": part, **summarize([start["parts_s"][part] for start in starts])}
+            for part in starts[0]["parts_s"]
+        ]
+        return {**super().result(variant, measured), "parts": parts, **more}
+
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        run, baseline = report["results"]
+        yield (
+            f"{report['benchmark']}: from the command to the end of the first step, on"
+            f" {count(report['num_ranks'], 'rank')}, {count(report['num_rounds'], 'round')}, files"
+            f" of {harness.megabytes(report['file_bytes'])} MB in the file cache"
+        )
+        rows = [
+            {**each, "name": f"  {each['part']}" if "part" in each else each["variant"]}
+            for result in (run, baseline)
+            for each in (*result["parts"], result)
+        ]
+        rest = {
+            "a later step": run["later_step"],
+            "from the last measurement to the command's end": run["end"],
+        }
+        rows += [{**times, "name": name} for name, times in rest.items() if times]
+        yield harness.table(
+            rows,
+            {
+                "": "name",
+                "median (s)": lambda row: f"{row['median_s']:.3f}",
+                "{spread} (s)": lambda row: "{:.3f} to {:.3f}".format(
+                    *(row["ci95_s"] or row["range_s"])
+                ),
+            },
+        )
+        yield (
+            f"the start takes {harness.format_significant(report['median_ratio'])} times as long as"
+            f" the baseline ({harness.spread(run)} {harness.interval(report, 'ratio')}), for which"
+            f" as many processes as ranks import {report['framework']} and read the files' bytes"
+        )
+        yield "parts of a run are means over ranks; a single rank's process is that of the command"
+        yield from harness.remarks(report, "round")
+
+
+VERB = Startup
