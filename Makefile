@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test bench-scale bench-record bench-overhead bench-conv pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -19,7 +19,7 @@ UV_MINIMUM := 0.8.10
 UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
-CODE := candle_p1 benchmarks examples tests docs/hooks
+CODE := candle_p1 benchmarks examples tools tests docs/hooks
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/*.* candle_p1/ops/source/tiles/*)
 # Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
 # would do so again wherever Python cannot write its caches.
@@ -108,6 +108,19 @@ test-keras2: setup .venv-keras2/setup.done ## Check that the four networks train
 fault-test: setup ## RUNS=100: kill and stop runs, check how they end; KILLS=100: restart killed ones
 	$(if $(RUNS)$(if $(KILLS),,yes),.venv/bin/python -m tests.faults.kill_runs --runs $(or $(RUNS),100) $(FAULT_ARGS))
 	$(if $(KILLS),.venv/bin/python -m tests.faults.kill_and_restart --kills $(KILLS) $(FAULT_ARGS))
+
+# Programs of tools/; TOOL_ARGS are their options.
+bench-scale: setup ## Count what ranks receive in every phase of a run, at thousands of simulated ranks
+	.venv/bin/python -m tools.scale $(TOOL_ARGS)
+
+bench-record: setup ## Measure the size of a record of many ranks, and the time to write and read it
+	.venv/bin/python -m tools.record $(TOOL_ARGS)
+
+bench-overhead: setup ## Measure what a run's own measuring costs
+	.venv/bin/python -m tools.overhead $(TOOL_ARGS)
+
+bench-conv: setup ## Time convolutions by each algorithm, and fit the model of their costs
+	.venv/bin/python -m tools.convolutions $(TOOL_ARGS)
 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600

@@ -1,10 +1,10 @@
 """Predicts the time of a training step from its operations, its bytes and the machine's rates.
 
-The convolutions take what candle_p1.models.fast.convolution_costs says of the form that computes
-them. The optimizer's passes, and what other layers write and read, are counted at the rates
-themselves. The dense layers' products are timed alone, because their rate depends on the shapes: a
-batch of few samples reaches a part of that of large matrices. A run makes its batches on the cores
-that compute, and how long that takes depends on the benchmark, so it is measured, too; plain Keras
+The convolutions take what candle_p1.models.fast.convolution_costs says of their algorithm. The
+optimizer's passes, and what other layers write and read, are counted at the rates themselves. The
+dense layers' products are timed alone, because their rate depends on the shapes: a batch of
+few samples reaches a part of that of large matrices. A run makes its batches on the cores that
+compute, and how long that takes depends on the benchmark, so it is measured, too; plain Keras
 copies batches out of arrays. None of it is fitted to the benchmarks.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from candle_p1.bench.roofline import optimizer_bytes
 from candle_p1.bench.worker import seconds_of
-from candle_p1.models.fast import STRETCH
+from candle_p1.models.fast import CHUNK
 from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
         if of is None:
             return None
         of = replace(of, batch=batch_size)
-        if before is not None and choose(of) == "tiles" and before[1].channels == 1:
+        if before is not None and choose(of) == "tiled" and before[1].channels == 1:
             name, first = before
             del found[name]
             of = replace(of, length=first.length, first_taps=first.taps, gives_gradient=False)
@@ -194,9 +194,9 @@ def _rectifies(layer: Any) -> bool:
 
 
 def _form(of: Convolution, *, is_fast: bool) -> str:
-    if not is_fast or of.length < STRETCH + of.taps:
+    if not is_fast or of.length < CHUNK + of.taps:
         return "plain"
-    return "tiles" if of.first_taps else choose(of)
+    return "tiled" if of.first_taps else choose(of)
 
 
 def _optimizer_passes(model: Any, *, is_fast: bool) -> int | None:

@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, Command, FiniteRange, NumberList
+from candle_p1.cli.base import BenchmarkCommand, FiniteRange
 from candle_p1.cli.bench_comm import comm_command
-from candle_p1.cli.bench_conv import conv_command
 from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_options import (
     count_option,
-    json_option,
     measure,
     measurement_options,
     show,
-    with_progress,
 )
 from candle_p1.cli.bench_verbs import Verbs
 
@@ -26,11 +23,10 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=Verbs)
 def command() -> None:
-    """Measure and compare: loaders, steps, convolutions, starts, messages, GPUs, checkpoints."""
+    """Measure and compare: loaders, steps, starts, messages, GPUs, checkpoints."""
 
 
 command.add_command(comm_command)
-command.add_command(conv_command)
 command.add_command(gpu_command)
 
 
@@ -170,80 +166,3 @@ def checkpoint_command(
     )
     report = measure(comparison)
     show(show_checkpoint.parts(report), report, json_file)
-
-
-@command.command(
-    "overhead",
-    cls=BenchmarkCommand,
-    examples=["candle-p1 bench overhead nt3 --rounds 10 --batch_size 40"],
-)
-@measurement_options(
-    count_option("--np", "num_ranks", 2, "Number of ranks, all on this machine."),
-    count_option("--epochs", "num_epochs", 10, "Epochs of a block."),
-    count_option("--rounds", "num_rounds", 30, "Rounds: one block with measuring, one without."),
-)
-def overhead_command(
-    benchmark: str,
-    num_ranks: int,
-    num_epochs: int,
-    num_rounds: int,
-    json_file: Path | None,
-    flags: list[str],
-) -> None:
-    """Measure the overhead of a run's own measuring: phases, steps and the log of communication.
-
-    Two models of BENCHMARK train in turn in one job, one with measuring and one without.
-
-    All other flags go to the benchmark.
-    """
-    from candle_p1.bench.overhead import OverheadJob, OverheadMeasurement, lines
-
-    job = OverheadJob(benchmark, flags, num_epochs, num_rounds)
-    report = measure(OverheadMeasurement(job, num_ranks))
-    show(lines(report), report, json_file)
-
-
-@command.command(
-    "record", cls=Command, examples=["candle-p1 bench record --ranks 384 --json record.json"]
-)
-@count_option("--ranks", "num_ranks", 3072, "Number of ranks.")
-@count_option("--epochs", "num_epochs", 8, "Number of epochs.")
-@count_option("--records", "num_records", 20, "Number of records that the report is made from.")
-@json_option
-def record_command(json_file: Path | None, **conditions: int) -> None:
-    """Measure the size of a record of many ranks, and the time to write, read and report it.
-
-    The records are synthetic; nothing is trained.
-    """
-    from candle_p1.bench.record import RecordMeasurement, lines
-
-    report = RecordMeasurement(**conditions).measure()
-    show(lines(report), report, json_file)
-
-
-@command.command(
-    "scale",
-    cls=Command,
-    examples=["candle-p1 bench scale", "candle-p1 bench scale --ranks 64,512 --json scale.json"],
-)
-@click.option(
-    "--ranks",
-    type=NumberList(8192),
-    default="64,512,4096",
-    show_default=True,
-    help="The numbers of ranks to compare.",
-)
-@count_option("--ranks_per_node", "ranks_per_node", 8, "Ranks on each node.")
-@json_option
-def scale_command(ranks: list[int], ranks_per_node: int, json_file: Path | None) -> None:
-    """Count what the ranks of large jobs send each other in every phase of a run.
-
-    All ranks are simulated in this process. They run the code of a run, except for what TensorFlow
-    and Horovod do, and receive messages that are counted, not timed. 4,096 ranks take minutes and
-    4 GB of memory.
-    """
-    from candle_p1.bench.scale import ScaleMeasurement, parts
-
-    measurement = ScaleMeasurement(ranks, ranks_per_node)
-    report = with_progress(measurement.measure)
-    show(parts(report), report, json_file)

@@ -11,7 +11,7 @@ from typing import Any
 
 KERNELS = ("fast", "plain")
 """The implementations, as named by ``--kernels``; plain is Keras's own."""
-STRETCH = 64
+CHUNK = 64
 """The number of positions of a short sequence, into which convolutions cut long ones."""
 HALF_TYPES = ("float16", "bfloat16")
 """The types of mixed precision, in which Keras's own layers compute."""

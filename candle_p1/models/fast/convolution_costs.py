@@ -1,12 +1,12 @@
-"""What a convolution costs in each of its forms, by operations, bytes and a machine's rates.
+"""What a convolution costs by each algorithm: its operations, its bytes and a machine's rates.
 
-A form's time is a sum of terms: operations divided by the rate of products of large matrices, and
-bytes divided by the rate of copying. Each term has a factor, which says how much slower than at
-these rates its work is done, or how often it is done. `candle-p1 bench conv` times convolutions of
-other shapes than the benchmarks' and fits the factors.
+An algorithm's time is a sum of terms: operations divided by the rate of products of large matrices,
+and bytes divided by the rate of copying. Each term has a factor, which says how much slower than at
+these rates its work is done, or how often it is done. `make bench-conv` times convolutions of other
+shapes than the benchmarks' and fits the factors.
 
-The same factors, at the rates of the machine that they were fitted on, decide which form a layer
-takes. Nothing is timed for that, so all ranks take the same one, every time.
+The same factors, at the rates of the machine that they were fitted on, decide which algorithm a
+layer takes. Nothing is timed for that, so all ranks take the same one, every time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from candle_p1.models.fast import STRETCH
+from candle_p1.models.fast import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMS = ("plain", "whole", "stretches", "direct", "tiles")
+ALGORITHMS = ("plain", "whole", "chunked", "direct", "tiled")
 """Keras's own operations, and those of candle_p1.models.fast.convolutions."""
-IN_BLOCKS = ("direct", "tiles")
-"""The forms that compute a pooling together with the convolution."""
+IN_BLOCKS = ("direct", "tiled")
+"""The algorithms that compute a pooling together with the convolution."""
 
 TILE = 32
 """The positions that are transformed together; as in candle_p1/ops/source/tiles/steps.h."""
@@ -112,54 +112,56 @@ class Convolution:
         return [first, own]
 
     @property
-    def forms(self) -> list[str]:
-        """The forms in which it can be computed."""
+    def algorithms(self) -> list[str]:
+        """The algorithms by which it can be computed."""
         fits = self.pool <= min(MAX_POOL, self.positions)
         tiled = 1 < self.taps <= MAX_TAPS and self.positions >= MIN_POSITIONS
         possible = {
             "plain": True,
             "whole": True,
-            "stretches": self.positions > STRETCH,
+            "chunked": self.positions > CHUNK,
             "direct": fits and not self.first_taps,
-            "tiles": fits and tiled and self.pool <= TILE * (TILE - self.taps + 1),
+            "tiled": fits and tiled and self.pool <= TILE * (TILE - self.taps + 1),
         }
-        return [form for form in FORMS if possible[form]]
+        return [algorithm for algorithm in ALGORITHMS if possible[algorithm]]
 
 
-def terms(form: str, of: Convolution) -> dict[str, float]:
-    """Returns what a step does, forward and for the gradients, in one of FORMS.
+def terms(algorithm: str, of: Convolution) -> dict[str, float]:
+    """Returns what a step does, forward and for the gradients, in one of ALGORITHMS.
 
     Names end in the unit: operations (``flop``) or bytes.
     """
-    if form == "tiles":
+    if algorithm == "tiled":
         return _of_tiles(of)
-    if form == "direct":
+    if algorithm == "direct":
         return _of_direct(of)
     total: dict[str, float] = {}
     for each in of.separate:
-        for name, value in _of_layer(each, in_stretches=form == "stretches").items():
+        for name, value in _of_layer(each, chunked=algorithm == "chunked").items():
             total[name] = total.get(name, 0.0) + value
     return total
 
 
 def seconds(
-    form: str, of: Convolution, rates: Rates, factors: Mapping[str, Mapping[str, float]]
+    algorithm: str, of: Convolution, rates: Rates, factors: Mapping[str, Mapping[str, float]]
 ) -> float:
     """Returns the predicted time of a step's work on a convolution, forward and gradients, in s."""
     return sum(
-        factors[form][name] * value for name, value in ideal_seconds(form, of, rates).items()
+        factors[algorithm][name] * value
+        for name, value in ideal_seconds(algorithm, of, rates).items()
     )
 
 
-def ideal_seconds(form: str, of: Convolution, rates: Rates) -> dict[str, float]:
+def ideal_seconds(algorithm: str, of: Convolution, rates: Rates) -> dict[str, float]:
     """Returns the time of each term at a machine's rates, in s."""
     rate_of = {"flop": rates.flops_per_s, "bytes": rates.bytes_per_s}
     return {
-        name: value / rate_of[name.rpartition("_")[2]] for name, value in terms(form, of).items()
+        name: value / rate_of[name.rpartition("_")[2]]
+        for name, value in terms(algorithm, of).items()
     }
 
 
-def _of_layer(of: Convolution, *, in_stretches: bool) -> dict[str, float]:
+def _of_layer(of: Convolution, *, chunked: bool) -> dict[str, float]:
     """Counts the operations of a framework, each of which writes its outputs to memory."""
     num = of.batch * of.positions
     wanted = float(of.gives_gradient)
@@ -172,7 +174,7 @@ def _of_layer(of: Convolution, *, in_stretches: bool) -> dict[str, float]:
         "outputs_bytes": 4.0 * num * of.filters,
         "inputs_bytes": wanted * 4.0 * of.batch * of.length * of.channels,
     }
-    if not in_stretches:
+    if not chunked:
         # The gradient of the kernel reads rows of 16 channels again for each tap and each 16 of the
         # others. Those of a long sequence leave the caches, the more so if they fall into few sets.
         crowding = _crowding(of.channels) * _crowding(of.filters)
@@ -250,14 +252,15 @@ def _padded(num: int, multiple: int = LANES) -> int:
 
 
 def choose(of: Convolution, *, in_blocks: bool = True) -> str:
-    """Returns the form that takes the least time on the machine on which FACTORS were fitted.
+    """Returns the algorithm that takes the least time on the machine on which FACTORS were fitted.
 
     Args:
         of: The convolution.
         in_blocks: Whether IN_BLOCKS can compute it; they are for float32.
     """
-    forms = [form for form in of.forms if form != "plain" and (in_blocks or form not in IN_BLOCKS)]
-    return min(forms, key=lambda form: seconds(form, of, FITTED_AT, FACTORS))
+    possible = [each for each in of.algorithms if each != "plain"]
+    possible = [each for each in possible if in_blocks or each not in IN_BLOCKS]
+    return min(possible, key=lambda each: seconds(each, of, FITTED_AT, FACTORS))
 
 
 def tile_products(taps: int, channels: int, filters: int) -> float:
@@ -286,7 +289,7 @@ FACTORS: dict[str, dict[str, float]] = {
         "long_sequence_flop": 0.0,
         "conflicts_flop": 8.85,
     },
-    "stretches": {
+    "chunked": {
         "products_flop": 0.936,
         "input_gradient_flop": 1.3,
         "positions_flop": 2.94,
@@ -302,11 +305,11 @@ FACTORS: dict[str, dict[str, float]] = {
         "maxima_bytes": 5.25,
         "inputs_bytes": 8.34,
     },
-    "tiles": {
+    "tiled": {
         "products_flop": 1.32,
         "transforms_flop": 1.57,
         "first_flop": 0.0,
         "maxima_bytes": 0.0,
     },
 }
-"""As `candle-p1 bench conv` printed them, on a machine with AVX-512 that reaches FITTED_AT."""
+"""As `make bench-conv` printed them, on a machine with AVX-512 that reaches FITTED_AT."""

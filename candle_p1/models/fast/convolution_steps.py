@@ -1,4 +1,4 @@
-"""What a training step computes of a convolution, alone and in a given form, to be timed."""
+"""What a training step computes of a convolution, alone and by a given algorithm, to be timed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from candle_p1.models.fast.convolution_costs import Convolution
 
 
-def step_of(form: str, of: Convolution) -> Callable[[], Any]:
-    """Returns a function that computes a convolution's outputs and gradients in a form.
+def step_of(algorithm: str, of: Convolution) -> Callable[[], Any]:
+    """Returns a function that computes a convolution's outputs and gradients by an algorithm.
 
     The function returns the gradients of the weights and, if that is wanted, of the input, given
     the same random gradient of the outputs at every call.
@@ -41,16 +41,16 @@ def step_of(form: str, of: Convolution) -> Callable[[], Any]:
     def step() -> Any:
         with tf.GradientTape() as tape:
             tape.watch(wanted)
-            outputs = _outputs(form, of, values, weights)
+            outputs = _outputs(algorithm, of, values, weights)
         return tape.gradient(outputs, wanted, output_gradients=upstream)
 
     compute: Callable[[], Any] = step
     return compute
 
 
-def _outputs(form: str, of: Convolution, values: Any, weights: list[Any]) -> Any:
-    """Returns the maxima of the convolutions in a form."""
-    if form == "plain":
+def _outputs(algorithm: str, of: Convolution, values: Any, weights: list[Any]) -> Any:
+    """Returns the maxima of the convolutions by an algorithm."""
+    if algorithm == "plain":
         for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
             image = keras.ops.conv(values, kernel, 1, "valid")
             values = keras.ops.relu(image + keras.ops.reshape(bias, (1, 1, -1)))
@@ -59,7 +59,7 @@ def _outputs(form: str, of: Convolution, values: Any, weights: list[Any]) -> Any
     if first:
         values = (
             convolve(values, *first, rectify=True)
-            if form == "tiles"
-            else compute_in(form, values, first[0], first[1], 1)
+            if algorithm == "tiled"
+            else compute_in(algorithm, values, first[0], first[1], 1)
         )
-    return compute_in(form, values, kernel, bias, of.pool)
+    return compute_in(algorithm, values, kernel, bias, of.pool)

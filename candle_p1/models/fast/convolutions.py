@@ -1,9 +1,9 @@
 """The fast 1D convolutions, in TensorFlow.
 
-There are four forms, which compute the same:
+There are four algorithms, which compute the same:
 
 - oneDNN's ("whole"), with bias and relu in the same operation.
-- The same, but with the gradient of the kernel by stretches ("stretches"). oneDNN computes it at a
+- The same, but with the gradient of the kernel by chunks ("chunked"). oneDNN computes it at a
   small fraction of the speed of matrix products for a long sequence of many channels, but nearly at
   full speed for many short ones, so long ones are cut.
 - By tiles (candle_p1.ops), which takes fewer multiplications where there are many channels and
@@ -28,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from candle_p1 import ops
-from candle_p1.models.fast import STRETCH
+from candle_p1.models.fast import CHUNK
 from candle_p1.models.fast.convolution_costs import IN_BLOCKS, Convolution, choose
 
 _ATTRIBUTE = "_candle_p1_convolution"
@@ -50,8 +50,8 @@ class _Note:
     bias: Any
     rectify: bool
 
-    def form(self, pool: int = 1) -> str:
-        """Returns the fastest form for this convolution and a pooling that follows it."""
+    def algorithm(self, pool: int = 1) -> str:
+        """Returns the fastest algorithm for this convolution and a pooling that follows it."""
         taps, channels, filters = self.kernel.shape
         of = Convolution(
             self.inputs.shape[1], taps, channels, filters, pool, gives_gradient=channels > 1
@@ -77,7 +77,7 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
         A tensor of shape (batch, length - taps + 1, filters).
     """
     convolution = _Note(inputs, kernel, bias, rectify)
-    outputs = _compute(convolution, convolution.form())
+    outputs = _compute(convolution, convolution.algorithm())
     setattr(outputs, _ATTRIBUTE, convolution)
     return outputs
 
@@ -95,32 +95,32 @@ def pool(inputs: Any, size: int) -> Any | None:
     convolution = getattr(inputs, _ATTRIBUTE, None)
     if convolution is None or size <= 1:
         return None
-    form = convolution.form(size)
-    return _compute(convolution, form, size) if form in IN_BLOCKS else None
+    algorithm = convolution.algorithm(size)
+    return _compute(convolution, algorithm, size) if algorithm in IN_BLOCKS else None
 
 
-def compute_in(form: str, inputs: Any, kernel: Any, bias: Any, pool: int) -> Any:
-    """Returns the maxima of a rectified convolution, computed in a given form, to be timed.
+def compute_in(algorithm: str, inputs: Any, kernel: Any, bias: Any, pool: int) -> Any:
+    """Returns the maxima of a rectified convolution, computed by a given algorithm, to be timed.
 
     Args:
-        form: One of candle_p1.models.fast.convolution_costs.FORMS but "plain".
+        algorithm: One of candle_p1.models.fast.convolution_costs.ALGORITHMS but "plain".
         inputs: Shape (batch, length, channels). What `convolve` has returned for one channel is
-            computed once more instead of being kept, if the form is "tiles".
+            computed once more instead of being kept, if the algorithm is "tiled".
         kernel: Shape (taps, channels, filters).
         bias: Shape (filters,).
         pool: The positions of a pool.
     """
-    outputs = _compute(_Note(inputs, kernel, bias, rectify=True), form, pool)
-    if form in IN_BLOCKS or pool == 1:
+    outputs = _compute(_Note(inputs, kernel, bias, rectify=True), algorithm, pool)
+    if algorithm in IN_BLOCKS or pool == 1:
         return outputs
     return tf.nn.max_pool1d(outputs, pool, pool, "VALID")
 
 
-def _compute(convolution: _Note, form: str, pool: int = 1) -> Any:
-    """Returns the outputs in a form; the maxima of each pool if the form has the pooling in it."""
-    if form in IN_BLOCKS:
-        return _in_blocks(convolution, pool, by_tiles=form == "tiles")
-    return _by_onednn(convolution, in_stretches=form == "stretches")
+def _compute(convolution: _Note, algorithm: str, pool: int = 1) -> Any:
+    """Returns the outputs; the maxima of each pool if the algorithm has the pooling in it."""
+    if algorithm in IN_BLOCKS:
+        return _in_blocks(convolution, pool, by_tiles=algorithm == "tiled")
+    return _by_onednn(convolution, chunked=algorithm == "chunked")
 
 
 def _in_blocks(convolution: _Note, pool: int, *, by_tiles: bool) -> Any:
@@ -198,7 +198,7 @@ def _after_first(
             # TensorFlow drops that of the values if it is not wanted.
             with tf.GradientTape() as tape:
                 tape.watch(values)
-                between = _by_onednn(_Note(values, *first, rectify=True), in_stretches=True)
+                between = _by_onednn(_Note(values, *first, rectify=True), chunked=True)
                 again = _of_values(between, kernel, bias, settings=settings)
             of_values = tape.gradient(again, values, output_gradients=upstream)
             of_weights = (
@@ -224,10 +224,10 @@ def _shaped_like(tensors: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[
     return gradients
 
 
-def _by_onednn(convolution: _Note, *, in_stretches: bool) -> Any:
+def _by_onednn(convolution: _Note, *, chunked: bool) -> Any:
     """Returns the outputs."""
     rectify = convolution.rectify
-    kernel_gradient = _kernel_gradient_of_stretches if in_stretches else _kernel_gradient
+    kernel_gradient = _kernel_gradient_of_chunks if chunked else _kernel_gradient
 
     # TensorFlow fuses the three operations only within one function.
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -262,21 +262,21 @@ def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) ->
     return tf.squeeze(gradient, axis=0)
 
 
-def _kernel_gradient_of_stretches(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
+def _kernel_gradient_of_chunks(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
     """Returns what `_kernel_gradient` does, from samples that are short.
 
-    It is a sum over positions, so each stretch of positions can become a sample of its own. The
-    last stretch of a sequence is padded with zeros.
+    It is a sum over positions, so each chunk of positions can become a sample of its own. The
+    last chunk of a sequence is padded with zeros.
     """
     size, channels, filters = shape
     positions = upstream.shape[1]
-    num = -(-positions // STRETCH)
-    missing = num * STRETCH - positions
+    num = -(-positions // CHUNK)
+    missing = num * CHUNK - positions
     padded = tf.pad(upstream, [[0, 0], [0, missing], [0, 0]])
     longer = tf.pad(inputs, [[0, 0], [0, missing], [0, 0]])
-    stretches = tf.signal.frame(longer, STRETCH + size - 1, STRETCH, axis=1)
+    chunks = tf.signal.frame(longer, CHUNK + size - 1, CHUNK, axis=1)
     return _kernel_gradient(
-        tf.reshape(stretches, [-1, STRETCH + size - 1, channels]),
-        tf.reshape(padded, [-1, STRETCH, filters]),
+        tf.reshape(chunks, [-1, CHUNK + size - 1, channels]),
+        tf.reshape(padded, [-1, CHUNK, filters]),
         shape,
     )

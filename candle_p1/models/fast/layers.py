@@ -16,7 +16,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     """A 1D convolution.
 
     The fast implementation is for inputs of known length, with a bias, a stride of one, and no
-    padding, dilation or groups. It gains nothing for a sequence of up to STRETCH positions.
+    padding, dilation or groups. It gains nothing for a sequence of up to CHUNK positions.
     """
 
     def call(self, inputs: Any) -> Any:
@@ -43,8 +43,8 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             length, taps, channels, filters, pool, gives_gradient=channels > 1
         )
 
-    def form(self, pool: int = 1) -> str:
-        """Returns the form in which it is computed, of `convolution_costs.FORMS`."""
+    def algorithm(self, pool: int = 1) -> str:
+        """Returns the algorithm by which it is computed, of `convolution_costs.ALGORITHMS`."""
         of = self.convolution(pool)
         if of is None or not self._is_fast(of.length):
             return "plain"
@@ -53,7 +53,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     def multiplications(self) -> float:
         """Returns how many multiplications the products take for each output position."""
         taps, channels, filters = self.kernel.shape
-        if self.form() == "tiles":
+        if self.algorithm() == "tiled":
             return convolution_costs.tile_products(taps, channels, filters)
         return float(taps * channels * filters)
 
@@ -64,7 +64,7 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
             and self._is_simple()
             and self.compute_dtype not in fast.HALF_TYPES
             and length is not None
-            and length >= fast.STRETCH + self.kernel_size[0]
+            and length >= fast.CHUNK + self.kernel_size[0]
         )
 
     def _is_simple(self) -> bool:

@@ -54,8 +54,8 @@ def test_tiles_take_the_convolution_before_them_over():
     model = model_of(*layers, shape=(6000, 1))
     of = Convolution(6000, 10, 128, 128, 10, BATCH, first_taps=20)
     found = predicted(model)
-    assert found["forms"] == {"c": "tiles"}
-    assert found["convolutions_s"] == pytest.approx(seconds("tiles", of, RATES, FACTORS))
+    assert found["forms"] == {"c": "tiled"}
+    assert found["convolutions_s"] == pytest.approx(seconds("tiled", of, RATES, FACTORS))
     plain = predicted(model, is_fast=False)["convolutions_s"]
     assert plain == pytest.approx(seconds("plain", of, RATES, FACTORS))
 

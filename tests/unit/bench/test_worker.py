@@ -9,7 +9,7 @@ import pytest
 
 from candle_p1.bench import worker
 from candle_p1.distributed import devices
-from candle_p1.distributed.simulated import SimulatedJob
+from tools.simulated import SimulatedJob
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.sharing import Sharing
 from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
-from candle_p1.distributed.simulated import SimulatedJob
+from tools.simulated import WHOLE_RUN, SimulatedJob
 
 STATE = np.arange(64_000, dtype=np.float32).reshape(640, 100)
 
@@ -130,8 +130,7 @@ def received_by_a_rank(num_ranks, root):
 
     job = SimulatedJob(num_ranks, ranks_per_node=8)
     job.run(work)
-    traffic = job.received("")[1:]
-    return max(each.num_messages for each in traffic), max(each.num_bytes for each in traffic)
+    return job.traffic[WHOLE_RUN][1:].max(axis=0)
 
 
 def test_what_a_rank_receives_hardly_grows_with_the_number_of_ranks(tmp_path):

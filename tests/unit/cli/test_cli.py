@@ -26,8 +26,7 @@ from tests.planted_records import plant
 TIMELINE = ROOT / "tests/files/horovod_timeline.json"
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
-    ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "overhead"),
-    ("bench", "start"),
+    ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "start"),
 }  # fmt: skip
 """The commands that pass flags on to a benchmark."""
 
@@ -112,8 +111,8 @@ def test_the_options_that_hide_flags_of_benchmarks_are_known():
         if name in names
     }
     assert hidden == {
-        ("study", "show", "--size"), ("study", "run", "--size"), ("bench", "overhead", "--epochs"),
-        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "overhead", "start")
+        ("study", "show", "--size"), ("study", "run", "--size"),
+        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "start")
           for flag in ("--size", "--data_dir")),
     }  # fmt: skip
 
@@ -217,7 +216,6 @@ def run(*argv, **options):
         (["study", "show", "strong-nt3", "--repeats", "9" * 400], "--repeats"),
         (["study", "show", "strong-nt3", "--ranks", "9" * 5000], "--ranks"),
         (["submit", "nt3", "--machine", "slurm", "--time", "9" * 5000], "--time"),
-        (["bench", "record", "--ranks", "9" * 30], "--ranks"),
         (["bench", "load", "nt3", "--repeats", "1000000000"], "--repeats"),
         (["bench", "load", "nt4"], "'nt3'"),
         (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
@@ -497,22 +495,7 @@ def completions(line):
     ("line", "expected"),
     [
         ("candle-p1 st", {"study"}),
-        (
-            "candle-p1 bench ",
-            {
-                "load",
-                "read",
-                "step",
-                "conv",
-                "comm",
-                "gpu",
-                "checkpoint",
-                "overhead",
-                "record",
-                "scale",
-                "start",
-            },
-        ),
+        ("candle-p1 bench ", {"load", "read", "step", "comm", "gpu", "checkpoint", "start"}),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data info n", {"nt3"}),
@@ -564,7 +547,6 @@ ABSURD = str(10**12)
         ["bench", "start", "nt3", "--rounds", ABSURD],
         ["bench", "gpu", "nt3", "--np", ABSURD],
         ["bench", "gpu", "nt3", "--seconds", ABSURD],
-        ["bench", "record", "--ranks", ABSURD],
     ],
 )
 def test_absurd_sizes_are_refused(argv, tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import NoRoomError
-from candle_p1.distributed.simulated import WHOLE_RUN, SimulatedJob
 from candle_p1.errors import CandleError, DataError
+from tools.simulated import WHOLE_RUN, SimulatedJob
 
 LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
 
@@ -196,11 +196,10 @@ def test_what_ranks_other_than_the_first_receive_does_not_grow_with_their_number
         # Two blocks for each rank.
         block_bytes = path.stat().st_size // (2 * num_ranks)
         job.run(lambda comm: read_together(path, LAYOUT, comm, block_bytes=block_bytes))
-        others = job.received(WHOLE_RUN)[1:]
-        return max(each.num_bytes for each in others), max(each.num_messages for each in others)
+        return job.traffic[WHOLE_RUN][1:].max(axis=0)
 
-    few_bytes, few_messages = received(8)
-    many_bytes, many_messages = received(128)
+    few_messages, few_bytes = received(8)
+    many_messages, many_bytes = received(128)
     doublings = 4
     assert many_bytes - few_bytes < doublings * 100
     assert many_messages - few_messages < doublings * 20

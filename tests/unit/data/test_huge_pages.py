@@ -20,7 +20,7 @@ from candle_p1.data.shared import NodeArray, sharers
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import MEMORY, NoRoomError
-from candle_p1.distributed.simulated import SimulatedJob
+from tools.simulated import SimulatedJob
 
 NUM_PAGES = 3
 

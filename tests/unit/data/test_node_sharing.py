@@ -19,7 +19,7 @@ from candle_p1.data.shared import NodeArray, allocate
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed import shared_file
 from candle_p1.distributed.shared_file import NoRoomError, NotSharedError
-from candle_p1.distributed.simulated import SimulatedJob
+from tools.simulated import SimulatedJob
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from candle_p1.distributed import devices, gpus, installation
 from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
-from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.errors import ParameterError, SetupError
+from tools.simulated import SimulatedJob
 
 PER_NODE = "CANDLE_P1_GPUS_PER_NODE"
 SLURM = "SLURM_GPUS_ON_NODE"

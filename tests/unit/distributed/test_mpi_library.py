@@ -9,8 +9,8 @@ from candle_p1.distributed import mpi_library
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engines import horovod
 from candle_p1.distributed.mpi_library import MpiLibrary, check_thread_level, mpi_in_use
-from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.errors import SetupError
+from tools.simulated import SimulatedJob
 
 
 @pytest.fixture

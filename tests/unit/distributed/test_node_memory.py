@@ -11,9 +11,9 @@ from candle_p1 import ops
 from candle_p1.distributed import node_memory
 from candle_p1.distributed.node_memory import NodeMemory
 from candle_p1.distributed.shared_file import NoRoomError
-from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.ops.updates import RULES, Update
 from tests.conftest import NEEDS_HOROVOD
+from tools.simulated import SimulatedJob
 
 tf = pytest.importorskip("tensorflow", reason=NEEDS_HOROVOD)
 

@@ -15,7 +15,6 @@ import pytest
 
 from candle_p1.distributed import job_guard, rank_log
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.distributed.watchdog import client, listening, settings
 from candle_p1.distributed.watchdog.connections import SPARE_FILES
 from candle_p1.distributed.watchdog.protocol import WELCOME, expect_answers
@@ -24,6 +23,7 @@ from candle_p1.errors import DistributedError, SetupError
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
 from tests.records import RUNNING, read_record
+from tools.simulated import WHOLE_RUN, SimulatedJob
 
 TAKEN = SPARE_FILES + MIN_STRANGERS
 HELLO = {"rank": 0, "host": "x", "pid": 1}
@@ -330,4 +330,4 @@ def test_an_error_of_many_ranks_names_the_first_and_reaches_each_of_them_once():
 
     job = SimulatedJob(64, ranks_per_node=8)
     job.run(work)
-    assert max(each.num_bytes for each in job.received("")[1:]) < 500
+    assert job.traffic[WHOLE_RUN][1:, 1].max() < 500

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pstats
 
-from candle_p1.distributed.simulated import SimulatedJob
 from candle_p1.instrument.profiles import (
     CallProfile,
     merge_profiles,
     write_profile,
     write_profile_table,
 )
+from tools.simulated import SimulatedJob
 
 
 def called():

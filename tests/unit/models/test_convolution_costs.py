@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from candle_p1.models.fast.convolution_costs import (
+    ALGORITHMS,
     FACTORS,
-    FORMS,
     LANES,
     Convolution,
     Rates,
@@ -23,26 +23,26 @@ RATES = Rates(100e9, 10e9)
 
 
 @pytest.mark.parametrize(
-    ("of", "form"),
+    ("of", "algorithm"),
     [
-        (NT3, "tiles"),
+        (NT3, "tiled"),
         (P1B3, "direct"),
         (Convolution(2952, 5, 10, 5, 10, 100, gives_gradient=True), "whole"),
-        (replace(NT3, channels=256, filters=256), "tiles"),
+        (replace(NT3, channels=256, filters=256), "tiled"),
     ],
 )
-def test_a_layer_takes_the_form_that_suits_it(of, form):
-    assert choose(of) == form
+def test_a_layer_takes_the_algorithm_that_suits_it(of, algorithm):
+    assert choose(of) == algorithm
 
 
 @pytest.mark.parametrize("change", [{"taps": 17}, {"taps": 1}, {"length": 200}, {"pool": 256}])
 def test_tiles_are_for_what_they_can_compute(change):
-    assert choose(replace(NT3, **change)) != "tiles"
+    assert choose(replace(NT3, **change)) != "tiled"
 
 
 def test_blocks_are_for_float32_and_short_pools():
-    assert choose(NT3, in_blocks=False) in ("whole", "stretches")
-    assert choose(replace(P1B3, pool=256)) in ("whole", "stretches")
+    assert choose(NT3, in_blocks=False) in ("whole", "chunked")
+    assert choose(replace(P1B3, pool=256)) in ("whole", "chunked")
 
 
 def test_the_choice_does_not_depend_on_the_batch():
@@ -80,7 +80,7 @@ def test_long_sequences_whose_channels_crowd_the_caches_cost_more():
     )
     assert crowded > 10 * not_crowded > 0
     assert short == 0
-    assert "conflicts_flop" not in terms("stretches", NT3)
+    assert "conflicts_flop" not in terms("chunked", NT3)
 
 
 def test_tiles_take_a_fifth_of_the_multiplications():
@@ -93,17 +93,17 @@ def test_a_first_convolution_is_part_of_tiles_and_a_layer_of_other_forms():
     first, second = both.separate
     assert (first.positions, second.positions) == (60_464, 60_455)
     assert second == replace(NT3, pool=10)
-    assert "direct" not in both.forms
-    for form in ("plain", "whole"):
-        separate = sum(seconds(form, each, RATES, FACTORS) for each in both.separate)
-        assert seconds(form, both, RATES, FACTORS) == pytest.approx(separate)
-    assert terms("tiles", both)["first_flop"] > 0
+    assert "direct" not in both.algorithms
+    for algorithm in ("plain", "whole"):
+        separate = sum(seconds(algorithm, each, RATES, FACTORS) for each in both.separate)
+        assert seconds(algorithm, both, RATES, FACTORS) == pytest.approx(separate)
+    assert terms("tiled", both)["first_flop"] > 0
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_time_follows_from_the_rates(form):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_time_follows_from_the_rates(algorithm):
     of = NT3
-    once, twice = (seconds(form, of, rates, FACTORS) for rates in (RATES, Rates(200e9, 20e9)))
+    once, twice = (seconds(algorithm, of, rates, FACTORS) for rates in (RATES, Rates(200e9, 20e9)))
     assert once == pytest.approx(2 * twice)
-    assert set(FACTORS[form]) == set(ideal_seconds(form, of, RATES))
+    assert set(FACTORS[algorithm]) == set(ideal_seconds(algorithm, of, RATES))
     assert once > 0
