@@ -7,55 +7,86 @@ are compared, and nothing is averaged over them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports.points import JIT, MIN_IN_RATIO, THREADS, by_value, describe
-from candle_p1.reports.quantities import (
-    BROADCAST,
-    COMMUNICATION,
-    ENERGY,
-    EPOCH,
-    POWER,
-    POWER_AND_ENERGY,
-    SAMPLES,
-    TOTAL,
-    TRANSFER,
-    WAIT,
-    Quantity,
-    covered,
-    known_values,
-    labelled,
-    phase_time,
-    quality_on_test,
+from candle_p1.reports import columns
+from candle_p1.reports.columns import Quantity, covered, known
+from candle_p1.reports.experiments import JIT, MIN_IN_RATIO, THREADS, by_value, describe, timed
+from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
+from candle_p1.reports.render import LEGEND, Cell, ReportTable
+from candle_p1.reports.statistics import (
+    Estimate,
+    estimate_difference,
+    estimate_median,
+    estimate_ratio,
 )
-from candle_p1.reports.runs import ENGINE
-from candle_p1.reports.sides import caveats
-from candle_p1.reports.statistics import estimate_difference, estimate_ratio
 from candle_p1.reports.words import listed
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from candle_p1.reports.runs import RecordedRun
-    from candle_p1.reports.sides import Side
-    from candle_p1.reports.statistics import Estimate
+    import pandas as pd
 
 LOWER, HIGHER, SINGLE = "B is lower", "B is higher", "single run"
-RANKS, NODES, MACHINE = "ranks", "nodes", "machine"
-"""The names of these among the settings."""
-
 ABSENT = "absent"
-PARAMETER, REPEAT = "parameter", "repeat"
-KINDS = (PARAMETER, "plan", "machine", "version", REPEAT, "place or logging")
+PARAMETER, REPEAT, PLACE = "parameter", "repeat", "place or logging"
+KINDS = (PARAMETER, "plan", "machine", "version", REPEAT, PLACE)
 """Of differences, in the order in which they are listed."""
 
 ROLES = {Role.LEARNING: PARAMETER, Role.SPEED: PARAMETER, Role.SEED: REPEAT}
 """The kinds of differences by the roles of parameters; those of others are the last kind."""
+
+SPEED_SETTINGS = {
+    "engine": "engine (what averaged the gradients)",
+    "deterministic": "deterministic (whether runs repeat bit for bit)",
+    "fusion": "Horovod's fusion",
+    "jit_compile": "jit_compile (whether XLA compiled the training step)",
+}
+"""Columns that differ between a laptop and a cluster, or with the ranks, and affect times."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two sets of runs that are compared.
+
+    Attributes:
+        name: What the user called it.
+        runs: All of its runs, by start.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def all_runs(self) -> pd.DataFrame:
+        """All of its runs, as a table."""
+        return load_frame(self.runs)
+
+    @cached_property
+    def timed(self) -> pd.DataFrame:
+        """The runs whose numbers are compared: unperturbed ones, or else perturbed ones."""
+        finished = self.all_runs[self.all_runs["status"] == "ok"]
+        unperturbed = timed(finished)
+        return unperturbed if len(unperturbed) else finished
+
+    def distinct(self, column: str) -> list[str]:
+        """Returns what the timed runs have, each value once and as text."""
+        return sorted({str(run[column]) for run in self.timed["run"]})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the side as plain values for JSON."""
+        return {
+            "name": self.name,
+            "num_runs": len(self.timed),
+            "num_left_out": len(self.runs) - len(self.timed),
+            "records": [run.place for run in self.timed["run"]],
+        }
 
 
 @dataclass(frozen=True)
@@ -82,22 +113,27 @@ class Row:
             return SINGLE
         return self.change.claim(1 if self.is_ratio else 0, HIGHER, LOWER)
 
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The row of a table."""
+        sides = (estimate_median(values) if values else None for values in (self.a, self.b))
+        return (self.quantity.heading, *sides, self.change, self.verdict)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as plain values for JSON."""
         sides = {
             name: {"median": median(values) if values else None, "values": values}
             for name, values in (("a", self.a), ("b", self.b))
         }
-        return {
-            "name": self.quantity.name,
-            "title": self.quantity.title,
-            "unit": self.quantity.unit,
-            **sides,
-            "ratio" if self.is_ratio else "difference": asdict(self.change)
-            if self.change
-            else None,
-            "verdict": self.verdict,
-        }
+        change = asdict(self.change) if self.change else None
+        return (
+            asdict(self.quantity)
+            | sides
+            | {
+                "ratio" if self.is_ratio else "difference": change,
+                "verdict": self.verdict,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +174,21 @@ class RunComparison:
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...]
 
+    def render(self) -> Iterator[str | ReportTable]:
+        """Yields the warnings, the numbers and the differences, for the terminal."""
+        for name, side in (("A", self.a), ("B", self.b)):
+            yield f"{name}: {side.name}, {count(len(side.timed), 'run')}"
+        yield from (f"warning: {warning}" for warning in self.warnings)
+        headings = ("quantity", "A", "B", "B / A", "")
+        for pairing in self.pairings:
+            yield ReportTable("", pairing.settings, headings, [row.cells for row in pairing.rows])
+        yield f"Medians, and B / A, or B - A for quality. {LEGEND}"
+        rows = [(each.kind, each.name, each.a, each.b) for each in self.differences]
+        if rows:
+            yield ReportTable("", "differences", ("kind", "name", "A", "B"), rows)
+        else:
+            yield "no difference in parameters, plan, machine or versions"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison as plain values for JSON."""
         return {
@@ -159,9 +210,14 @@ def compare(a: Side, b: Side) -> RunComparison:
         ParameterError: The benchmarks differ, a side has no finished run, or no runs of both sides
             have the same settings.
     """
-    _check_benchmarks(a, b)
+    names = [sorted({run["benchmark"] for run in side.runs}) for side in (a, b)]
+    if names[0] != names[1] or len(names[0]) > 1:
+        raise ParameterError(
+            f"{a.name} holds runs of {listed(names[0])}, {b.name} of {listed(names[1])}: name runs"
+            " of the same benchmark"
+        )
     for side in (a, b):
-        if not side.timed:
+        if not len(side.timed):
             raise ParameterError(
                 f"{side.name}: no run has finished, so there is nothing to compare"
             )
@@ -171,48 +227,34 @@ def compare(a: Side, b: Side) -> RunComparison:
             f"no runs of {a.name} and {b.name} have the same settings: {'; '.join(unpaired)}. Name"
             " runs with the same settings and numbers of ranks"
         )
-    warnings = (*caveats(a, b), *unpaired)
+    warnings = (*_caveats(a, b), *unpaired)
     return RunComparison(a, b, tuple(pairings), tuple(_differences(a, b)), warnings)
-
-
-def _check_benchmarks(a: Side, b: Side) -> None:
-    names = [sorted({run.benchmark for run in side.runs}) for side in (a, b)]
-    if names[0] != names[1] or len(names[0]) > 1:
-        raise ParameterError(
-            f"{a.name} holds runs of {listed(names[0])}, {b.name} of {listed(names[1])}: name runs"
-            " of the same benchmark"
-        )
 
 
 def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
     """Returns what is compared, and sentences about runs without a counterpart."""
-    varied = _varied(a.timed) | _varied(b.timed)
-    groups = [_grouped(side.timed, varied) for side in (a, b)]
+    varied = _varied(a.timed["run"]) | _varied(b.timed["run"])
+    groups = [_grouped(side.timed["run"], varied) for side in (a, b)]
     keys = groups[0].keys() | groups[1].keys()
     pairings, unpaired = [], []
     for key in sorted(keys, key=lambda key: [by_value(value) for _, value in key]):
         settings = describe(dict(key))
         of_a, of_b = (group.get(key) for group in groups)
         if of_a and of_b:
-            pairings.append(Pairing(settings, tuple(_rows(of_a, of_b))))
+            rows = _rows(load_frame(of_a), load_frame(of_b))
+            pairings.append(Pairing(settings, tuple(rows)))
         else:
             unpaired.append(f"only {(a if of_a else b).name} has runs with {settings}")
     return pairings, unpaired
 
 
-def _settings(run: RecordedRun) -> dict[str, Any]:
-    return {
-        RANKS: run.num_ranks,
-        **run.settings,
-        **run.horovod_settings,
-        THREADS: run.threads,
-        JIT: run.jit_compile,
-        NODES: run.num_nodes,
-        MACHINE: str(run.machine),
-    }
+def _settings(run: Run) -> dict[str, Any]:
+    placement = {THREADS: run["threads"], JIT: run["jit_compile"], "nodes": run["num_nodes"]}
+    machine = {"machine": str(run["machine"])}
+    return {"ranks": run["num_ranks"]} | run["settings"] | placement | machine
 
 
-def _varied(runs: Sequence[RecordedRun]) -> set[str]:
+def _varied(runs: Iterable[Run]) -> set[str]:
     """Returns the settings in which runs differ.
 
     Horovod's settings, threads, nodes and jit_compile usually follow from the number of ranks; they
@@ -221,98 +263,148 @@ def _varied(runs: Sequence[RecordedRun]) -> set[str]:
     values: dict[Any, set[str]] = defaultdict(set)
     for run in runs:
         for name, value in _settings(run).items():
-            follows = name in run.horovod_settings or name in (THREADS, NODES, JIT)
-            values[name, run.num_ranks if follows else None].add(repr(value))
+            follows = name.startswith(HOROVOD) or name in (THREADS, "nodes", JIT)
+            values[name, run["num_ranks"] if follows else None].add(repr(value))
     return {name for (name, _), found in values.items() if len(found) > 1}
 
 
-def _grouped(runs: Sequence[RecordedRun], varied: set[str]) -> dict[Any, list[RecordedRun]]:
+def _grouped(runs: Iterable[Run], varied: set[str]) -> dict[Any, list[Run]]:
     groups = defaultdict(list)
     for run in runs:
         settings = _settings(run)
-        key = tuple((name, settings.get(name, ABSENT)) for name in sorted(varied))
-        groups[key].append(run)
+        groups[tuple((name, settings.get(name, ABSENT)) for name in sorted(varied))].append(run)
     return groups
 
 
-def _rows(a: Sequence[RecordedRun], b: Sequence[RecordedRun]) -> list[Row]:
+def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
     """Returns total, phases in their order, further times, energies, and quality."""
-    runs = [*a, *b]
-    phases = list(dict.fromkeys(name for run in runs for name in run.phase_s))
-    measured = [TOTAL, *map(phase_time, phases), BROADCAST, WAIT, TRANSFER]
-    measured += [EPOCH, SAMPLES, COMMUNICATION]
+    runs = load_frame([*a["run"], *b["run"]])
+    phases = list(dict.fromkeys(name for run in runs["run"] for name in run.record.phases or ()))
+    measured = [columns.TOTAL, *map(columns.phase_time, phases), columns.BROADCAST, columns.WAIT]
+    measured += [columns.TRANSFER, columns.EPOCH, columns.SAMPLES, columns.COMMUNICATION]
     if len(covered(runs)) == 1:
-        measured += [replace(ENERGY, title="energy of the run"), *map(_phase_energy, phases)]
-        measured.append(replace(POWER, title="mean power of the run"))
-        measured += [labelled(each, runs) for pair in POWER_AND_ENERGY for each in pair]
+        of_phases = (Quantity(f"energy_{name}_j", f"energy of {name}", "J") for name in phases)
+        measured += [replace(columns.ENERGY, title="energy of the run"), *of_phases]
+        measured.append(replace(columns.POWER, title="mean power of the run"))
+        pairs = columns.POWER_AND_ENERGY
+        measured += [columns.labelled(each, runs) for pair in pairs for each in pair]
     rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
     rows = [row for row in rows if any(row.a) or any(row.b)]
-    figures = dict.fromkeys(name for run in runs for name in run.quality)
-    return rows + [_row(quality_on_test(name), a, b, is_ratio=False) for name in figures]
+    figures = dict.fromkeys(name for names in runs["merits"] for name in names)
+    merits = [columns.quality_on_test(name) for name in figures if known(runs, f"test_{name}")]
+    return rows + [_row(quantity, a, b, is_ratio=False) for quantity in merits]
 
 
-def _phase_energy(phase: str) -> Quantity:
-    return Quantity(f"energy_{phase}_j", f"energy of {phase}", "J", lambda run: run.phase_j(phase))
-
-
-def _row(
-    quantity: Quantity, a: Sequence[RecordedRun], b: Sequence[RecordedRun], *, is_ratio: bool
-) -> Row:
-    values = [tuple(known_values(runs, quantity)) for runs in (a, b)]
+def _row(quantity: Quantity, a: pd.DataFrame, b: pd.DataFrame, *, is_ratio: bool) -> Row:
+    of_a, of_b = tuple(known(a, quantity)), tuple(known(b, quantity))
     change = None
-    if all(values):
+    if of_a and of_b:
         if not is_ratio:
-            change = estimate_difference(values[1], values[0])
-        elif min(*values[0], *values[1]) > MIN_IN_RATIO:
-            change = estimate_ratio(values[1], values[0])
-    return Row(quantity, values[0], values[1], change, is_ratio)
+            change = estimate_difference(of_b, of_a)
+        elif min(*of_a, *of_b) > MIN_IN_RATIO:
+            change = estimate_ratio(of_b, of_a)
+    return Row(quantity, of_a, of_b, change, is_ratio)
 
 
 def _differences(a: Side, b: Side) -> list[Difference]:
+    facts = [_values(map(_facts, side.runs)) for side in (a, b)]
     found = []
-    for kind, facts in (
-        (PARAMETER, _parameters),
-        ("plan", lambda run: run.plan),
-        ("machine", _machine),
-        ("version", lambda run: run.versions),
-    ):
-        of_sides = [_values(facts(run) for run in side.runs) for side in (a, b)]
-        for name in sorted(of_sides[0].keys() | of_sides[1].keys()):
-            values = [side.get(name, []) for side in of_sides]
-            if sorted(values[0]) != sorted(values[1]):
-                words = [", ".join(each) or ABSENT for each in values]
-                kind_of = (
-                    ROLES.get(role_of(name), "place or logging") if kind == PARAMETER else kind
-                )
-                found.append(Difference(kind_of, name, words[0], words[1]))
+    for kind, name in facts[0].keys() | facts[1].keys():
+        values = [side.get((kind, name), []) for side in facts]
+        if sorted(values[0]) != sorted(values[1]):
+            words = [", ".join(each) or ABSENT for each in values]
+            of_kind = ROLES.get(role_of(name), PLACE) if kind == PARAMETER else kind
+            found.append(Difference(of_kind, name, *words))
     return sorted(found, key=lambda each: (KINDS.index(each.kind), each.name))
 
 
-def _values(facts: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _values(facts: Iterable[Mapping[Any, Any]]) -> dict[Any, list[str]]:
     """Returns the values of each fact in words, each once, in order of appearance."""
-    values: dict[str, dict[str, None]] = defaultdict(dict)
+    values: dict[Any, dict[str, None]] = defaultdict(dict)
     for each in facts:
-        for name, value in each.items():
-            values[name][str(value)] = None
-    return {name: list(found) for name, found in values.items()}
+        for key, value in each.items():
+            values[key][str(value)] = None
+    return {key: list(found) for key, found in values.items()}
 
 
-def _parameters(run: RecordedRun) -> Mapping[str, Any]:
-    """Returns the parameters, with the engine that was used: "auto" does not say which."""
-    return run.parameters if run.engine is None else {**run.parameters, ENGINE: run.engine}
-
-
-def _machine(run: RecordedRun) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "ranks": run.num_ranks,
-        "nodes": run.num_nodes,
+def _facts(run: Run) -> dict[tuple[str, str], Any]:
+    """Returns what may differ between runs, by kind and name."""
+    environment, machine = run.record.environment, run["machine"]
+    of_machine: dict[str, Any] = {
+        "ranks": run["num_ranks"],
+        "nodes": run["num_nodes"],
         "launcher": run.record.launcher,
-        "threads of a rank": run.threads,
-        JIT: run.jit_compile,
-        "hosts": " ".join(run.hosts) or None,
+        "threads of a rank": run["threads"],
+        JIT: run["jit_compile"],
+        "hosts": run["hosts"],
     }
-    if run.machine:
-        facts |= run.machine._asdict() | {"devices": ", ".join(run.machine.devices)}
-    environment = run.record.environment
-    facts |= (environment.settings if environment else {}) | dict(run.horovod_settings)
-    return {name: value for name, value in facts.items() if value is not None}
+    if machine:
+        of_machine |= machine._asdict() | {"devices": ", ".join(machine.devices)}
+    of_machine |= environment.settings if environment else {}
+    of_machine |= {k: v for k, v in run["settings"].items() if k.startswith(HOROVOD)}
+    found = {("machine", name): v for name, v in of_machine.items() if v is not None}
+    for kind in (PARAMETER, "plan", "version"):
+        for column, value in run.facts.items():
+            if column.startswith(f"{kind}_"):
+                found[kind, column.removeprefix(f"{kind}_")] = value
+    # The parameter "auto" does not say which engine was used.
+    return found | ({(PARAMETER, ENGINE): run["engine"]} if run["engine"] else {})
+
+
+def _caveats(a: Side, b: Side) -> Iterator[str]:
+    """Yields what makes the numbers hard to compare, in sentences without a full stop."""
+    sides = (a, b)
+    data, seeds, machines, ranks = (
+        [side.distinct(column) for side in sides]
+        for column in ("data", "parameter_data_seed", "machine", "num_ranks")
+    )
+    kinds = [set(side.timed["synthetic"]) for side in sides]
+    if kinds[0] != kinds[1]:
+        yield f"synthetic data are compared with real data: {_both(*data)}"
+    elif data[0] != data[1]:
+        yield f"the data differ: {_both(*data)}"
+    if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
+        yield "the synthetic data have different seeds"
+    if machines[0] != machines[1]:
+        yield f"the machines differ: {_both(*machines)}"
+    elif len(machines[0]) > 1:
+        yield f"both sides have runs on several machines: {'; '.join(machines[0])}"
+    for column, what in SPEED_SETTINGS.items():
+        values = [sorted({str(v) for v in known(side.timed, column)}) for side in sides]
+        if all(values) and values[0] != values[1]:
+            yield f"{what} differs, which affects times: {_both(*values)}"
+    if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
+        yield f"the numbers of ranks differ: A {ranks[0][0]}, B {ranks[1][0]}"
+    with_energy = [side.timed[side.timed["energy_j"].notna()] for side in sides]
+    energies = [sorted(set(runs["energy_kind"])) for runs in with_energy]
+    if all(energies) and energies != [["measured"], ["measured"]]:
+        yield f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B"
+    parts = [covered(side.timed) for side in sides]
+    if len({*parts[0], *parts[1]}) > 1:
+        words = ["; ".join(each) or "unknown" for each in parts]
+        yield (
+            "energies cover different parts of the machine and are not compared:"
+            f" A {words[0]}; B {words[1]}"
+        )
+    for name, side in (("A", a), ("B", b)):
+        yield from _caveats_about(name, side)
+    both = {run.path for run in a.runs} & {run.path for run in b.runs}
+    if both:
+        yield f"{count(len(both), 'run')} in A and also in B"
+
+
+def _both(a: list[str], b: list[str]) -> str:
+    return f"A {listed(a)}; B {listed(b)}"
+
+
+def _caveats_about(name: str, side: Side) -> Iterator[str]:
+    reasons = sorted(set(known(side.timed, "perturbed_by")))
+    if reasons:
+        yield f"{name} was {listed(reasons)}, which changes the times of a run"
+    finished = side.all_runs["status"] == "ok"
+    num_excluded = int(finished.sum()) - len(side.timed)
+    if num_excluded:
+        yield f"{name}: {count(num_excluded, 'run')} left out, traced, profiled or continued"
+    if not finished.all():
+        states = listed(sorted(set(side.all_runs.loc[~finished, "status"])))
+        yield f"{name}: {count(int((~finished).sum()), 'run')} left out, {states}"

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
-from candle_p1.reports.compare import HIGHER, LOWER, SINGLE, compare
-from candle_p1.reports.runs import read_runs
-from candle_p1.reports.sides import Side
+from candle_p1.reports.compare import HIGHER, LOWER, SINGLE, Side, compare
+from candle_p1.reports.frame import read_runs
 from candle_p1.reports.statistics import NOT_SIGNIFICANT, TOO_FEW
 from tests.planted_records import changed, plant
 
@@ -98,7 +97,7 @@ def with_train_energy(side, energy_j):
 
 def with_change(side, change):
     runs = [replace(run, record=changed(run.record, change)) for run in side.runs]
-    return replace(side, runs=tuple(runs))
+    return Side(side.name, tuple(runs))
 
 
 def test_zeros_and_values_of_one_side_have_no_ratio(sides):
@@ -174,7 +173,10 @@ def test_caveats_are_stated(sides, tmp_path):
         "B: 1 run left out, traced, profiled or continued",
     ):
         assert text in warnings, text
-    assert any("1 run in A and also in B" in w for w in compare(b, Side("b", b.timed)).warnings)
+    assert any(
+        "1 run in A and also in B" in w
+        for w in compare(b, Side("b", tuple(b.timed["run"]))).warnings
+    )
 
 
 def test_settings_of_a_laptop_and_of_a_cluster_are_distinguished(sides):

@@ -12,12 +12,12 @@ from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record, write_record
 from candle_p1.records.spread import Joules, Watts
-from candle_p1.reports.compare import compare
+from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.figures.lines import energy
 from candle_p1.reports.figures.power import MAX_LINES, power_caption, power_figure, read_measured
+from candle_p1.reports.frame import Run
 from candle_p1.reports.points import group
 from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.sides import Side
 from candle_p1.reports.tables import make_tables
 from tests.planted_records import changed, plant, planted_record
 
@@ -138,7 +138,7 @@ def test_a_superchips_module_has_no_power_per_gpu():
 def test_a_comparison_has_the_power_per_gpu_too():
     record = planted_record("nt3", NUM_GPUS, energy_j=1.0)
     a, b = (
-        Side(name, (RecordedRun(None, measured(record, watts)),))
+        Side(name, (Run(None, measured(record, watts)),))
         for name, watts in (("a", 60.0), ("b", 90.0))
     )
     (pairing,) = compare(a, b).pairings
