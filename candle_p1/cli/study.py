@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,17 +18,12 @@ from candle_p1.cli.base import (
     flags_argument,
 )
 from candle_p1.cluster.process import Interrupted
-from candle_p1.studies.cost import duration
-from candle_p1.studies.display import show_plan, status_parts
-from candle_p1.studies.execute import Execution
-from candle_p1.studies.manifest import read_plan
-from candle_p1.studies.plan import MAX_RUNS, Choice, Plan, make_plan
-from candle_p1.studies.run_state import finished, states_of
+from candle_p1.studies.display import duration, render_status, show_plan
+from candle_p1.studies.execute import execute_study
+from candle_p1.studies.plan import MAX_RUNS, Choice, Plan, make_plan, read_plan
+from candle_p1.studies.state import finished, states_of
 from candle_p1.studies.study_file import find_study, list_studies
 from candle_p1.training.screen import Screen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OUTPUT = "output"
 """The directory for the results of studies, unless the user names another one."""
@@ -116,28 +112,29 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
         return
     screen = Screen()
     screen.say(f"{plan.study.name}, {plan.size}: {plan.study.title}")
-    execution = Execution(plan, screen, retry_failed)
     try:
-        execution.execute()
+        states = execute_study(plan, screen, retry_failed)
     except Interrupted as interrupted:
-        done = f"{execution.num_done} of {len(plan.runs)} runs are done"
-        screen.say(f"interrupted: {done}; to resume, repeat the command")
+        num_done = len(finished(states_of(plan.runs)))
+        screen.say(f"interrupted: {num_done} of {len(plan.runs)} runs are done; to resume:")
         screen.say_command(["candle-p1", *sys.argv[1:]])
         raise click.exceptions.Exit(128 + interrupted.number) from None
     finally:
         screen.close()
-    total_s = sum(state.total_s for state in finished(execution.states))
+    done = finished(states)
     screen.say(
-        f"{execution.num_done} of {len(plan.runs)} runs are done, in a total of"
-        f" {duration(total_s)}; records: {plan.directory}"
+        f"{len(done)} of {len(plan.runs)} runs are done, in a total of"
+        f" {duration(sum(state.total_s for state in done))}; records: {plan.directory}"
     )
-    if execution.failed:
-        names = ", ".join(state.run.name for state in execution.failed)
-        screen.say(f"failed: {names}; their output is in study.log beside their records")
-    if execution.undone:
-        names = ", ".join(f"{state.run.name} ({state.status})" for state in execution.undone)
+    failed = [state.run.name for state in states if state.status == "failed"]
+    if failed:
+        screen.say(
+            f"failed: {', '.join(failed)}; their output is in study.log beside their records"
+        )
+    if undone := [state for state in states if state.status not in ("ok", "failed")]:
+        names = ", ".join(f"{state.run.name} ({state.status})" for state in undone)
         screen.say(f"not done: {names}")
-    if execution.num_done < len(plan.runs):
+    if len(done) < len(plan.runs):
         raise click.exceptions.Exit(1)
 
 
@@ -153,7 +150,7 @@ def status_command(name: str, size: str | None, output: Path) -> None:
         directory = output / f"{study.name}-{study.size(size)[0]}"
     plan = read_plan(directory)
     screen = Screen()
-    for part in status_parts(plan, states_of(plan.runs)):
+    for part in render_status(plan, states_of(plan.runs)):
         screen.say(part)
 
 

@@ -1,137 +1,108 @@
-"""Executes the runs of a study on this machine, one after the other."""
+"""Executes the runs of a study on this machine, one after the other.
+
+Each run is started by the command that `candle-p1 run` uses. Afterwards its record is completed if
+need be: a run that was killed while it loaded its libraries has no record; one that was killed
+together with its watchdog server has a record that says "running"; and one that a study ended at
+its time limit has a record that says "interrupted", so that it would be repeated forever.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import filelock
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.launchers import check_alone, check_num_ranks
-from candle_p1.cluster.process import GRACE_S, signals_interrupt
+from candle_p1.cluster.launchers import Launch, check_alone, check_num_ranks, on_this_machine
+from candle_p1.cluster.process import GRACE_S, Interrupted, run_to_end, signals_interrupt
+from candle_p1.distributed.launch_environment import without_terminal
 from candle_p1.errors import CandleError, SetupError
-from candle_p1.studies.cost import CostEstimate, estimate, explain, remaining
-from candle_p1.studies.display import result_line, study_bar
-from candle_p1.studies.local_run import execute_run, launch
-from candle_p1.studies.manifest import write_manifest
-from candle_p1.studies.planned_run import to_argv
-from candle_p1.studies.run_state import (
-    FAILED,
-    OK,
-    RUNNING,
+from candle_p1.records.record import (
+    RECORD_NAME,
+    extend_record,
+    make_record,
+    read_so_far,
+    utc_now,
+    write_record,
+)
+from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
+from candle_p1.studies.display import remaining, result_line
+from candle_p1.studies.plan import Plan, PlannedRun, to_argv
+from candle_p1.studies.state import (
+    CONTINUE_MARK,
+    END_MARK,
+    LOG_NAME,
     RunState,
     finished,
     pids_of,
+    state_of,
     states_of,
 )
-from candle_p1.studies.similar import SimilarRuns
+from candle_p1.text import ERROR_MARK
+from candle_p1.training.screen import Screen
 from candle_p1.training.setup import locate_files
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from candle_p1.studies.plan import Plan
-    from candle_p1.studies.planned_run import PlannedRun
-    from candle_p1.training.screen import Screen
+LAUNCH_S = 3.0
+"""The time of every run before its record begins: until its processes have joined through MPI."""
+WATCHDOG_S = 15.0
+"""How long the watchdog server may take to complete a record after the last rank has gone."""
+POLL_S = 0.1
 
 
-@dataclass
-class Execution:
-    """The execution of a study.
+def execute_study(plan: Plan, screen: Screen, retry_failed: bool = False) -> list[RunState]:
+    """Executes all runs that are due, and continues after a run that fails.
 
-    Attributes:
-        plan: The study's runs.
-        screen: Where progress is shown.
-        retry_failed: Whether to repeat runs that failed in an earlier session.
-        states: The state of each run so far, in the plan's order.
+    The study's directory stays locked. However this session ends, the next one resumes the study
+    where this one left it. Returns the state of each run, in the plan's order.
+
+    Raises:
+        Interrupted: A signal asked this process to end. The current run has been ended, and its
+            record says so.
+        CandleError: The study does not fit this machine, or its directory is in use, cannot be
+            written, or holds the record of another run.
     """
+    check_alone()
+    check_num_ranks(max(run.num_ranks for run in plan.runs))
+    with _locked(plan.directory), signals_interrupt():
+        states = _states_at_rest(plan)
+        plan.write_manifest()
+        due = [i for i, state in enumerate(states) if state.is_due(retry_failed)]
+        _introduce(plan, states, due, retry_failed, screen)
+        _make_data([plan.runs[i] for i in due], screen)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
+        with screen.bar(TextColumn("{task.description}"), *columns) as bar:
+            task = bar.add_task("", total=len(states))
+            for place, i in enumerate(due, start=1):
+                num_past = len(states) - len(due) + place - 1
+                left = remaining([plan.runs[i] for i in due[place - 1 :]], states)
+                bar.update(task, completed=num_past, description=f"{plan.runs[i].name}, {left}")
+                states[i] = execute_run(states[i])
+                left = remaining([plan.runs[i] for i in due[place:]], states)
+                number = f"{i + 1:>{len(str(len(states)))}}/{len(states)}"
+                screen.say(f"{number}  {result_line(states[i])}" + f"  ({left} left)" * bool(left))
+    return states
 
-    plan: Plan
-    screen: Screen
-    retry_failed: bool = False
-    states: list[RunState] = field(default_factory=list)
 
-    @property
-    def failed(self) -> list[RunState]:
-        """The runs that have failed, now or in an earlier session."""
-        return [state for state in self.states if state.status == FAILED]
-
-    @property
-    def undone(self) -> list[RunState]:
-        """The runs that are neither done nor failed: submitted as jobs, or interrupted."""
-        return [state for state in self.states if state.status not in (OK, FAILED)]
-
-    @property
-    def num_done(self) -> int:
-        """The number of runs that are done."""
-        return len(finished(self.states))
-
-    def execute(self) -> None:
-        """Executes all runs that are due, and continues after a run that fails.
-
-        The study's directory stays locked. However this session ends, the next one resumes
-        the study where this one left it.
-
-        Raises:
-            Interrupted: A signal asked this process to end. The current run has been ended, and its
-                record says so.
-            CandleError: The study does not fit this machine, or its directory is in use, cannot be
-                written, or holds the record of another run.
-        """
-        check_alone()
-        check_num_ranks(self.plan.most_ranks)
-        with _locked(self.plan.directory), signals_interrupt():
-            self.states = _states_at_rest(self.plan)
-            write_manifest(self.plan)
-            due = [i for i, state in enumerate(self.states) if state.is_due(self.retry_failed)]
-            self._introduce(self._estimates(due))
-            _make_data([self.states[i].run for i in due], self.screen)
-            with study_bar(self.screen) as bar:
-                task = bar.add_task("", total=len(self.states), left="")
-                while due:
-                    before, estimates = self.states[due[0]], self._estimates(due)
-                    num_past = len(self.states) - len(due)
-                    bar.update(task, completed=num_past, description=before.run.name)
-
-                    def tick(elapsed_s: float, estimates: list[CostEstimate] = estimates) -> None:
-                        bar.update(task, left=f"{remaining(estimates, elapsed_s)} left")
-
-                    self.states[due[0]] = execute_run(before, tick)
-                    self.screen.say(self._result(due.pop(0), due))
-
-    def _estimates(self, due: Sequence[int]) -> list[CostEstimate]:
-        """Returns how long each of the runs at these positions will take."""
-        done = finished(self.states)
-        return [estimate(self.states[i].run, done, self._similar) for i in due]
-
-    @cached_property
-    def _similar(self) -> SimilarRuns:
-        return SimilarRuns.beside(self.plan.directory)
-
-    def _introduce(self, estimates: list[CostEstimate]) -> None:
-        """Says what is done, and what remains to be done."""
-        if self.num_done:
-            self.screen.say(f"{self.num_done} of {len(self.states)} runs are already done")
-        if self.failed and not self.retry_failed:
-            self.screen.say(
-                f"{len(self.failed)} failed earlier and are skipped; --retry_failed repeats them"
-            )
-        if not estimates:
-            return
-        for note in dict.fromkeys(note for run in self.plan.runs for note in launch(run).notes):
-            self.screen.say(f"note: {note}")
-        self.screen.say(explain(estimates))
-
-    def _result(self, i: int, due: Sequence[int]) -> str:
-        """Returns the result of the run at a position, with the remaining time of the study."""
-        total = str(len(self.states))
-        left = f"  ({remaining(self._estimates(due))} left)" if due else ""
-        return f"{i + 1:>{len(total)}}/{total}  {result_line(self.states[i])}{left}"
+def _introduce(
+    plan: Plan, states: Sequence[RunState], due: Sequence[int], retry_failed: bool, screen: Screen
+) -> None:
+    """Says what is done, and what remains to be done."""
+    if num_done := len(finished(states)):
+        screen.say(f"{num_done} of {len(states)} runs are already done")
+    num_failed = sum(state.status == "failed" for state in states)
+    if num_failed and not retry_failed:
+        screen.say(f"{num_failed} failed earlier and are skipped; --retry_failed repeats them")
+    if due:
+        launches = [launch(run, run.next_directory()) for run in plan.runs]
+        for note in dict.fromkeys(note for each in launches for note in each.notes):
+            screen.say(f"note: {note}")
+        screen.say(remaining([plan.runs[i] for i in due], states))
 
 
 def _make_data(runs: Iterable[PlannedRun], screen: Screen) -> None:
@@ -170,24 +141,126 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _states_at_rest(plan: Plan) -> list[RunState]:
-    """Returns the state of each run, after those that an earlier session left running have ended.
-
-    Raises:
-        CandleError: They do not end.
-    """
+    """Returns the state of each run, after those that an earlier session left have ended."""
     deadline = time.monotonic() + GRACE_S
     while True:
         states = states_of(plan.runs)
-        running = [state for state in states if state.status == RUNNING]
+        running = [state.directory for state in states if state.status == "running"]
         if not running:
             return states
         if time.monotonic() > deadline:
-            directory = running[0].directory
-            assert directory is not None
-            pids = " ".join(map(str, pids_of(directory)))
+            assert running[0] is not None
+            pids = " ".join(map(str, pids_of(running[0])))
             remedy = f"end them: kill {pids}" if pids else "move it if its job no longer exists"
             raise CandleError(
-                f"{directory}: processes of an earlier session are still working on it; wait until"
+                f"{running[0]}: processes of an earlier session are still working on it; wait until"
                 f" they end, or {remedy}"
             )
         time.sleep(1)
+
+
+def launch(run: PlannedRun, directory: Path) -> Launch:
+    """Returns the command that starts a run here, whose record goes to a directory.
+
+    Raises:
+        SetupError: The run has several ranks, and there is no mpirun.
+    """
+    script = [sys.executable, str(find_benchmark(run.benchmark).script)]
+    return on_this_machine(run.num_ranks, [*script, *run.command_flags(directory)])
+
+
+def execute_run(before: RunState) -> RunState:
+    """Executes a run, or continues one that was interrupted; returns its state afterwards.
+
+    Raises Interrupted as `execute_study` does, and SetupError if there is no mpirun for several
+    ranks, or the run's directory cannot be written.
+    """
+    run, directory = before.run, before.next_directory
+    earlier = before.record if before.is_continued else None
+    command = launch(run, directory).command
+    log = directory / LOG_NAME
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        output = log.open("ab" if earlier else "wb")
+        if earlier:
+            output.write(f"{CONTINUE_MARK}\n".encode())
+            output.flush()
+    except OSError as error:
+        raise SetupError(f"cannot write {log}: {error.strerror}") from error
+    variables = {**without_terminal(os.environ), **run.variables}
+    limit_s = LAUNCH_S + 60.0 * run.minutes
+    try:
+        with output:
+            code, is_late = run_to_end(command, variables, output, limit_s)
+    except Interrupted:
+        complete_record(run, directory, command, None)
+        raise
+    complete_record(run, directory, command, code, is_late=is_late, earlier=earlier)
+    with log.open("a", encoding="utf-8") as output_text:
+        output_text.write(f"{END_MARK} {code}\n")
+    return state_of(run)
+
+
+def complete_record(
+    run: PlannedRun,
+    directory: Path,
+    command: Sequence[str],
+    code: int | None,
+    *,
+    is_late: bool = False,
+    earlier: RunRecord | None = None,
+) -> None:
+    """Makes sure that the record of a run that has ended says how it ended.
+
+    Args:
+        run: The run, whose record is in `directory`, or should be.
+        directory: The directory.
+        command: The command that was executed.
+        code: Its exit code; None if the study itself was asked to end. No record is then made for a
+            run without one, which is executed again.
+        is_late: Whether the study ended the run at its time limit.
+        earlier: The record that the run was to continue. If it is still there, the run has failed
+            before it began: executed again, it would fail again.
+    """
+    deadline = time.monotonic() + WATCHDOG_S
+    while pids_of(directory) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    path = directory / RECORD_NAME
+    if path.exists() and path.stat().st_size:
+        record = read_so_far(path)
+    elif code is None:
+        path.unlink(missing_ok=True)
+        return
+    else:
+        origins = {name: {"value": run.settings[name], "origin": "study"} for name in run.settings}
+        facts = {"benchmark": find_benchmark(run.benchmark).name, "num_ranks": run.num_ranks}
+        facts |= {"started": utc_now(), "command": list(command), "parameters": origins}
+        record = make_record(facts | {"schema_version": SCHEMA_VERSION, "status": "running"})
+    must_change = is_late or code is None or (earlier is not None and record == earlier)
+    if record.status == "ok" or not (record.status == "running" or must_change):
+        return
+    given = record.failure.reason if record.failure else ""
+    if is_late:
+        reason = f"ended at the study's time limit of {run.minutes} minutes"
+        reason += f"; {given}" * bool(given)
+    elif code is None:
+        reason = given or "the study was interrupted"
+    else:
+        reason = f"ended with code {code}{_printed_error(directory)}"
+    phase = record.failure.phase if record.failure else None
+    ended = extend_record(
+        record,
+        status="interrupted" if code is None else "failed",
+        ended=record.ended or utc_now(),
+        failure=Failure(reason=reason, rank=None, phase=phase),
+    )
+    write_record(path, ended)
+
+
+def _printed_error(directory: Path) -> str:
+    """Returns the error that a run has printed, or else its last line, after a colon."""
+    log = directory / LOG_NAME
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
+    return f": {(errors or lines[-1:])[0]}" if lines else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
@@ -12,6 +13,7 @@ from candle_p1.cluster.job_choice import JobChoice
 from candle_p1.cluster.job_request import JobRequest
 from candle_p1.cluster.job_script import job_script
 from candle_p1.cluster.layout import Layout
+from candle_p1.cluster.machine import Machine
 from candle_p1.cluster.submission import (
     checkout,
     release,
@@ -23,31 +25,16 @@ from candle_p1.cluster.submission import (
 )
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import INTERVALS
-from candle_p1.studies.manifest import write_manifest
-from candle_p1.studies.plan import make_plan
-from candle_p1.studies.planned_run import to_argv
-from candle_p1.studies.run_state import RUNNING, SUBMITTED, RunState, states_of
+from candle_p1.studies.plan import Plan, PlannedRun, make_plan, to_argv
+from candle_p1.studies.state import RunState, states_of
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from candle_p1.cluster.machine import Machine
-    from candle_p1.studies.plan import Plan
-    from candle_p1.studies.planned_run import PlannedRun
-
 
 ARRAYS = "arrays"
 """The directory of a study that holds the scripts of its job arrays."""
 
 
 def with_checkpoints(plan: Plan, output: Path) -> Plan:
-    """Returns a plan whose runs can be continued by the jobs of a chain.
-
-    Args:
-        plan: The plan.
-        output: Where the results of studies go.
+    """Returns a plan whose runs can be continued by the jobs of a chain, with results in `output`.
 
     Raises:
         ParameterError: The study turns checkpoints off in one of its runs.
@@ -72,8 +59,7 @@ class StudyJobs:
         ranks_per_node: The largest number of ranks on a node; None takes the machine's default.
         minutes: Time limit of each job; None takes the study's.
         choice: What the user chose about all jobs.
-        num_jobs: How many jobs continue each run, one after the other; None is a single one, which
-            is not part of a chain.
+        num_jobs: How many jobs continue each run, one after the other; None is no chain.
     """
 
     plan: Plan
@@ -86,19 +72,11 @@ class StudyJobs:
     def due(
         self, benchmark: str, retry_failed: bool = False
     ) -> tuple[list[tuple[Path, JobRequest]], list[RunState]]:
-        """Returns the jobs that still have to be submitted.
+        """Returns the jobs that still have to be submitted, each with the directory of its record.
 
-        Args:
-            benchmark: The name of the benchmark whose runs are wanted.
-            retry_failed: Whether to resubmit runs that have failed.
-
-        Returns:
-            The jobs in the study's order, each with the directory of its record, and the runs that
-            have been submitted and have not ended.
-
-        Raises:
-            ParameterError: The study does not train this benchmark, or the machine cannot execute
-                one of its runs.
+        They are those of this benchmark, in the study's order. The runs that have been submitted
+        and have not ended are returned, too. Raises ParameterError if the study does not train the
+        benchmark, or the machine cannot execute one of its runs.
         """
         runs = [run for run in self.plan.runs if find_benchmark(run.benchmark).name == benchmark]
         if not runs:
@@ -114,10 +92,10 @@ class StudyJobs:
         for run in runs:
             self._job(run, run.directory()).check()
         states = states_of(runs)
-        under_way = [state for state in states if state.status in (RUNNING, SUBMITTED)]
+        under_way = [state for state in states if state.status in ("running", "submitted")]
         due = [state for state in states if state.is_due(retry_failed)]
-        placed = [(state.run, state.next_directory) for state in due]
-        return [(directory, self._job(run, directory)) for run, directory in placed], under_way
+        jobs = [(place := state.next_directory, self._job(state.run, place)) for state in due]
+        return jobs, under_way
 
     def submit(
         self,
@@ -127,18 +105,14 @@ class StudyJobs:
     ) -> Iterator[tuple[list[str], Path]]:
         """Submits the jobs of runs; yields the ids and the script of each.
 
-        Args:
-            jobs: As `due` returned them.
-            at_once: How many runs may be under way at a time. The first job of each waits for the
-                last one of the run that is this many places before it.
-            under_way: As `due` returned them: runs whose jobs come before these.
+        At most `at_once` runs are under way at a time: the first job of each waits for the last one
+        of the run that is this many places before it. Runs that are under way come first.
 
         Raises:
-            SetupError: The scheduler rejects a job, after the jobs before it have been submitted;
-                or the study's directory cannot be written.
+            SetupError: The scheduler rejects a job, after the jobs before it have been submitted.
             ParameterError: The directory of a run cannot be written.
         """
-        write_manifest(self.plan)
+        self.plan.write_manifest()
         known = [submitted_id(state.directory) for state in under_way if state.directory]
         ids = [job_id for job_id in known if job_id is not None]
         for directory, job in jobs:
@@ -155,12 +129,8 @@ class StudyJobs:
     ) -> list[JobArray]:
         """Returns job arrays for jobs: those of the same size form one, also if it is only one.
 
-        Args:
-            jobs: As `due` returned them.
-            at_once: How many jobs of an array may run at a time; None is all.
-
-        Raises:
-            ParameterError: The machine's scheduler has no arrays.
+        At most `at_once` jobs of an array run at a time; None is all of them. Raises ParameterError
+        if the machine's scheduler has no arrays.
         """
         groups: dict[tuple[Layout, int], list[tuple[Path, JobRequest]]] = {}
         for directory, job in jobs:
@@ -182,12 +152,9 @@ class StudyJobs:
     def submit_arrays(self, arrays: Sequence[JobArray]) -> Iterator[tuple[str, JobArray]]:
         """Submits job arrays; yields the id of each. An array waits for the end of the one before.
 
-        Raises:
-            SetupError: The scheduler rejects an array, after those before it have been submitted;
-                or the study's directory cannot be written.
-            ParameterError: The directory of a run cannot be written.
+        Raises as `submit` does.
         """
-        write_manifest(self.plan)
+        self.plan.write_manifest()
         after = None
         for array in arrays:
             for job, script in zip(array.jobs, array.scripts, strict=True):

@@ -4,6 +4,9 @@ The order is that of randomised complete blocks: every point once in random orde
 again, so that a slow hour of the machine affects all points alike. The position of a run within its
 block depends only on the SHA-256 of seed, repeat and point. It is therefore the same on every
 machine, and neither omitting points nor adding repeats changes the order of the others.
+
+Whoever executes a run, on this machine or in a job, starts the benchmark's script with
+`command_flags` on `num_ranks` ranks, with `variables` in their environment.
 """
 
 from __future__ import annotations
@@ -11,28 +14,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from candle_p1.benchmark import find_benchmark
-from candle_p1.errors import ParameterError, UnknownFlagError
-from candle_p1.files import expand_user
+from candle_p1.benchmark import Benchmark, find_benchmark
+from candle_p1.errors import ParameterError, RecordError, SetupError, UnknownFlagError
+from candle_p1.files import expand_user, read_regular_file, write_atomically
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
+from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import epochs_of_ranks
-from candle_p1.studies.planned_run import PlannedRun, to_argv
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.studies.study_file import Size, Study
+from candle_p1.studies.study_file import STUDIES, THREADS_VARIABLE, Size, Study, find_study
 
 MAX_RUNS = 10_000
+TIMELINE_NAME = "timeline.json"
+"""The file of a traced run, beside its record."""
+MANIFEST_NAME = "study.json"
+"""Names the study of a directory and what the user chose, so that the directory tells its progress.
+
+It holds neither the plan, which follows from the study file, nor the results.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,73 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """A run of a study.
+
+    Attributes:
+        series: Names what is varied, except for the ranks; "" if nothing is.
+        repeat: Which run of its point this is, from 0.
+        benchmark: As `find_benchmark` takes it.
+        num_ranks: Number of ranks.
+        variables: The environment variables that its ranks need.
+        flags: The parameters that the study sets, by name, including the repeat's own rng_seed.
+        settings: All effective parameters, as a record holds them, except for where results go.
+        epochs_per_rank: The epochs that each rank trains.
+        minutes: Time limit.
+        study_directory: The directory of the study.
+        timeline: Whether Horovod traces it.
+    """
+
+    series: str
+    repeat: int
+    benchmark: str
+    num_ranks: int
+    variables: Mapping[str, str]
+    flags: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    epochs_per_rank: int
+    minutes: int
+    study_directory: Path
+    timeline: bool = False
+
+    @property
+    def point(self) -> str:
+        """The name that all repeats of this run share."""
+        return "-".join(part for part in (self.series, f"np{self.num_ranks}") if part)
+
+    @property
+    def name(self) -> str:
+        """The run's name within its study."""
+        return f"{self.point}-r{self.repeat}"
+
+    def directory(self, attempt: int = 1) -> Path:
+        """Returns the directory of an attempt at this run; attempts count from 1."""
+        suffix = "" if attempt == 1 else f"-attempt{attempt}"
+        return self.study_directory / (self.name + suffix)
+
+    def attempts(self) -> list[Path]:
+        """Returns the directories of this run, in the order of the attempts."""
+        pattern = re.compile(rf"{re.escape(self.name)}(?:-attempt(\d+))?")
+        names = [path.name for path in self.study_directory.glob(f"{self.name}*")]
+        numbers = [int(match[1] or 1) for match in map(pattern.fullmatch, names) if match]
+        return [self.directory(number) for number in sorted(numbers)]
+
+    def next_directory(self) -> Path:
+        """Returns the directory of the next attempt, which follows all that hold a record."""
+        attempts = self.attempts()
+        if not attempts or not (attempts[-1] / RECORD_NAME).exists():
+            return attempts[-1] if attempts else self.directory()
+        _, _, number = attempts[-1].name[len(self.name) :].rpartition("-attempt")
+        return self.directory(int(number or 1) + 1)
+
+    def command_flags(self, directory: Path) -> list[str]:
+        """Returns the flags for the benchmark's script, whose record goes to a directory."""
+        place = {"output_dir": directory.parent, "experiment_id": ".", "run_id": directory.name}
+        trace = {"timeline": directory / TIMELINE_NAME} if self.timeline else {}
+        return to_argv({**self.flags, **place, **trace})
+
+
+@dataclass(frozen=True)
 class Plan:
     """The runs of a study.
 
@@ -72,54 +145,89 @@ class Plan:
     directory: Path
     runs: Sequence[PlannedRun]
 
-    @property
-    def most_ranks(self) -> int:
-        """The number of ranks of the largest run."""
-        return max(run.num_ranks for run in self.runs)
+    def write_manifest(self) -> None:
+        """Writes MANIFEST_NAME into the study's directory, which is created if needed.
+
+        Raises:
+            SetupError: It cannot be written.
+        """
+        path = self.study.path.resolve()
+        name = self.study.name if path.parent == STUDIES else str(path)
+        content = {"study": name} | asdict(self.choice) | {"size": self.size}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.directory / MANIFEST_NAME, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise SetupError(
+                f"cannot write to {self.directory} ({error.strerror}): choose another directory"
+                " for the results"
+            ) from error
+
+
+def read_plan(directory: Path) -> Plan:
+    """Returns the plan of the study whose manifest is in a directory.
+
+    Raises:
+        RecordError: There is no valid manifest.
+        ParameterError: The study file no longer exists, or is wrong.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        content = json.loads(read_regular_file(path))
+        study = find_study(content.pop("study"))
+        choice = Choice(**content)
+    except FileNotFoundError as error:
+        raise RecordError(
+            f"{directory} holds no study: it has no {MANIFEST_NAME}, which candle-p1 study run"
+            " writes"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise RecordError(f"{path}: cannot read it: {problem}") from error
+    return make_plan(study, choice, directory.parent, directory.resolve())
 
 
 def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None = None) -> Plan:
-    """Returns the runs of a study.
+    """Returns the runs of a study, whose results go to ``<study>-<size>`` in `output`.
 
-    Args:
-        study: The study.
-        choice: What the user has chosen.
-        output: Where the results of studies go; this one's go to ``<study>-<size>`` in it.
-        directory: Where they are instead, if they were moved.
+    If they were moved, `directory` is where they are instead.
 
     Raises:
-        ParameterError: The study has no such size, a parameter or a flag is wrong, the epochs
-            cannot be divided among the ranks, or two points are the same run.
+        ParameterError: The study has no such size or too many runs, a parameter or a flag is wrong,
+            the epochs cannot be divided among the ranks, or two points are the same run.
         DataError: A data file does not exist.
     """
     name, size = study.size(choice.size)
     directory = directory or expand_user(output).absolute() / f"{study.name}-{name}"
     repeats = size.repeats if choice.repeats is None else choice.repeats
-    _check_number(study, size, choice, repeats)
+    seed = study.seed if choice.seed is None else choice.seed
+    crossed: list[Sequence[Any]] = [*size.vary.values(), *size.environment.values()]
+    crossed += [size.threads or [0], study.benchmark, size.variants, choice.ranks or size.ranks]
+    number = repeats * prod(map(len, crossed))
+    if number > MAX_RUNS:
+        raise ParameterError(
+            f"{study.path}: these would be {number:.3g} runs; a study has at most {MAX_RUNS:,}"
+        )
     first = [
         run
         for benchmark in study.benchmark
         for run in _points(study, size, benchmark, choice, directory)
     ]
     _check_distinct(study, first)
-    seed = study.seed if choice.seed is None else choice.seed
-    runs = [
-        _repeat(run, repeat)
-        for repeat in range(repeats)
-        for run in sorted(first, key=lambda run, repeat=repeat: _position(seed, repeat, run))  # type: ignore[misc]
-    ]
-    return Plan(study, name, choice, directory, runs)
 
-
-def _check_number(study: Study, size: Size, choice: Choice, repeats: int) -> None:
-    """Raises an error if a study has more runs than anybody could wait for."""
-    varied = [*size.vary.values(), *size.environment.values()]
-    number = repeats * len(study.benchmark) * len(size.variants) * prod(map(len, varied))
-    number *= len(choice.ranks or size.ranks) * max(1, len(size.threads))
-    if number > MAX_RUNS:
-        raise ParameterError(
-            f"{study.path}: these would be {number:.3g} runs; a study has at most {MAX_RUNS:,}"
+    def block(repeat: int) -> list[PlannedRun]:
+        runs = []
+        for run in first:
+            own = {"rng_seed": run.settings["rng_seed"] + repeat}
+            flags, settings = {**run.flags, **own}, {**run.settings, **own}
+            runs.append(replace(run, repeat=repeat, flags=flags, settings=settings))
+        key = "{} {} {}".format
+        return sorted(
+            runs, key=lambda run: hashlib.sha256(key(seed, repeat, run.point).encode()).digest()
         )
+
+    runs = [run for repeat in range(repeats) for run in block(repeat)]
+    return Plan(study, name, choice, directory, runs)
 
 
 def _points(
@@ -127,20 +235,20 @@ def _points(
 ) -> Iterator[PlannedRun]:
     """Yields the first run of every point of a benchmark."""
     found = find_benchmark(benchmark)
+    declared = found.declaration.parameters
     chosen = _chosen_flags(found, choice.flags, size)
-    all_threads: list[int | None] = [*size.threads] or [None]
-    for variant, values, variables, threads in product(
-        size.variants, _crossed(size.vary), _crossed(size.environment), all_threads
+    threads = {THREADS_VARIABLE: list(map(str, size.threads))} if size.threads else {}
+    varied = {name for name, values in size.environment.items() if len(values) > 1}
+    for variant, values, environment, of_threads in product(
+        size.variants, _crossed(size.vary), _crossed(size.environment), _crossed(threads)
     ):
         flags = {**size.flags, **chosen, **variant.flags, **values}
-        series = _series(
-            [found.name] * (len(study.benchmark) > 1) + [variant.name] * bool(variant.name),
-            values
-            | {name: variables[name] for name in variables if len(size.environment[name]) > 1}
-            | ({"threads": threads} if len(size.threads) > 1 else {}),
-        )
+        named = values | {name: environment[name] for name in environment if name in varied}
+        if len(size.threads) > 1:
+            named["threads"] = of_threads[THREADS_VARIABLE]
+        names = [found.name] * (len(study.benchmark) > 1) + [variant.name] * bool(variant.name)
+        series = "-".join([*names, *(f"{name}-{_text(named[name])}" for name in named)])
         try:
-            declared = found.declaration.parameters
             for name in flags:  # a study's keys are names, so they are not abbreviated
                 if name not in declared:
                     raise UnknownFlagError(f"--{name}", [f"--{known}" for known in declared])
@@ -150,17 +258,15 @@ def _points(
                     "ckpt_directory cannot be set: each run writes checkpoints beside its record"
                 )
             for num_ranks in choice.ranks or size.ranks:
-                epochs = epochs_of_ranks(params, num_ranks)
                 yield PlannedRun(
                     series=series,
                     repeat=0,
                     benchmark=benchmark,
                     num_ranks=num_ranks,
-                    threads=threads,
-                    environment=variables,
+                    variables=environment | of_threads,
                     flags=flags | {"rng_seed": params["rng_seed"]},
                     settings=settings_of(params),
-                    epochs_per_rank=epochs,
+                    epochs_per_rank=epochs_of_ranks(params, num_ranks),
                     minutes=size.minutes,
                     study_directory=directory,
                     timeline=size.timeline and num_ranks > 1,  # one rank has none
@@ -176,12 +282,17 @@ def settings_of(params: ParameterSet) -> dict[str, Any]:
     return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
 
 
-def _chosen_flags(benchmark: Benchmark, argv: Sequence[str], size: Size) -> dict[str, Any]:
-    """Returns the parameters that the user's flags set for all runs.
+def to_argv(flags: Mapping[str, Any]) -> list[str]:
+    """Returns parameters as command-line arguments."""
+    return [
+        argument
+        for name, value in flags.items()
+        for argument in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
 
-    Raises:
-        ParameterError: A flag is wrong, or sets what the study varies or sets itself.
-    """
+
+def _chosen_flags(benchmark: Benchmark, argv: Sequence[str], size: Size) -> dict[str, Any]:
+    """Returns the parameters that the user's flags set for all runs."""
     params = benchmark.declaration.parse(argv, benchmark.model_file)
     flags = {name: params[name] for name in params if params.origin(name).kind == "flag"}
     for name in flags:
@@ -193,13 +304,7 @@ def _chosen_flags(benchmark: Benchmark, argv: Sequence[str], size: Size) -> dict
 
 
 def _crossed(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
-    """Returns every combination of values, by name; no values have one empty combination."""
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
-
-
-def _series(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    """Returns the name of a series, which is valid in paths and in names of jobs."""
-    return "-".join([*names, *(f"{name}-{_text(value)}" for name, value in values.items())])
 
 
 def _text(value: Any) -> str:
@@ -224,16 +329,3 @@ def _check_distinct(study: Study, runs: Sequence[PlannedRun]) -> None:
                 f"{study.path}: {points[what]} and {run.point} are the same run; remove one of them"
             )
         points[what] = run.point
-
-
-def _repeat(run: PlannedRun, repeat: int) -> PlannedRun:
-    """Returns another run of the same point, with its own seed."""
-    seed = {"rng_seed": run.settings["rng_seed"] + repeat}
-    return replace(
-        run, repeat=repeat, flags={**run.flags, **seed}, settings={**run.settings, **seed}
-    )
-
-
-def _position(seed: int, repeat: int, run: PlannedRun) -> bytes:
-    """Returns the key by which the runs of a block are sorted."""
-    return hashlib.sha256(f"{seed} {repeat} {run.point}".encode()).digest()

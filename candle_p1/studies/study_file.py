@@ -1,24 +1,6 @@
-"""Study files: where they are, and how they are read.
+"""Study files: where they are, and how they are read; docs/studies.md shows one with all its keys.
 
-A study file is TOML. Unknown keys, and entries that contradict each other, are errors::
-
-    title = "NT3 with two loaders"
-    benchmark = "nt3"
-    repeats = 3
-    minutes = 5              # time limit of one run
-    flags.epochs = 48        # parameters of all runs
-    vary.batch_size = [20, 40]
-
-    [[variants]]             # parameters that change together
-    name = "original"
-    loader = "original"
-
-    [[variants]]
-    name = "default"
-
-    [sizes.small]
-    ranks = [1, 2, 4]        # crossed with the variants and with what is varied
-    flags.size = "small"
+Unknown keys, and entries that contradict each other, are errors.
 """
 
 from __future__ import annotations
@@ -26,19 +8,11 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
-from typing_extensions import Self
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from candle_p1.distributed.engines.engine import HOROVOD, OF_HOROVOD
 from candle_p1.errors import ParameterError, did_you_mean
@@ -46,12 +20,12 @@ from candle_p1.files import expand_user
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import SETTINGS
-from candle_p1.studies.planned_run import THREADS_VARIABLE
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
-DEFAULT_SEED = 2019
-MAX_COUNT = 10**9
 MAX_VALUES = 1000
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+STUDIES = Path(__file__).resolve().parent.parent.parent / "common/studies"
+"""Where the checkout keeps its studies; a package installed elsewhere has none."""
 
 
 def _check_name(name: str) -> str:
@@ -79,15 +53,11 @@ def _check_distinct(values: list[Any]) -> list[Any]:
     return values
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 Name = Annotated[str, AfterValidator(_check_name)]
-Count = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
 Value = Annotated[Any, AfterValidator(_check_value)]
 Distinct = AfterValidator(_check_distinct)
-OneOrMore = BeforeValidator(_as_list)
+OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 """Accepts a single value in place of a list of one."""
 
 
@@ -120,8 +90,7 @@ class StudyEntries(TomlTable):
         vary: Values of each parameter that is varied, by name.
         environment: Values of each environment variable, one or several, by name.
         variants: Sets of parameters.
-        timeline: Whether Horovod traces the runs with several ranks, into TIMELINE_NAME beside
-            their records.
+        timeline: Whether Horovod traces the runs with several ranks.
     """
 
     repeats: Count = 0
@@ -132,12 +101,6 @@ class StudyEntries(TomlTable):
     environment: dict[str, Annotated[list[str], OneOrMore, Distinct]] = Field(default_factory=dict)
     variants: list[StudyVariant] = Field(default_factory=list)
     timeline: bool = False
-
-    @model_validator(mode="after")
-    def _fixed_or_varied(self) -> Self:
-        if both := sorted(self.flags.keys() & self.vary.keys()):
-            raise ValueError(f"{both[0]} is both in flags and in vary; keep one of them")
-        return self
 
 
 class Size(StudyEntries):
@@ -172,7 +135,7 @@ class Study(StudyEntries):
     title: str
     shows: list[str] = Field(default_factory=list)
     benchmark: Annotated[list[str], OneOrMore, Distinct]
-    seed: Annotated[int, Field(ge=0)] = DEFAULT_SEED
+    seed: Annotated[int, Field(ge=0)] = 2019
     sizes: Annotated[dict[Name, Size], Field(min_length=1)]
 
     @property
@@ -181,11 +144,7 @@ class Study(StudyEntries):
         return self.path.stem
 
     def size(self, name: str | None = None) -> tuple[str, Size]:
-        """Returns a size with its name; None selects the first one.
-
-        Raises:
-            ParameterError: The study has no such size.
-        """
+        """Returns a size with its name; None selects the first one. Raises ParameterError."""
         name = next(iter(self.sizes)) if name is None else name
         if name not in self.sizes:
             raise ParameterError(
@@ -205,7 +164,7 @@ def find_study(name: str) -> Study:
         return read_study(expand_user(name))
     known = list_studies()
     if name in known:
-        return read_study(studies_directory() / f"{name}.toml")
+        return read_study(STUDIES / f"{name}.toml")
     raise ParameterError(
         f"there is no study {reprlib.repr(name)}{did_you_mean(name, known)}; the known ones are"
         f" {', '.join(known) or 'none'}. For a study of your own, give the path of its TOML file"
@@ -214,12 +173,7 @@ def find_study(name: str) -> Study:
 
 def list_studies() -> list[str]:
     """Returns the names of the studies of this checkout."""
-    return sorted(path.stem for path in studies_directory().glob("*.toml"))
-
-
-def studies_directory() -> Path:
-    """Returns where the checkout keeps its studies; a package installed elsewhere has none."""
-    return Path(__file__).resolve().parent.parent.parent / "common/studies"
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
 def read_study(path: Path) -> Study:
@@ -238,7 +192,6 @@ def read_study(path: Path) -> Study:
 
 
 def _beside(path: Path, benchmark: str) -> str:
-    """Returns a benchmark as `find_benchmark` takes it; its path is relative to the study file."""
     is_path = os.sep in benchmark or benchmark in (os.curdir, os.pardir)
     return str((path.parent / benchmark).resolve()) if is_path else benchmark
 
@@ -262,44 +215,41 @@ def _size(study: Study, name: str) -> Size:
         "timeline": own.timeline if "timeline" in own.model_fields_set else study.timeline,
     }
     size = own.model_copy(update=entries)
-    _check_together(study.path, size)
+    for problem in _contradictions(size):
+        raise ParameterError(f"{study.path}: {problem}")
     return size
 
 
-def _check_together(path: Path, size: Size) -> None:
-    """Raises where parts of a size contradict each other, or a record would not show them."""
+def _contradictions(size: Size) -> Iterator[str]:
+    """Yields where parts of a size contradict each other, or a record would not show them."""
     names = [variant.name for variant in size.variants]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ParameterError(f"{path}: two variants are named {min(repeated)!r}")
+    yield from (f"two variants are named {name!r}" for name in names if names.count(name) > 1)
     of_variants = {name for variant in size.variants for name in variant.flags}
-    if both := sorted(of_variants & size.vary.keys()):
-        raise ParameterError(
-            f"{path}: {both[0]} is both set by a variant and in vary; keep one of them"
-        )
+    for fixed, where in (({*size.flags}, "in flags"), (of_variants, "set by a variant")):
+        for name in sorted(fixed & size.vary.keys()):
+            yield f"{name} is both {where} and in vary; keep one of them"
     if "rng_seed" in size.varied:
-        raise ParameterError(
-            f"{path}: rng_seed cannot be varied, because repeat i of a run adds i to it; set its"
-            " first value in flags"
+        yield (
+            "rng_seed cannot be varied, because repeat i of a run adds i to it; set its first value"
+            " in flags"
         )
     for name in [*size.flags, *size.varied]:
         if name == "help":
-            raise ParameterError(f"{path}: help is not a parameter")
+            yield "help is not a parameter"
         if role_of(name) is Role.RESULTS:
             instead = "; to trace its runs, use the key timeline" if name == "timeline" else ""
-            raise ParameterError(
-                f"{path}: {name} is set by the study, differently for each run{instead}"
-            )
-    for variable in size.environment:
+            yield f"{name} is set by the study, differently for each run{instead}"
+    for variable, values in size.environment.items():
         if variable == THREADS_VARIABLE:
-            raise ParameterError(f"{path}: to set {variable}, use the key threads")
+            yield f"to set {variable}, use the key threads"
         if not (variable.startswith(SETTINGS) and variable.isidentifier()):
-            raise ParameterError(
-                f"{path}: environment.{variable} would not appear in a run's record, which holds"
-                f" only variables whose names begin with {', '.join(SETTINGS)}"
+            yield (
+                f"environment.{variable} would not appear in a run's record, which holds only"
+                f" variables whose names begin with {', '.join(SETTINGS)}"
             )
         is_used = size.timeline or size.flags.get("averaging") == HOROVOD
-        if OF_HOROVOD.match(variable) and len(size.environment[variable]) > 1 and not is_used:
-            raise ParameterError(
-                f"{path}: {variable} has no effect on ranks that average in shared memory, so equal"
-                f' runs would be compared: also set averaging = "{HOROVOD}" in flags'
+        if OF_HOROVOD.match(variable) and len(values) > 1 and not is_used:
+            yield (
+                f"{variable} has no effect on ranks that average in shared memory, so equal runs"
+                f' would be compared: also set averaging = "{HOROVOD}" in flags'
             )

@@ -9,8 +9,7 @@ import pytest
 
 from candle_p1.cluster.machine import load_machine
 from candle_p1.errors import CandleError, ParameterError
-from candle_p1.studies.manifest import read_plan
-from candle_p1.studies.plan import Choice, make_plan
+from candle_p1.studies.plan import Choice, make_plan, read_plan
 from candle_p1.studies.study_file import find_study
 from candle_p1.toml_file import MAX_BYTES
 

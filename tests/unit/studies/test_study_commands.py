@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from candle_p1.cli.study import command
 from candle_p1.cluster.process import Interrupted
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
-from candle_p1.errors import CandleError, ParameterError, RecordError
+from candle_p1.errors import CandleError, RecordError
 from candle_p1.studies.study_file import list_studies
 
 TOY = Path(__file__).parents[2] / "files/toy"
@@ -68,10 +68,10 @@ def test_a_study_with_a_failed_run_ends_with_code_1():
 
 
 def test_an_interruption_says_how_to_resume(monkeypatch):
-    def interrupt(self):
+    def interrupt(*args):
         raise Interrupted(15)
 
-    monkeypatch.setattr("candle_p1.studies.execute.Execution.execute", interrupt)
+    monkeypatch.setattr("candle_p1.cli.study.execute_study", interrupt)
     monkeypatch.setattr(sys, "argv", ["candle-p1", "study", "run", "mine.toml", "-o", "a b"])
     result = study("run", "mine.toml", "-o", "a b")
     assert result.exit_code == 128 + 15
@@ -83,9 +83,9 @@ def test_a_study_that_was_never_started_has_no_status():
         study("status", "strong-nt3")
 
 
-def test_numbers_of_ranks_are_read_from_text():
-    runs = study("show", "strong-nt3", "--ranks", "4,1,4").output
+@pytest.mark.parametrize("text", ["", "0", "1,", "1;2", "a", "-1", "9" * 20])
+def test_numbers_of_ranks_are_read_from_text(text):
+    runs = study("show", "strong-nt3", "--ranks", "4, 1,4").output
     assert {number for number in range(9) if f"-np{number}-" in runs} == {1, 4}
-    for text in ("", "0", "1,", "1;2", "a", "-1"):
-        with pytest.raises(ParameterError, match="--ranks"):
-            study("show", "strong-nt3", f"--ranks={text}")
+    result = study("show", "strong-nt3", f"--ranks={text}")
+    assert (result.exit_code, "--ranks" in result.output) == (2, True)

@@ -18,8 +18,11 @@ as submitted, whatever its record says about the ones before.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 import psutil
 
@@ -30,17 +33,9 @@ from candle_p1.cluster.submission import was_submitted
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import RunRecord
-from candle_p1.studies.plan import settings_of
+from candle_p1.studies.plan import PlannedRun, settings_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from candle_p1.studies.planned_run import PlannedRun
-
-OK, FAILED, INTERRUPTED, RUNNING = "ok", "failed", "interrupted", "running"
-SUBMITTED, WAITING = "submitted", "waiting"
-STATUSES = (OK, FAILED, INTERRUPTED, RUNNING, SUBMITTED, WAITING)
+RunStatus = Literal["ok", "failed", "interrupted", "running", "submitted", "waiting"]
 """The statuses of records, and those of runs without one: submitted as a job, or waiting."""
 LOG_NAME = "study.log"
 """The output of a run, in the directory of its record."""
@@ -56,24 +51,24 @@ class RunState:
 
     Attributes:
         run: The run.
-        status: One of STATUSES.
+        status: How far it is.
         directory: The directory of the attempt that has this status; None if there is no attempt.
         record: The record of that attempt; None if there is none, or it is empty.
     """
 
     run: PlannedRun
-    status: str
+    status: RunStatus
     directory: Path | None = None
     record: RunRecord | None = None
 
     def is_due(self, retry_failed: bool = False) -> bool:
         """Tells whether the run still has to be executed."""
-        return self.status in (WAITING, INTERRUPTED) or (retry_failed and self.status == FAILED)
+        return self.status in ("waiting", "interrupted", *["failed"] * retry_failed)
 
     @property
     def is_continued(self) -> bool:
         """Whether the run goes on in its directory, where it left checkpoints, if it is due."""
-        has_begun = self.status == INTERRUPTED and self.record is not None
+        has_begun = self.status == "interrupted" and self.record is not None
         return has_begun and continues(self.run.settings)
 
     @property
@@ -90,44 +85,22 @@ class RunState:
         whole = self.record.whole
         return whole.total_s if whole else self.record.total_s or 0.0
 
-    @property
-    def train_s(self) -> float:
-        """The training time of a run that is ok, in s, on its slowest rank.
-
-        Of a run that was continued, it is the sum over the parts for which it is known.
-        """
-        assert self.record is not None
-        if self.record.parts:
-            return sum(part.train_s or 0.0 for part in self.record.parts)
-        train = (self.record.phases or {}).get("train")
-        return train.max_s if train else 0.0
-
-    @property
-    def quality(self) -> dict[str, float | None]:
-        """The test metrics of a run that is ok, by name; None is a value that is not finite."""
-        assert self.record is not None
-        return {name: figure.value for name, figure in (self.record.quality or {}).items()}
-
-    @property
-    def failure_reason(self) -> str:
-        """Why the run did not end well; "" if the record does not say."""
-        return self.record.failure.reason if self.record and self.record.failure else ""
-
 
 def finished(states: Iterable[RunState]) -> list[RunState]:
     """Returns the states of the runs that are done."""
-    return [state for state in states if state.status == OK]
+    return [state for state in states if state.status == "ok"]
 
 
 def pids_of(directory: Path) -> list[int]:
     """Returns the processes on this machine whose command line says that they write this record."""
-    record, place = str(directory / RECORD_NAME), ["--run_id", directory.name]
-    return [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if (argv := process.info["cmdline"] or [])
-        and (record in argv or (_contains(argv, place) and str(directory.parent) in argv))
-    ]
+    record = str(directory / RECORD_NAME)
+
+    def writes(argv: list[str]) -> bool:
+        place = ("--run_id", directory.name) in pairwise(argv)
+        return record in argv or (place and str(directory.parent) in argv)
+
+    processes = psutil.process_iter(["cmdline"])
+    return [process.pid for process in processes if writes(process.info["cmdline"] or [])]
 
 
 def states_of(runs: Iterable[PlannedRun]) -> list[RunState]:
@@ -142,30 +115,32 @@ def state_of(run: PlannedRun) -> RunState:
         RecordError: A record cannot be read, or a record in the run's place is ok and belongs to
             another run.
     """
-    state = RunState(run, WAITING)
+    state = RunState(run, "waiting")
     for directory in run.attempts():
         path = directory / RECORD_NAME
+        if not path.exists():
+            continue
         # An empty record was created by a process that was killed before it wrote.
         record = read_record(path) if path.stat().st_size else None
-        status = record.status if record else RUNNING
+        status: RunStatus = record.status if record else "running"
         different = differences(run, record) if record else []
-        if different and status == OK:
+        if different and status == "ok":
             raise RecordError(
                 f"{path} belongs to a different run from the study's: {'; '.join(different)}. It is"
                 " not overwritten: choose another directory with -o, or move this one"
             )
         is_gone = not was_submitted(directory) and not pids_of(directory)
-        if (status == RUNNING and is_gone) or (status == FAILED and _lost_its_study(directory)):
-            status = INTERRUPTED
-        if status in (INTERRUPTED, FAILED) and Chain.read(directory).has_jobs_left:
-            status = SUBMITTED
-        if different and status != RUNNING:
+        if (status == "running" and is_gone) or (status == "failed" and _lost_its_study(directory)):
+            status = "interrupted"
+        if status in ("interrupted", "failed") and Chain.read(directory).has_jobs_left:
+            status = "submitted"
+        if different and status != "running":
             continue
         state = RunState(run, status, directory, record)
-        if status in (OK, RUNNING, SUBMITTED):
+        if status in ("ok", "running", "submitted"):
             return state
     directory = run.next_directory()
-    return RunState(run, SUBMITTED, directory) if was_submitted(directory) else state
+    return RunState(run, "submitted", directory) if was_submitted(directory) else state
 
 
 def differences(run: PlannedRun, record: RunRecord) -> list[str]:
@@ -177,27 +152,24 @@ def differences(run: PlannedRun, record: RunRecord) -> list[str]:
     are ok hold them.
     """
     benchmark = find_benchmark(run.benchmark)
-    expected: dict[str, Any] = {
-        "benchmark": benchmark.name,
-        "num_ranks": run.num_ranks,
-        **run.settings,
+    declared = benchmark.declaration.parameters
+    own = {"benchmark": benchmark.name, "num_ranks": run.num_ranks}
+    expected: dict[str, Any] = own | {
+        name: value
+        for name, value in run.settings.items()
+        if name not in declared or declared[name].group != "checkpoints"
     }
-    defaults = settings_of(benchmark.declaration.parse([], benchmark.model_file))
-    found = defaults | {"benchmark": record.benchmark, "num_ranks": record.num_ranks}
-    found |= {
-        name: entry.value for name, entry in record.parameters.items() if name in run.settings
-    }
-    declared = benchmark.declaration.parameters.values()
-    of_checkpoints = {each.name for each in declared if each.group == "checkpoints"}
+    found = settings_of(benchmark.declaration.parse([], benchmark.model_file))
+    found |= {name: entry.value for name, entry in record.parameters.items()}
+    found |= {"benchmark": record.benchmark, "num_ranks": record.num_ranks}
     if record.environment:
         expected |= run.variables
-        settings = record.environment.settings
-        found |= {name: settings[name] for name in run.variables if name in settings}
+        found |= record.environment.settings
     return [
-        f"{name} is {_shown(found, name)} there and {_shown(expected, name)} here"
-        for name in expected
-        if name not in of_checkpoints
-        if name not in found or found[name] != expected[name]
+        f"{name} is {json.dumps(found[name]) if name in found else 'absent'} there and"
+        f" {json.dumps(value)} here"
+        for name, value in expected.items()
+        if name not in found or found[name] != value
     ]
 
 
@@ -208,11 +180,3 @@ def _lost_its_study(directory: Path) -> bool:
         return False
     _, _, of_last_part = path.read_bytes().rpartition(CONTINUE_MARK.encode())
     return END_MARK.encode() not in of_last_part
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "absent"
-
-
-def _contains(argv: list[str], pair: list[str]) -> bool:
-    return any(argv[i : i + 2] == pair for i in range(len(argv) - 1))

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from candle_p1.benchmark import Benchmark
+from candle_p1.errors import ParameterError, RecordError
+from candle_p1.records.record import read_record, write_record
+from candle_p1.studies import state as state_module
+from candle_p1.studies.display import duration, remaining
+from candle_p1.studies.execute import complete_record
+from candle_p1.studies.plan import PlannedRun
+from candle_p1.studies.state import RunState, pids_of, state_of
+from tests.files.toy.toy_records import toy_record
+from tests.planted_records import REMOVED, changed
+
+TOY = str(Path(__file__).parents[2] / "files/toy")
+SETTINGS = {"loader": "parallel", "epochs": 8, "rng_seed": 1, "dense": [1, 2], "dropout": None}
+NO_CHECKPOINTS = {
+    **{"ckpt_save_interval": 0, "ckpt_every_s": 0.0, "ckpt_every_steps": 0},
+    "ckpt_restart_mode": "auto",
+}
+END = "candle-p1 study: the run has ended with code 1\n"
+CONTINUED = "candle-p1 study: the run is continued\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return PlannedRun(
+        series="plain",
+        repeat=0,
+        benchmark=TOY,
+        num_ranks=2,
+        variables={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "3"},
+        flags={"epochs": 8},
+        settings=SETTINGS | NO_CHECKPOINTS,
+        epochs_per_rank=8,
+        minutes=5,
+        study_directory=tmp_path,
+    )
+
+
+def with_checkpoints(run, mode="auto"):
+    on = {"ckpt_every_s": 60.0, "ckpt_restart_mode": mode}
+    return replace(run, settings=dict(run.settings) | on)
+
+
+@pytest.fixture
+def write(run):
+    """Writes the record of an attempt at the run."""
+
+    def write(status="ok", attempt=1, changes=(), num_ranks=2, settings=None):
+        variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "3", "OMP_OTHER": "1"}
+        directory = run.directory(attempt)
+        directory.mkdir()
+        record = toy_record(
+            SETTINGS | {"output_dir": "x"} | dict(changes),
+            num_ranks,
+            status,
+            settings=variables | (settings or {}),
+        )
+        write_record(directory / "run.json", record)
+        return record
+
+    return write
+
+
+def test_a_run_without_a_record_waits(run):
+    state = state_of(run)
+    assert (state.status, state.directory, state.is_due()) == ("waiting", None, True)
+    run.directory().mkdir()
+    (run.directory() / "study.log").touch()
+    (run.directory() / "job.sh.failed").touch()  # a job that failed before its ranks started
+    assert state_of(run).status == "waiting"
+    assert run.next_directory() == run.directory()
+
+
+def test_a_run_with_a_record_that_is_ok_is_done(run, write):
+    write(settings={"OMP_OTHER": "7"})  # which the study does not set
+    state = state_of(run)
+    assert (state.status, state.directory, state.total_s) == ("ok", run.directory(), 10)
+    assert not state.is_due(retry_failed=True)
+
+
+@pytest.mark.parametrize("pids", [[], [1]])
+def test_a_running_record_counts_only_while_its_processes_are_alive(run, write, pids, monkeypatch):
+    monkeypatch.setattr(state_module, "pids_of", lambda directory: pids)
+    write("running")
+    state = state_of(run)
+    assert state.status == ("running" if pids else "interrupted")
+    assert state.is_due() == (not pids)
+
+
+@pytest.mark.parametrize("can_continue", [False, True])
+def test_a_run_with_an_empty_record_was_interrupted(run, can_continue):
+    run.directory().mkdir()
+    (run.directory() / "run.json").touch()
+    state = state_of(with_checkpoints(run) if can_continue else run)
+    assert (state.status, state.next_directory) == ("interrupted", run.directory(2))
+
+
+def test_an_interrupted_run_is_repeated_and_a_failed_one_only_on_request(run, write):
+    write("interrupted")
+    assert state_of(run).is_due()
+    write("failed", attempt=2)
+    state = state_of(run)
+    assert (state.status, state.directory) == ("failed", run.directory(2))
+    assert (state.is_due(), state.is_due(retry_failed=True)) == (False, True)
+    assert run.next_directory() == run.directory(3)
+    write("ok", attempt=10)
+    assert state_of(run).status == "ok"
+    (run.directory() / "run.json").unlink()
+    run.directory().rmdir()
+    assert state_of(run).status == "ok"
+    assert run.next_directory() == run.directory(11)
+    (run.directory(10) / "run.json").unlink()
+    (run.directory(10) / "job.sh").touch()
+    assert state_of(run).status == "submitted"
+    assert run.next_directory() == run.directory(10)
+
+
+@pytest.mark.parametrize(
+    ("log", "status"),
+    [
+        ("training\n", "interrupted"),
+        (f"training\n{END}", "failed"),
+        (f"{END}{CONTINUED}training\n", "interrupted"),
+        (f"{END}{CONTINUED}{END}", "failed"),
+    ],
+)
+def test_a_run_that_failed_when_its_study_was_killed_counts_as_interrupted(run, write, log, status):
+    write("failed")
+    (run.directory() / "study.log").write_text(log)
+    assert state_of(run).status == status
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
+def test_unfinished_records_of_other_parameters_do_not_count(run, write, status):
+    write(status, changes={"epochs": 4})
+    assert state_of(run).status == "waiting"
+    assert run.next_directory() == run.directory(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"changes": {"epochs": 4}}, ["epochs", "4", "8"]),
+        ({"changes": {"dense": [1]}}, ["dense", "[1]", "[1, 2]"]),
+        ({"changes": {"rng_seed": 2}}, ["rng_seed", "2", "1"]),
+        ({"num_ranks": 1}, ["num_ranks", "1", "2"]),
+        ({"settings": {"OMP_NUM_THREADS": "4"}}, ["OMP_NUM_THREADS", '"4"', '"3"']),
+        ({"settings": {"NCCL_DEBUG": "WARN"}}, ["NCCL_DEBUG", '"WARN"', '"INFO"']),
+    ],
+)
+def test_an_ok_record_of_another_run_is_never_overwritten(run, write, change, parts):
+    write(**change)
+    pattern = ".* ".join(re.escape(part) for part in (str(run.directory() / "run.json"), *parts))
+    with pytest.raises(RecordError, match=pattern):
+        state_of(run)
+
+
+def test_checkpoints_and_added_parameters_make_no_other_run(run, write, monkeypatch):
+    write(changes={"ckpt_every_s": 600.0, "ckpt_save_best": False, "ckpt_keep_limit": 2})
+    path = run.directory() / "run.json"
+    write_record(path, changed(read_record(path), {"parameters.loader": REMOVED}))
+
+    def refuse(self, parameters):  # as a benchmark without synthetic data does
+        raise ParameterError("name all files")
+
+    monkeypatch.setattr(Benchmark, "bind", refuse)
+    assert state_of(run).status == "ok"
+    another = replace(run, settings=dict(run.settings) | {"loader": "of another value"})
+    with pytest.raises(RecordError, match=r"loader is .* there and"):
+        state_of(another)
+
+
+def test_a_run_that_was_submitted_as_a_job_is_left_to_its_scheduler(run, write):
+    run.directory().mkdir()
+    (run.directory() / "job.sh").touch()
+    state = state_of(run)
+    assert (state.status, state.is_due(retry_failed=True)) == ("submitted", False)
+    run.directory().joinpath("job.sh").unlink()
+    run.directory().rmdir()
+    write("running")
+    assert state_of(run).status == "interrupted"
+    (run.directory() / "job.sh").touch()  # its processes are on other machines
+    assert state_of(run).status == "running"
+
+
+def test_a_record_that_cannot_be_read_is_named(run, write):
+    write()
+    (run.directory() / "run.json").write_text("{")
+    with pytest.raises(RecordError, match=r"plain-np2-r0/run\.json"):
+        state_of(run)
+
+
+def test_processes_are_identified_by_their_command_line(run):
+    flags = run.command_flags(run.directory())
+    assert pids_of(run.directory()) == []
+    for argv in (flags, ["--record", str(run.directory() / "run.json")]):
+        program = "print(flush=True); import time; time.sleep(60)"
+        process = subprocess.Popen([sys.executable, "-c", program, *argv], stdout=subprocess.PIPE)
+        try:
+            process.stdout.readline()
+            assert pids_of(run.directory()) == [process.pid]
+            assert pids_of(run.directory(2)) == []
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("status", "mode", "attempt"),
+    [
+        ("interrupted", "auto", 1),
+        ("running", "auto", 1),
+        ("interrupted", "off", 2),
+        ("failed", "auto", 2),
+        ("ok", "auto", 2),
+    ],
+)
+def test_an_interrupted_run_with_checkpoints_goes_on_in_its_directory(
+    run, write, status, mode, attempt
+):
+    write(status, changes={"ckpt_every_s": 60.0, "ckpt_restart_mode": mode})
+    state = state_of(with_checkpoints(run, mode))
+    assert state.is_continued == (attempt == 1)
+    assert state.next_directory == run.directory(attempt)
+
+
+def test_a_run_is_left_to_the_jobs_of_its_chain(run, write):
+    on = with_checkpoints(run)
+    write("interrupted", changes={"ckpt_every_s": 60.0})
+    chain = run.directory() / "job.chain"
+    (run.directory() / "job.sh").touch()
+    chain.write_text("jobs 2\nbegun\nended 138\n")
+    state = state_of(on)
+    assert (state.status, state.directory) == ("submitted", run.directory())
+    assert not state.is_due(retry_failed=True)
+    chain.rename(run.directory() / "kept")  # as told once the jobs have been cancelled
+    (run.directory() / "job.sh").unlink()
+    assert state_of(on).is_continued
+    (run.directory() / "kept").rename(chain)
+    chain.write_text("jobs 2\nbegun\nended 138\nbegun\nended 138\n")
+    state = state_of(on)
+    assert (state.status, state.next_directory) == ("interrupted", run.directory())
+
+
+def complete(run, code=1, **how):
+    complete_record(run, run.directory(), ["python", "x.py"], code, **how)
+    return json.loads((run.directory() / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("a\nerror: no such file\nb\n", "ended with code 1: no such file"),
+        ("a\n  b\n\n", "ended with code 1: b"),
+        ("", "ended with code 1"),
+    ],
+)
+def test_a_run_that_died_without_a_record_gets_one(run, printed, reason):
+    run.directory().mkdir()
+    (run.directory() / "study.log").write_text(printed)
+    record = complete(run)
+    assert record["failure"]["reason"] == reason
+    assert record["command"] == ["python", "x.py"]
+    assert record["parameters"]["epochs"] == {"value": 8, "origin": "study"}
+    (run.directory() / "study.log").unlink()
+    state = state_of(run)
+    assert (state.status, state.directory) == ("failed", run.directory())
+
+
+@pytest.mark.parametrize(
+    ("status", "how", "after", "reason"),
+    [
+        ("running", {"code": -9}, "failed", "ended with code -9"),
+        ("running", {"code": None}, "interrupted", "the study was interrupted"),
+        ("interrupted", {"is_late": True}, "failed", "5 minutes; planted interrupted"),
+        ("interrupted", {"earlier": True}, "failed", "ended with code 1"),
+        ("failed", {"code": None}, "interrupted", "planted failed"),  # one rank was killed first
+        ("failed", {}, "failed", "planted failed"),
+    ],
+)
+def test_a_record_says_how_its_run_ended(run, write, status, how, after, reason):
+    earlier = write(status)
+    record = complete(run, **{**how, **({"earlier": earlier} if "earlier" in how else {})})
+    assert (record["status"], record["failure"]["reason"][-len(reason) :]) == (after, reason)
+
+
+def test_a_record_that_is_ok_is_not_changed_and_none_is_made_for_an_interrupted_study(run, write):
+    write("ok")
+    complete(run, 0, is_late=True)
+    assert state_of(run).status == "ok"
+    run.directory(2).mkdir()
+    complete_record(run, run.directory(2), [], None)
+    assert not (run.directory(2) / "run.json").exists()
+
+
+def test_the_rest_of_a_study_takes_the_mean_time_of_its_finished_runs(run):
+    states = [
+        RunState(run, "ok", record=toy_record(SETTINGS, 2, "ok", total_s, 1.0))
+        for total_s in (10, 40)
+    ]
+    assert remaining([run, run], [*states, RunState(run, "failed")]) == "2 runs, about 50 s"
+    assert remaining([run], [RunState(run, "waiting")]) == "1 run, at most 5 min"
+    assert remaining([], states) == ""
+    texts = [duration(seconds) for seconds in (0.4, 89, 90, 3600, 5400)]
+    assert texts == ["0 s", "89 s", "2 min", "60 min", "1.5 h"]
