@@ -7,13 +7,14 @@ a pipe, lines are not broken at all.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import sys
 import textwrap
-from itertools import zip_longest
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,10 @@ MAX_NODES = 8
 """The most nodes that a message names."""
 GAP = "  "
 """What separates the columns of a table, and indents the continuation of a line."""
+UNLIMITED = 100_000
+"""The width of a line that is not broken."""
+PLAIN: Any = {"color_system": None, "highlight": False, "markup": False, "emoji": False}
+"""Settings of rich's console for text as it is."""
 CONTINUATION = " \\"
 """What ends a line of a command that goes on in the next one."""
 
@@ -110,37 +115,29 @@ def wrap_command(argv: Sequence[str], width: int | None, prompt: str = "") -> st
 
 
 def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]:
-    """Returns a table as lines.
-
-    A row with a word that is longer than half a line, such as a path, is not aligned with the
-    others. Columns that do not fit follow below, after the first ones, which are repeated. If not
-    even two columns fit, every row becomes a paragraph.
+    """Returns a table as lines, as rich lays it out, or every row as a paragraph if words are long.
 
     Args:
-        table: Its title, headings, cells, sections and justification are used, not its style.
-        width: The largest width, if it is limited.
+        table: Its title, headings, cells and justification are used, not its style.
+        width: The largest width, if it is limited; otherwise no cell is broken.
         rule: The character of horizontal lines.
     """
-    headings = [str(column.header) for column in table.columns]
-    cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    rows = list(zip(*cells, strict=True))
-    aligned = [row for row in rows if not _is_long(row, width)]
+    from rich import box
+    from rich.console import Console
+    from rich.measure import Measurement
+
     lines = wrap(str(table.title), width).split("\n") if table.title else []
-    least, most = [], []
-    for i, column in enumerate(table.columns):
-        of_column = [headings[i], *(row[i] for row in aligned)]
-        least.append(max(_longest_word(cell, column.no_wrap) for cell in of_column))
-        most.append(max(_longest_word(cell, True) for cell in of_column))
-    blocks = _blocks(least, _num_keys(rows), width)
-    if blocks is None:
+    plain = copy(table)
+    plain.title, plain.box, plain.pad_edge, plain.show_edge = None, box.SIMPLE_HEAD, False, False
+    file = io.StringIO()
+    console = Console(file=file, width=width or UNLIMITED, **PLAIN)
+    unlimited = console.options.update(width=UNLIMITED)
+    if width and Measurement.get(console, unlimited, plain).minimum > width:
+        headings = [" ".join(str(column.header).split()) for column in table.columns]
+        rows = zip(*(map(str, column.cells) for column in table.columns), strict=True)
         return [*lines, *_paragraphs(headings, rows, width)]
-    for block in blocks:
-        is_first = block is blocks[0]
-        shown = [row if is_first or not _is_long(row, width) else None for row in rows]
-        lines += [] if is_first else [""]
-        widths = _filled(block, least, most, width)
-        lines += _block_lines(table, [headings, *shown], block, widths, rule, width)
-    return lines
+    console.print(plain)
+    return lines + [line.rstrip().replace("─", rule) for line in file.getvalue().splitlines()]
 
 
 def _wrap_line(line: str, width: int) -> list[str]:
@@ -155,115 +152,12 @@ def _wrap_line(line: str, width: int) -> list[str]:
     return pieces or [""]
 
 
-def _longest_word(cell: str, whole: bool) -> int:
-    """Returns the least width of a cell, whose lines may be broken between words unless `whole`."""
-    return max((len(each) for each in (cell.split("\n") if whole else cell.split())), default=0)
-
-
-def _num_keys(rows: Sequence[Sequence[str]]) -> int:
-    """Returns how many of the first columns it takes to tell rows apart; 1 if none do."""
-    for num in range(1, len(rows[0]) if rows else 1):
-        if len({tuple(row[:num]) for row in rows}) == len(rows):
-            return num
-    return 1
-
-
-def _blocks(least: Sequence[int], num_keys: int, width: int | None) -> list[list[int]] | None:
-    """Returns the columns of each block; None if one column does not fit beside the keys."""
-    keys = list(range(num_keys))
-    blocks = [list(keys)]
-    for i in range(num_keys, len(least)):
-        if width is not None and _width([*blocks[-1], i], least) > width:
-            blocks.append([*keys])
-        blocks[-1].append(i)
-    if width is not None and any(_width(block, least) > width for block in blocks):
-        return None
-    return [block for block in blocks if len(block) > num_keys] or [keys]
-
-
-def _width(block: Sequence[int], widths: Sequence[int]) -> int:
-    return sum(widths[i] for i in block) + len(GAP) * (len(block) - 1)
-
-
-def _is_long(row: Sequence[str], width: int | None) -> bool:
-    """Returns whether a row has a word that would make its column too wide for the others."""
-    return width is not None and any(_longest_word(cell, False) > width // 2 for cell in row)
-
-
-def _block_lines(
-    table: Table,
-    grid: Sequence[Sequence[str] | None],
-    block: Sequence[int],
-    widths: Sequence[int],
-    rule: str,
-    width: int | None,
-) -> Iterator[str]:
-    """Yields the lines of some columns of a table.
-
-    Args:
-        table: The table.
-        grid: The headings, then the rows; None is a row that is left out.
-        block: The columns.
-        widths: The width of every column.
-        rule: The character of horizontal lines.
-        width: The width of a line.
-    """
-    ends = [False, *(row.end_section for row in table.rows)]
-    for number, row in enumerate(grid):
-        if row is None:
-            continue
-        if number and _is_long(row, width):
-            yield from wrap(GAP.join(filter(str.strip, row)), width).split("\n")
-            continue
-        cells = [_cell_lines(row[i], widths[i]) for i in block]
-        for pieces in zip_longest(*cells, fillvalue=""):
-            line = GAP.join(
-                piece.rjust(widths[i])
-                if table.columns[i].justify == "right"
-                else piece.ljust(widths[i])
-                for i, piece in zip(block, pieces, strict=True)
-            )
-            yield line.rstrip()
-        if number == 0:
-            yield rule * _width(block, widths)
-        elif ends[number] and number < len(grid) - 1:
-            yield ""
-
-
-def _cell_lines(cell: str, width: int) -> list[str]:
-    return [
-        piece
-        for line in cell.split("\n")
-        for piece in textwrap.wrap(
-            line, max(width, 1), break_long_words=False, break_on_hyphens=False
-        )
-        or [""]
-    ]
-
-
-def _filled(
-    block: Sequence[int], least: Sequence[int], most: Sequence[int], width: int | None
-) -> list[int]:
-    """Returns the widths of all columns, where those of a block share the room that is left."""
-    if width is None:
-        return list(most)
-    widths = list(least)
-    spare = width - _width(block, least)
-    while spare > 0 and (growing := [i for i in block if widths[i] < most[i]]):
-        for i in growing[:spare]:
-            widths[i] += 1
-        spare -= len(growing[:spare])
-    return widths
-
-
 def _paragraphs(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None
+    headings: Sequence[str], rows: Iterable[Sequence[str]], width: int | None
 ) -> Iterator[str]:
-    """Yields every row as lines "heading: cell"."""
     for row in rows:
         yield ""
         for heading, cell in zip(headings, row, strict=True):
             if cell.strip():
-                name = " ".join(heading.split())
-                text = f"{name}: {cell.strip()}" if name else cell.strip()
+                text = f"{heading}: {cell.strip()}" if heading else cell.strip()
                 yield from wrap(text, width).split("\n")

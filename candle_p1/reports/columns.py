@@ -123,12 +123,17 @@ def covered(runs: pd.DataFrame) -> list[str]:
     return sorted(" and ".join(each) or "unknown parts" for each in parts)
 
 
+def energy_kinds(runs: pd.DataFrame) -> set[str]:
+    """Returns how the energies were obtained: measured, estimated, simulated."""
+    return set(runs.loc[runs["energy_j"].notna(), "energy_kind"])
+
+
 def labelled(quantity: Quantity, runs: pd.DataFrame) -> Quantity:
     """Returns an energy or a power with a title that says where it is not measured."""
     title, parts = quantity.title, covered(runs)
     if quantity in (NODE_POWER, NODE_ENERGY) and len(parts) == 1 and parts != ["node"]:
         title = f"{title}, {parts[0]}"
-    kinds = set(runs.loc[runs["energy_j"].notna(), "energy_kind"])
+    kinds = energy_kinds(runs)
     others = sorted(kinds - {"measured"})
     if others:
         partly = "partly " if len(kinds) > 1 else ""

@@ -7,17 +7,17 @@ are compared, and nothing is averaged over them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.reports import columns
-from candle_p1.reports.columns import Quantity, covered, known
+from candle_p1.reports.columns import Quantity, covered, energy_kinds, known
 from candle_p1.reports.experiments import JIT, MIN_IN_RATIO, THREADS, by_value, describe, timed
 from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
 from candle_p1.reports.render import LEGEND, Cell, ReportTable
@@ -42,13 +42,24 @@ KINDS = (PARAMETER, "plan", "machine", "version", REPEAT, PLACE)
 ROLES = {Role.LEARNING: PARAMETER, Role.SPEED: PARAMETER, Role.SEED: REPEAT}
 """The kinds of differences by the roles of parameters; those of others are the last kind."""
 
-SPEED_SETTINGS = {
-    "engine": "engine (what averaged the gradients)",
-    "deterministic": "deterministic (whether runs repeat bit for bit)",
-    "fusion": "Horovod's fusion",
-    "jit_compile": "jit_compile (whether XLA compiled the training step)",
+OF_MACHINE = {
+    "ranks": "num_ranks",
+    "nodes": "num_nodes",
+    "threads of a rank": "threads",
+    **{name: name for name in (JIT, "hosts", "cpu", "num_cores", "memory_gib")},
 }
-"""Columns that differ between a laptop and a cluster, or with the ranks, and affect times."""
+"""The columns that are differences of machines, by what they are called."""
+
+CAVEATS = {
+    "data": "the data differ",
+    "machine": "the machines differ",
+    "engine": "engine (what averaged the gradients) differs, which affects times",
+    "deterministic": "deterministic (whether runs repeat bit for bit) differs, which affects times",
+    "fusion": "Horovod's fusion differs, which affects times",
+    "jit_compile": "jit_compile (whether XLA compiled the training step) differs, which affects"
+    " times",
+}
+"""What to say where the values of a column differ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +85,6 @@ class Side:
         finished = self.all_runs[self.all_runs["status"] == "ok"]
         unperturbed = timed(finished)
         return unperturbed if len(unperturbed) else finished
-
-    def distinct(self, column: str) -> list[str]:
-        """Returns what the timed runs have, each value once and as text."""
-        return sorted({str(run[column]) for run in self.timed["run"]})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the side as plain values for JSON."""
@@ -117,7 +124,7 @@ class Row:
     def cells(self) -> tuple[Cell, ...]:
         """The row of a table."""
         sides = (estimate_median(values) if values else None for values in (self.a, self.b))
-        return (self.quantity.heading, *sides, self.change, self.verdict)
+        return self.quantity.heading, *sides, self.change, self.verdict
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as plain values for JSON."""
@@ -136,20 +143,14 @@ class Row:
         )
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """Runs of both sides that belong together.
-
-    Attributes:
-        settings: Those that differ among the runs of a side, and agree here; "" where none do.
-    """
+class Pairing(NamedTuple):
+    """Runs of both sides that agree in the settings that differ within a side, in words."""
 
     settings: str
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Something that differs between the sides, with its values in words; `kind` is in KINDS."""
 
     kind: str
@@ -183,9 +184,8 @@ class RunComparison:
         for pairing in self.pairings:
             yield ReportTable("", pairing.settings, headings, [row.cells for row in pairing.rows])
         yield f"Medians, and B / A, or B - A for quality. {LEGEND}"
-        rows = [(each.kind, each.name, each.a, each.b) for each in self.differences]
-        if rows:
-            yield ReportTable("", "differences", ("kind", "name", "A", "B"), rows)
+        if self.differences:
+            yield ReportTable("", "differences", ("kind", "name", "A", "B"), self.differences)
         else:
             yield "no difference in parameters, plan, machine or versions"
 
@@ -199,7 +199,7 @@ class RunComparison:
                 {"settings": pairing.settings, "quantities": [r.to_dict() for r in pairing.rows]}
                 for pairing in self.pairings
             ],
-            "differences": [asdict(difference) for difference in self.differences],
+            "differences": [difference._asdict() for difference in self.differences],
         }
 
 
@@ -251,7 +251,7 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
 def _settings(run: Run) -> dict[str, Any]:
     placement = {THREADS: run["threads"], JIT: run["jit_compile"], "nodes": run["num_nodes"]}
     machine = {"machine": str(run["machine"])}
-    return {"ranks": run["num_ranks"]} | run["settings"] | placement | machine
+    return {"ranks": run["num_ranks"], **run["settings"], **placement, **machine}
 
 
 def _varied(runs: Iterable[Run]) -> set[str]:
@@ -307,46 +307,33 @@ def _row(quantity: Quantity, a: pd.DataFrame, b: pd.DataFrame, *, is_ratio: bool
 
 
 def _differences(a: Side, b: Side) -> list[Difference]:
-    facts = [_values(map(_facts, side.runs)) for side in (a, b)]
+    facts: list[dict[Any, dict[str, None]]] = [defaultdict(dict), defaultdict(dict)]
+    for side, words in zip((a, b), facts, strict=True):
+        for run in side.runs:
+            for key, value in _facts(run).items():
+                words[key][str(value)] = None  # each once, in order of appearance
     found = []
     for kind, name in facts[0].keys() | facts[1].keys():
-        values = [side.get((kind, name), []) for side in facts]
+        values = [list(words[kind, name]) for words in facts]
         if sorted(values[0]) != sorted(values[1]):
-            words = [", ".join(each) or ABSENT for each in values]
             of_kind = ROLES.get(role_of(name), PLACE) if kind == PARAMETER else kind
-            found.append(Difference(of_kind, name, *words))
+            found.append(Difference(of_kind, name, *(", ".join(v) or ABSENT for v in values)))
     return sorted(found, key=lambda each: (KINDS.index(each.kind), each.name))
-
-
-def _values(facts: Iterable[Mapping[Any, Any]]) -> dict[Any, list[str]]:
-    """Returns the values of each fact in words, each once, in order of appearance."""
-    values: dict[Any, dict[str, None]] = defaultdict(dict)
-    for each in facts:
-        for key, value in each.items():
-            values[key][str(value)] = None
-    return {key: list(found) for key, found in values.items()}
 
 
 def _facts(run: Run) -> dict[tuple[str, str], Any]:
     """Returns what may differ between runs, by kind and name."""
     environment, machine = run.record.environment, run["machine"]
-    of_machine: dict[str, Any] = {
-        "ranks": run["num_ranks"],
-        "nodes": run["num_nodes"],
-        "launcher": run.record.launcher,
-        "threads of a rank": run["threads"],
-        JIT: run["jit_compile"],
-        "hosts": run["hosts"],
-    }
-    if machine:
-        of_machine |= machine._asdict() | {"devices": ", ".join(machine.devices)}
+    of_machine = {name: run[column] for name, column in OF_MACHINE.items()}
+    of_machine |= {"launcher": run.record.launcher}
+    of_machine |= {"devices": ", ".join(machine.devices)} if machine else {}
     of_machine |= environment.settings if environment else {}
     of_machine |= {k: v for k, v in run["settings"].items() if k.startswith(HOROVOD)}
     found = {("machine", name): v for name, v in of_machine.items() if v is not None}
-    for kind in (PARAMETER, "plan", "version"):
-        for column, value in run.facts.items():
-            if column.startswith(f"{kind}_"):
-                found[kind, column.removeprefix(f"{kind}_")] = value
+    for column, value in run.facts.items():
+        kind, _, name = column.partition("_")
+        if kind in (PARAMETER, "plan", "version"):
+            found[kind, name] = value
     # The parameter "auto" does not say which engine was used.
     return found | ({(PARAMETER, ENGINE): run["engine"]} if run["engine"] else {})
 
@@ -354,29 +341,19 @@ def _facts(run: Run) -> dict[tuple[str, str], Any]:
 def _caveats(a: Side, b: Side) -> Iterator[str]:
     """Yields what makes the numbers hard to compare, in sentences without a full stop."""
     sides = (a, b)
-    data, seeds, machines, ranks = (
-        [side.distinct(column) for side in sides]
-        for column in ("data", "parameter_data_seed", "machine", "num_ranks")
-    )
     kinds = [set(side.timed["synthetic"]) for side in sides]
-    if kinds[0] != kinds[1]:
-        yield f"synthetic data are compared with real data: {_both(*data)}"
-    elif data[0] != data[1]:
-        yield f"the data differ: {_both(*data)}"
+    for column, what in CAVEATS.items():
+        values = _words_of(sides, column)
+        if all(values) and values[0] != values[1]:
+            if column == "data" and kinds[0] != kinds[1]:
+                what = "synthetic data are compared with real data"
+            yield f"{what}: A {listed(values[0])}; B {listed(values[1])}"
+    seeds, ranks = (_words_of(sides, name) for name in ("parameter_data_seed", "num_ranks"))
     if kinds == [{True}, {True}] and seeds[0] != seeds[1]:
         yield "the synthetic data have different seeds"
-    if machines[0] != machines[1]:
-        yield f"the machines differ: {_both(*machines)}"
-    elif len(machines[0]) > 1:
-        yield f"both sides have runs on several machines: {'; '.join(machines[0])}"
-    for column, what in SPEED_SETTINGS.items():
-        values = [sorted({str(v) for v in known(side.timed, column)}) for side in sides]
-        if all(values) and values[0] != values[1]:
-            yield f"{what} differs, which affects times: {_both(*values)}"
     if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
         yield f"the numbers of ranks differ: A {ranks[0][0]}, B {ranks[1][0]}"
-    with_energy = [side.timed[side.timed["energy_j"].notna()] for side in sides]
-    energies = [sorted(set(runs["energy_kind"])) for runs in with_energy]
+    energies = [sorted(energy_kinds(side.timed)) for side in sides]
     if all(energies) and energies != [["measured"], ["measured"]]:
         yield f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B"
     parts = [covered(side.timed) for side in sides]
@@ -387,24 +364,18 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
             f" A {words[0]}; B {words[1]}"
         )
     for name, side in (("A", a), ("B", b)):
-        yield from _caveats_about(name, side)
+        if reasons := sorted(set(known(side.timed, "perturbed_by"))):
+            yield f"{name} was {listed(reasons)}, which changes the times of a run"
+        finished = side.all_runs["status"] == "ok"
+        if num := int(finished.sum()) - len(side.timed):
+            yield f"{name}: {count(num, 'run')} left out, traced, profiled or continued"
+        if num := int((~finished).sum()):
+            states = listed(sorted(set(side.all_runs.loc[~finished, "status"])))
+            yield f"{name}: {count(num, 'run')} left out, {states}"
     both = {run.path for run in a.runs} & {run.path for run in b.runs}
     if both:
         yield f"{count(len(both), 'run')} in A and also in B"
 
 
-def _both(a: list[str], b: list[str]) -> str:
-    return f"A {listed(a)}; B {listed(b)}"
-
-
-def _caveats_about(name: str, side: Side) -> Iterator[str]:
-    reasons = sorted(set(known(side.timed, "perturbed_by")))
-    if reasons:
-        yield f"{name} was {listed(reasons)}, which changes the times of a run"
-    finished = side.all_runs["status"] == "ok"
-    num_excluded = int(finished.sum()) - len(side.timed)
-    if num_excluded:
-        yield f"{name}: {count(num_excluded, 'run')} left out, traced, profiled or continued"
-    if not finished.all():
-        states = listed(sorted(set(side.all_runs.loc[~finished, "status"])))
-        yield f"{name}: {count(int((~finished).sum()), 'run')} left out, {states}"
+def _words_of(sides: Iterable[Side], column: str) -> list[list[str]]:
+    return [sorted({str(value) for value in known(side.timed, column)}) for side in sides]

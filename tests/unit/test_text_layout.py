@@ -63,77 +63,28 @@ def table(*headings, rows, **options):
 ROWS = [("load", "1.25", "12 files"), ("train", "100.00", "many steps of training")]
 
 
-def test_a_table_is_shown_in_columns():
-    assert table_lines(table("phase", "mean\n(s)", "what", rows=ROWS), None) == [
-        "a title",
-        "phase    mean                    what",
-        "          (s)",
-        "─" * 37,
-        "load     1.25                12 files",
-        "train  100.00  many steps of training",
-    ]
+def test_a_table_is_as_wide_as_its_cells_where_the_width_is_not_known():
+    rows = [*ROWS, ("data", "1", PATH * 9)]
+    lines = table_lines(table("phase", "mean\n(s)", "what", rows=rows), None)
+    assert lines[0] == "a title"
+    assert [line.split() for line in lines[-3:]] == [" ".join(row).split() for row in rows]
 
 
-def test_cells_are_broken_between_words_where_a_table_is_too_wide():
-    assert table_lines(table("phase", "mean\n(s)", "what", rows=ROWS), 27, "-")[-3:] == [
-        "load     1.25      12 files",
-        "train  100.00    many steps",
-        "                of training",
-    ]
+@pytest.mark.parametrize("width", [30, 60])
+def test_cells_are_broken_between_words_where_a_table_is_too_wide(width):
+    lines = table_lines(table("phase", "mean\n(s)", "what", rows=ROWS), width, "-")
+    assert all(len(line) <= width for line in lines)
+    assert set("".join(lines[3].split())) == {"-"}
+    words = " ".join(lines[4:]).split()
+    assert sorted(words) == sorted(" ".join(map(" ".join, ROWS)).split())
 
 
-def test_columns_that_do_not_fit_follow_below_the_first_one():
-    assert table_lines(table("phase", "mean", "what", rows=[ROWS[0]]), 12, "-") == [
-        "a title",
-        "phase  mean",
-        "-----------",
-        "load   1.25",
-        "",
-        "phase   what",
-        "------------",
-        "load      12",
-        "       files",
-    ]
-
-
-def test_a_row_with_a_long_word_is_not_aligned():
-    rows = [("data", "train_data", PATH, "x"), ("data", "seed", "1", "2"), ("data", PATH, "", "3")]
-    lines = table_lines(table("kind", "name", "in\nA", "B" * 20, rows=rows), 40, "-")
-    assert lines == [
-        "a title",
-        f"kind  name  in  {'B' * 20}",
-        "             A",
-        "-" * 36,
-        "data  train_data",
-        f"  {PATH}",
-        "  x",
-        f"data  seed   1  {'2':>20}",
-        "data",
-        f"  {PATH}",
-        "  3",
-    ]
-
-
-def test_rows_become_paragraphs_where_two_columns_do_not_fit():
-    rows = [("a" * 15, "b" * 14), ("c", "")]
-    assert table_lines(table("name", "in\nA", rows=rows), 30) == [
-        "a title",
-        "",
-        f"name: {'a' * 15}",
-        f"in A: {'b' * 14}",
-        "",
-        "name: c",
-    ]
-
-
-def test_rows_are_told_apart_by_the_columns_that_are_repeated():
-    rows = [("data", "train", "1" * 9, "2" * 9), ("data", "test", "3" * 9, "4" * 9)]
-    lines = table_lines(table("kind", "name", "A", "B", rows=rows), 24)
-    assert [line.split() for line in lines if "test" in line] == [
-        ["data", "test", "3" * 9],
-        ["data", "test", "4" * 9],
-    ]
+def test_rows_become_paragraphs_where_words_do_not_fit():
+    rows = [("a [b]", "1", PATH), ("c", "", "2")]
+    assert table_lines(table("name", "in\nA", "", rows=rows), 40) == [
+        "a title", "", "name: a [b]", "in A: 1", PATH, "", "name: c", "2",
+    ]  # fmt: skip
 
 
 def test_an_empty_table_has_its_headings():
-    assert table_lines(table("file", "state", rows=[]), 60, "-")[1] == "file  state"
+    assert table_lines(table("file", "state", rows=[]), 60, "-")[1].split() == ["file", "state"]
