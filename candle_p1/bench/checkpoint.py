@@ -1,304 +1,447 @@
 """Compares ways to save the state of a training: how long it waits, until when the data are safe.
 
 Every measurement is a job of its own, which trains, saves several times and goes on training beside
-what is still being written. The jobs run in rounds of all variants, every second round in reverse
-order. Before each save that is timed, one process writes and syncs as many bytes, which is the rate
-of the disk at that time: disks of virtual machines change theirs within minutes. Memory is sampled
-in a job that is not timed.
+what is still being written. Before each save that is timed, one process writes and syncs as many
+bytes, which is the rate of the disk at that time: disks of virtual machines change theirs within
+minutes. Memory is sampled in a job that is not timed.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import tempfile
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import psutil
+
+from candle_p1.bench import harness
+from candle_p1.bench.harness import (
+    MB,
+    Job,
+    Measured,
+    Result,
+    count_option,
+    format_significant,
+    interval,
+    megabytes,
+    option,
+)
 from candle_p1.bench.interval import daly_interval_s, expected_ratio, young_interval_s
-from candle_p1.bench.job import Job, Measurement, OnStart, run
-from candle_p1.bench.memory import peak_of_sum_bytes
-from candle_p1.reports.statistics import estimate_ratio, median_interval, summarize
+from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
+from candle_p1.bench.savers import (
+    BackupSaver,
+    ModelSaver,
+    OwnSaver,
+    Saver,
+    WaitingSaver,
+    sync_tree,
+)
+from candle_p1.bench.task import BenchmarkTask, Outcome
+from candle_p1.distributed.comm import Communicator, on_first_rank
+from candle_p1.errors import SetupError
+from candle_p1.reports.statistics import estimate_ratio, summarize
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from rich.table import Table
 
-    from candle_p1.bench.memory import MemorySamples
-    from candle_p1.data.reader import FileSet
+    from candle_p1.bench.training import Course
 
-OURS = "this package"
-OURS_WAITING = "this package, waiting"
-BACKUP = "BackupAndRestore"
-MODEL_SAVE = "model.save"
-VARIANTS = (OURS, OURS_WAITING, BACKUP, MODEL_SAVE)
+OURS, BACKUP = "candle_p1", "BackupAndRestore"
+SAVERS: dict[str, type[Saver]] = {
+    OURS: OwnSaver,
+    "candle_p1, waiting": WaitingSaver,
+    BACKUP: BackupSaver,
+    "model.save": ModelSaver,
+}
 SAVES_PER_JOB = 2
 """Saves of a job that are timed, after a first one."""
 HOUR_S = 3600.0
+WARM_UP_STEPS = 3
+ALONE_STEPS = 6
+"""Steps that are timed before each save."""
+SAMPLED_S = 2.0
+"""How long memory is sampled before the first save, in s."""
+MAX_EPOCHS = 1_000_000
+"""More than any job trains: the job ends after its last save."""
+BLOCK_BYTES = 1 << 26
+"""The size of a write of the plain file."""
+ROOM = 3
+"""The room that is needed, in copies of the state: for two saves and the plain file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointTask(BenchmarkTask):
+    """Saves the state of a training several times.
+
+    Attributes:
+        variant: One of SAVERS.
+        directory: Where it is saved.
+        samples_memory: Whether memory is sampled, instead of times.
+    """
+
+    variant: str = OURS
+    directory: str = "."
+    samples_memory: bool = False
+
+    def measure(self, comm: Communicator) -> Outcome:
+        import keras
+
+        from candle_p1.bench.training import prepare_training, step_callback
+        from candle_p1.models.fast.batches import for_fit
+        from candle_p1.training.state import replicated_arrays
+
+        training = prepare_training(self, comm)
+        (model,) = training.models
+        prepare_s = time.time() - psutil.Process().create_time()
+        arrays = replicated_arrays(model)
+        state_bytes = sum(array.nbytes for array in arrays.values())
+        target = Path(self.directory, "saved")
+        on_first_rank(lambda: check_room(target.parent, ROOM * state_bytes), comm)
+        if comm.rank == 0:
+            target.mkdir()
+        comm.barrier()
+        # Memory that is allocated ahead would count as training's own.
+        saver = SAVERS[self.variant](model, comm, target, prepares=not self.samples_memory)
+        found: Outcome = {"saves": [], "training_memory": [], "memory": []}
+        callback = step_callback(
+            lambda _: self._course(comm, saver, state_bytes, found), keras.callbacks.Callback
+        )
+        batches = for_fit(training.batches())
+        model.fit(batches, epochs=MAX_EPOCHS, shuffle=False, verbose=0, callbacks=[callback])
+        restore_s = saver.finish()
+        for save, safe_s in zip(found["saves"], saver.safe_s, strict=True):
+            save["safe_s"] = safe_s
+        return {
+            **found,
+            "state_bytes": state_bytes,
+            "num_arrays": len(arrays),
+            "file_bytes": sum(p.stat().st_size for p in target.rglob("*") if p.is_file()),
+            "prepare_s": prepare_s,
+            "restore_s": restore_s,
+            "steps_per_epoch": training.plan.steps_per_epoch,
+            "batch_size": training.plan.batch_size,
+            "threads": training.device.threads,
+            "device": training.device.name,
+        }
+
+    def _course(self, comm: Communicator, saver: Saver, state_bytes: int, found: Outcome) -> Course:
+        """Trains and saves; adds to what is found.
+
+        Of each save, ``wait_s`` is how long training waited; ``plain_s`` is the time in which one
+        process has written as many bytes just before, 0 on other ranks than 0; ``alone_s`` and
+        ``beside_s`` are the times of steps before it, and while it was still being written. Steps
+        at the end of an epoch take longer, so compare means, not medians.
+        """
+        for _ in range(WARM_UP_STEPS):
+            yield
+        sampler = MemorySampler() if self.samples_memory else None
+        begin_s, first_save_s = time.monotonic(), 0.0
+        while sampler and comm.broadcast(time.monotonic() - begin_s < SAMPLED_S):
+            yield
+        for number in range(1 + SAVES_PER_JOB):
+            alone_s, beside_s, plain_s = [0.0] * ALONE_STEPS, [], 0.0
+            for i in range(ALONE_STEPS):
+                alone_s[i], _ = yield
+            if comm.rank == 0 and sampler is None:
+                plain_s = plain_write_s(Path(self.directory, "plain"), state_bytes)
+            comm.barrier()
+            first_save_s = first_save_s or time.monotonic()
+            start = time.perf_counter()
+            saver.save(number)
+            comm.barrier()
+            wait_s = time.perf_counter() - start
+            while comm.broadcast(saver.is_writing()):
+                seconds, _ = yield
+                beside_s.append(seconds)
+            saver.sync(start)
+            times = {"plain_s": plain_s, "alone_s": alone_s, "beside_s": beside_s}
+            found["saves"].append({"wait_s": wait_s, **times})
+        for time_s, num_bytes in sampler.stop() if sampler else ():
+            name = "training_memory" if time_s < first_save_s else "memory"
+            found[name].append((time_s, num_bytes))
+
+
+def check_room(directory: Path, num_bytes: int) -> None:
+    """Raises SetupError if a directory's file system has fewer free bytes."""
+    free = psutil.disk_usage(str(directory)).free
+    if free < num_bytes:
+        raise SetupError(
+            f"{directory}: there are {free / 1e9:.1f} GB free, but saving needs"
+            f" {num_bytes / 1e9:.1f} GB: choose another --directory"
+        )
+
+
+def plain_write_s(path: Path, num_bytes: int) -> float:
+    """Returns the time in which this process writes and syncs a file, which is removed again.
+
+    The bytes are random, so that no disk can compress them.
+    """
+    block = np.random.default_rng(0).bytes(min(BLOCK_BYTES, num_bytes))
+    start = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for begin in range(0, num_bytes, len(block)):
+            file.write(block[: num_bytes - begin])
+        os.fsync(file.fileno())
+    sync_tree(path.parent)
+    elapsed_s = time.perf_counter() - start
+    path.unlink()
+    return elapsed_s
 
 
 @dataclass(frozen=True)
 class CheckpointJob(Job):
-    """What a job saves, and how.
+    """A job that saves into a directory of its own, within that of the task."""
 
-    Attributes:
-        variant: One of VARIANTS.
-        directory: Where it is saved; for the measurement, the directory in which each job gets a
-            temporary one.
-        purpose: "time", or "memory" for a job whose memory is sampled.
+    def run(self) -> list[Outcome]:
+        prefix, parent = ".candle-p1-bench-", self.task.directory
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as directory:
+            return Job.run(replace(self, task=replace(self.task, directory=directory)))
+
+
+@dataclass(kw_only=True)
+class Checkpoint(harness.BenchmarkComparison):
+    """Measure what a checkpoint of BENCHMARK's training costs, beside Keras's ways to save it.
+
+    Compares a run's checkpoints, the same with training waiting for the disk, and Keras's
+    BackupAndRestore and model.save. Shows how long training waits, when the data are safe on the
+    disk, how fast they are written compared with a plain synced write of the same size, how much
+    memory is used, and how much steps slow down meanwhile; then the intervals that Young and Daly
+    advise.
+
+    All other flags go to the benchmark.
     """
 
-    worker: ClassVar[str] = "candle_p1.bench.checkpoint_worker"
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench checkpoint p1b1 --size full --mtbf 24",
+        "candle-p1 bench checkpoint nt3 --np 2 --directory . --json checkpoint.json",
+    )
 
-    variant: str = OURS
-    directory: str = "."
-    purpose: Literal["time", "memory"] = "time"
+    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
+    num_rounds: int = count_option(
+        3,
+        "Jobs of each variant, of two timed saves each. A 95 % interval of the median needs at"
+        " least 6 saves.",
+        "--rounds",
+    )
+    mtbf_hours: float = option(
+        24.0,
+        "The mean time between failures of a job of yours, with all its nodes, for which to advise"
+        " intervals.",
+        "--mtbf",
+        metavar="HOURS",
+        within=(1e-6, 1e6),
+    )
+    directory: str = option(
+        ".",
+        "Directory whose disk is measured; saves go into temporary directories in it.",
+        is_directory=True,
+    )
 
-    @property
-    def name(self) -> str:
-        """The variant."""
-        return self.variant
-
-
-@dataclass(frozen=True)
-class TimedSave:
-    """One save, as a rank has timed it.
-
-    Attributes:
-        wait_s: How long training waited for it.
-        safe_s: From its begin until all data were on the disk, synced.
-        plain_s: The time in which one process has written and synced as many bytes just before;
-            0 on other ranks than 0, and if it was not measured.
-        alone_s: The time of steps before it.
-        beside_s: The time of steps during which it was still being written. Steps at the end of an
-            epoch take longer, so compare means, not medians.
-    """
-
-    wait_s: float
-    safe_s: float
-    plain_s: float
-    alone_s: list[float]
-    beside_s: list[float]
-
-
-@dataclass(frozen=True)
-class CheckpointOutcome:
-    """What a rank has measured.
-
-    Attributes:
-        saves: The saves in their order; the first one is not representative, because it creates
-            files.
-        state_bytes: The size of the weights and of the optimizer's state.
-        num_arrays: Their number.
-        file_bytes: The size of the files of the last checkpoint.
-        prepare_s: From the start of the process until training could begin.
-        restore_s: The time to read and verify the last checkpoint, and to give the model its
-            values; None if the variant does not measure it.
-        steps_per_epoch: The number of steps of an epoch.
-        batch_size: The number of samples in a step of this rank.
-        threads: The number of threads of an operation.
-        device: "cpu", or the GPU's name.
-        training_memory: Samples of the memory of this process before the first save.
-        memory: Samples from the first save on.
-    """
-
-    saves: list[TimedSave]
-    state_bytes: int
-    num_arrays: int
-    file_bytes: int
-    prepare_s: float
-    restore_s: float | None
-    steps_per_epoch: int
-    batch_size: int
-    threads: int
-    device: str
-    training_memory: MemorySamples = field(default_factory=list)
-    memory: MemorySamples = field(default_factory=list)
-
-    @property
-    def step_s(self) -> float:
-        """The mean time of a step beside which nothing is written, in s."""
-        return statistics.fmean(seconds for save in self.saves for seconds in save.alone_s)
-
-    @property
-    def delays_s(self) -> list[float]:
-        """By how much each save delayed training: its wait, and what the steps beside it lost."""
-        return [
-            save.wait_s + sum(save.beside_s) - len(save.beside_s) * self.step_s
-            for save in self.saves
+    def jobs(self) -> list[Job]:
+        task = CheckpointTask(benchmark=self.benchmark, flags=self.flags, directory=self.directory)
+        timed: list[Job] = [
+            CheckpointJob(variant, replace(task, variant=variant), self.num_ranks)
+            for variant in SAVERS
         ]
+        sampled = [
+            replace(job, purpose="memory", task=replace(job.task, samples_memory=True))
+            for job in timed
+        ]
+        return [*sampled, *harness.rounds(timed, self.num_rounds)]
 
-
-@dataclass(frozen=True)
-class CheckpointComparison(Measurement):
-    """What is compared, and under which conditions.
-
-    Attributes:
-        num_rounds: Jobs of each variant that are timed.
-        mtbf_s: The mean time between failures for which intervals are advised, in s.
-    """
-
-    job: CheckpointJob
-    num_rounds: int = 3
-    mtbf_s: float = 24 * HOUR_S
-
-    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs; see Measurement."""
-        timed: dict[str, list[list[CheckpointOutcome]]] = {name: [] for name in VARIANTS}
-        sampled: dict[str, list[CheckpointOutcome]] = {}
-        total = len(VARIANTS) * (1 + self.num_rounds)
-        done = 0
-
-        def outcomes(variant: str, purpose: Literal["time", "memory"]) -> list[CheckpointOutcome]:
-            nonlocal done
-            on_start(done, total, f"{variant}, {purpose}")
-            done += 1
-            with tempfile.TemporaryDirectory(
-                prefix=".candle-p1-bench-", dir=self.job.directory
-            ) as directory:
-                job = replace(self.job, variant=variant, purpose=purpose, directory=directory)
-                return run(job, self.num_ranks)
-
-        for variant in VARIANTS:
-            sampled[variant] = outcomes(variant, "memory")
-        for number in range(self.num_rounds):
-            for variant in VARIANTS if number % 2 == 0 else VARIANTS[::-1]:
-                timed[variant].append(outcomes(variant, "time"))
-        results = [_result(name, timed[name], sampled[name]) for name in VARIANTS]
-        ours, keras = results[0], results[VARIANTS.index(BACKUP)]
-        ratio = estimate_ratio(ours["repeats_s"], keras["repeats_s"])
-        first = timed[OURS][0][0]
-        plain = [seconds for jobs in timed.values() for seconds in _plain_writes_s(jobs)]
-        step_s = _median(max(rank.step_s for rank in ranks) for ranks in timed[OURS])
+    def report(self, measured: Measured) -> dict[str, Any]:
+        results, ours = super().report(measured)["results"], measured.of(OURS)
+        first, plain_s = ours[0][0], [each for v in SAVERS for each in _plain_s(measured.of(v))]
+        waits = {result["variant"]: result["repeats_s"] for result in results}
+        ratio = estimate_ratio(waits[OURS], waits[BACKUP])
+        step_s = statistics.median(max(map(_step_s, ranks)) for ranks in ours)
+        restart = {
+            name: statistics.median(max(rank[name] or 0.0 for rank in ranks) for ranks in ours)
+            for name in ("prepare_s", "restore_s")
+        }
+        restart["total_s"] = sum(restart.values())
+        names = ("threads", "device", "batch_size", "state_bytes", "num_arrays", "steps_per_epoch")
         return {
-            "directory": str(Path(self.job.directory).absolute()),
+            **{name: first[name] for name in names},
+            "directory": str(Path(self.directory).absolute()),
             "num_ranks": self.num_ranks,
-            "threads": first.threads,
-            "device": first.device,
-            "batch_size": first.batch_size,
             "num_rounds": self.num_rounds,
-            "state_bytes": first.state_bytes,
-            "num_arrays": first.num_arrays,
             "step_s": step_s,
-            "steps_per_epoch": first.steps_per_epoch,
             "results": results,
-            "plain_write": summarize(plain)
-            | {"bytes_per_s": first.state_bytes / statistics.median(plain)},
+            "plain_write": summarize(plain_s)
+            | {"bytes_per_s": first["state_bytes"] / statistics.median(plain_s)},
             "wait_ratio": {
-                "value": ratio.value,
-                "low": ratio.low,
-                "high": ratio.high,
-                "confidence": ratio.confidence,
+                name: getattr(ratio, name) for name in ("value", "low", "high", "confidence")
             },
-            "restart": _restart(timed[OURS]),
-            "advice": _advice(ours, _restart(timed[OURS])["total_s"], self.mtbf_s, step_s, first),
+            "restart": restart,
+            "advice": self._advice(results[0], restart["total_s"], step_s, first),
         }
 
+    def _advice(
+        self, ours: Result, restart_s: float, step_s: float, first: Outcome
+    ) -> dict[str, Any]:
+        """Returns the advised intervals for the measured cost of a checkpoint."""
+        # Noise of the steps beside may make the delay shorter than the wait, which is a part of it.
+        cost_s = max(ours["delay"]["median_s"], ours["median_s"])
+        mtbf_s, intervals = self.mtbf_hours * HOUR_S, []
+        for name, formula in (("Young", young_interval_s), ("Daly", daly_interval_s)):
+            interval_s = formula(cost_s, mtbf_s)
+            extra = expected_ratio(interval_s, cost_s, mtbf_s, restart_s) - 1
+            intervals.append(
+                {
+                    "formula": name,
+                    "interval_s": interval_s,
+                    "steps": interval_s / step_s,
+                    "epochs": interval_s / step_s / first["steps_per_epoch"],
+                    "expected_extra": extra if math.isfinite(extra) else None,
+                }
+            )
+        costs = {"mtbf_s": mtbf_s, "cost_s": cost_s, "restart_s": restart_s}
+        return {**costs, "intervals": intervals}
 
-def _plain_writes_s(jobs: list[list[CheckpointOutcome]]) -> list[float]:
-    """Returns the time of the plain write before each save, without the first of each job."""
-    return [save.plain_s for ranks in jobs for save in ranks[0].saves[1:]]
+    def result(self, variant: str, measured: Measured) -> Result:
+        jobs, sampled = measured.of(variant), measured.of(variant, "memory")[0]
+        first = jobs[0][0]
+        waits_s = _slowest(jobs, lambda rank: [save["wait_s"] for save in rank["saves"]])
+        safe_s = _later(_slowest(jobs, lambda rank: [save["safe_s"] for save in rank["saves"]]))
+        plain_s = _plain_s(jobs)
+        relative = [plain / safe for plain, safe in zip(plain_s, safe_s, strict=True)]
+        slowdown = [
+            statistics.fmean(save["beside_s"]) / _step_s(rank)
+            for ranks in jobs
+            for rank in ranks
+            for save in rank["saves"][1:]
+            if save["beside_s"]
+        ]
+        memory, before = ([rank[k] for rank in sampled] for k in ("memory", "training_memory"))
+        growth = None
+        if all(memory) and all(before):
+            growth = max(0, peak_of_sum_bytes(memory) - peak_of_sum_bytes(before))
+        beside = [len(save["beside_s"]) for ranks in jobs for save in ranks[0]["saves"][1:]]
+        return {
+            "variant": variant,
+            **summarize(_later(waits_s)),
+            "first_s": [of_job[0] for of_job in waits_s],
+            "safe": summarize(safe_s),
+            "bytes_per_s": first["state_bytes"] / statistics.median(safe_s),
+            "file_bytes": first["file_bytes"],
+            "plain_write_s": plain_s,
+            "relative_rate": statistics.median(relative),
+            **harness.spread_of(relative, "relative_rate"),
+            "delay": summarize(_later(_slowest(jobs, _delays_s))),
+            "num_steps_beside": sum(beside),
+            "step_slowdown": statistics.median(slowdown) if slowdown else None,
+            "peak_bytes": growth,
+            "peak_copies": None if growth is None else growth / first["state_bytes"],
+        }
 
-
-def _result(
-    variant: str, jobs: list[list[CheckpointOutcome]], sampled: list[CheckpointOutcome]
-) -> dict[str, Any]:
-    """Returns what was measured of a variant; a save takes as long as on its slowest rank."""
-    first = jobs[0][0]
-
-    def slowest(of: Callable[[CheckpointOutcome], Sequence[float]]) -> list[list[float]]:
-        """Returns a value of each save, by job."""
-        return [list(map(max, zip(*map(of, ranks), strict=True))) for ranks in jobs]
-
-    def counted(values: Iterable[list[float]]) -> list[float]:
-        return [value for of_job in values for value in of_job[1:]]
-
-    waits_s = slowest(lambda rank: [save.wait_s for save in rank.saves])
-    safe_s = counted(slowest(lambda rank: [save.safe_s for save in rank.saves]))
-    plain_s = _plain_writes_s(jobs)
-    relative = [plain / safe for plain, safe in zip(plain_s, safe_s, strict=True)]
-    interval = median_interval(relative)
-    slowdown = [
-        statistics.fmean(save.beside_s) / rank.step_s
-        for ranks in jobs
-        for rank in ranks
-        for save in rank.saves[1:]
-        if save.beside_s
-    ]
-    growth = _growth_bytes(sampled)
-    return {
-        "variant": variant,
-        **summarize(counted(waits_s)),
-        "first_s": [of_job[0] for of_job in waits_s],
-        "safe": summarize(safe_s),
-        "bytes_per_s": first.state_bytes / statistics.median(safe_s),
-        "file_bytes": first.file_bytes,
-        "plain_write_s": plain_s,
-        "relative_rate": statistics.median(relative),
-        "ci95_relative_rate": list(interval) if interval else None,
-        "range_relative_rate": [min(relative), max(relative)],
-        "delay": summarize(counted(slowest(lambda rank: rank.delays_s))),
-        "num_steps_beside": sum(
-            len(save.beside_s) for ranks in jobs for save in ranks[0].saves[1:]
-        ),
-        "step_slowdown": statistics.median(slowdown) if slowdown else None,
-        "peak_bytes": growth,
-        "peak_copies": None if growth is None else growth / first.state_bytes,
-    }
-
-
-def _growth_bytes(ranks: Sequence[CheckpointOutcome]) -> int | None:
-    """Returns by how much saving raises the node's peak of memory; None if it was not sampled."""
-    if not all(rank.memory and rank.training_memory for rank in ranks):
-        return None
-    before = peak_of_sum_bytes([rank.training_memory for rank in ranks])
-    return max(0, peak_of_sum_bytes([rank.memory for rank in ranks]) - before)
-
-
-def _restart(jobs: list[list[CheckpointOutcome]]) -> dict[str, float]:
-    """Returns the time from the start of the processes until training can go on, in s."""
-    prepare_s = _median(max(rank.prepare_s for rank in ranks) for ranks in jobs)
-    restore_s = _median(max(rank.restore_s or 0.0 for rank in ranks) for ranks in jobs)
-    return {"prepare_s": prepare_s, "restore_s": restore_s, "total_s": prepare_s + restore_s}
-
-
-def _advice(
-    ours: dict[str, Any],
-    restart_s: float,
-    mtbf_s: float,
-    step_s: float,
-    outcome: CheckpointOutcome,
-) -> dict[str, Any]:
-    """Returns the advised intervals for the measured cost of a checkpoint."""
-    # Noise of the steps beside may make the delay shorter than the wait, which is a part of it.
-    cost_s = max(ours["delay"]["median_s"], ours["median_s"])
-    found = {
-        "Young": young_interval_s(cost_s, mtbf_s),
-        "Daly": daly_interval_s(cost_s, mtbf_s),
-    }
-    return {
-        "mtbf_s": mtbf_s,
-        "cost_s": cost_s,
-        "restart_s": restart_s,
-        "intervals": [
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        results, plain, ratio = report["results"], report["plain_write"], report["wait_ratio"]
+        number = format_significant
+        yield (
+            f"{report['benchmark']}: {megabytes(report['state_bytes'])} MB of state in"
+            f" {count(report['num_arrays'], 'array')}, {count(report['num_ranks'], 'rank')} x"
+            f" {count(report['threads'], 'thread')} on {report['device']},"
+            f" {count(report['num_rounds'], 'round')} of {count(SAVES_PER_JOB, 'save')};"
+            f" a step takes {harness.ms(report['step_s'])} ms"
+        )
+        yield harness.table(
+            results,
             {
-                "formula": name,
-                "interval_s": interval_s,
-                "steps": interval_s / step_s,
-                "epochs": interval_s / step_s / outcome.steps_per_epoch,
-                "expected_extra": _finite(
-                    expected_ratio(interval_s, cost_s, mtbf_s, restart_s) - 1
+                "variant": "variant",
+                "training\nwaits (s)": "median_s",
+                "{spread}\n(s)": interval,
+                "data are safe\nafter (s)": lambda r: r["safe"]["median_s"],
+                "rate\n(MB/s)": lambda r: r["bytes_per_s"] / MB,
+                "relative to the\nplain write": "relative_rate",
+                "{spread}": lambda r: interval(r, "relative_rate"),
+            },
+        )
+        yield (
+            "a plain synced write of as many bytes by one process, before each save: median"
+            f" {number(plain['median_s'])} s ({harness.spread(plain)} {interval(plain)}), which is"
+            f" {number(plain['bytes_per_s'] / MB)} MB/s in {report['directory']}"
+        )
+        yield (
+            f"{OURS}: training waits {number(ratio['value'])} times as long as for {BACKUP}"
+            f" ({ratio['confidence']:.0%} interval {number(ratio['low'])} to"
+            f" {number(ratio['high'])}); the first save of a run, which creates the files, took"
+            f" {number(max(results[0]['first_s']))} s"
+        )
+        yield harness.table(
+            results,
+            {
+                "variant": "variant",
+                "memory beyond\ntraining's (MB)": lambda r: megabytes(r["peak_bytes"]),
+                "in copies of\nthe state": lambda r: r["peak_bytes"] and f"{r['peak_copies']:.2f}",
+                "steps while it\nis written": "num_steps_beside",
+                "which take\n(times as long)": lambda r: r["step_slowdown"] or "",
+                "training is\ndelayed (s)": lambda r: r["delay"]["median_s"],
+            },
+        )
+        advice, restart = report["advice"], report["restart"]
+        yield (
+            f"a checkpoint delays training by {number(advice['cost_s'])} s: the wait, and what the"
+            f" steps beside it take longer; a restart takes {number(advice['restart_s'])} s, of"
+            f" which the start, loading and building take {number(restart['prepare_s'])} s and"
+            f" reading the checkpoint {number(restart['restore_s'])} s"
+        )
+        yield f"for one failure in {number(advice['mtbf_s'] / HOUR_S)} hours on average:"
+        yield harness.table(
+            advice["intervals"],
+            {
+                "advised interval": "formula",
+                "(s)": "interval_s",
+                "(steps)": "steps",
+                "(epochs)": "epochs",
+                "expected time\nadded by failures": lambda each: (
+                    "unlimited"
+                    if each["expected_extra"] is None
+                    else f"{each['expected_extra']:.2%}"
                 ),
-            }
-            for name, interval_s in found.items()
-        ],
-    }
+            },
+        )
+        seconds = max(1, round(advice["intervals"][-1]["interval_s"]))
+        yield f"in a run: --ckpt_every_s {seconds}"
+        yield from harness.remarks(report, "save")
 
 
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
+VERB = Checkpoint
 
 
-def _finite(value: float) -> float | None:
-    """Returns a number that JSON can hold; None for infinity."""
-    return value if math.isfinite(value) else None
+def _step_s(rank: Outcome) -> float:
+    """Returns the mean time of a step beside which nothing is written, in s."""
+    return statistics.fmean(seconds for save in rank["saves"] for seconds in save["alone_s"])
+
+
+def _delays_s(rank: Outcome) -> list[float]:
+    """Returns by how much each save delayed training: its wait, and what the steps beside lost."""
+    return [
+        save["wait_s"] + sum(save["beside_s"]) - len(save["beside_s"]) * _step_s(rank)
+        for save in rank["saves"]
+    ]
+
+
+def _plain_s(jobs: Sequence[Sequence[Outcome]]) -> list[float]:
+    """Returns the time of the plain write before each save, without the first of each job."""
+    return [save["plain_s"] for ranks in jobs for save in ranks[0]["saves"][1:]]
+
+
+def _slowest(
+    jobs: Sequence[Sequence[Outcome]], of: Callable[[Outcome], Sequence[float]]
+) -> list[list[float]]:
+    """Returns, by job, a value of each save on the rank where it is largest."""
+    return [list(map(max, zip(*map(of, ranks), strict=True))) for ranks in jobs]
+
+
+def _later(by_job: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the values of all saves but the first of each job, which creates files."""
+    return [value for of_job in by_job for value in of_job[1:]]

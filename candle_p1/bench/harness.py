@@ -52,8 +52,8 @@ def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any
         text: The help.
         flag: The option's name, if it is not that of the field.
         more: ``choices``; ``within``, the least and the largest number; ``is_list`` for positive
-            integers; ``is_file`` for a file to write; ``is_argument``; ``complete``, what to
-            complete; or what `click.Option` takes.
+            integers; ``is_file`` for a file to write; ``is_directory``; ``is_argument``;
+            ``complete``, what to complete; or what `click.Option` takes.
     """
     return field(default=default, metadata={"help": text, "flag": flag, **more})
 

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import keras
-
-from candle_p1.bench.checkpoint import BACKUP, MODEL_SAVE, OURS, OURS_WAITING
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.writer import CheckpointWriter
+from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import CandleError
-from candle_p1.training.state import replicated_arrays, restore_replicated
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from candle_p1.distributed.comm import Communicator
 
 
-class StateSaver(ABC):
-    """A way to save the state of a model.
+class Saver:
+    """A function of Keras's, called on rank 0. Keras syncs nothing, so that is done afterwards.
 
     Args:
         model: The model, compiled and built.
-        comm: The ranks, all of which call its collective methods.
+        comm: The ranks, all of which call `save`, `sync` and `finish`.
         directory: An empty directory.
         prepares: Whether to allocate memory before training, as a run does.
 
@@ -40,36 +32,55 @@ class StateSaver(ABC):
         self.model, self.comm, self.directory = model, comm, directory
         self.safe_s: list[float] = []
 
-    @abstractmethod
     def save(self, number: int) -> None:
-        """Saves, or begins to save; training waits for this call. Collective.
+        """Saves, or begins to save, for the time with this number, from 0; training waits."""
+        if self.comm.rank == 0:
+            self.write(number)
 
-        Args:
-            number: The number of the save, from 0.
-        """
+    def write(self, number: int) -> None:
+        """Writes the files."""
 
     def is_writing(self) -> bool:
         """Returns whether the last save is still being written beside the training; on rank 0."""
         return False
 
-    @abstractmethod
     def sync(self, start: float) -> None:
-        """Waits until the data of the last save are on the disk, if this needs a further step.
+        """Waits until the data of the save that began at `start` (perf_counter) are on the disk."""
+        if self.comm.rank == 0:
+            sync_tree(self.directory)
+        self.safe_s.append(time.perf_counter() - start)
 
-        Args:
-            start: When the save began, by `time.perf_counter`.
-        """
-
-    @abstractmethod
     def finish(self) -> float | None:
-        """Ends saving, and gives the model the values of the last save, verified; collective.
+        """Ends saving, and gives the model the values of the last save, verified.
 
         Returns:
             The time of the latter, in s; None if it is not measured for this way of saving.
         """
+        return None
 
 
-class _OwnSaver(StateSaver):
+class BackupSaver(Saver):
+    """Keras's callback, as at the end of an epoch; each save overwrites the one before."""
+
+    def __init__(self, model: Any, comm: Communicator, directory: Path, *, prepares: bool) -> None:
+        import keras
+
+        super().__init__(model, comm, directory, prepares=prepares)
+        self._callback = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
+        self._callback.set_model(model)
+
+    def write(self, number: int) -> None:
+        self._callback.on_epoch_end(number)
+
+
+class ModelSaver(Saver):
+    """The model with its configuration, in one file, which each save overwrites."""
+
+    def write(self, number: int) -> None:
+        self.model.save(self.directory / "model.keras")
+
+
+class OwnSaver(Saver):
     """What a run with checkpoints does; only the newest one is kept."""
 
     waits = False
@@ -80,11 +91,15 @@ class _OwnSaver(StateSaver):
             comm, directory, keep=lambda stored: set(), required=True, say=_raise
         )
         if prepares:
-            self._writer.prepare(replicated_arrays(model))
+            self._writer.prepare(self._arrays())
+
+    def _arrays(self) -> Any:
+        from candle_p1.training.state import replicated_arrays
+
+        return replicated_arrays(self.model)
 
     def save(self, number: int) -> None:
-        arrays = replicated_arrays(self.model)
-        self._writer.save(Position(number, 0), arrays, {}, {}, wait=self.waits)
+        self._writer.save(Position(number, 0), self._arrays(), {}, {}, wait=self.waits)
 
     def is_writing(self) -> bool:
         return self._writer.writing
@@ -93,6 +108,8 @@ class _OwnSaver(StateSaver):
         """Does nothing: the writer syncs, and knows when."""
 
     def finish(self) -> float | None:
+        from candle_p1.training.state import restore_replicated
+
         saves = self._writer.close().saves
         self.safe_s = [save.written_s for save in saves if save.written_s is not None]
         start = time.perf_counter()
@@ -102,57 +119,10 @@ class _OwnSaver(StateSaver):
         return time.perf_counter() - start
 
 
-class _WaitingSaver(_OwnSaver):
+class WaitingSaver(OwnSaver):
     """The same where training waits, as it does at the end of a job's time."""
 
     waits = True
-
-
-class _KerasSaver(StateSaver):
-    """A function of Keras's, called on rank 0. Keras syncs nothing, so that is done afterwards."""
-
-    def save(self, number: int) -> None:
-        if self.comm.rank == 0:
-            self.write(number)
-
-    @abstractmethod
-    def write(self, number: int) -> None:
-        """Writes the files."""
-
-    def sync(self, start: float) -> None:
-        if self.comm.rank == 0:
-            sync_tree(self.directory)
-        self.safe_s.append(time.perf_counter() - start)
-
-    def finish(self) -> float | None:
-        return None
-
-
-class _BackupSaver(_KerasSaver):
-    """Keras's callback, as at the end of an epoch; each save overwrites the one before."""
-
-    def __init__(self, model: Any, comm: Communicator, directory: Path, *, prepares: bool) -> None:
-        super().__init__(model, comm, directory, prepares=prepares)
-        self._callback = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
-        self._callback.set_model(model)
-
-    def write(self, number: int) -> None:
-        self._callback.on_epoch_end(number)
-
-
-class _ModelSaver(_KerasSaver):
-    """The model with its configuration, in one file, which each save overwrites."""
-
-    def write(self, number: int) -> None:
-        self.model.save(self.directory / "model.keras")
-
-
-SAVERS: dict[str, type[StateSaver]] = {
-    OURS: _OwnSaver,
-    OURS_WAITING: _WaitingSaver,
-    BACKUP: _BackupSaver,
-    MODEL_SAVE: _ModelSaver,
-}
 
 
 def sync_tree(directory: Path) -> None:

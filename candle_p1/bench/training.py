@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -100,3 +102,34 @@ def prepare_training(
     return Training(
         benchmark, params, comm.rank, device, data, plan, engine, models, allreduces, num_bytes
     )
+
+
+Course = Generator[None, tuple[float, float], None]
+"""Goes through the steps of a training: each ``yield`` trains one, and returns its time in s, which
+includes making the batch, and the mean loss of the epoch so far."""
+
+
+def step_callback(course: Callable[[Any], Course], base: Any) -> Any:
+    """Returns a callback with which a training goes through a course, and stops at its end.
+
+    Args:
+        course: Is called with the callback when training begins. On JAX, a model has its weights
+            during an epoch only where they are asked for by the callback's ``model``.
+        base: The class Callback of keras or tf_keras.
+    """
+
+    class Callback(base):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._course = course(self)
+            next(self._course)
+            self._start = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            loss = float(logs["loss"])  # waits for a step that is asynchronous
+            try:
+                self._course.send((time.perf_counter() - self._start, loss))
+            except StopIteration:
+                self.model.stop_training = True
+            self._start = time.perf_counter()
+
+    return Callback()

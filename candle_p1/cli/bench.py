@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import BenchmarkCommand, FiniteRange
+from candle_p1.cli.base import BenchmarkCommand
 from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_options import (
@@ -101,68 +101,3 @@ def step_command(
     conditions["keras2"] = check_directory(keras2) if keras2 else None
     report = measure(StepComparison(job, against=against == "plain", **conditions))
     show(show_step.parts(report, by_weight=by_weight), report, json_file)
-
-
-@command.command(
-    "checkpoint",
-    cls=BenchmarkCommand,
-    examples=[
-        "candle-p1 bench checkpoint p1b1 --size full --mtbf 24",
-        "candle-p1 bench checkpoint nt3 --np 2 --directory . --json checkpoint.json",
-    ],
-)
-@measurement_options(
-    count_option("--np", "num_ranks", 1, "Number of ranks, all on this machine."),
-    count_option(
-        "--rounds",
-        "num_rounds",
-        3,
-        "Jobs of each variant, of two timed saves each. A 95 % interval of the median needs at"
-        " least 6 saves.",
-    ),
-    click.option(
-        "--mtbf",
-        "mtbf_hours",
-        metavar="HOURS",
-        type=FiniteRange(0, 1e6, min_open=True),
-        default=24.0,
-        show_default=True,
-        help="The mean time between failures of a job of yours, with all its nodes, for which to"
-        " advise intervals.",
-    ),
-    click.option(
-        "--directory",
-        type=click.Path(exists=True, file_okay=False, writable=True),
-        default=".",
-        show_default=True,
-        help="Directory whose disk is measured; saves go into temporary directories in it.",
-    ),
-)
-def checkpoint_command(
-    benchmark: str,
-    num_ranks: int,
-    num_rounds: int,
-    mtbf_hours: float,
-    directory: str,
-    json_file: Path | None,
-    flags: list[str],
-) -> None:
-    """Measure what a checkpoint of BENCHMARK's training costs, beside Keras's ways to save it.
-
-    Compares a run's checkpoints, the same with training waiting for the disk, and Keras's
-    BackupAndRestore and model.save. Shows how long training waits, when the data are safe on the
-    disk, how fast they are written compared with a plain synced write of the same size, how much
-    memory is used, and how much steps slow down meanwhile; then the intervals that Young and Daly
-    advise.
-
-    All other flags go to the benchmark.
-    """
-    from candle_p1.bench import show_checkpoint
-    from candle_p1.bench.checkpoint import HOUR_S, CheckpointComparison, CheckpointJob
-
-    job = CheckpointJob(benchmark, flags, directory=directory)
-    comparison = CheckpointComparison(
-        job, num_ranks=num_ranks, num_rounds=num_rounds, mtbf_s=mtbf_hours * HOUR_S
-    )
-    report = measure(comparison)
-    show(show_checkpoint.parts(report), report, json_file)

@@ -110,6 +110,8 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
     more["shell_complete"] = COMPLETIONS.get(more.pop("complete", ""))
     if more.pop("is_file", False):
         return file_option(flag, field.name, text)
+    if more.pop("is_directory", False):
+        more["type"] = click.Path(exists=True, file_okay=False, writable=True)
     if more.pop("is_argument", False):
         return click.argument(field.name, **more)
     if within := more.pop("within", None):

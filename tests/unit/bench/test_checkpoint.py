@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.bench.checkpoint import BACKUP, OURS, SAVERS, Checkpoint
+from candle_p1.bench.interval import daly_interval_s, young_interval_s
+from candle_p1.records.tables import as_cells
+
+ALONE_S = [0.5, 0.7]
+FIRST = {"wait_s": 9.0, "safe_s": 9.0, "plain_s": 1.0, "alone_s": ALONE_S, "beside_s": []}
+SAVE = {"wait_s": 0.5, "safe_s": 2.0, "plain_s": 1.6, "alone_s": ALONE_S, "beside_s": [0.8, 0.9]}
+OUTCOME = {
+    "saves": [FIRST, SAVE, dict(SAVE, safe_s=4.0)],
+    "state_bytes": 1_000_000_000,
+    "num_arrays": 12,
+    "file_bytes": 1_000_100_000,
+    "prepare_s": 20.0,
+    "restore_s": 1.5,
+    "steps_per_epoch": 10,
+    "batch_size": 100,
+    "threads": 2,
+    "device": "cpu",
+    "training_memory": [],
+    "memory": [],
+}
+SYNCHRONOUS = [
+    FIRST,
+    dict(SAVE, wait_s=2.0, beside_s=[]),
+    dict(SAVE, wait_s=4.0, beside_s=[]),
+]
+
+
+def outcome_of(task, num_ranks):
+    outcome = OUTCOME if task.variant == OURS else dict(OUTCOME, saves=SYNCHRONOUS)
+    if task.samples_memory:
+        copies = 1 if task.variant == OURS else 2
+        growth = copies * outcome["state_bytes"] // num_ranks
+        outcome = dict(
+            outcome,
+            training_memory=[(0.0, 500), (1.0, 700)],
+            memory=[(2.0, 600), (3.0, 700 + growth)],
+        )
+    return [dict(outcome, prepare_s=20.0 + rank) for rank in range(num_ranks)]
+
+
+@pytest.fixture
+def saved(compare, tmp_path):
+    """Compares with jobs whose outcomes a function (task, num_ranks) returns."""
+
+    def saved(measure=outcome_of, **conditions):
+        tasks, directory = [], tmp_path / "disk"
+        directory.mkdir()
+
+        def run(task, num_ranks):
+            assert list(Path(task.directory).iterdir()) == []
+            tasks.append(task)
+            return measure(task, num_ranks)
+
+        comparison = Checkpoint(benchmark="nt3", directory=str(directory), **conditions)
+        report = compare(comparison, run)
+        assert list(directory.iterdir()) == []
+        shown = []
+        for part in comparison.render(report):
+            rows = [] if isinstance(part, str) else [part.columns, *as_cells(part)[1]]
+            shown += [part] if isinstance(part, str) else [str(rows)]
+        return report, tasks, "\n".join(shown)
+
+    return saved
+
+
+def test_variants_are_measured_in_turn_after_their_memory(saved):
+    _, tasks, _ = saved(num_rounds=2)
+    assert [task.variant for task in tasks] == [*SAVERS, *SAVERS, *reversed(SAVERS)]
+    assert [task.samples_memory for task in tasks] == [True] * 4 + [False] * 8
+    assert len({task.directory for task in tasks}) == len(tasks)
+
+
+def test_the_first_save_of_a_job_is_shown_apart(saved):
+    report, *_ = saved(num_rounds=2)
+    ours = report["results"][0]
+    assert ours["repeats_s"] == [0.5] * 4
+    assert ours["first_s"] == [9.0] * 2
+    assert report["plain_write"]["repeats_s"] == [1.6] * 16
+
+
+def test_rates_are_relative_to_the_plain_write_before_each_save(saved):
+    report, *_ = saved(num_rounds=3)
+    ours = report["results"][0]
+    assert ours["safe"]["median_s"] == 3.0
+    assert ours["bytes_per_s"] == pytest.approx(1e9 / 3)
+    assert sorted(ours["range_relative_rate"]) == pytest.approx([0.4, 0.8])
+    assert ours["relative_rate"] == pytest.approx(0.6)
+    assert ours["ci95_relative_rate"] is not None
+
+
+def test_memory_is_what_saving_adds_to_the_peak_of_training(saved):
+    report, *_ = saved(num_rounds=1)
+    copies = {result["variant"]: result["peak_copies"] for result in report["results"]}
+    assert copies[OURS] == pytest.approx(1)
+    assert copies[BACKUP] == pytest.approx(2)
+
+
+def test_the_ranks_of_a_node_are_added_up(saved):
+    report, *_ = saved(num_rounds=1, num_ranks=2)
+    assert report["results"][0]["peak_copies"] == pytest.approx(1)
+    assert report["restart"] == {"prepare_s": 21.0, "restore_s": 1.5, "total_s": 22.5}
+
+
+def test_memory_that_is_not_sampled_is_not_measured(saved):
+    def without_memory(task, num_ranks):
+        outcomes = outcome_of(task, num_ranks)
+        return [dict(one, memory=[], training_memory=[]) for one in outcomes]
+
+    report, _, shown = saved(without_memory, num_rounds=1)
+    assert report["results"][0]["peak_bytes"] is None
+    assert "not measured" in shown
+
+
+def test_the_cost_of_a_checkpoint_includes_what_the_steps_beside_it_lose(saved):
+    report, *_ = saved(num_rounds=3, mtbf_hours=24.0)
+    ours, waiting = report["results"][:2]
+    assert ours["delay"]["median_s"] == pytest.approx(0.5 + 0.2 + 0.3)
+    assert ours["step_slowdown"] == pytest.approx(0.85 / 0.6)
+    assert ours["num_steps_beside"] == 12
+    assert waiting["variant"] == "candle_p1, waiting"
+    assert waiting["step_slowdown"] is None
+    advice = report["advice"]
+    assert advice["cost_s"] == pytest.approx(1.0)
+    young, daly = advice["intervals"]
+    assert young["interval_s"] == pytest.approx(young_interval_s(1.0, 86_400))
+    assert daly["interval_s"] == pytest.approx(daly_interval_s(1.0, 86_400))
+    assert daly["steps"] == pytest.approx(daly["interval_s"] / 0.6)
+    assert daly["epochs"] == pytest.approx(daly["steps"] / 10)
+
+
+def test_steps_that_happen_to_be_faster_do_not_make_a_checkpoint_free(saved):
+    fast = dict(SAVE, beside_s=[0.1, 0.1])
+
+    def measure(task, num_ranks):
+        outcomes = outcome_of(task, num_ranks)
+        return [dict(one, saves=[FIRST, fast, fast]) for one in outcomes]
+
+    report, *_ = saved(measure, num_rounds=3)
+    assert report["advice"]["cost_s"] == 0.5
+
+
+def test_a_hopeless_mean_time_between_failures_is_shown_as_such(saved):
+    report, _, shown = saved(num_rounds=1, mtbf_hours=0.01 / 3600)
+    assert report["advice"]["intervals"][1]["expected_extra"] is None
+    assert "unlimited" in shown
+
+
+def test_waits_are_compared_with_those_of_keras(saved):
+    report, _, shown = saved(num_rounds=3)
+    assert report["wait_ratio"]["value"] == pytest.approx(0.5 / 3, rel=0.5)
+    assert "--ckpt_every_s 415" in shown
+    assert "a plain synced write" in shown
+    for variant in SAVERS:
+        assert variant in shown
+
+
+@pytest.mark.parametrize("hours", ["0", "-1", "nan", "x"])
+def test_a_mean_time_that_is_no_time_is_refused(hours):
+    result = CliRunner().invoke(cli.cli, ["bench", "checkpoint", "nt3", "--mtbf", hours])
+    assert result.exit_code
+    assert "--mtbf" in (result.output + str(result.exception))
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    argv = ["bench", "checkpoint", "nt3", "--directory", str(tmp_path / "none")]
+    result = CliRunner().invoke(cli.cli, argv)
+    assert result.exit_code
+    assert "--directory" in (result.output + str(result.exception))
