@@ -38,7 +38,7 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
     default "output"), they are listed.
     """
     from candle_p1.records.summary import details, summary
-    from candle_p1.reports.figures.run import phases_svg
+    from candle_p1.reports.figures.time import phases_svg
     from candle_p1.reports.writing import run_page
     from candle_p1.training.screen import Screen
 

@@ -1,13 +1,12 @@
-"""How the figures of a report look: lines over ranks, with intervals and the values of all runs."""
+"""How figures look, and how each kind is drawn: lines over ranks, bars, and spans of time."""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from dataclasses import dataclass
 from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, end_at_one
 from candle_p1.reports.words import shortened
@@ -20,13 +19,11 @@ if TYPE_CHECKING:
 
     from candle_p1.reports.statistics import Estimate
 
-BLACK, ORANGE, SKY = "#000000", "#E69F00", "#56B4E9"
-COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000")
 """Those of Okabe and Ito, without yellow, which is hard to see on white."""
 
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
-IDEAL: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
 PANEL_INCHES = (3.4, 3.0)
 LEGEND_ROW_INCHES = 0.2
 DOTS_PER_INCH = 150
@@ -61,14 +58,8 @@ LOOK: Any = {
 }
 """Settings of matplotlib, for its rc_context."""
 
-BARS = (
-    "Lines join medians. Bars with caps are 95 % intervals; bars without caps show the range where"
-    " there are too few runs for an interval. Faint dots are single runs."
-)
 
-
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A figure as images.
 
     Attributes:
@@ -86,36 +77,29 @@ class Drawing:
     width_pt: float
 
 
-@dataclass(frozen=True)
-class Mark:
-    """An estimate, with its interval, at a place on the x axis.
-
-    Attributes:
-        x: The number of ranks or epochs.
-        estimate: The median, or a ratio.
-        values: The values of the runs; empty for a ratio.
-    """
+class Mark(NamedTuple):
+    """An estimate at a number of ranks or epochs, with the values of the runs; ratios have none."""
 
     x: float
     estimate: Estimate
     values: Sequence[float] = ()
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One plot of a figure.
 
     Attributes:
-        title: What it shows.
         lines: The marks of each line, by label.
         y_label: The unit, or what the values are.
         ideal: The points of a curve to compare with.
+        reference: An axis ("x" or "y"), a value on it that is marked by a line, and its label.
     """
 
     title: str
     lines: Mapping[str, Sequence[Mark]]
     y_label: str = ""
     ideal: Sequence[tuple[float, float]] = ()
+    reference: tuple[str, float, str] | None = None
 
     @property
     def marks(self) -> list[Mark]:
@@ -124,8 +108,13 @@ class Panel:
 
     @property
     def values(self) -> list[float]:
-        """The values of all runs in it."""
-        return [value for mark in self.marks for value in mark.values]
+        """All that has to be seen of the y axis."""
+        shown = [y for _, y in self.ideal]
+        if self.reference and self.reference[0] == "y":
+            shown.append(self.reference[1])
+        for _, estimate, values in self.marks:
+            shown += values or (estimate.low, estimate.high)
+        return shown
 
 
 def new_figure(
@@ -153,7 +142,7 @@ def line_figure(
     x_label: str = "ranks",
     columns: int | None = None,
     same_y: bool | str = False,
-    from_zero: bool | None = True,
+    from_zero: bool = True,
 ) -> Figure:
     """Draws lines over numbers of ranks or epochs.
 
@@ -163,22 +152,26 @@ def line_figure(
         x_label: What the x axis counts.
         columns: The maximum number of panels side by side.
         same_y: Whether all panels, or those of a "row", share their y axis.
-        from_zero: Whether y axes start at 0, or are logarithmic; None leaves them alone.
+        from_zero: Whether y axes start at 0, or are logarithmic.
     """
     figure, plots = new_figure(len(panels), columns, sharey=same_y)
+    columns = columns or len(panels)
     ticks = {int(mark.x) for panel in panels for mark in panel.marks}
     for axes, panel in zip(plots, panels, strict=True):
         for i, (label, marks) in enumerate(panel.lines.items()):
             _draw_line(axes, marks, i, len(panel.lines), label)
         if panel.ideal:
-            axes.plot(*zip(*panel.ideal, strict=True), zorder=1, label="ideal", **IDEAL)
+            dashes: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
+            axes.plot(*zip(*panel.ideal, strict=True), zorder=1, label="ideal", **dashes)
+        if panel.reference:
+            _draw_reference(axes, *panel.reference)
         count_axis(axes, ticks, x_label)
         axes.set_title(panel.title)
         axes.set_ylabel(panel.y_label)
-    if from_zero is not None:
-        of_all = [value for panel in panels for value in panel.values]
-        for axes, panel in zip(plots, panels, strict=True):
-            _value_axis(axes, of_all if same_y else panel.values, from_zero)
+    for i, (axes, panel) in enumerate(zip(plots, panels, strict=True)):
+        row = i - i % columns
+        alike = panels[row : row + columns] if same_y == "row" else panels if same_y else [panel]
+        _value_axis(axes, [value for each in alike for value in each.values], from_zero)
     legend_below(figure, plots[0])
     return figure
 
@@ -191,32 +184,59 @@ def _draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) 
     color = COLORS[i % len(COLORS)]
     shape = (i + i // len(COLORS)) % len(COLORS)  # another one where a colour is repeated
     aside = 2 ** (0.05 * (i - (num - 1) / 2))
-    xs = [mark.x * aside for mark in marks]
-    axes.plot(
-        xs,
-        [mark.estimate.value for mark in marks],
-        color=color,
-        marker=MARKERS[shape],
-        markersize=4.5,
-        lw=1.3,
-        ls=STYLES[shape],
-        label=label,
-    )
-    dots: dict[str, Any] = {"s": 9, "color": color, "alpha": 0.3, "linewidths": 0, "zorder": 1.5}
-    for x, mark in zip(xs, marks, strict=True):
-        estimate = mark.estimate
+    xs, ys = [mark.x * aside for mark in marks], [mark.estimate.value for mark in marks]
+    look: Any = {"marker": MARKERS[shape], "markersize": 4.5, "lw": 1.3, "ls": STYLES[shape]}
+    axes.plot(xs, ys, color=color, label=label, **look)
+    dots: Any = {"s": 9, "color": color, "alpha": 0.3, "linewidths": 0, "zorder": 1.5}
+    for x, (_, estimate, values) in zip(xs, marks, strict=True):
         if estimate.confidence > 0:
-            below, above = estimate.value - estimate.low, estimate.high - estimate.value
-            axes.errorbar(
-                [x],
-                [estimate.value],
-                yerr=[[max(below, 0)], [max(above, 0)]],
-                fmt="none",
-                ecolor=color,
-                elinewidth=1.2 if estimate.is_confident else 0.8,
-                capsize=3 if estimate.is_confident else 0,
-            )
-        axes.scatter([x] * len(mark.values), mark.values, **dots)
+            y, sure = estimate.value, estimate.is_confident
+            ends = [[max(y - estimate.low, 0)], [max(estimate.high - y, 0)]]
+            bar: Any = {"elinewidth": 1.2 if sure else 0.8, "capsize": 3 if sure else 0}
+            axes.errorbar([x], [y], yerr=ends, fmt="none", ecolor=color, **bar)
+        axes.scatter([x] * len(values), values, **dots)
+
+
+def _draw_reference(axes: Axes, axis: str, value: float, label: str) -> None:
+    look: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (1, 2))}
+    beside: Any = {"textcoords": "offset points", "fontsize": "small", "color": "0.3"}
+    if axis == "x":
+        axes.axvline(value, **look)
+        beside |= {"xycoords": ("data", "axes fraction"), "xytext": (3, 3)}
+        axes.annotate(label, (value, 0), **beside)
+    else:
+        axes.axhline(value, **look)
+        beside |= {"xycoords": ("axes fraction", "data"), "xytext": (0, 3), "ha": "right"}
+        axes.annotate(label, (1, value), **beside)
+
+
+def draw_bars(
+    axes: Axes,
+    bars: Sequence[Mapping[str, float]],
+    looks: Mapping[str, Any],
+    labels: Sequence[str],
+    label_from: float | None,
+) -> None:
+    """Draws bars of stacked shares, side by side from x = 0.
+
+    Args:
+        bars: The share in percent of each part; an empty one leaves its place empty.
+        looks: The look of each part.
+        labels: What stands above each bar.
+        label_from: The smallest share that is written into its part; None writes none.
+    """
+    for x, (shares, above) in enumerate(zip(bars, labels, strict=True)):
+        bottom = 0.0
+        for part, share in shares.items():
+            axes.bar(x, share, bottom=bottom, width=0.75, label=part, **looks[part])
+            if label_from is not None and share > label_from:
+                box: Any = {"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85}
+                place: Any = {"ha": "center", "va": "center", "fontsize": "small"}
+                axes.text(x, bottom + share / 2, f"{share:.0f}%", bbox=box, **place)
+            bottom += share
+        axes.text(x, 101, above, ha="center", va="bottom", fontsize="x-small")
+    axes.set_ylim(0, 112)
+    axes.set_yticks(range(0, 101, 20))
 
 
 def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
@@ -241,7 +261,7 @@ def _value_axis(axes: Axes, values: Sequence[float], zero: bool) -> None:
     if zero and 0 < LOG_FROM * low < high:
         log_axis(axes)
     elif zero:
-        axes.set_ylim(min(0, low), max(1.08 * high, top))
+        axes.set_ylim(bottom if low < 0 else 0, max(1.08 * high, top))
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     else:
         short = max(MIN_SPAN * max(abs(low), abs(high)) - (top - bottom), 0)

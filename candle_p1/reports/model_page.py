@@ -129,7 +129,7 @@ def make_model_report(
         slug = free_slug(experiment, {section.slug for section in sections})
         figures: list[Drawing] = []
         if draws and modelled:
-            figures, not_drawn = draw_figures(experiment, slug, model_kinds(options), ())
+            figures, not_drawn = draw_figures(experiment, slug, model_kinds(options))
             missing = (*missing, *not_drawn)
         times = held_out_times(modelled, options.held_out)
         tables = model_tables(modelled, slug)

@@ -10,7 +10,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.summary import details
 from candle_p1.records.tables import as_cells
-from candle_p1.reports.figures.run import run_drawings
+from candle_p1.reports.figures.time import run_drawings
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.table import LEGEND
 from candle_p1.text import count

@@ -40,7 +40,7 @@ def curve(
     experiment: Experiment,
     series: Sequence[Series],
     options: ModelOptions | None = None,
-) -> Figure:
+) -> tuple[Figure, str]:
     """Draws the predicted total time with its band, and the measured runs.
 
     Raises:
@@ -61,7 +61,7 @@ def curve(
     for axes in plots[::MAX_COLUMNS]:
         axes.set_ylabel("total time (s)")
     legend_below(figure, *plots)
-    return figure
+    return figure, f" {fitted_words(modelled)}"
 
 
 def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def shares(
     experiment: Experiment,
     series: Sequence[Series],
     options: ModelOptions | None = None,
-) -> Figure:
+) -> tuple[Figure, str]:
     """Draws the share of each phase in the predicted time, against ranks.
 
     Raises:
@@ -126,16 +126,7 @@ def shares(
     for axes in plots[::MAX_COLUMNS]:
         axes.set_ylabel("share of the total time (%)")
     legend_below(figure, *plots)
-    return figure
-
-
-def told(
-    experiment: Experiment,
-    series: Sequence[Series],
-    options: ModelOptions | None = None,
-) -> str:
-    """Returns what was fitted, to how many runs, and what it cannot know."""
-    return fitted_words(_models(experiment, series, options))
+    return figure, f" {fitted_words(modelled)}"
 
 
 def _models(
