@@ -217,13 +217,9 @@ def draw_bars(
     labels: Sequence[str],
     label_from: float | None,
 ) -> None:
-    """Draws bars of stacked shares, side by side from x = 0.
+    """Draws bars of stacked shares in percent, at x = 0, 1, …, with labels above them.
 
-    Args:
-        bars: The share in percent of each part; an empty one leaves its place empty.
-        looks: The look of each part.
-        labels: What stands above each bar.
-        label_from: The smallest share that is written into its part; None writes none.
+    Parts with a share above `label_from` are labelled with it; none where that is None.
     """
     for x, (shares, above) in enumerate(zip(bars, labels, strict=True)):
         bottom = 0.0

@@ -1,7 +1,7 @@
 """All runs as one tidy table: a row per run, a column per quantity, named with its unit.
 
 It contains every run that could be read, including those that failed or were traced (see the
-columns `status` and `disturbed`). Unknown values are empty.
+columns `status` and `perturbed_by`). Unknown values are empty.
 """
 
 from __future__ import annotations
@@ -10,38 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from candle_p1.reports import quantities
-from candle_p1.reports.points import mode_of
 from candle_p1.reports.words import csv_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable
 
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.frame import Run
 
+FACTS = (
+    "record", "benchmark", "mode", "status", "perturbed_by", "failure", "started", "num_ranks",
+    "num_nodes", "threads", "synthetic", "data", "hosts", "cpu", "num_cores", "memory_gib",
+    "devices", "energy_kind",
+)  # fmt: skip
 QUANTITIES = (
-    quantities.TOTAL,
-    quantities.EPOCH,
-    quantities.FIRST_STEP,
-    quantities.BROADCAST,
-    quantities.WAIT,
-    quantities.TRANSFER,
-    quantities.SAMPLES,
-    quantities.COMMUNICATION,
-    quantities.LOAD_BALANCE,
-    quantities.COMMUNICATION_EFFICIENCY,
-    quantities.PARALLEL_EFFICIENCY,
-    quantities.ENERGY,
-    quantities.POWER,
-    *(each for pair in quantities.POWER_AND_ENERGY for each in pair),
-)
-ATTRIBUTES = (
-    "status", "disturbed", "failure", "started", "num_ranks", "num_nodes", "threads", "synthetic",
-    "data",
+    "total_s", "epoch_s", "first_step_s", "broadcast_overhead_s", "broadcast_wait_s",
+    "broadcast_transfer_s", "samples_per_s", "communication_share", "load_balance",
+    "communication_efficiency", "parallel_efficiency", "energy_j", "power_w", "power_per_gpu_w",
+    "energy_per_gpu_j", "power_per_node_w", "energy_per_node_j",
 )  # fmt: skip
 GROUPS = ("phase_", "test_", "naive_", "training_", "plan_", "parameter_", "version_")
 """The beginnings of the names of the last columns, in their order."""
-
 TYPES = {
     "boolean": "boolean",
     "integer": "Int64",
@@ -51,17 +39,18 @@ TYPES = {
 """The type of a column by the kind of its values; those of other or several kinds are text."""
 
 
-def tidy(runs: Sequence[RecordedRun]) -> pd.DataFrame:
+def tidy(runs: Iterable[Run]) -> pd.DataFrame:
     """Returns the table. Columns are in a fixed order, and within a group by name."""
-    table = pd.DataFrame([dict(_cells(run)) for run in runs], dtype=object)
-    columns = list(map(str, table))
-    names = [name for name in columns if not name.startswith(GROUPS)]
-    for group in GROUPS:
-        names += sorted(name for name in columns if name.startswith(group))
+    runs = list(runs)
+    facts = [each for run in runs for each in run.facts.items()]
+    known = {name for name, value in facts if value is not None or name.startswith("parameter_")}
+    names = [*FACTS, *QUANTITIES]
+    names += (name for group in GROUPS for name in sorted(known) if name.startswith(group))
+    rows = [{name: _words(run[name]) for name in names} for run in runs]
+    table = pd.DataFrame(rows, columns=names, dtype=object)
     kinds = {name: pd.api.types.infer_dtype(table[name], skipna=True) for name in names}
     types = {name: TYPES.get(kind, "string") for name, kind in kinds.items()}
-    types |= {quantity.name: "Float64" for quantity in QUANTITIES if quantity.name in types}
-    return table[names].astype(types)
+    return table.astype(types | dict.fromkeys(QUANTITIES, "Float64"))
 
 
 def to_csv(table: pd.DataFrame) -> str:
@@ -70,30 +59,5 @@ def to_csv(table: pd.DataFrame) -> str:
     return table.assign(**{n: table[n].map(csv_text, "ignore") for n in words}).to_csv(index=False)
 
 
-def _cells(run: RecordedRun) -> Iterator[tuple[str, Any]]:
-    """Yields the columns of a run with their values; None is unknown."""
-    yield "record", run.place
-    yield "benchmark", run.benchmark
-    yield "mode", mode_of(run)
-    for name in ATTRIBUTES:
-        yield name, getattr(run, name)
-    yield "hosts", " ".join(run.hosts) or None
-    for name in ("cpu", "num_cores", "memory_gib"):
-        yield name, getattr(run.machine, name, None)
-    yield "devices", " ".join(run.machine.devices) if run.machine else None
-    yield "energy_kind", run.energy_kind
-    for quantity in QUANTITIES:
-        yield quantity.name, quantity.of(run)
-    for name, seconds in run.phase_s.items():
-        yield f"phase_{name}_s", seconds
-    for group, figures in (
-        ("test", run.quality),
-        ("naive", run.naive),
-        ("training", run.last_epoch),
-        ("plan", run.plan),
-        ("version", run.versions),
-    ):
-        for name, value in figures.items():
-            yield f"{group}_{name}", value
-    for name, value in run.parameters.items():
-        yield f"parameter_{name}", " ".join(map(str, value)) if isinstance(value, list) else value
+def _words(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.reports.drawing import Mark, Panel, line_figure
-from candle_p1.reports.epochs import epoch_groups
-from candle_p1.reports.gains import NO_OTHER_PAIR, improvements, pairs, speedups
-from candle_p1.reports.loading import file_loads, largest_files
-from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.points import BATCH, STRONG
-from candle_p1.reports.published import published_epochs
-from candle_p1.reports.quantities import (
+from candle_p1.reports.columns import (
     COMMUNICATION,
     ENERGY,
     EPOCH,
@@ -30,11 +23,20 @@ from candle_p1.reports.quantities import (
     TRAIN,
     Quantity,
     comparable_energy,
+    known,
     labelled,
     merit,
+    naive,
     qualities,
 )
+from candle_p1.reports.drawing import Mark, Panel, line_figure
+from candle_p1.reports.frame import BATCH, STRONG
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.published import published_epochs
+from candle_p1.reports.quality import epoch_groups
+from candle_p1.reports.speed import NO_OTHER_PAIR, improvements, pairs, speedups
 from candle_p1.reports.statistics import Estimate, estimate_median
+from candle_p1.reports.times import file_loads, largest_files
 from candle_p1.reports.words import number
 from candle_p1.text import count
 
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.epochs import EpochGroup
-    from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.experiments import Experiment, Series
+    from candle_p1.reports.quality import EpochGroup
 
 MAX_LINES = 7
 """With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
@@ -63,9 +65,9 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws accuracy or loss on training and test samples, with the naive predictor's."""
     name = _merit(experiment)
     panels = _panels(series, qualities(name), f"the {name} is not a number in any run")
-    naive = [run.naive[name] for run in experiment.runs if name in run.naive]
-    if naive:
-        panels[-1] = panels[-1]._replace(reference=("y", median(naive), "naive predictor"))
+    values = known(experiment.runs, naive(name))
+    if values:
+        panels[-1] = panels[-1]._replace(reference=("y", median(values), "naive predictor"))
     return line_figure(panels, from_zero=False)
 
 
@@ -103,7 +105,7 @@ def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
 def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws energy and mean power, per GPU and per node."""
     _panels(series, (ENERGY,), "energy was not measured in any run")
-    measured = [each for each in series if any(point.values(ENERGY.of) for point in each.timed)]
+    measured = [each for each in series if any(point.values(ENERGY) for point in each.timed)]
     pairs = (GPU_ENERGY, GPU_POWER, NODE_ENERGY, NODE_POWER)
     shown = [labelled(each, experiment.runs) for each in pairs]
     return line_figure(_panels(measured, shown), columns=2)
@@ -125,7 +127,7 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
         for quantity, title, y_label in ((TOTAL, TOTAL.title, kind), (TRAIN, "training alone", "")):
             lines: dict[str, list[Mark]] = {}
             for each in usable:
-                found = speedups(experiment, each, quantity.of)
+                found = speedups(experiment, each, quantity)
                 lines[each.name] = [Mark(found[0].base.num_ranks, one)] if found else []
                 for last in found:
                     ratio = (last.efficiency if is_efficiency else None) or last.speedup
@@ -148,7 +150,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
                 if pair.base_settings == base:
                     lines[pair.other.name] += [
                         Mark(each.num_ranks, each.percent)
-                        for each in improvements(*pair, quantity.of)
+                        for each in improvements(*pair, quantity)
                         if each.num_ranks
                     ]
             if any(lines.values()):
@@ -193,9 +195,9 @@ def _panels(
     for quantity in quantities:
         lines = {
             each.name: [
-                Mark(point.num_ranks, estimate, point.values(quantity.of))
+                Mark(point.num_ranks, estimate, point.values(quantity))
                 for point in each.timed
-                if (estimate := point.estimate(quantity.of))
+                if (estimate := point.estimate(quantity))
             ]
             for each in series
         }

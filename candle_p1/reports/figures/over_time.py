@@ -24,14 +24,14 @@ from candle_p1.reports.words import listed
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from candle_p1.records.power_trace import Trace
-    from candle_p1.reports.points import Experiment, Series
-    from candle_p1.reports.runs import RecordedRun, Stretch
+    from candle_p1.reports.experiments import Experiment, Series
+    from candle_p1.reports.frame import PhaseSpan, Run
 
 PANEL_INCHES = (8.0, 2.5)
 LINES = (BLUE, VERMILION, GREEN, PURPLE)
@@ -44,34 +44,56 @@ DOMAINS = ("gpu", "module", "node", "cpu", "memory")
 SINCE_START = "seconds since the start of the run"
 
 
-def has_power(run: RecordedRun) -> bool:
-    """Returns whether there are readings of power beside the record."""
-    return bool(run.power_files)
+class MeasuredRun(NamedTuple):
+    """A run, called `name`, with the readings of a node's devices, and its phases."""
+
+    name: str
+    run: Run
+    traces: Sequence[Trace]
+    phases: Sequence[PhaseSpan]
+
+    @property
+    def node(self) -> int:
+        """The number of the node."""
+        return int(self.run.power_files[0].stem.removeprefix("power-"))
 
 
-def is_traced(run: RecordedRun) -> bool:
-    """Returns whether Horovod wrote a timeline of the run."""
-    return run.record.timeline is not None
+def read_measured(name: str, run: Run) -> MeasuredRun:
+    """Reads the power of a run's first node with readings; a job may have thousands of nodes.
+
+    Raises:
+        DataError: The file of readings is missing or damaged.
+        RecordError: The values of the ranks are damaged.
+    """
+    traces = read_traces(run.power_files[0])
+    traces.sort(key=lambda each: DOMAINS.index(each.channel.domain))
+    return MeasuredRun(name, run, traces, [each for each in run.phase_spans() if not each.within])
 
 
-def median_run(runs: Sequence[RecordedRun]) -> RecordedRun:
+def median_run(runs: Iterable[Run]) -> Run:
     """Returns the run with the median time."""
-    return sorted(runs, key=lambda run: run.total_s or 0.0)[len(runs) // 2]
+    in_order = sorted(runs, key=lambda run: run["total_s"] or 0.0)
+    return in_order[len(in_order) // 2]
 
 
-def median_runs(series: Series, has: Callable[[RecordedRun], bool]) -> dict[int, RecordedRun]:
+def has_power(run: Run) -> bool:
+    """Returns whether there are readings of power beside the record of a run that finished."""
+    return run["status"] == "ok" and bool(run.power_files)
+
+
+def is_traced(run: Run) -> bool:
+    """Returns whether Horovod wrote a timeline of a run that finished."""
+    return run["status"] == "ok" and run.record.timeline is not None
+
+
+def median_runs(series: Series, has: Callable[[Run], bool]) -> dict[int, Run]:
     """Returns by number of ranks the run with the median time of those that have something."""
-    finished = {
-        point.num_ranks: [run for run in point.all_runs if run.status == "ok" and has(run)]
-        for point in series.points
-    }
-    return {num_ranks: median_run(runs) for num_ranks, runs in finished.items() if runs}
+    found = {point.num_ranks: list(filter(has, point.all_runs["run"])) for point in series.points}
+    return {num_ranks: median_run(runs) for num_ranks, runs in found.items() if runs}
 
 
 def _read(
-    series: Sequence[Series],
-    has: Callable[[RecordedRun], bool],
-    read: Callable[[str, RecordedRun], Any],
+    series: Sequence[Series], has: Callable[[Run], bool], read: Callable[[str, Run], Any]
 ) -> tuple[list[Any], str]:
     """Reads one run of each series, on as many ranks where they can; and says which it cannot."""
     runs = {each.name: median_runs(each, has) for each in series}
@@ -87,59 +109,27 @@ def _read(
     return panels, "".join(f" Not drawn: {problem}." for problem in problems)
 
 
-class MeasuredRun(NamedTuple):
-    """A run, called `name`, with the power of the first of its nodes that has readings.
-
-    Attributes:
-        traces: The readings of the devices that are drawn.
-        num_others: The number of devices of the node that are not.
-    """
-
-    name: str
-    run: RecordedRun
-    node: int
-    traces: Sequence[Trace]
-    num_others: int
-    phases: Sequence[Stretch]
-
-
-def read_measured(name: str, run: RecordedRun) -> MeasuredRun:
-    """Reads the power of a run's first node with readings; a job may have thousands of nodes.
-
-    Raises:
-        DataError: The file of readings is missing or damaged.
-        RecordError: The values of the ranks are damaged.
-    """
-    path = run.power_files[0]
-    traces = sorted(read_traces(path), key=lambda each: DOMAINS.index(each.channel.domain))
-    node = int(path.stem.removeprefix("power-"))
-    shown, others = traces[:MAX_LINES], traces[MAX_LINES:]
-    return MeasuredRun(name, run, node, shown, len(others), run.whole_phases)
-
-
 def power_over_time(_experiment: Experiment, series: Sequence[Series]) -> tuple[Figure, str]:
     """Draws power over time, a panel for each series with the phases of rank 0 behind it.
 
     All panels have the same axes.
-
-    Raises:
-        MissingDataError: No readings can be read.
     """
-    runs, problems = _read(series, has_power, read_measured)
-    figure, plots = new_figure(len(runs), 1, PANEL_INCHES, sharex=True, sharey=True)
-    end_s = max(each.run.total_s or 0.0 for each in runs)
-    for axes, each in zip(plots, runs, strict=True):
+    shown, problems = _read(series, has_power, read_measured)
+    figure, plots = new_figure(len(shown), 1, PANEL_INCHES, sharex=True, sharey=True)
+    runs = [each.run for each in shown]
+    end_s = max(run["total_s"] or 0.0 for run in runs)
+    for axes, each in zip(plots, shown, strict=True):
         axes.set_xlim(0, end_s)
         _shade_phases(axes, each.phases, end_s)
         draw_power(axes, each)
-        nodes = f"node {each.node} of {each.run.num_nodes or 1:,}"
-        title = f"{each.name}, {count(each.run.num_ranks, 'rank')}, {nodes}"
+        nodes = f"node {each.node} of {each.run['num_nodes'] or 1:,}"
+        title = f"{each.name}, {count(each.run['num_ranks'], 'rank')}, {nodes}"
         axes.set_title(fill(title, TITLE_CHARACTERS), fontsize=9, loc="left", pad=26)
     plots[-1].set_xlabel(SINCE_START)
     legend_below(figure, *plots)
-    kinds = listed(sorted({each.run.energy_kind for each in runs}))
-    rates = listed([f"{hz:g}" for hz in sorted({each.run.power_hz or 0.0 for each in runs})])
-    others = sum(each.num_others for each in runs)
+    kinds = listed(sorted({run["energy_kind"] for run in runs}))
+    rates = listed([f"{hz:g}" for hz in sorted({run["power_hz"] or 0.0 for run in runs})])
+    others = sum(len(each.traces[MAX_LINES:]) for each in shown)
     caption = (
         f"One run of each series: {kinds} power of the devices of one node, read at {rates} Hz,"
         " with the phases of rank 0 behind it."
@@ -150,19 +140,15 @@ def power_over_time(_experiment: Experiment, series: Sequence[Series]) -> tuple[
 
 
 def timeline_over_time(experiment: Experiment, series: Sequence[Series]) -> tuple[Figure, str]:
-    """Draws the communication of traced runs over time, one above the other.
-
-    Raises:
-        MissingDataError: No timeline can be read.
-    """
+    """Draws the communication of traced runs over time, one above the other."""
     runs, problems = _read(series, is_traced, read_traced)
-    loaders = {each.run.loader for each in runs}
+    loaders = {each.run["loader"] for each in runs}
     told = map(str, published(experiment, "broadcast_overhead_s", loaders=loaders))
     caption = timeline_caption(runs) + problems
     return timeline_figure(runs), caption + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
 
 
-def _shade_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
+def _shade_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
     """Draws a band for each phase of rank 0, with its name where there is room."""
     for i, phase in enumerate(phases):
         begin_s, seconds = phase.begin_s[0], phase.seconds[0]
@@ -178,20 +164,20 @@ def _shade_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
 
 
 def draw_power(axes: Axes, measured: MeasuredRun) -> None:
-    """Draws the power of the devices of a node.
+    """Draws the power of the devices of a node, as many as can be told apart.
 
     That of an energy counter is the mean until its next reading; a single reading gives none.
     """
-    for i, trace in enumerate(measured.traces):
-        times_s, watts = trace.times_s, trace.values
+    for i, trace in enumerate(measured.traces[:MAX_LINES]):
+        watts = trace.values
         if trace.channel.reading != "power":
-            if len(times_s) < 2:
+            if len(watts) < 2:
                 continue
-            watts = np.diff(watts) / np.diff(times_s)
+            watts = np.diff(watts) / np.diff(trace.times_s)
             watts = np.append(watts, watts[-1:])
         label = f"node {measured.node}: {trace.channel.label}"
-        color, style = LINES[i % len(LINES)], "-" if i < len(LINES) else "--"
-        axes.step(times_s, watts, where="post", color=color, ls=style, lw=1.2, label=label)
-    simulated = measured.run.energy_kind == "simulated"
-    axes.set_ylabel("power (W)" + (", simulated" if simulated else ""))
+        look: Any = {"color": LINES[i % len(LINES)], "ls": "-" if i < len(LINES) else "--"}
+        axes.step(trace.times_s, watts, where="post", lw=1.2, label=label, **look)
+    simulated = ", simulated" * (measured.run["energy_kind"] == "simulated")
+    axes.set_ylabel(f"power (W){simulated}")
     axes.set_ylim(bottom=0)

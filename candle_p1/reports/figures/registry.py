@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import LOOK, Drawing, to_drawing
-from candle_p1.reports.figures import lines, model, over_time, time
-from candle_p1.reports.gains import BASES, method_pairs
+from candle_p1.reports.experiments import describe
+from candle_p1.reports.figures import lines, over_time, time
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.points import describe
 from candle_p1.reports.published import published_figure
+from candle_p1.reports.speed import BASES, method_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.modelled import ModelOptions
-    from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.experiments import Experiment, Series
 
 MAX_SERIES = 6
 """The most series in one figure; more lines could not be told apart."""
@@ -60,26 +58,6 @@ class FigureKind:
     missing: str = ""
 
 
-def model_kinds(options: ModelOptions | None = None) -> tuple[FigureKind, ...]:
-    """Returns the kinds of figures of models that are made with some options."""
-    return (
-        FigureKind(
-            "model",
-            "Model: total time against ranks",
-            "The model's curve and band through the measured runs, and beyond them to four times as"
-            " many ranks. Numbers of ranks that cannot share the epochs are left out.",
-            partial(model.curve, options=options),
-        ),
-        FigureKind(
-            "model-shares",
-            "Model: where the time goes",
-            "The share of each phase in the predicted time. To the right of the dotted line nothing"
-            " was measured.",
-            partial(model.shares, options=options),
-        ),
-    )
-
-
 KINDS = (
     FigureKind(
         "performance",
@@ -93,7 +71,7 @@ KINDS = (
         "Medians over runs of the mean over ranks, with the total time in s above each bar."
         " Communication is the time in training in which a rank only communicated, and the transfer"
         " of the weights.",
-        time.time_parts,
+        time.time_shares,
     ),
     FigureKind(
         "ranks",
@@ -154,7 +132,6 @@ KINDS = (
         f" over nodes with the devices of a node added up. {BARS}",
         lines.energy,
     ),
-    *model_kinds(),
     FigureKind(
         "power",
         "Power over time",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.runs import RecordedRun, Stretch
+    from candle_p1.reports.frame import PhaseSpan, Run
     from candle_p1.reports.timeline.broadcast import BroadcastOverhead
     from candle_p1.reports.timeline.coverage import Coverage, CoverageUnion
 
@@ -64,19 +64,19 @@ class TracedRun:
     """
 
     name: str
-    run: RecordedRun
+    run: Run
     coverage: Coverage
     zero_s: float
-    phases: Sequence[Stretch]
+    phases: Sequence[PhaseSpan]
 
     @property
     def overhead(self) -> BroadcastOverhead | None:
         """The broadcast overhead; None where nothing was broadcast."""
         broadcast = self.coverage.broadcast
-        return broadcast.after(self.run.broadcast_wait_s or 0.0) if broadcast else None
+        return broadcast.after(self.run["broadcast_wait_s"] or 0.0) if broadcast else None
 
 
-def read_traced(name: str, run: RecordedRun) -> TracedRun:
+def read_traced(name: str, run: Run) -> TracedRun:
     """Reads the timeline of a traced run.
 
     Raises:
@@ -95,7 +95,9 @@ def read_traced(name: str, run: RecordedRun) -> TracedRun:
     zero_s = origin_s(run, coverage.origin_epoch_us)
     if zero_s is None or not coverage.rows:
         raise MissingDataError(f"{run.place}: its timeline is empty")
-    return TracedRun(name, run, coverage, zero_s, run.whole_phases)
+    return TracedRun(
+        name, run, coverage, zero_s, [each for each in run.phase_spans() if not each.within]
+    )
 
 
 def timeline_caption(_runs: Sequence[TracedRun]) -> str:
@@ -118,7 +120,7 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
     labels = [PHASES, OVERHEAD, *map(_label, rows)]
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * len(labels))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
-    end_s = max(each.run.total_s or each.zero_s + each.coverage.end_s for each in runs)
+    end_s = max(each.run["total_s"] or each.zero_s + each.coverage.end_s for each in runs)
     for axes, each in zip(plots, runs, strict=True):
         axes.set_xlim(0, end_s)
         axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
@@ -126,7 +128,7 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
         axes.grid(visible=False)
         axes.tick_params(axis="y", length=0)
         truncated = "; its timeline is truncated" if each.coverage.cut else ""
-        ranks = count(each.run.num_ranks, "rank")
+        ranks = count(each.run["num_ranks"], "rank")
         axes.set_title(fill(f"{each.name}, {ranks}{truncated}", TITLE_CHARACTERS), fontsize=9)
         _draw_phases(axes, each.phases, end_s)
         _draw_overhead(axes, each, end_s)
@@ -156,7 +158,7 @@ def _label(row: CommunicationRow) -> str:
     return f"{row.operation}: {STAGES[row.kind]} {row.library}".rstrip()
 
 
-def _draw_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
+def _draw_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
     """Draws the phases of rank 0 in the first row, with the names for which there is room."""
     for i, phase in enumerate(phases):
         begin_s, seconds = phase.begin_s[0], phase.seconds[0]
@@ -170,7 +172,8 @@ def _draw_phases(axes: Axes, phases: Sequence[Stretch], end_s: float) -> None:
 
 def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
     """Draws the waiting and the broadcast in the second row, with their seconds beside them."""
-    wait, broadcast, whole = each.run.broadcast_wait, each.coverage.broadcast, each.overhead
+    phases, broadcast, whole = each.run.record.phases, each.coverage.broadcast, each.overhead
+    wait = (phases["broadcast"].parts or {}).get("wait") if "broadcast" in (phases or {}) else None
     if broadcast is None or whole is None:
         return
     first_s = each.zero_s + broadcast.begin_s

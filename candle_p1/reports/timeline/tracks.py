@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from candle_p1.records.power_trace import Trace
+    from candle_p1.reports.frame import Run
     from candle_p1.reports.runs import RecordedRun
 
 
@@ -51,7 +52,7 @@ class Track(NamedTuple):
     spans: list[Span]
 
 
-def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
+def origin_s(run: RecordedRun | Run, epoch_us: int | None) -> float | None:
     """Returns when a timeline's clock was 0, in seconds from the start of the run.
 
     It follows from the time of day that the record of a traced run relates to the run's own clock,
@@ -74,9 +75,9 @@ def origin_s(run: RecordedRun, epoch_us: int | None) -> float | None:
     if anchor:
         return anchor.anchor_s + (epoch_us - anchor.anchor_epoch_us) / US_PER_S
     try:
-        started_s = datetime.fromisoformat(run.started).timestamp()
+        started_s = datetime.fromisoformat(run.record.started).timestamp()
     except ValueError as error:
-        raise RecordError(f"{run.place}: started {run.started!r} is not a time") from error
+        raise RecordError(f"{run.place}: started {run.record.started!r} is not a time") from error
     return epoch_us / US_PER_S - started_s
 
 

@@ -1,0 +1,202 @@
+"""What takes the time, at which scale, and what to change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from candle_p1.reports.columns import TOTAL, time_parts
+from candle_p1.reports.frame import (
+    COMMUNICATING,
+    LOADING,
+    STARTUP,
+    STRONG,
+    TRAINING,
+    UNDIVIDED,
+    WAITING,
+)
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.published import published_epochs
+from candle_p1.reports.speed import Improvement, improvements
+from candle_p1.reports.statistics import estimate_ratio
+from candle_p1.reports.words import interval, listed, number, percent
+from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from candle_p1.reports.experiments import Experiment, Point, Series
+    from candle_p1.reports.frame import Run
+
+MAX_NAMES = 6
+SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
+"""With these, every rank reads the whole file."""
+
+FASTER = "use a larger batch, faster kernels or faster devices;"
+ADVICE = {
+    COMMUNICATING: (
+        "reduce the number or the size of the allreduces with a larger batch (--batch_size,"
+        " --batch_scaling), --backward_passes_per_step, --compression fp16, or --deterministic"
+        " False, which lets Horovod fuse tensors; or use fewer ranks"
+    ),
+    UNDIVIDED: (
+        "communication was not measured, so it is unknown whether computing or communication takes"
+        " the time. Measure it with --communication_log True (on CPUs only), or look at how the"
+        " time per epoch grows with the number of ranks"
+    ),
+    STARTUP: (
+        "nothing in the benchmark: importing the framework takes as long on any number of ranks."
+        " Its share is smaller in runs with more epochs or more data"
+    ),
+}
+
+
+def on_ranks(counts: Sequence[int]) -> str:
+    """Returns "on 1 rank" or "on 2 and 4 ranks"."""
+    return f"on {listed(counts)} rank{'s' * (list(counts) != [1])}"
+
+
+def gained(gain: Improvement) -> str:
+    """Returns "improved by 40.0 % (…) on 4 ranks" or "worsened by …", with the interval."""
+    verb = "worsened" if gain.percent.value < 0 else "improved"
+    change = gain.percent.map(lambda value: -value) if gain.percent.value < 0 else gain.percent
+    of, where = "pair", "over all numbers of ranks"
+    if gain.num_ranks:
+        of, where = "run", on_ranks([gain.num_ranks])
+    return f"{verb} by {number(change.value)} % ({interval(change, of)}) {where}"
+
+
+def dominating_parts(experiment: Experiment) -> Iterator[tuple[bool, dict[str, str]]]:
+    """Yields what takes the most time, at which scale; series that agree share a sentence.
+
+    Raises:
+        MissingDataError: Runs of a point disagree.
+    """
+    mixed: list[str] = []
+    alike: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Series]] = {}
+    for series in experiment.series:
+        scales: dict[str, list[int]] = {}
+        for point in series.timed:
+            found = _dominating_part(point)
+            if found:
+                scales.setdefault(found[0], []).append(point.num_ranks)
+            else:
+                mixed.append(f"{series.name} {on_ranks([point.num_ranks])}")
+        if scales:
+            key = tuple((part, tuple(counts)) for part, counts in scales.items())
+            alike.setdefault(key, []).append(series)
+    for scales_of, members in alike.items():
+        parts = [_part_words(part, counts, members) for part, counts in scales_of]
+        yield True, {"series": _names(members), "parts": ", ".join(parts)}
+    if mixed:
+        raise MissingDataError(
+            f"the largest part differs between runs: {'; '.join(mixed[:MAX_NAMES])}"
+        )
+
+
+def what_to_change(experiment: Experiment) -> Iterator[tuple[bool, dict[str, str]]]:
+    """Yields what would shorten the runs on the most ranks."""
+    seen: dict[str, list[Series]] = {}
+    for series in experiment.series:
+        found = _dominating_part(series.timed[-1]) if series.timed else None
+        if found:
+            seen.setdefault(_advice(experiment, series, found[0]), []).append(series)
+    for advice, members in seen.items():
+        ranks = on_ranks(sorted({each.timed[-1].num_ranks for each in members}))
+        yield True, {"series": _names(members), "ranks": ranks, "advice": advice}
+
+
+def _names(series: Sequence[Series]) -> str:
+    """Returns the names of series, or their number where there are many."""
+    if len(series) > MAX_NAMES:
+        return f"{len(series)} series"
+    return "; ".join(each.name for each in series)
+
+
+def _dominating_part(point: Point) -> tuple[str, float] | None:
+    """Returns the part that takes the most time in every run, with its median share.
+
+    None where that is not the same part in all runs.
+    """
+    parts = time_parts(point.runs)
+    largest = parts.idxmax(axis=1).unique()
+    shares = parts[largest[0]] / parts.sum(axis=1)
+    return (largest[0], shares.median()) if len(largest) == 1 and shares.notna().any() else None
+
+
+def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> str:
+    """Returns "data loading on 2 and 4 ranks (51 to 60 % of the total time, 6 runs)"."""
+    points = [point for each in members for num in counts if (point := each.at(num))]
+    shares = [found[1] for point in points if (found := _dominating_part(point))]
+    num_runs = sum(len(point.runs) for point in points)
+    low, high = percent(min(shares)), percent(max(shares))
+    span = low if low == high else f"{low.removesuffix(' %')} to {high}"
+    return f"{part} {on_ranks(counts)} ({span} of the total time, {count(num_runs, 'run')})"
+
+
+def _advice(experiment: Experiment, series: Series, part: str) -> str:
+    """Returns what to do about a part that dominates the runs of a series on the most ranks."""
+    if part in ADVICE:
+        return ADVICE[part]
+    if part == TRAINING:
+        return _about_training(experiment, series)
+    if part not in (LOADING, WAITING):
+        return "run candle-p1 show --full and look at the phases preprocess, build and evaluate"
+    loader = series.timed[-1].runs["loader"].iloc[0]
+    if loader in SLOW_LOADERS:
+        gain = _measured_gain(experiment, series)
+        return f"use --loader parallel, which reads every byte once per job; {gain}"
+    if loader == "parallel":
+        return "use --loader cached if the same files are read again, or more --load_threads"
+    return (
+        "if the cache is on a shared file system, copy it to a local disk of each node with"
+        " --stage_dir"
+    )
+
+
+def _about_training(experiment: Experiment, series: Series) -> str:
+    if experiment.mode != STRONG:
+        return f"{FASTER} more ranks do not shorten an epoch"
+    runs: list[Run] = list(series.timed[-1].runs["run"])
+    if all(map(_uses_all_cores, runs)):
+        return f"{FASTER} the ranks already use all cores of the node"
+    times = [times for point in series.timed if (times := point.positive(TOTAL))]
+    if len(times) < 2:
+        return f"{FASTER} whether more ranks shorten the training was not measured here"
+    gain = estimate_ratio(times[-2], times[-1])
+    if gain.low <= 1:
+        return (
+            f"{FASTER} the last increase of the ranks gained a factor of {number(gain.value)}"
+            f" ({interval(gain)}), which is no reason to use more"
+        )
+    trained, needed = runs[0]["epochs_per_rank"] or 0, published_epochs(experiment)
+    if not needed or runs[0]["settings"].get("data_parallel") == "batch_step":
+        return "use more ranks, which shorten the training, as long as the quality is sufficient"
+    if trained < needed:
+        return (
+            f"{FASTER} the {trained} epochs per rank are already fewer than the {needed} that the"
+            " paper found necessary, so more ranks would reduce the quality"
+        )
+    return (
+        f"use more ranks, which shorten the training, as long as each rank trains the {needed}"
+        f" epochs that the paper found necessary; here it trains {trained}"
+    )
+
+
+def _uses_all_cores(run: Run) -> bool:
+    """Returns whether a run had one node, computed on CPUs, and had a thread for each core."""
+    ranks, machine = run.record.ranks or (), run["machine"]
+    if machine is None or machine.devices != ("cpu",) or len({rank.host for rank in ranks}) > 1:
+        return False
+    return bool(sum(rank.threads for rank in ranks) >= machine.num_cores)
+
+
+def _measured_gain(experiment: Experiment, series: Series) -> str:
+    """Returns what the parallel loader gained here, if that was measured."""
+    settings = {**series.settings, "loader": "parallel"}
+    other = next((each for each in experiment.series if each.settings == settings), None)
+    if other is None:
+        return "its effect was not measured here"
+    for each in improvements(series, other, TOTAL):
+        if each.percent.excludes(0) and each.num_ranks in (series.timed[-1].num_ranks, None):
+            return f"here the total time {gained(each)}"
+    return "its effect here is not significant, or was measured in too few runs"
