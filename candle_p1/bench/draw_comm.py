@@ -17,7 +17,7 @@ from candle_p1.reports.drawing import (
     new_figure,
     to_drawing,
 )
-from candle_p1.reports.writing import page_of
+from candle_p1.reports.render import page_of, render_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def page(report: Mapping[str, Any]) -> str:
         report: See `picture`.
     """
     _, *shown = parts(report)
-    return page_of(title_of(report), shown, [picture(report)])
+    return render_page(page_of(title_of(report), shown, [picture(report)]))
 
 
 def _draw(

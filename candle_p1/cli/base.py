@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from candle_p1.benchmark import Benchmark
-    from candle_p1.reports.runs import Runs
+    from candle_p1.reports.frame import Runs
     from candle_p1.training.screen import Screen
 
 HYPHEN = "\N{NON-BREAKING HYPHEN}"
@@ -108,9 +108,9 @@ def write_json(json_file: Path | None, content: Any) -> None:
 
 def read_runs(paths: Iterable[Path], screen: Screen) -> Runs:
     """Reads all runs in or below some paths, and warns of records that cannot be read."""
-    from candle_p1.reports import runs
+    from candle_p1.reports import frame
 
-    found = runs.read_runs(list(paths))
+    found = frame.read_runs(paths)
     for record, reason in found.problems.items():
         screen.warn(f"{record}: {reason}")
     return found

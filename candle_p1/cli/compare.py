@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import Command, json_option, write_json
+from candle_p1.cli.base import Command, json_option, read_runs, write_json
 
 
 @click.command(
@@ -24,16 +24,10 @@ def command(a: Path, b: Path, json_file: Path | None) -> None:
     claimed where the 95 % interval of the ratio excludes 1, which takes 4 runs against 4.
     """
     from candle_p1.reports.compare import Side, compare
-    from candle_p1.reports.frame import read_runs
     from candle_p1.training.screen import Screen
 
-    screen, sides = Screen(), []
-    for path in (a, b):
-        runs = read_runs([path])
-        for record, reason in runs.problems.items():
-            screen.warn(f"{record}: {reason}")
-        sides.append(Side(str(path), runs.runs))
-    comparison = compare(*sides)
+    screen = Screen()
+    comparison = compare(*(Side(str(path), read_runs([path], screen).runs) for path in (a, b)))
     for part in comparison.render():
         screen.say(part if isinstance(part, str) else part.to_rich())
     write_json(json_file, comparison.to_dict())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.frame import Run
     from candle_p1.training.screen import Screen
 
 
@@ -39,7 +39,8 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
     """
     from candle_p1.records.summary import details, summary
     from candle_p1.reports.figures.time import phases_svg
-    from candle_p1.reports.writing import run_page
+    from candle_p1.reports.render import render_page
+    from candle_p1.reports.report import run_page
     from candle_p1.training.screen import Screen
 
     screen = Screen()
@@ -57,7 +58,7 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
     if not full:
         screen.say_command(["candle-p1", "show", str(record), "--full"], "the rest: ")
     for path, flag, what, make in (
-        (html, "--html", "page", run_page),
+        (html, "--html", "page", lambda run: render_page(run_page(run))),
         (picture, "--picture", "picture", phases_svg),
     ):
         if path:
@@ -65,9 +66,9 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
             screen.say(f"{what}: {path}")
 
 
-def _runs(path: Path, screen: Screen) -> Sequence[RecordedRun]:
+def _runs(path: Path, screen: Screen) -> Sequence[Run]:
     """Returns the run in a directory, or else those below it, in the order of their starts."""
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.frame import Run
 
     if path.is_dir() and not (path / RECORD_NAME).exists():
         found = read_runs([path], screen)
@@ -75,10 +76,10 @@ def _runs(path: Path, screen: Screen) -> Sequence[RecordedRun]:
             return found.runs
         path = next(iter(found.problems))
     path = path / RECORD_NAME if path.is_dir() else path
-    return [RecordedRun(path, read_record(path))]
+    return [Run(path, read_record(path))]
 
 
-def _table(runs: Sequence[RecordedRun], directory: Path) -> Table:
+def _table(runs: Sequence[Run], directory: Path) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{directory}: {count(len(runs), 'run')}")
@@ -92,13 +93,13 @@ def _table(runs: Sequence[RecordedRun], directory: Path) -> Table:
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for run in runs:
-        total = "" if run.total_s is None else f"{run.total_s:.1f}"
-        started = run.record.started[:19].replace("T", " ")
+        total = "" if run["total_s"] is None else f"{run['total_s']:.1f}"
+        parts, started = run["num_parts"], run.record.started[:19].replace("T", " ")
         table.add_row(
             os.path.relpath(run.path.parent, directory.resolve()),
-            run.benchmark,
-            run.status + (f", {count(run.num_parts, 'part')}" if run.num_parts > 1 else ""),
-            str(run.num_ranks),
+            run["benchmark"],
+            run["status"] + (f", {count(parts, 'part')}" if parts > 1 else ""),
+            str(run["num_ranks"]),
             total,
             started,
         )

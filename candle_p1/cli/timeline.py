@@ -64,7 +64,7 @@ def summary_command(
     import re
 
     from candle_p1.records.record import read_record
-    from candle_p1.reports.runs import RecordedRun
+    from candle_p1.reports.frame import Run
     from candle_p1.reports.timeline.summary import GRADIENT, summarize
     from candle_p1.training.screen import Screen
 
@@ -72,7 +72,7 @@ def summary_command(
         re.compile(gradients or "")
     except re.error as error:
         raise ParameterError(f"--gradients {gradients}: {error}") from error
-    run = RecordedRun(record_path, read_record(record_path)) if record_path else None
+    run = Run(record_path, read_record(record_path)) if record_path else None
     summary = summarize(path, gradients=gradients or GRADIENT)
     if run and summary.broadcast:
         whole = summary.broadcast.after(run.broadcast_wait_s or 0.0)
@@ -141,11 +141,11 @@ def slice_command(
 def _tracks(path: Path, record_path: Path, screen: Screen) -> list[Track]:
     """Returns the phases, the reading and the power to draw; prints what is missing."""
     from candle_p1.records.record import read_record
-    from candle_p1.reports.runs import POWER_FILE, RecordedRun
+    from candle_p1.reports.frame import POWER_FILE, Run
     from candle_p1.reports.timeline.events import read_origin_epoch_us
     from candle_p1.reports.timeline.tracks import origin_s, phase_track, power_track, reading_tracks
 
-    run = RecordedRun(record_path, read_record(record_path))
+    run = Run(record_path, read_record(record_path))
     zero_s = origin_s(run, read_origin_epoch_us(path))
     if zero_s is None:
         raise CandleError(

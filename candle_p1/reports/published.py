@@ -12,7 +12,7 @@ from candle_p1.toml_file import read_toml
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from candle_p1.reports.points import Experiment
+    from candle_p1.reports.experiments import Experiment
 
     Number = int | float | str
 

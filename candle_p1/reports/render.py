@@ -217,7 +217,7 @@ def render_page(page: Page) -> str:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = files("candle_p1.reports").joinpath("page_new.html").read_text(encoding="utf-8")
+    template = files("candle_p1.reports").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(page=page, legend=LEGEND)
 
 

@@ -1,156 +1,191 @@
-"""A report: everything that it says, made from the records, before it is written to files."""
+"""The report of some runs: its sections, each described once, and its page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from candle_p1.records.summary import details
+from candle_p1.reports.experiments import Experiment, describe, group
 from candle_p1.reports.exports.extrap import extrap_files
 from candle_p1.reports.exports.tidy import tidy, to_csv
 from candle_p1.reports.figures.registry import draw_figures
-from candle_p1.reports.findings.registry import find
+from candle_p1.reports.figures.time import run_drawings
+from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
-from candle_p1.reports.points import MODES, describe, group
-from candle_p1.reports.table import ReportTable
-from candle_p1.reports.tables import make_tables
-from candle_p1.reports.words import file_name
-from candle_p1.text import printable
+from candle_p1.reports.published import machines, source
+from candle_p1.reports.render import Page, ReportTable, Section, Statement, page_of
+from candle_p1.reports.rules import find
+from candle_p1.reports.sections import TOPICS, Topic, free_slug, topic_table
+from candle_p1.text import count, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from candle_p1.reports.drawing import Drawing
-    from candle_p1.reports.findings.registry import Statement
-    from candle_p1.reports.points import Experiment
-    from candle_p1.reports.runs import Runs
+    from candle_p1.reports.rules import Finding
+
+MAX_RUNS = 20
+"""Of more runs, the list is folded."""
 
 
-@dataclass(frozen=True)
-class ReportSection:
-    """The part of a report on one experiment.
-
-    Attributes:
-        slug: The beginning of the names of its files, and its anchor on the page.
-        notes: What a reader has to know.
-        statements: What the records show.
-        missing: The titles of figures that could not be drawn, with the reasons.
-    """
-
-    experiment: Experiment
-    slug: str
-    notes: Sequence[str]
-    statements: Sequence[Statement]
-    figures: Sequence[Drawing]
-    missing: Sequence[tuple[str, str]]
-    tables: Sequence[ReportTable]
-
-    @property
-    def title(self) -> str:
-        """Benchmark, mode, and whether the steps are limited."""
-        return section_title(self.experiment)
-
-    @property
-    def headlines(self) -> list[Statement]:
-        """The findings of the summary."""
-        return [each for each in self.statements if each.finder.is_headline and each.sentences]
-
-    @property
-    def details(self) -> list[Statement]:
-        """The other findings."""
-        return [each for each in self.statements if not each.finder.is_headline and each.sentences]
-
-    @property
-    def open(self) -> list[Statement]:
-        """The kinds of statements about which there is, in part or as a whole, no conclusion."""
-        return [each for each in self.statements if each.unsure or each.lacking]
-
-    @property
-    def common(self) -> str:
-        """The settings that all of its runs share, in words."""
-        return describe(self.experiment.common)
-
-
-@dataclass(frozen=True)
-class Report:
-    """A report.
-
-    Attributes:
-        notes: On all runs together.
-        problems: The records that cannot be read, with the reasons.
-        exports: Files for other programs, by their paths within the report.
-    """
-
-    notes: Sequence[str]
-    sections: Sequence[ReportSection]
-    runs: ReportTable
-    problems: ReportTable
-    exports: dict[str, str | bytes]
-
-
-def make_report(runs: Runs, starting: Callable[[str], None] = lambda _title: None) -> Report:
-    """Returns the report of some runs.
+def make_report(
+    runs: Runs,
+    starting: Callable[[str], None] = lambda _title: None,
+    *,
+    with_model: bool = False,
+) -> tuple[Page, dict[str, str | bytes]]:
+    """Returns the page of some runs, and files for other programs by their paths beside it.
 
     Args:
         runs: What it is made from.
         starting: Is called with the title of each section before it is made.
+        with_model: Whether models are fitted to the runs, which takes time.
     """
-    sections: list[ReportSection] = []
+    sections: list[Section] = []
+    summaries: list[Section] = []
     experiments = group(runs.runs)
     for experiment in experiments:
         slug = free_slug(experiment, {section.slug for section in sections})
-        starting(section_title(experiment))
-        has_times = bool(experiment.runs)
-        figures, missing = draw_figures(experiment, slug)
-        statements = find(experiment) if has_times else []
-        tables = make_tables(experiment, slug)
-        notes = notes_on(experiment)
-        sections.append(
-            ReportSection(experiment, slug, notes, statements, figures, missing, tables)
-        )
+        starting(experiment.title)
+        findings = find(experiment) if len(experiment.runs) else []
+        sections.append(_section(experiment, slug, findings, with_model=with_model))
+        summaries.append(_summary(experiment, slug, findings))
     table = tidy(runs.runs)
     exports: dict[str, str | bytes] = {"runs.csv": to_csv(table)}
     if find_spec("pyarrow"):
         exports["runs.parquet"] = table.to_parquet(None, engine="pyarrow", index=False)
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
-    return Report(
-        notes_on_all(runs), sections, _table_of_runs(runs), _table_of_problems(runs), exports
+    told = "".join(f" {name}: {words}." for name, words in machines().items())
+    lead = (
+        'Based on run records alone. "Published" values are those printed in the text of'
+        f" {source()}; nothing is read off its figures.{told}"
+    )
+    summary = Section("summary", "Summary", sections=summaries)
+    page = Page(
+        "CANDLE Pilot1: report",
+        [lead],
+        list(notes_on_all(runs)),
+        [*([summary] if summaries else []), *sections, *_lists(runs)],
+    )
+    return page, exports
+
+
+def run_page(run: Run) -> Page:
+    """Returns the page of a run: its figures, and all of its tables."""
+    notes = []
+    if run["limits"]:
+        limits = ", ".join(f"{name} {steps}" for name, steps in run["limits"])
+        notes.append(f"The steps were limited ({limits}): the model has hardly been trained.")
+    drawn = list(run_drawings(run))
+    reasons = [each.split(": ", 1) for each in drawn if isinstance(each, str)]
+    return page_of(
+        f"{run['benchmark']} on {count(run['num_ranks'], 'rank')}: {run['status']}",
+        details(run.record),
+        [each for each in drawn if not isinstance(each, str)],
+        notes=notes,
+        missing=[(title, reason) for title, reason in reasons],
     )
 
 
-def free_slug(experiment: Experiment, taken: Collection[str]) -> str:
-    """Returns the beginning of the names of a section's files, which no other section has."""
-    stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
-    slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 2)))
-    return next(each for each in slugs if each not in taken)
+def _section(
+    experiment: Experiment, slug: str, findings: Iterable[Finding], *, with_model: bool
+) -> Section:
+    figures, missing = draw_figures(experiment, slug)
+    parts = [_part(experiment, topic, slug, findings, figures) for topic in TOPICS]
+    if with_model:
+        from candle_p1.reports.model_page import model_section
+
+        parts.append(model_section(experiment, slug))
+    unsaid = [
+        Statement(each.rule.title, [f"{why}." for why in (*each.inconclusive, each.missing) if why])
+        for each in findings
+        if each.inconclusive or each.missing
+    ]
+    title = f"No conclusion about {count(len(unsaid), 'question')}"
+    parts += [Section("", title, statements=unsaid, is_folded=True)] if unsaid else []
+    common = Section(
+        "", "Settings shared by all of these runs", [describe(experiment.common)], is_folded=True
+    )
+    return Section(
+        slug,
+        experiment.title,
+        [_where(experiment)],
+        notes_on(experiment),
+        missing=missing,
+        sections=[*(part for part in parts if part), common],
+    )
 
 
-def section_title(experiment: Experiment) -> str:
-    """Returns benchmark, mode, and whether the steps are limited."""
-    limited = f" ({describe(dict(experiment.limits))})" if experiment.limits else ""
-    return f"{experiment.benchmark.upper()}, {MODES[experiment.mode]}{limited}"
+def _part(
+    experiment: Experiment,
+    topic: Topic,
+    prefix: str,
+    findings: Iterable[Finding],
+    figures: Iterable[Drawing],
+) -> Section | None:
+    """Returns what is said, drawn and tabulated about a topic; None where nothing is."""
+    table = topic_table(experiment, topic, prefix)
+    said = [
+        Statement(each.rule.title, [*each.sentences, *each.published])
+        for each in findings
+        if each.rule.table == topic.slug and each.sentences and not each.rule.is_headline
+    ]
+    names = tuple(f"{prefix}-{kind}" for kind in topic.figures)
+    drawn = [each for each in figures if each.slug.rstrip("-0123456789") in names]
+    if not (table or said or drawn):
+        return None
+    return Section(
+        f"{prefix}-{topic.slug}",
+        topic.title,
+        statements=said,
+        figures=drawn,
+        tables=[table] if table else [],
+    )
 
 
-def _table_of_runs(runs: Runs) -> ReportTable:
+def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> Section:
+    """Returns the findings that everybody should read."""
+    if not len(experiment.runs):
+        lead = ["No run with valid times has finished, so nothing can be said."]
+        return Section("", experiment.title, lead)
+    said = [
+        Statement(each.rule.title, [*each.sentences, *each.published], f"{slug}-{each.rule.table}")
+        for each in findings
+        if each.rule.is_headline and each.sentences
+    ]
+    return Section("", experiment.title, [_where(experiment)], statements=said)
+
+
+def _where(experiment: Experiment) -> str:
+    return f"On {experiment.machine or 'an unknown machine'}."
+
+
+def _lists(runs: Runs) -> Iterator[Section]:
+    """Yields the lists of all runs and of the records that cannot be read."""
     headings = (
         "record", "benchmark", "ranks", "seed", "status", "total (s)", "started", "remark",
     )  # fmt: skip
-    rows = tuple(
+    rows = [
         (
-            run.place,
-            run.benchmark,
-            run.num_ranks,
-            str(run.seed),
-            run.status,
-            run.total_s,
-            run.started[:19],
-            run.remark,
+            *(run.place, run["benchmark"], run["num_ranks"], str(run["seed"]), run["status"]),
+            *(run["total_s"], run["started"][:19], _remark(run)),
         )
         for run in runs.runs
-    )
-    return ReportTable("runs", "All runs", headings, rows)
+    ]
+    title = f"All {len(rows)} runs"
+    table = ReportTable("runs", "All runs", headings, rows)
+    yield Section("runs", title, tables=[table], is_folded=len(rows) > MAX_RUNS)
+    problems = [(printable(str(path)), reason) for path, reason in runs.problems.items()]
+    title = "Records that cannot be read"
+    table = ReportTable("unreadable", title, ("record", "reason"), problems)
+    if problems:
+        yield Section("unreadable", title, tables=[table])
 
 
-def _table_of_problems(runs: Runs) -> ReportTable:
-    rows = tuple((printable(str(path)), reason) for path, reason in runs.problems.items())
-    return ReportTable("unreadable", "Records that cannot be read", ("record", "reason"), rows)
+def _remark(run: Run) -> str:
+    """Returns what to know of a run in a list of runs."""
+    parts, perturbed_by = run["num_parts"], run["perturbed_by"]
+    told = [f"continued, {count(parts, 'part')}"] if parts > 1 else []
+    if perturbed_by and "continued" not in perturbed_by:
+        told.append(perturbed_by)
+    return "; ".join([*told, *filter(None, [run["failure"]])])

@@ -10,15 +10,15 @@ import itertools
 import json
 from typing import TYPE_CHECKING
 
-from candle_p1.reports.points import STRONG, WEAK
-from candle_p1.reports.quantities import LOAD, TOTAL, TRAIN, phase_time
-from candle_p1.reports.table import ReportTable
+from candle_p1.reports.columns import LOAD, TOTAL, TRAIN, phase_time
+from candle_p1.reports.frame import STRONG, WEAK
+from candle_p1.reports.render import ReportTable
 from candle_p1.reports.words import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from candle_p1.reports.points import Experiment, Series
+    from candle_p1.reports.experiments import Experiment, Series
 
 PARAMETER = "processes"
 METRIC = "time_s"
@@ -62,7 +62,7 @@ def _lines(series: Series) -> Iterator[str]:
     if len(series.timed) < MIN_POINTS:
         return
     for path, quantity in CALL_PATHS.items():
-        values = {point.num_ranks: point.values(quantity.of) for point in series.timed}
+        values = {point.num_ranks: point.values(quantity) for point in series.timed}
         if not all(values.values()):
             continue  # Extra-P needs all points of a call path
         for num_ranks, seconds in values.items():

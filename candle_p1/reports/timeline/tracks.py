@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from candle_p1.records.power_trace import Trace
     from candle_p1.reports.frame import Run
-    from candle_p1.reports.runs import RecordedRun
 
 
 BYTES_PER_MB = 1_000_000
@@ -52,7 +51,7 @@ class Track(NamedTuple):
     spans: list[Span]
 
 
-def origin_s(run: RecordedRun | Run, epoch_us: int | None) -> float | None:
+def origin_s(run: Run | Run, epoch_us: int | None) -> float | None:
     """Returns when a timeline's clock was 0, in seconds from the start of the run.
 
     It follows from the time of day that the record of a traced run relates to the run's own clock,
@@ -81,7 +80,7 @@ def origin_s(run: RecordedRun | Run, epoch_us: int | None) -> float | None:
     return epoch_us / US_PER_S - started_s
 
 
-def phase_track(run: RecordedRun, origin_s: float) -> Track:
+def phase_track(run: Run, origin_s: float) -> Track:
     """Returns rank 0's phases, and its epochs within the training, as far as they are known.
 
     A phase that was entered several times is drawn in one piece, from its first start.
@@ -98,7 +97,7 @@ def phase_track(run: RecordedRun, origin_s: float) -> Track:
     return Track("rank 0: phases", spans)
 
 
-def reading_tracks(run: RecordedRun, origin_s: float) -> list[Track]:
+def reading_tracks(run: Run, origin_s: float) -> list[Track]:
     """Returns, for each file, how many ranks read it at a time, and how fast they read together.
 
     Args:

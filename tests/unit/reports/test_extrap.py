@@ -12,9 +12,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from candle_p1.reports.experiments import group
 from candle_p1.reports.exports.extrap import INDEX_NAME, extrap_files
-from candle_p1.reports.points import group
-from candle_p1.reports.runs import RecordedRun, read_runs
+from candle_p1.reports.frame import Run, read_runs
 from tests.planted_records import REMOVED, changed, plant, planted_record
 
 
@@ -105,7 +105,7 @@ def test_a_phase_that_a_point_lacks_is_left_out():
         changed(planted_record(num_ranks=1), {"phases.broadcast": REMOVED}),
         planted_record(num_ranks=2),
     ]
-    files = extrap_files(group([RecordedRun(i, record) for i, record in enumerate(records)]))
+    files = extrap_files(group([Run(i, record) for i, record in enumerate(records)]))
     measured = check(files["nt3-strong-all-runs.jsonl"])
     assert ("total->broadcast", "time_s") not in measured
     assert ("total->train", "time_s") in measured

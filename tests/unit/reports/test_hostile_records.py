@@ -19,8 +19,8 @@ from candle_p1.errors import CandleError
 from candle_p1.records.summary import details
 from candle_p1.reports.drawing import Drawing
 from candle_p1.reports.figures import registry
+from candle_p1.reports.frame import read_runs
 from candle_p1.reports.report import make_report
-from candle_p1.reports.runs import read_runs
 from tests.planted_records import plant, plant_study
 
 

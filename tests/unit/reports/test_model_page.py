@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from candle_p1 import cli
 from candle_p1.errors import CandleError, ModelError
 from candle_p1.modelling.changes import Changes
+from candle_p1.reports.experiments import group
+from candle_p1.reports.frame import read_runs
 from candle_p1.reports.modelled import fitted_words, model_experiment
-from candle_p1.reports.points import group
 from candle_p1.reports.prediction import predict_runs
-from candle_p1.reports.runs import read_runs
 from tests.planted_records import plant
 
 LOADERS = {"original": 24.0, "parallel": 4.0}

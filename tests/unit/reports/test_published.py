@@ -8,7 +8,6 @@ import pytest
 
 from candle_p1.parameters.parameter import Origin
 from candle_p1.parameters.parameter_file import read_any, read_entries
-from candle_p1.reports.gains import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.published import (
     GAINS,
     TABLE_1,
@@ -22,6 +21,7 @@ from candle_p1.reports.published import (
     published_table_1,
     sources,
 )
+from candle_p1.reports.speed import METHOD_LOADER, ORIGINAL_LOADER
 from tests.candle import CANDLE
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")

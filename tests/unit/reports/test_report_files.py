@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from candle_p1.reports.figures.bars import ranks_over_time, time_parts
 from click.testing import CliRunner
 
 from candle_p1 import cli
@@ -18,15 +19,14 @@ from candle_p1.figures import curves
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.reports.drawing import count_axis, new_figure
-from candle_p1.reports.figures.bars import ranks_over_time, time_parts
+from candle_p1.reports.experiments import group
 from candle_p1.reports.figures.lines import epochs_per_rank, quality, scaling
 from candle_p1.reports.figures.registry import KINDS, OVER_TIME, draw_figures
+from candle_p1.reports.frame import Run, Runs, read_runs
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.points import group
+from candle_p1.reports.render import ReportTable
 from candle_p1.reports.report import make_report
-from candle_p1.reports.runs import RecordedRun, Runs, read_runs
 from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.table import ReportTable
 from tests.planted_records import changed, plant, plant_study, planted_record
 
 
@@ -134,11 +134,11 @@ def test_power_is_drawn_from_the_readings_beside_a_record(tmp_path):
     channel = Channel("gpu0", "GPU 0", "gpu", "nvml", "power", 0.1)
     trace = Trace(channel, np.arange(5.0), 100 + np.arange(5.0), 1.0)
     write_traces(path.parent / "power-0000.csv", [trace], 0, 0.0)
-    (section,) = make_report(Runs((RecordedRun(path, record),), {})).sections
+    (section,) = make_report(Runs((Run(path, record),), {})).sections
     drawn = {figure.title: figure for figure in section.figures}
     assert "GPU 0" in drawn["Power over time"].svg
     (path.parent / "power-0000.csv").unlink()
-    (section,) = make_report(Runs((RecordedRun(path, record),), {})).sections
+    (section,) = make_report(Runs((Run(path, record),), {})).sections
     assert "power-0000.csv" in dict(section.missing)["Power over time"]
 
 
@@ -199,7 +199,7 @@ def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper(monkeypa
     kinds = [kind for kind in KINDS if kind.slug == "improvement"]
     monkeypatch.setattr("candle_p1.reports.figures.registry.KINDS", kinds)
     records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
-    (experiment,) = group([RecordedRun(i, each) for i, each in enumerate(records)])
+    (experiment,) = group([Run(i, each) for i, each in enumerate(records)])
     ((drawing,), _) = draw_figures(experiment, "t")
     assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
     for base in ("original", "chunked"):
@@ -208,7 +208,7 @@ def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper(monkeypa
 
 def test_a_benchmark_of_another_author_has_a_report(tmp_path):
     record = planted_record("tc1", 1, epochs=4, quality={"r2": 0.5})
-    (section,) = make_report(Runs((RecordedRun(tmp_path / "run.json", record),), {})).sections
+    (section,) = make_report(Runs((Run(tmp_path / "run.json", record),), {})).sections
     assert section.title.startswith("TC1, strong scaling")
     assert any("test r2" in table.headings for table in section.tables)
 
@@ -232,7 +232,7 @@ def test_diverged_models_do_not_prevent_a_report(tmp_path):
             record = planted_record(
                 "p1b1", num_ranks, epochs=64, rng_seed=seed, quality={"loss": None}
             )
-            runs.append(RecordedRun(tmp_path / f"{len(runs)}.json", record))
+            runs.append(Run(tmp_path / f"{len(runs)}.json", record))
     (section,) = make_report(Runs(tuple(runs), {})).sections
     assert any("14 runs diverged" in note for note in section.notes)
     assert "Quality against ranks" in dict(section.missing)
@@ -241,7 +241,7 @@ def test_diverged_models_do_not_prevent_a_report(tmp_path):
 @pytest.mark.parametrize("counts", [(2,), (1, 2), (1, 2, 4, 8)])
 def test_bars_have_one_width_and_stand_over_their_labels(counts):
     records = [planted_record("nt3", num, epochs=8) for num in counts]
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     (axes,) = time_parts(experiment, experiment.series).axes
     low, high = axes.get_xlim()
     bars = [bar for bar in axes.patches if bar.get_height()]
@@ -253,7 +253,7 @@ def test_bars_have_one_width_and_stand_over_their_labels(counts):
 
 def test_scaling_names_its_ideal_and_shares_end_at_one():
     records = [planted_record("nt3", num, epochs=8, quality={"accuracy": 1.0}) for num in (1, 2)]
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     (legend,) = scaling(experiment, experiment.series).legends
     assert [text.get_text() for text in legend.get_texts()] == ["all runs", "ideal"]
     drawn = [quality(experiment, experiment.series), curves({"accuracy": [0.5, 1.0]}, title="")]
@@ -266,11 +266,11 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
         for num in (1, 2, 4, 8, 16, 32, 64, 128)
         for epochs in (4, 8)
     ]
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     figure = epochs_per_rank(experiment, experiment.series)
     (axes,) = figure.axes
     assert axes.get_legend_handles_labels()[1] == ["all runs"]
-    few = group([RecordedRun(i, record) for i, record in enumerate(records[:4])])[0]
+    few = group([Run(i, record) for i, record in enumerate(records[:4])])[0]
     labels = epochs_per_rank(few, few.series).axes[0].get_legend_handles_labels()[1]
     assert labels == ["1 rank", "2 ranks"]
 

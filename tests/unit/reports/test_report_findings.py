@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
 from candle_p1.reports.findings.registry import FINDERS, find
-from candle_p1.reports.notes import notes_on
-from candle_p1.reports.points import group
-from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.tables import make_tables
+
+from candle_p1.reports.experiments import group
+from candle_p1.reports.frame import Run
+from candle_p1.reports.notes import notes_on
+from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.words import cell, interval, listed, number
 from tests.planted_records import REMOVED, changed, planted_record
 
@@ -24,7 +24,7 @@ EPOCHS = "Epochs per rank"
 
 
 def statements_on(*records):
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     return {statement.finder.what: statement for statement in find(experiment)}
 
 
@@ -122,7 +122,7 @@ def test_without_the_method_of_the_paper_no_gain_is_published():
     for what in (METHOD_TIME, METHOD_ENERGY, METHOD_LOADING):
         assert (statements[what].sentences, statements[what].published) == ((), ())
         assert "chunked" in statements[what].lacking
-    (experiment,) = group([RecordedRun(i, each) for i, each in enumerate(study())])
+    (experiment,) = group([Run(i, each) for i, each in enumerate(study())])
     tables = {table.slug: table for table in make_tables(experiment, "t")}
     assert "t-improvement" not in tables
     assert not any("published" in note for note in tables["t-other-improvement"].notes)
@@ -131,7 +131,7 @@ def test_without_the_method_of_the_paper_no_gain_is_published():
 
 def test_the_table_of_the_method_of_the_paper_has_the_published_gains():
     records = study(loads=THREE_LOADERS, batch_size=20) + study(loads=THREE_LOADERS, batch_size=40)
-    (experiment,) = group([RecordedRun(i, each) for i, each in enumerate(records)])
+    (experiment,) = group([Run(i, each) for i, each in enumerate(records)])
     tables = {table.slug: table for table in make_tables(experiment, "t")}
     method, other = tables["t-improvement"], tables["t-other-improvement"]
     pairs = {(row[2].split(", ")[0], row[1].split(", ")[0]) for row in method.rows}
@@ -211,7 +211,7 @@ def test_runs_that_xla_compiled_are_not_compared_with_others_without_saying_so()
             planted_record("nt3", num, epoch_s=s, jit_compile=num in compiled_on)
             for num, s in ((1, 2.0), (2, 2.5), (4, 3.0)) * 4
         ]
-        (experiment,) = group([RecordedRun(i, each) for i, each in enumerate(records)])
+        (experiment,) = group([Run(i, each) for i, each in enumerate(records)])
         tables = {table.slug: table for table in make_tables(experiment, "t")}
         found = [*statements_on(*records).values()]
         of_ratios = [s for each in found for s in each.sentences if each.finder.table == "scaling"]

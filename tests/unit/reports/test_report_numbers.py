@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from candle_p1.reports.epochs import epoch_groups, falls
-from candle_p1.reports.gains import (
+from candle_p1.reports.columns import ENERGY, TOTAL, TRAIN, quality_on_test
+from candle_p1.reports.experiments import group
+from candle_p1.reports.frame import Run
+from candle_p1.reports.quality import accuracy_drops, epoch_groups
+from candle_p1.reports.speed import (
     SIGNIFICANT,
     WORSE,
     improvements,
@@ -14,18 +17,15 @@ from candle_p1.reports.gains import (
     pairs,
     speedups,
 )
-from candle_p1.reports.loading import file_loads
-from candle_p1.reports.points import group
-from candle_p1.reports.quantities import ENERGY, TOTAL, TRAIN, quality_on_test
-from candle_p1.reports.runs import RecordedRun
 from candle_p1.reports.statistics import NOT_SIGNIFICANT, TOO_FEW
+from candle_p1.reports.times import file_loads
 from tests.planted_records import planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
 
 
 def experiment_of(*records):
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     return experiment
 
 
@@ -48,7 +48,7 @@ def test_planted_speedups_and_efficiencies_of_strong_scaling():
         *(strong(25.0 * factor, 2) for factor in (1, 1, 1, 1)),
         *(strong(16.0 * factor, 4) for factor in (0.5, 1, 1, 2)),
     )
-    two, four = speedups(experiment, experiment.series[0], TOTAL.of)
+    two, four = speedups(experiment, experiment.series[0], TOTAL)
     assert two.base_s == pytest.approx(40)
     assert (two.base.num_ranks, two.point.num_ranks) == (1, 2)
     assert two.speedup.value == pytest.approx(1.6)
@@ -60,7 +60,7 @@ def test_planted_speedups_and_efficiencies_of_strong_scaling():
     assert (four.efficiency.low, four.efficiency.high) == pytest.approx((0.3125, 1.25))
     assert four.speedup.is_confident
     assert four.speedup.num == (4, 4)
-    (alone, _) = speedups(experiment, experiment.series[0], TRAIN.of)
+    (alone, _) = speedups(experiment, experiment.series[0], TRAIN)
     assert alone.base_s == pytest.approx(38)
     assert alone.speedup.value == pytest.approx(38 / 23)
 
@@ -77,7 +77,7 @@ def test_planted_speedups_and_efficiencies_of_strong_scaling():
 )
 def test_planted_efficiencies(records, base_ranks, speedup, efficiency):
     experiment = experiment_of(*records)
-    (only,) = speedups(experiment, experiment.series[0], TOTAL.of)
+    (only,) = speedups(experiment, experiment.series[0], TOTAL)
     assert only.base.num_ranks == base_ranks
     assert only.speedup.value == pytest.approx(speedup)
     assert (only.efficiency and only.efficiency.value) == pytest.approx(efficiency)
@@ -96,7 +96,7 @@ def compared(before_s, after_s, num_ranks=(1, 2, 4), repeats=3, **after):
     experiment = experiment_of(*records)
     ((original, optimised),) = pairs(experiment)
     assert (original.name, optimised.name) == ("loader original", "loader parallel")
-    return improvements(original, optimised, TOTAL.of)
+    return improvements(original, optimised, TOTAL)
 
 
 def test_planted_improvements_are_found_exactly():
@@ -133,7 +133,7 @@ def test_energy_improves_only_where_it_was_measured():
     ]
     experiment = experiment_of(*records)
     ((original, optimised),) = pairs(experiment)
-    one, over_all = improvements(original, optimised, ENERGY.of)
+    one, over_all = improvements(original, optimised, ENERGY)
     assert one.num_ranks == 1
     assert one.percent.value == over_all.percent.value == pytest.approx(75)
     assert over_all.percent.num == (6,)
@@ -187,15 +187,15 @@ def test_where_quality_falls_by_epochs_per_rank():
         4: [1, 2],
     }
     assert len(all_runs.values(4)) == 6  # two loaders with the same seeds learn the same
-    two, one = falls(all_runs, 4, True)
+    two, one = accuracy_drops(all_runs, 4, True)
     assert (two.epochs, one.epochs) == (2, 1)
     assert two.difference.value == pytest.approx(-0.02)
     assert two.difference.excludes(0)
-    assert not two.material
+    assert not two.is_drop
     assert one.difference.value == pytest.approx(-0.38)
-    assert one.material
-    assert falls(all_runs, 1, True) == []
-    assert falls(all_runs, 8, True) == []
+    assert one.is_drop
+    assert accuracy_drops(all_runs, 1, True) == []
+    assert accuracy_drops(all_runs, 8, True) == []
 
 
 def test_a_loss_is_worse_when_it_rises_relative_to_its_value():
@@ -207,9 +207,9 @@ def test_a_loss_is_worse_when_it_rises_relative_to_its_value():
         for seed in range(6)
     ]
     (all_runs,) = epoch_groups(experiment_of(*records), quality_on_test("loss"))
-    two, one = falls(all_runs, 4, False)
-    assert not two.material
-    assert one.material
+    two, one = accuracy_drops(all_runs, 4, False)
+    assert not two.is_drop
+    assert one.is_drop
     assert one.difference.value == pytest.approx(0.01)
 
 

@@ -7,18 +7,17 @@ import io
 
 import numpy as np
 import pytest
+from candle_p1.reports.figures.power import MAX_LINES, power_caption, power_figure, read_measured
 
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record, write_record
 from candle_p1.records.spread import Joules, Watts
 from candle_p1.reports.compare import Side, compare
+from candle_p1.reports.experiments import group
 from candle_p1.reports.figures.lines import energy
-from candle_p1.reports.figures.power import MAX_LINES, power_caption, power_figure, read_measured
 from candle_p1.reports.frame import Run
-from candle_p1.reports.points import group
-from candle_p1.reports.runs import RecordedRun
-from candle_p1.reports.tables import make_tables
+from candle_p1.reports.sections import TOPICS, topic_table
 from tests.planted_records import changed, plant, planted_record
 
 NUM_GPUS, NUM_NODES = 12, 2
@@ -61,8 +60,8 @@ def measured(record, power_w, **facts):
 
 
 def rows_of(experiment, slug):
-    tables = make_tables(experiment, "nt3")
-    (table,) = [each for each in tables if each.slug.endswith(f"-{slug}")]
+    (topic,) = [each for each in TOPICS if each.slug == slug]
+    table = topic_table(experiment, topic, "nt3")
     return table, list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
@@ -73,7 +72,7 @@ def experiment():
         measured(planted_record("nt3", NUM_GPUS, loader=name, load_s=load_s, energy_j=1.0), power_w)
         for name, load_s, power_w in (("original", 21.5, 60.0), ("chunked", 2.0, 90.0))
     )
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     return experiment
 
 
@@ -123,16 +122,16 @@ def test_a_figure_shows_power_per_gpu_and_per_node(experiment):
     ],
 )
 def test_a_mean_over_gpus_needs_all_of_them(facts, gpu_w):
-    run = RecordedRun(None, measured(planted_record("nt3", 12, energy_j=1.0), 60.0, **facts))
-    assert run.gpu_w == gpu_w
-    assert run.node_w == 360.0
-    assert RecordedRun(None, planted_record("nt3", 12)).node_j is None
+    run = Run(None, measured(planted_record("nt3", 12, energy_j=1.0), 60.0, **facts))
+    assert run["power_per_gpu_w"] == gpu_w
+    assert run["power_per_node_w"] == 360.0
+    assert Run(None, planted_record("nt3", 12))["energy_per_node_j"] is None
 
 
 def test_a_superchips_module_has_no_power_per_gpu():
     record = measured(planted_record("nt3", 12, energy_j=1.0), 600.0, domain="module")
     groups = [*record.energy.devices, gpus(600.0, record.total_s, source="cray", counted=False)]
-    assert RecordedRun(None, changed(record, {"energy.devices": groups})).gpu_w is None
+    assert Run(None, changed(record, {"energy.devices": groups}))["power_per_gpu_w"] is None
 
 
 def test_a_comparison_has_the_power_per_gpu_too():
@@ -149,8 +148,8 @@ def test_a_comparison_has_the_power_per_gpu_too():
 
 def with_traces(path, num_nodes=1, num_gpus=2):
     """Adds readings to a planted record, the first GPU at 50 W and each other one 10 W above."""
-    run = RecordedRun(path, read_record(path))
-    times_s = np.arange(0.0, run.total_s, 0.5)
+    run = Run(path, read_record(path))
+    times_s = np.arange(0.0, run["total_s"], 0.5)
     channels = [Channel("node", "node", "node", "cray", "power")]
     channels += [Channel(f"gpu{i}", f"GPU {i}", "gpu", "nvml", "power") for i in range(num_gpus)]
     traces = [
@@ -162,7 +161,7 @@ def with_traces(path, num_nodes=1, num_gpus=2):
         write_traces(path.with_name(name), traces, node, 0.0)
     record = changed(run.record, {"energy.traces": names, "num_nodes": num_nodes})
     write_record(path, changed(record, {"energy.power_hz": 2.0}))
-    return RecordedRun(path, read_record(path))
+    return Run(path, read_record(path))
 
 
 def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path):
@@ -172,7 +171,7 @@ def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path):
     runs = [read_measured(name, run) for name, run in (("original", slow), ("chunked", fast))]
     figure = power_figure(runs)
     first, second = figure.axes
-    assert first.get_xlim() == second.get_xlim() == (0, slow.total_s)
+    assert first.get_xlim() == second.get_xlim() == (0, slow["total_s"])
     assert first.get_ylim() == second.get_ylim()
     assert first.get_title(loc="left") == "original, 4 ranks, node 0 of 2"
     (legend,) = figure.legends

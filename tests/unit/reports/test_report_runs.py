@@ -13,17 +13,17 @@ from candle_p1.records.spread import Seconds
 from candle_p1.records.summary import details
 from candle_p1.records.tables import as_cells
 from candle_p1.records.types import Failure, PhaseTimes, PositionFacts
+from candle_p1.reports.columns import LOAD, OTHER, PARTS, TRAIN, UNDIVIDED, parts_s
+from candle_p1.reports.experiments import BATCH, STRONG, WEAK, group
+from candle_p1.reports.frame import Run, read_runs
 from candle_p1.reports.notes import notes_on, notes_on_all
-from candle_p1.reports.points import BATCH, STRONG, WEAK, group
-from candle_p1.reports.quantities import LOAD, OTHER, PARTS, TRAIN, UNDIVIDED, parts_s
-from candle_p1.reports.runs import RecordedRun, read_runs
 from tests.planted_records import REMOVED, changed, plant, planted_record
 
 OTHER_MACHINE = {"cpu": "POWER9"}
 
 
 def run_of(*args, **kwargs):
-    return RecordedRun(None, planted_record(*args, **kwargs))
+    return Run(None, planted_record(*args, **kwargs))
 
 
 def runs_in(directory):
@@ -66,7 +66,7 @@ def test_directories_without_records_are_refused(tmp_path):
 
 def test_times_are_those_of_the_slowest_rank_and_epochs_exclude_the_first_step():
     record = planted_record(num_ranks=2, load_s=3.0, epoch_s=1.5, first_step_s=9.0, epochs=8)
-    run = RecordedRun(None, changed(record, {"phases.load.max_s": 4.0}))
+    run = Run(None, changed(record, {"phases.load.max_s": 4.0}))
     assert LOAD.of(run) == 4.0
     assert run.epoch_s == pytest.approx(1.5)
     assert run.first_step_s == 9.0
@@ -76,7 +76,7 @@ def test_times_are_those_of_the_slowest_rank_and_epochs_exclude_the_first_step()
 
 def test_a_single_step_gives_no_time_per_epoch():
     record = changed(planted_record(epochs=1), {"training.epochs.0.steps.num": 1})
-    assert RecordedRun(None, record).epoch_s is None
+    assert Run(None, record).epoch_s is None
 
 
 def test_the_parts_of_a_run_add_up_to_its_total():
@@ -91,7 +91,7 @@ def test_the_parts_of_a_run_add_up_to_its_total():
 
 def test_unmeasured_communication_is_one_part_with_training():
     record = planted_record(num_ranks=2, epochs=8)
-    run = RecordedRun(None, changed(record, {"phases.train.communication": REMOVED}))
+    run = Run(None, changed(record, {"phases.train.communication": REMOVED}))
     parts = parts_s(run)
     assert run.communication_share is None
     assert {"training", "communication"}.isdisjoint(parts)
@@ -101,7 +101,7 @@ def test_unmeasured_communication_is_one_part_with_training():
 
 def test_epochs_are_counted_as_trained():
     record = planted_record(epochs=8, epochs_per_rank=3, training={"stopped": "early_stop"})
-    stopped = RecordedRun(None, changed(record, {"plan.epochs_per_rank": 8}))
+    stopped = Run(None, changed(record, {"plan.epochs_per_rank": 8}))
     assert stopped.epochs_per_rank == 3
     (experiment,) = group([stopped])
     assert any("1 run (early_stop)" in note for note in notes_on(experiment))
@@ -115,7 +115,7 @@ def test_a_machine_has_the_cores_of_a_node_however_ranks_are_bound():
 def test_ranks_per_node_make_series_where_they_differ_at_the_same_scale():
     records = [planted_record(num_ranks=4) for _ in range(3)]
     records[0] = changed(records[0], {"num_nodes": 2})
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     assert [series.name for series in experiment.series] == ["ranks_per_node 2", "ranks_per_node 4"]
 
 
@@ -124,7 +124,7 @@ def test_written_and_staged_caches_make_series():
     write = records[0].phases["load"].model_dump(exclude_unset=True)
     records[0] = changed(records[0], {"phases.load.parts": {"write": write}})
     records[2] = changed(records[2], {"parameters.stage_dir.value": "/ssd"})
-    (experiment,) = group([RecordedRun(i, record) for i, record in enumerate(records)])
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     assert [series.name for series in experiment.series] == [
         "loader cached, staged False",
         "loader cached, staged True",
@@ -148,7 +148,7 @@ def test_files_are_distinguished_by_their_values():
         )
         for digest in ("a" * 64, "a" * 64, "b" * 64)
     ]
-    first, same, other = (RecordedRun(None, record) for record in records)
+    first, same, other = (Run(None, record) for record in records)
     assert first.settings == same.settings != other.settings
     assert "size" not in first.settings
 
@@ -203,7 +203,7 @@ def test_runs_with_limited_steps_are_apart(tmp_path):
 
 def test_the_size_of_synthetic_data_is_named_once():
     records = [planted_record(size=size) for size in ("small", "full")]
-    (experiment,) = group(RecordedRun(i, record) for i, record in enumerate(records))
+    (experiment,) = group(Run(i, record) for i, record in enumerate(records))
     names = {series.name for series in experiment.series}
     assert names == {"data synthetic, small", "data synthetic, full"}
 
@@ -298,7 +298,7 @@ def test_runs_with_different_engines_are_never_pooled(tmp_path):
 def test_the_engine_is_the_one_that_a_run_used(kwargs, asked, engine):
     """Or, if it ended before it recorded that, the one that it asked for."""
     changes = {"parameters.engine": {"value": asked, "origin": "flag"}}
-    run = RecordedRun(None, changed(planted_record(**kwargs), changes))
+    run = Run(None, changed(planted_record(**kwargs), changes))
     assert run.engine == engine
     assert run.settings.get("engine") == engine
 
@@ -362,7 +362,7 @@ def test_the_settings_of_kernels_and_communication_are_named(tmp_path, values, w
 
 def test_simulated_energy_is_labelled():
     record = changed(planted_record(energy_j=100.0), {"energy.kind": "simulated"})
-    (experiment,) = group([RecordedRun(None, record)])
+    (experiment,) = group([Run(None, record)])
     assert any("energy of 1 run is simulated" in note for note in notes_on(experiment))
 
 
@@ -370,7 +370,7 @@ def test_clocks_that_wait_for_an_element_are_noted():
     record = planted_record(num_ranks=2)
     for waits_for, noted in ((None, False), ("tensor", False), ("element", True)):
         facts = {"communication": {"logged": True, "clock_waits_for": waits_for}}
-        (experiment,) = group([RecordedRun(None, changed(record, facts))])
+        (experiment,) = group([Run(None, changed(record, facts))])
         assert any("one element of each" in note for note in notes_on(experiment)) == noted
 
 
@@ -385,7 +385,7 @@ def test_the_broadcast_overhead_is_the_papers_with_waiting_and_transfer_beside_i
     parts = {"wait": PhaseTimes.over([3.1, 0.0]), "transfer": transfer}
     broadcast = PhaseTimes.over([4.0, 0.9], parts=parts, **communicated(3.3, 0.2))
     place = {"phases.broadcast": broadcast.model_dump(exclude_unset=True)}
-    run = RecordedRun(None, changed(planted_record(num_ranks=2), place))
+    run = Run(None, changed(planted_record(num_ranks=2), place))
     found = run.broadcast_overhead_s, run.broadcast_wait_s, run.broadcast_transfer_s
     assert found == ((3.3, 3.1, 0.2) if is_logged else (4.0, 3.1, 0.9))
     assert run_of(num_ranks=1).broadcast_overhead_s is None

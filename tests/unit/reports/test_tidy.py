@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from candle_p1.reports.exports.tidy import QUANTITIES, tidy
-from candle_p1.reports.runs import read_runs
+from candle_p1.reports.frame import read_runs
 from tests.planted_records import plant
 
 

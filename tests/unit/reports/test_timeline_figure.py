@@ -14,9 +14,9 @@ from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
 from candle_p1.reports.drawing import to_drawing
 from candle_p1.reports.figures.timeline import read_traced, timeline_figure
+from candle_p1.reports.frame import Run, read_runs
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.report import make_report
-from candle_p1.reports.runs import RecordedRun, read_runs
 from candle_p1.reports.timeline.coverage import (
     NUM_PIECES,
     CommunicationRow,
@@ -92,7 +92,7 @@ def traced(directory, loader, ready_s, waited_s, *, meets=True, num_ranks=2):
         "anchor_s": 0.0,
     }
     write_record(path, changed(read_record(path), {"timeline": facts}))
-    return RecordedRun(path, read_record(path))
+    return Run(path, read_record(path))
 
 
 def test_pieces_hold_the_covered_time_however_long_the_timeline_is():
@@ -255,7 +255,7 @@ def test_what_is_in_a_file_elsewhere_is_not_shown(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("root:x:0:0")
     run = traced(tmp_path, "original", 5, 1)
-    run = RecordedRun(run.path, changed(run.record, {"timeline.file": str(secret)}))
+    run = Run(run.path, changed(run.record, {"timeline.file": str(secret)}))
     assert run.timeline_file == secret
     with pytest.raises(MissingDataError) as refused:
         read_traced("original", run)
@@ -265,7 +265,7 @@ def test_what_is_in_a_file_elsewhere_is_not_shown(tmp_path):
 @pytest.mark.parametrize("name", ["", "/", "..", "x" * 5000, "a\0b", "run000", "."])
 def test_a_file_that_cannot_be_is_not_found(tmp_path, name):
     run = traced(tmp_path, "original", 5, 1)
-    run = RecordedRun(run.path, changed(run.record, {"timeline.file": name}))
+    run = Run(run.path, changed(run.record, {"timeline.file": name}))
     assert run.timeline_file is None
     with pytest.raises(MissingDataError, match="not beside its record"):
         read_traced("original", run)
@@ -276,7 +276,7 @@ def test_a_file_that_cannot_be_is_not_found(tmp_path, name):
 )
 def test_a_clock_far_away_leaves_the_figure_empty(tmp_path, change):
     run = traced(tmp_path, "original", 5, 1)
-    run = RecordedRun(run.path, changed(run.record, change))
+    run = Run(run.path, changed(run.record, change))
     figure = timeline_figure([read_traced("original", run)])
     assert to_drawing(figure, "far", "", "").svg
 

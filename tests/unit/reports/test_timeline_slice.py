@@ -21,7 +21,7 @@ from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import make_record, write_record
 from candle_p1.records.spread import Bytes, Seconds
 from candle_p1.records.types import PhaseTimes
-from candle_p1.reports.runs import RecordedRun
+from candle_p1.reports.frame import Run
 from candle_p1.reports.timeline.events import ORIGIN_KEY, read_origin_epoch_us
 from candle_p1.reports.timeline.slice import cut
 from candle_p1.reports.timeline.summary import summarize
@@ -298,7 +298,7 @@ def test_the_ranks_that_read_are_drawn_over_time(tmp_path):
         "test": {"path": "b.csv", "file_bytes": 3},
     }
     data = {"synthetic": True, "loader": "parallel", "files": files}
-    run = RecordedRun(tmp_path / "run.json", make_record(RUNNING | {"data": data}))
+    run = Run(tmp_path / "run.json", make_record(RUNNING | {"data": data}))
     (track,) = reading_tracks(run, origin_s=10.0)
     assert track.name == "reading train"
     drawn = {}
@@ -335,26 +335,26 @@ def test_phases_come_from_the_raw_values(tmp_path):
     record = make_record(RUNNING | {"phases": phases, "training": {"epochs": epochs}})
     path = tmp_path / "run.json"
     write_record(path, record)
-    assert phase_track(RecordedRun(path, record), origin_s=10.5).spans == [
+    assert phase_track(Run(path, record), origin_s=10.5).spans == [
         Span("load", -500_000, 1_500_000),
         Span("broadcast", 1_500_000, 3_000_000),
         Span("wait", 1_750_000, 2_750_000),
         Span("epoch 1", 3_500_000, 6_500_000),
     ]
     (tmp_path / "per_rank.npz").unlink()
-    assert phase_track(RecordedRun(path, record), 0.0).spans == []
+    assert phase_track(Run(path, record), 0.0).spans == []
 
 
 def test_the_origin_of_the_timeline_on_the_clock_of_the_run():
     epoch_us = 1_767_225_600_000_000
-    run = RecordedRun(None, make_record(RUNNING))
+    run = Run(None, make_record(RUNNING))
     assert origin_s(run, epoch_us + 4_500_000) == pytest.approx(4.5, abs=1e-6)
     assert origin_s(run, None) is None
-    never = RecordedRun(Path("run.json"), make_record(RUNNING | {"started": "yesterday"}))
+    never = Run(Path("run.json"), make_record(RUNNING | {"started": "yesterday"}))
     with pytest.raises(RecordError, match=r"run\.json"):
         origin_s(never, epoch_us)
     anchor = {"file": "t.json", "anchor_epoch_us": epoch_us - 1_000_000, "anchor_s": 3.25}
-    traced = RecordedRun(None, make_record(RUNNING | {"timeline": anchor}))
+    traced = Run(None, make_record(RUNNING | {"timeline": anchor}))
     assert origin_s(traced, epoch_us) == 4.25
     anchor = ClockAnchor(epoch_us=1_000_000, perf_counter_s=50.0, uncertainty_us=1.0)
     assert anchor.to_perf_counter_s(3_500_000) == 52.5
