@@ -150,10 +150,10 @@ job_leave() {
 
 # Ends this job if it is one of a chain and its run needs no more jobs, or if another one would fail
 # like the one before.
-job_look_back() {
-  [[ -n ${JOB_CHAIN:-} && -z ${JOB_LOOKED_BACK:-} ]] || return 0
+job_check_previous() {
+  [[ -n ${JOB_CHAIN:-} && -z ${JOB_CHECKED_PREVIOUS:-} ]] || return 0
   local status=0
-  JOB_LOOKED_BACK=1
+  JOB_CHECKED_PREVIOUS=1
   "${PYTHON[@]}" -m candle_p1.cluster.chain "$JOB_CHAIN" || status=$?
   case $status in
     0) ;;
@@ -221,7 +221,7 @@ job_launcher() {
 # job_stage_env ARCHIVE: copies an environment to each node's own storage; the ranks start its Python.
 job_stage_env() {
   local archive=$1 id
-  ! job_has candle_p1 || job_look_back # before the nodes get copies
+  ! job_has candle_p1 || job_check_previous # before the nodes get copies
   [[ -r $archive ]] || job_fail "the environment $archive is gone: submit again with --stage_env"
   # A job that Slurm repeats keeps its id, and its nodes may have the copy of the first time.
   id=${SLURM_JOB_ID:+$SLURM_JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}}
@@ -276,7 +276,7 @@ job_check() {
     job_fail "${JOB_CONTAINER[0]}, which runs containers on $CANDLE_P1_MACHINE, is not in \$PATH"
   job_has candle_p1 ||
     job_fail "${PYTHON[*]} has no candle_p1: run \"make setup\" in $CANDLE_P1_ROOT, or set CANDLE_P1_VENV"
-  job_look_back
+  job_check_previous
   ((RANKS == 1)) || job_has mpi4py ||
     job_fail "${PYTHON[*]} has no mpi4py, which is needed for more than one rank"
   if [[ ${CANDLE_P1_PREFLIGHT:-1} != 0 ]] && job_has candle_p1.cluster.preflight; then

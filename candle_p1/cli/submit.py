@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from candle_p1.benchmark import SCALING_MODES, find_benchmark
+from candle_p1.benchmark import SCALING_MODES, Benchmark, find_benchmark
 from candle_p1.cli.base import (
     BenchmarkCommand,
     NumberList,
@@ -19,21 +21,19 @@ from candle_p1.cli.base import (
     flags_argument,
 )
 from candle_p1.cli.study import OUTPUT
-from candle_p1.cli.submit_study import chain_note, submit_study, submitted
-from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
-from candle_p1.cluster.containers import find_image
-from candle_p1.cluster.job_choice import JobChoice, check_exclude
-from candle_p1.cluster.job_request import JobRequest
-from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.chain import CHAIN_NAME
+from candle_p1.cluster.job import JobOptions, JobRequest, find_image
 from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.local_jobs import run_here
-from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.machine import Machine, load_machine
 from candle_p1.cluster.ready_scripts import job_flags
-from candle_p1.cluster.schedulers import scheduler_of
+from candle_p1.cluster.schedulers import Scheduler
 from candle_p1.cluster.staging import StagedEnvironment
 from candle_p1.cluster.submission import (
+    CHAIN_FLAGS,
+    check_continues,
     checkout,
     release,
+    run_here,
     script_path,
     submit,
     virtual_environment,
@@ -42,19 +42,15 @@ from candle_p1.cluster.submission import (
 )
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import INTERVALS
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import RECORD_NAME
 from candle_p1.scaling import epochs_of_ranks
 from candle_p1.studies.jobs import StudyJobs, with_checkpoints
 from candle_p1.studies.plan import MAX_RUNS, Choice, make_plan
 from candle_p1.studies.study_file import find_study
-from candle_p1.text import columns, count, wrap_command
+from candle_p1.text import columns, count, printable, wrap_command
 from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
-
-if TYPE_CHECKING:
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.cluster.machine import Machine
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 MAX_CHAIN = 100
 """A longer chain is more likely a mistake than meant."""
@@ -63,7 +59,6 @@ MAX_CHAIN = 100
 def _read_minutes(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> int | None:
-    """Returns a time limit in minutes, from "90" (minutes), "1:30" (hours) or "1:30:00"."""
     if text is None:
         return None
     parts = text.split(":")
@@ -193,28 +188,7 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
 @click.option("--dry_run", is_flag=True, help="Only print the script.")
 @flags_argument
 def command(
-    benchmark: str,
-    machine_name: str,
-    num_nodes: int | None,
-    ranks_per_node: int | None,
-    minutes: int | None,
-    project: str | None,
-    queue: str | None,
-    mode: str | None,
-    study: str | None,
-    study_size: str,
-    at_once: int | None,
-    study_output: Path,
-    study_ranks: list[int] | None,
-    study_repeats: int | None,
-    num_jobs: int | None,
-    as_array: bool,
-    exclude: list[str],
-    container: str | None,
-    stage_env: bool,
-    retry_failed: bool,
-    dry_run: bool,
-    flags: tuple[str, ...],
+    benchmark: str, machine_name: str, study: str | None, flags: tuple[str, ...], **given: Any
 ) -> None:
     """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
 
@@ -232,22 +206,21 @@ def command(
     the time limit and, unless flags set an interval, every ten minutes, of which the newest two are
     kept (--ckpt_every_s 600 --ckpt_save_best False --ckpt_keep_limit 2).
     """
-    chosen = find_benchmark(benchmark)
-    machine = load_machine(machine_name)
-    if as_array and (study is None or num_jobs is not None):
+    chosen, machine = find_benchmark(benchmark), load_machine(machine_name)
+    num_jobs, image, ranks_per_node = given["num_jobs"], given["container"], given["ranks_per_node"]
+    if given["as_array"] and (study is None or num_jobs is not None):
         raise ParameterError("--array goes with --study, and without --chain")
-    if stage_env and container is not None:
+    if given["stage_env"] and image is not None:
         raise ParameterError("--stage_env and --container exclude each other: an image is one file")
-    check_exclude(machine, exclude)
-    choice = JobChoice(
-        project=project,
-        queue=queue,
-        exclude=exclude,
-        container=None if container is None else find_image(machine, container),
-        staged=_archive(dry_run) if stage_env else None,
+    options = JobOptions(
+        project=given["project"],
+        queue=given["queue"],
+        exclude=given["exclude"],
+        container=None if image is None else find_image(machine, image),
+        staged=_archive(given["dry_run"]) if given["stage_env"] else None,
     )
-    given = chosen.declaration.parse(flags, chosen.model_file)
-    gpus = given["gpus"] if given.origin("gpus").kind == "flag" else None
+    params = chosen.declaration.parse(flags, chosen.model_file)
+    gpus = params["gpus"] if params.origin("gpus").kind == "flag" else None
     if gpus and len(gpus) == 1:
         text = (
             f"warning: --gpus {gpus[0]} is the index of the only GPU that ranks use on each node,"
@@ -255,34 +228,26 @@ def command(
         )
         click.echo(text, err=True)
     if study is None:
-        layout = Layout.on(machine, num_nodes or 1, ranks_per_node)
-        minutes = machine.minutes if minutes is None else minutes
-        job, directory = _one_job(
-            chosen, machine, layout, mode or "strong", minutes, flags, is_chain=num_jobs is not None
-        )
-        _submit(choice.applied_to(job), directory, num_jobs, dry_run)
+        layout = Layout.on(machine, given["num_nodes"] or 1, ranks_per_node)
+        job, directory = _one_job(chosen, machine, layout, options, flags, given)
+        _submit_one(job, directory, num_jobs, dry_run=given["dry_run"])
         return
-    if num_nodes is not None or mode is not None:
+    if given["num_nodes"] is not None or given["mode"] is not None:
         raise ParameterError(
             "--nodes and --mode cannot be combined with --study, which determines both"
         )
-    runs = Choice(study_size, study_ranks, study_repeats, flags=list(flags))
-    plan = make_plan(find_study(study), runs, study_output)
-    if num_jobs is not None:
-        plan = with_checkpoints(plan, study_output)
-    jobs = StudyJobs(plan, machine, ranks_per_node, minutes, choice, num_jobs)
-    submit_study(
-        jobs,
-        chosen.name,
-        at_once,
-        retry_failed=retry_failed,
-        as_array=as_array,
-        dry_run=dry_run,
+    output = given["study_output"]
+    runs = Choice(
+        given["study_size"], given["study_ranks"], given["study_repeats"], flags=list(flags)
     )
+    plan = make_plan(find_study(study), runs, output)
+    if num_jobs is not None:
+        plan = with_checkpoints(plan, output)
+    jobs = StudyJobs(plan, machine, ranks_per_node, given["minutes"], options, num_jobs)
+    _submit_study(jobs, chosen.name, given)
 
 
 def _archive(dry_run: bool) -> str:
-    """Returns the path of the archive of this environment, which only a dry run does not write."""
     archive = StagedEnvironment.of(checkout())
     if not dry_run:
         screen = Screen()
@@ -297,19 +262,18 @@ def _one_job(
     benchmark: Benchmark,
     machine: Machine,
     layout: Layout,
-    mode: str,
-    minutes: int,
+    options: JobOptions,
     flags: tuple[str, ...],
-    *,
-    is_chain: bool,
+    given: Mapping[str, Any],
 ) -> tuple[JobRequest, Path]:
     """Returns the job of a single run, and the directory of its record."""
-    declaration, model_file = benchmark.declaration, benchmark.model_file
+    declaration, model_file, mode = benchmark.declaration, benchmark.model_file, given["mode"]
+    mode, is_chain = mode or "strong", given["num_jobs"] is not None
     wanted = job_flags(benchmark, machine, mode)
-    given = declaration.parse(flags, model_file)
-    if is_chain and not any(given.origin(name).is_explicit for name in INTERVALS):
+    chosen = declaration.parse(flags, model_file)
+    if is_chain and not any(chosen.origin(name).is_explicit for name in INTERVALS):
         wanted |= CHAIN_FLAGS
-    added = _added_flags(wanted, given)
+    added = _added_flags(wanted, chosen)
     params = declaration.parse([*added, *flags], model_file)
     if is_chain:
         check_continues(params)
@@ -322,8 +286,9 @@ def _one_job(
         name=f"{benchmark.name}_{mode}",
         program=str(benchmark.script),
         flags=[*added, *flags, *directory_flags],
-        minutes=minutes,
+        minutes=machine.minutes if given["minutes"] is None else given["minutes"],
         output=str(directory / "job"),
+        options=options,
         root=str(root),
         venv=virtual_environment(root),
         heading=[
@@ -335,17 +300,15 @@ def _one_job(
     return job, directory
 
 
-def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: bool) -> None:
+def _submit_one(job: JobRequest, directory: Path, num_jobs: int | None, *, dry_run: bool) -> None:
     """Submits a job or a chain; where there is no scheduler, runs it and exits with its code."""
     job.check()
-    text = job_script(job)
-    script = script_path(job, directory)
-    scheduler = scheduler_of(job)
-    argv = scheduler.submit_command(script)
+    text, script = job.script(), script_path(job.machine, directory)
+    argv = job.scheduler.submit_command(script)
     if dry_run:
         click.echo(wrap_command(argv, columns(sys.stderr), "$ "), err=True)
         if num_jobs is not None and num_jobs > 1:
-            click.echo(chain_note(scheduler, num_jobs), err=True)
+            click.echo(_chain_note(job.scheduler, num_jobs), err=True)
         click.echo(text, nl=False)
         return
     release(directory)  # of a chain that ended before its run began
@@ -354,11 +317,10 @@ def _submit(job: JobRequest, directory: Path, num_jobs: int | None, dry_run: boo
     screen.say_command(argv)
     if job.machine.scheduler == "none":
         raise click.exceptions.Exit(run_here(argv, directory, num_jobs or 1))
-    screen.say(f"{submitted(submit(job, script, num_jobs=num_jobs))}: {script}")
+    _say_submitted(screen, submit(job, script, num_jobs=num_jobs), script)
 
 
 def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:
-    """Returns the job's own flags as arguments, without those that the user has set."""
     if params.origin("data_parallel").is_explicit:  # epochs_scaling follows from it
         wanted = {name: wanted[name] for name in wanted if name != "epochs_scaling"}
     return [
@@ -390,3 +352,56 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
             " --output_dir, or submit the script in it again to continue a run that has ended early"
         )
     return directory, flags
+
+
+def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
+    if not scheduler.wait:
+        return f"run up to {num_jobs} times, one after the other, until the run is complete"
+    wait = shlex.join(option.format("JOB") for option in scheduler.wait)
+    return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the one before"
+
+
+def _say_submitted(screen: Screen, ids: list[str], script: Path) -> None:
+    screen.say(f"submitted job{'s' * (len(ids) > 1)} {', '.join(ids)}: {script}")
+
+
+def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> None:
+    """Submits a study's runs of a benchmark: each as a job, a chain, or part of a job array."""
+    at_once, as_array = given["at_once"], given["as_array"]
+    due, under_way = jobs.due(benchmark, given["retry_failed"])
+    screen = Screen()
+    if under_way:
+        names = ", ".join(state.run.name for state in under_way)
+        screen.say(
+            f"already submitted and not finished: {names}. To submit one of them again, move its"
+            " directory away. If its jobs have been cancelled, delete its job script and, of a"
+            f" chain, {CHAIN_NAME} there instead; the run is then continued, or repeated"
+        )
+    num_jobs = jobs.num_jobs or 1
+    node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) * num_jobs / 60
+    what = count(len(due), "job" if num_jobs == 1 else "chain")
+    what += f" of up to {num_jobs} jobs" * (num_jobs > 1)
+    arrays = jobs.arrays(due, at_once) if as_array else []
+    how = f"in {count(len(arrays), 'job array')}, " if as_array else ""
+    if at_once is not None or not as_array:
+        how += f"{at_once or 1} at a time, "
+    screen.say(
+        f"{what} of {jobs.plan.study.name}, {how}with time limits that add up to"
+        f" {node_hours:,.1f} node hours"
+    )
+    if given["dry_run"]:
+        for place, job in due:
+            click.echo(printable(f"{job.name}: {place}"), err=True)
+        if due:
+            if num_jobs > 1:
+                click.echo(_chain_note(due[0][1].scheduler, num_jobs), err=True)
+            click.echo(arrays[0].text() if arrays else due[0][1].script(), nl=False)
+        return
+    if as_array:
+        for array_id, array in jobs.submit_arrays(arrays):
+            what = f"array {array_id} of {count(len(array.jobs), 'job')}"
+            what = what if array.is_array else f"job {array_id}"
+            screen.say(f"submitted {what}: {array.script}")
+        return
+    for ids, script in jobs.submit(due, at_once or 1, under_way):
+        _say_submitted(screen, ids, script)

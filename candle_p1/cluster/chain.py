@@ -5,7 +5,7 @@ jobs were submitted, "begun TIME" when one starts, and "ended CODE" when its scr
 when the record was changed last, in seconds since 1970; it is missing if there is no record yet. A
 job that was killed together with its script, as with its node, does not write the last line.
 
-A job asks before it starts ranks (``job_look_back`` in common/job_env.sh)::
+A job asks before it starts ranks (``job_check_previous`` in common/job_env.sh)::
 
     python -m candle_p1.cluster.chain DIRECTORY
 
@@ -57,14 +57,15 @@ class Chain:
             lines = (directory / CHAIN_NAME).read_text(encoding="utf-8").splitlines()
         except OSError:
             lines = []
-        for word, _, number in (line.partition(" ") for line in lines):
-            if word == "jobs" and number.isdecimal():
-                num_jobs = int(number)
+        for word, _, text in (line.partition(" ") for line in lines):
+            number = int(text) if text.isdecimal() else None
+            if word == "jobs" and number is not None:
+                num_jobs = number
             elif word == "begun":
                 codes.append(None)
-                times.append(int(number) if number.isdecimal() else None)
-            elif word == "ended" and codes and number.isdecimal():
-                codes[-1] = int(number)
+                times.append(number)
+            elif word == "ended" and codes and number is not None:
+                codes[-1] = number
         return cls(directory, num_jobs, tuple(codes), tuple(times))
 
     def decide(self) -> tuple[int, str]:
@@ -78,48 +79,33 @@ class Chain:
         Returns:
             CONTINUE, STOP or COMPLETE, and a note for the user.
         """
-        record = self._record()
-        if record.get("status") == "ok":
+        path, record, changed = self.directory / RECORD_NAME, dict[str, Any](), None
+        try:
+            changed = int(path.stat().st_mtime)
+            found = json.loads(path.read_bytes())
+            record = found if isinstance(found, dict) else {}
+        except (OSError, ValueError, RecursionError):
+            pass
+        status = record.get("status")
+        if status == "ok":
             return COMPLETE, f"the run in {self.directory} is complete; there is nothing left to do"
-        was_interrupted = record.get("status") == "interrupted" and self._has_changed_the_record
-        has_jobs_left = len(self.codes) < self.num_jobs
-        if self._last_code == USER_ERROR and not was_interrupted and has_jobs_left:
-            failure = (record.get("status") == "failed" and record.get("failure")) or {}
-            reason = failure.get("reason") or "see its output"
-            return STOP, (
-                "the job before this one failed in a way that would repeat itself, so this one does"
-                f" not start: {reason}. Correct the cause, and submit the script in"
-                f" {self.directory} again once no job of this chain is left"
-            )
-        return CONTINUE, ""
+        if not self.codes or self.codes[-1] != USER_ERROR or len(self.codes) >= self.num_jobs:
+            return CONTINUE, ""
+        if status == "interrupted" and changed != self.times[-1]:
+            return CONTINUE, ""
+        failure = (status == "failed" and record.get("failure")) or {}
+        return STOP, (
+            "the job before this one failed in a way that would repeat itself, so this one does"
+            f" not start: {failure.get('reason') or 'see its output'}. Correct the cause, and"
+            f" submit the script in {self.directory} again once no job of this chain is left"
+        )
 
     @property
     def has_jobs_left(self) -> bool:
         """Whether the scheduler has a job that will continue the run, or one that is running."""
         if not self.num_jobs or self.decide()[0] != CONTINUE:
             return False
-        return len(self.codes) < self.num_jobs or self._last_code is None
-
-    @property
-    def _last_code(self) -> int | None:
-        return self.codes[-1] if self.codes else None
-
-    @property
-    def _has_changed_the_record(self) -> bool:
-        """Whether the last job that has begun has changed the record that it found."""
-        try:
-            changed = int((self.directory / RECORD_NAME).stat().st_mtime)
-        except OSError:
-            return False
-        return bool(self.times) and self.times[-1] != changed
-
-    def _record(self) -> dict[str, Any]:
-        """Returns the record; {} if there is none that can be read."""
-        try:
-            record = json.loads((self.directory / RECORD_NAME).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return len(self.codes) < self.num_jobs or self.codes[-1] is None
 
 
 def begin_chain(directory: Path, num_jobs: int) -> None:

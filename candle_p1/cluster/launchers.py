@@ -1,7 +1,7 @@
-"""Launchers: functions that turn a layout of ranks into an exact command line.
+"""Launchers: the exact command line that starts ranks.
 
-`on_this_machine` and `mpirun` start ranks on this machine. The others, by name in COMMAND_LINES,
-start them on the nodes of a job: each returns the arguments before the command that ranks run.
+`on_this_machine` and `mpirun` start them on this machine, those in COMMAND_LINES on the nodes of a
+job.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from candle_p1.cluster.layout import Layout, fill_in
 from candle_p1.distributed.launch_environment import (
     NOT_LAUNCHED,
     SINGLE_PROCESS_VARIABLE,
@@ -23,12 +24,6 @@ from candle_p1.distributed.launch_environment import (
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.environment import available_cores
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from candle_p1.cluster.layout import Layout
-
 
 HYDRA = ("HYDRA", "Intel(R) MPI")
 """How the versions of MPICH's and Intel's mpirun begin, whose options are not Open MPI's."""
@@ -66,8 +61,8 @@ def mpirun(
     Args:
         num_ranks: The number of ranks.
         command: What each rank runs.
-        num_cores: Cores available; None asks the operating system.
-        as_root: Whether the user is root; None asks the operating system.
+        num_cores: Cores available; None asks the operating system, as for `as_root`.
+        as_root: Whether the user is root.
         executable: Path of Open MPI's mpirun; None looks beside this Python, then in $PATH.
 
     Raises:
@@ -97,10 +92,6 @@ def mpirun(
 
 def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
     """Returns the command that starts ranks here; a single rank does without mpirun.
-
-    Args:
-        num_ranks: The number of ranks.
-        command: What each rank runs.
 
     Raises:
         ParameterError: There are too few cores.
@@ -170,95 +161,54 @@ def mpirun_version(path: str) -> str:
     return " ".join(" ".join(lines[: 2 if lines[0].startswith("HYDRA") else 1]).split())
 
 
-def jsrun(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """IBM's jsrun: a resource set per rank; consecutive ranks fill a node before the next one."""
-    cores = layout.cores_per_rank or 1
-    argv = ["jsrun", "-n", "$RANKS", "-r", str(layout.ranks_per_node), "-a", "1"]
-    argv += ["-c", str(cores), "-g", str(layout.gpus_per_rank)]
-    argv += ["-d", "packed", "-b", f"packed:{cores}"]
-    return [*argv, *_threads("-E", layout)]
-
-
-def aprun(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Cray's aprun: one hardware thread per core, and the layout's cores for each rank."""
-    argv = ["aprun", "-n", "$RANKS", "-N", str(layout.ranks_per_node)]
-    if layout.cores_per_rank is not None:
-        argv += ["-d", str(layout.cores_per_rank)]
-    return [*argv, "-j", "1", "-cc", "depth", *_threads("-e", layout)]
-
-
-def srun(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Slurm's srun, which passes on its own environment.
-
-    It does not take --cpus-per-task from the job (since Slurm 22.05), and --gpus-per-task alone
-    would hide the GPUs of the other ranks.
-    """
-    argv = ["srun", "--nodes=$NODES", "--ntasks=$RANKS"]
-    argv += [f"--ntasks-per-node={layout.ranks_per_node}"]
-    if layout.cores_per_rank is not None:
-        argv += [f"--cpus-per-task={layout.cores_per_rank * layout.cpus_per_core}"]
-    if layout.gpus_per_rank:
-        argv += [f"--gpus-per-task={layout.gpus_per_rank}", f"--gpu-bind={layout.gpu_binding}"]
-    exported = ",".join(["ALL", *_threads("", layout)[1:]])
-    return [*argv, f"--export={exported}"]
-
-
-def mpiexec_pals(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """HPE's mpiexec (PALS). Every rank sees all GPUs of its node and takes its own."""
-    argv = ["mpiexec", "-n", "$RANKS", "--ppn", str(layout.ranks_per_node)]
-    if layout.cores_per_rank is not None:
-        argv += ["--depth", str(layout.cores_per_rank)]
-    if layout.core_ranges:
-        argv += ["--cpu-bind", ":".join(["list", *layout.core_ranges])]
-    return [*argv, *_threads("--env", layout)]
-
-
-def mpiexec_mpich(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """MPICH's mpiexec (Hydra), which gets the nodes from the scheduler."""
-    argv = ["mpiexec", "-n", "$RANKS", "-ppn", str(layout.ranks_per_node)]
-    if layout.cores_per_rank is not None:
-        argv += ["-bind-to", f"core:{layout.cores_per_rank}"]
-    if layout.threads_per_rank is not None:
-        argv += ["-genv", "OMP_NUM_THREADS", "$OMP_NUM_THREADS"]
-    return argv
-
-
-def openmpi(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Open MPI's mpirun within a job, which gets the nodes from the scheduler.
-
-    It passes on only those variables that it is told to.
-    """
-    argv = ["mpirun", "-n", "$RANKS", "--map-by"]
-    mapping = f"ppr:{layout.ranks_per_node}:node"
-    if layout.cores_per_rank is None:
-        argv += [mapping, "--bind-to", "none"]
-    else:
-        argv += [f"{mapping}:PE={layout.cores_per_rank}", "--bind-to", "core"]
-    for name in dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *variables)):
-        argv += ["-x", name]
-    return argv
-
-
-def here(layout: Layout, variables: Sequence[str]) -> list[str]:
-    """Open MPI's mpirun for ranks that share this machine."""
-    return mpirun(layout.num_ranks, [], executable="mpirun").command
-
-
-COMMAND_LINES: dict[str, Callable[[Layout, Sequence[str]], list[str]]] = {
-    "jsrun": jsrun,
-    "aprun": aprun,
-    "srun": srun,
-    "mpiexec_pals": mpiexec_pals,
-    "mpiexec_mpich": mpiexec_mpich,
-    "mpirun": openmpi,
-    "here": here,
+COMMAND_LINES: dict[str, Sequence[str]] = {
+    # IBM: a resource set for each rank; consecutive ranks fill a node before the next one.
+    "jsrun": (
+        "jsrun -n $RANKS -r {ranks_per_node} -a 1 -c {cores} -g {gpus_per_rank} -d packed",
+        "-b packed:{cores}",
+        "-E OMP_NUM_THREADS={threads}",
+    ),
+    # Cray: one hardware thread of each core.
+    "aprun": (
+        "aprun -n $RANKS -N {ranks_per_node}",
+        "-d {cores_per_rank}",
+        "-j 1 -cc depth",
+        "-e OMP_NUM_THREADS={threads}",
+    ),
+    # Slurm. It does not take --cpus-per-task from the job (since Slurm 22.05), and --gpus-per-task
+    # alone would hide the GPUs of the other ranks.
+    "srun": (
+        "srun --nodes=$NODES --ntasks=$RANKS --ntasks-per-node={ranks_per_node}",
+        "--cpus-per-task={cpus}",
+        "--gpus-per-task={gpus} --gpu-bind={gpu_binding}",
+        "--export={exported}",
+    ),
+    # HPE (PALS). Every rank sees all GPUs of its node and takes its own.
+    "mpiexec_pals": (
+        "mpiexec -n $RANKS --ppn {ranks_per_node}",
+        "--depth {cores_per_rank}",
+        "--cpu-bind {core_list}",
+        "--env OMP_NUM_THREADS={threads}",
+    ),
+    # MPICH's Hydra, which gets the nodes from the scheduler.
+    "mpiexec_mpich": (
+        "mpiexec -n $RANKS -ppn {ranks_per_node}",
+        "-bind-to core:{cores_per_rank}",
+        "-genv OMP_NUM_THREADS {threads}",
+    ),
+    # Open MPI, which passes on only those variables that it is told to.
+    "mpirun": (
+        "mpirun -n $RANKS --map-by ppr:{ranks_per_node}:node{elements} --bind-to {bound_to}",
+        "{passed_on}",
+    ),
+    # Open MPI on this machine: as `mpirun` above.
+    "here": (),
 }
 """The arguments before a command that a launcher starts in a job script, by the launcher's name.
 
 Machine files use these names; all but "here" are also names in
-candle_p1.distributed.launch_environment.LAUNCHERS. The functions take the layout and the names of
-the script's variables that ranks need. Bash expands $NODES and $RANKS, which ``job_prepare`` of
-common/job_env.sh sets.
+candle_p1.distributed.launch_environment.LAUNCHERS. Options without a value are left out. Bash
+expands $NODES and $RANKS, which ``job_prepare`` of common/job_env.sh sets.
 """
 
 
@@ -275,10 +225,20 @@ def launch_argv(launcher: str, layout: Layout, variables: Sequence[str] = ()) ->
     """
     if launcher not in COMMAND_LINES:
         raise ParameterError(f"launcher {launcher!r}: choose one of {', '.join(COMMAND_LINES)}")
-    return COMMAND_LINES[launcher](layout, variables)
-
-
-def _threads(option: str, layout: Layout) -> list[str]:
-    """Returns an option that sets the number of threads, if the layout has one."""
-    known = layout.threads_per_rank is not None
-    return [option, "OMP_NUM_THREADS=$OMP_NUM_THREADS"] if known else []
+    if launcher == "here":
+        return mpirun(layout.num_ranks, [], executable="mpirun").command
+    cores = layout.cores_per_rank
+    threads = None if layout.threads_per_rank is None else "$OMP_NUM_THREADS"
+    passed_on = dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *variables))
+    values = vars(layout) | {
+        "cores": cores or 1,
+        "cpus": layout.cpus_per_rank,
+        "gpus": layout.gpus_per_rank or None,
+        "threads": threads,
+        "exported": f"ALL,OMP_NUM_THREADS={threads}" if threads else "ALL",
+        "core_list": ":".join(["list", *layout.core_ranges]) if layout.core_ranges else None,
+        "elements": "" if cores is None else f":PE={cores}",
+        "bound_to": "none" if cores is None else "core",
+        "passed_on": " ".join(f"-x {name}" for name in passed_on),
+    }
+    return " ".join(fill_in(COMMAND_LINES[launcher], values)).split()

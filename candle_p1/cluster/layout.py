@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from string import Formatter
 
+from candle_p1.cluster.machine import Machine
 from candle_p1.errors import ParameterError
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from candle_p1.cluster.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -44,53 +41,54 @@ class Layout:
         """The number of ranks."""
         return self.num_nodes * self.ranks_per_node
 
+    @property
+    def cpus_per_rank(self) -> int | None:
+        """CPUs of each rank, as the launcher counts them."""
+        return None if self.cores_per_rank is None else self.cores_per_rank * self.cpus_per_core
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node that ranks use."""
+        return self.gpus_per_rank * self.ranks_per_node
+
     @classmethod
     def on(cls, machine: Machine, num_nodes: int, ranks_per_node: int | None = None) -> Layout:
-        """Returns the layout of a job on a machine.
+        """Returns the layout of a job on a machine, by default with its usual ranks per node.
 
         Ranks get the machine's usual share of a node, or a smaller one if there are more ranks
         than usual.
-
-        Args:
-            machine: The machine.
-            num_nodes: The number of nodes.
-            ranks_per_node: Ranks on each node; None is the machine's usual number.
 
         Raises:
             ParameterError: The machine does not have that many nodes, cores or GPUs.
         """
         ranks = machine.ranks_per_node if ranks_per_node is None else ranks_per_node
+        cores, threads = machine.cores_per_rank, machine.threads_per_rank
+        gpus, there, most = machine.gpus_per_rank, machine.gpus_per_node, machine.cores_per_node
+        problem = None
         if num_nodes < 1 or ranks < 1:
-            raise ParameterError(
-                f"{num_nodes} nodes with {ranks} ranks each: a job needs at least one of both"
-            )
-        if machine.num_nodes is not None and num_nodes > machine.num_nodes:
-            raise ParameterError(
+            problem = f"{num_nodes} nodes with {ranks} ranks each: a job needs at least one of both"
+        elif machine.num_nodes is not None and num_nodes > machine.num_nodes:
+            problem = (
                 f"{count(num_nodes, 'node')}: a job on {machine.name} can have at most"
                 f" {machine.num_nodes:,}"
             )
-        gpus, there = machine.gpus_per_rank, machine.gpus_per_node
-        if ranks * gpus > there:
-            raise ParameterError(
+        elif ranks * gpus > there:
+            problem = (
                 f"{ranks} ranks per node on {machine.name}: each takes {count(gpus, 'GPU')}, and a"
                 f" node has {there}, enough for {count(there // gpus, 'rank')}"
             )
-        cores, threads = machine.cores_per_rank, machine.threads_per_rank
-        if machine.cores_per_node is not None:
-            if ranks > machine.cores_per_node:
-                raise ParameterError(
-                    f"{ranks} ranks per node on {machine.name}: a node has"
-                    f" {count(machine.cores_per_node, 'core')}"
+        elif most is not None and ranks > most:
+            problem = f"{ranks} ranks per node on {machine.name}: a node has {count(most, 'core')}"
+        elif most is not None and cores is not None and ranks * cores > most:
+            if ranks <= machine.ranks_per_node:
+                problem = (
+                    f"{machine.name}: {ranks} ranks with {count(cores, 'core')} each need"
+                    f" {ranks * cores} cores, and a node has {most}"
                 )
-            if cores is not None and ranks * cores > machine.cores_per_node:
-                if ranks <= machine.ranks_per_node:
-                    raise ParameterError(
-                        f"{machine.name}: {ranks} ranks with {count(cores, 'core')} each need"
-                        f" {ranks * cores} cores, and a node has {machine.cores_per_node}"
-                    )
-                smaller = machine.cores_per_node // ranks
-                threads = None if threads is None else max(1, threads * smaller // cores)
-                cores = smaller
+            threads = None if threads is None else max(1, threads * (most // ranks) // cores)
+            cores = most // ranks
+        if problem is not None:
+            raise ParameterError(problem)
         return cls(
             num_nodes=num_nodes,
             ranks_per_node=ranks,
@@ -104,23 +102,26 @@ class Layout:
 
     def explain(self) -> str:
         """Returns a description for the user."""
-        share = [
-            count(number, unit)
-            for number, unit in (
-                (self.cores_per_rank, "core"),
-                (self.gpus_per_rank, "GPU"),
-                (self.threads_per_rank, "thread"),
-            )
-            if number
-        ]
-        each = f", each with {', '.join(share)}" if share else ""
-        return f"{count(self.ranks_per_node, 'rank')} per node{each}"
+        shares = {
+            "core": self.cores_per_rank,
+            "GPU": self.gpus_per_rank,
+            "thread": self.threads_per_rank,
+        }
+        share = ", ".join(count(number, unit) for unit, number in shares.items() if number)
+        return f"{count(self.ranks_per_node, 'rank')} per node" + (share and f", each with {share}")
+
+
+def fill_in(options: Iterable[str], values: Mapping[str, object]) -> list[str]:
+    """Returns options with their values, without those one of whose values is None."""
+    return [
+        option.format_map(values)
+        for option in options
+        if all(values[name] is not None for _, name, _, _ in Formatter().parse(option) if name)
+    ]
 
 
 def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> tuple[str, ...]:
-    """Returns the cores of each rank of a node, so that no rank has cores of two sockets.
-
-    Ranks fill the sockets evenly, in their order.
+    """Returns the cores of each rank of a node; ranks fill the sockets evenly, in their order.
 
     Raises:
         ParameterError: A socket has too few cores for its ranks.

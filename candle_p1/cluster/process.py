@@ -5,24 +5,43 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from types import FrameType
+from typing import IO
 
 import psutil
 
-from candle_p1.distributed.launch_environment import module_command
 from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import FrameType
 
 GRACE_S = 30.0
 """How long a command may take to end after SIGTERM."""
 POLL_S = 0.2
 SHOW_CURSOR = "\x1b[?25h"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GUARD = """\
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(parent):  # the parent died before prctl took effect
+        sys.exit(128 + signal.SIGTERM)
+os.execvp(command[0], command)
+"""
+"""Executes a command, which gets SIGTERM when the process that started it dies, even by kill -9.
+
+The kernel sends the signal; a launcher then ends its ranks. Only Linux offers this (prctl(2),
+PR_SET_PDEATHSIG, which survives execve); elsewhere the command runs without it. This is a program
+of its own because Python code cannot safely run between fork and exec in a process that has
+threads.
+"""
+
+
+def guarded(command: Sequence[str], parent: int) -> list[str]:
+    """Returns a command that runs another one, which ends with the process `parent` (GUARD)."""
+    return [sys.executable, "-I", "-S", "-c", GUARD, str(parent), *command]
 
 
 class Interrupted(BaseException):
@@ -66,8 +85,8 @@ def run_to_end(
     """Runs a command until it ends, or until its time limit.
 
     No process that it started survives this call, even if an exception ends it. If this process is
-    killed, the command gets SIGTERM (see candle_p1.cluster.process_group_guard); for that, call
-    this function from the main thread, which is what the kernel watches.
+    killed, the command gets SIGTERM (see `GUARD`); for that, call this function from the main
+    thread, which is what the kernel watches.
 
     Args:
         command: The command.
@@ -80,14 +99,13 @@ def run_to_end(
     Returns:
         Its exit code, negative for a signal, and whether it reached the limit.
     """
-    guard = [*module_command("candle_p1.cluster.process_group_guard"), str(os.getpid())]
     this = psutil.Process()
     others = this.children()
     start = time.monotonic()
     process: subprocess.Popen[bytes] | None = None
     try:
         process = subprocess.Popen(
-            [*guard, *command],
+            guarded(command, os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -124,8 +142,7 @@ def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int
         command: The launcher's command line; it gets SIGTERM if this process is killed.
         variables: Its environment.
     """
-    guard = [*module_command("candle_p1.cluster.process_group_guard"), str(os.getpid())]
-    process = subprocess.Popen([*guard, *command], env=dict(variables))
+    process = subprocess.Popen(guarded(command, os.getpid()), env=dict(variables))
     numbers = (*SIGNALS, *SAVE_SIGNALS, signal.SIGCHLD)
     caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, caught)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from candle_p1.benchmark import SCALING_MODES, JobSize, find_benchmark, list_benchmarks
-from candle_p1.cluster.job_request import JobRequest
-from candle_p1.cluster.job_script import job_script
+from candle_p1.benchmark import SCALING_MODES, Benchmark, JobSize, find_benchmark, list_benchmarks
+from candle_p1.cluster.job import JobOptions, JobRequest
 from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import load_machine
-from candle_p1.cluster.schedulers import scheduler_of
+from candle_p1.cluster.machine import Machine, load_machine
 from candle_p1.scaling import share_epochs
 from candle_p1.text import count
 
-if TYPE_CHECKING:
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.cluster.machine import Machine
-
-READY_MACHINES = ("summit", "theta", "slurm", "pbs")
-"""The machines that have ready scripts."""
+OF_THE_PAPER = ("summit", "theta")
+"""The machines that have a script for each benchmark and mode of scaling."""
+EXAMPLES = ("slurm", "pbs")
+"""The machines that have one script, of NT3 under strong scaling."""
 USUAL_SIZE = JobSize(24, 120)
 """The size of a ready script on machines that the paper does not cover."""
 
@@ -41,13 +35,6 @@ def paper_job(
 ) -> JobRequest:
     """Returns a benchmark's job under strong or weak scaling, with files of the published size.
 
-    Args:
-        benchmark: The benchmark.
-        machine: Where it runs.
-        mode: strong or weak.
-        num_nodes: The number of nodes.
-        minutes: The time limit, in minutes.
-
     Raises:
         ParameterError: The machine is too small, or the epochs do not divide among the ranks.
     """
@@ -55,56 +42,59 @@ def paper_job(
     flags = job_flags(benchmark, machine, mode)
     epochs = int(flags["epochs"])
     _, share = share_epochs(epochs, layout.num_ranks, flags["epochs_scaling"])
-    flag_argv = [word for name, value in flags.items() for word in (f"--{name}", value)]
     name = f"{benchmark.name}_{mode}"
     job = JobRequest(
         machine=machine,
         layout=layout,
         name=name,
         program=f"benchmarks/{benchmark.name}/{benchmark.script.name}",
-        flags=flag_argv,
+        flags=[word for flag, value in flags.items() for word in (f"--{flag}", value)],
         minutes=minutes,
         output=name,
     )
-    scheduler = scheduler_of(job)
-    project = f" {scheduler.project_option} PROJECT" if machine.project_required else ""
+    project = f" {job.scheduler.project_option} PROJECT" if machine.project_required else ""
     each = f"{count(share, 'epoch')} on each rank"
     if share != epochs:
         each = f"{epochs} epochs, {each}"
     if mode not in benchmark.paper.modes:
         each += " (not a run of the paper)"
-    path = f"jobs/{machine.name}/{name}{scheduler.suffix}"
     heading = [
         f"{benchmark.name.upper()}, {mode} scaling, {machine.title}: {num_nodes} nodes,"
         f" {layout.num_ranks} ranks.",
         f"{layout.explain()}; {each}.",
-        f"Submit: {scheduler.submit[0]}{project} {path}",
+        f"Submit: {job.scheduler.submit[0]}{project} {_path(job)}",
     ]
     return replace(job, heading=heading)
 
 
 def ready_scripts() -> dict[str, str]:
     """Returns the texts of the ready scripts, by path in the checkout."""
-    scripts = {}
     benchmarks = [find_benchmark(name) for name in list_benchmarks()]
-    for machine_name, mode in product(READY_MACHINES, SCALING_MODES):
-        machine = load_machine(str(Path(__file__).parent / f"machines/{machine_name}.toml"))
-        for benchmark in (each for each in benchmarks if each.paper.sizes):
-            size = benchmark.paper.sizes.get((machine_name, mode), USUAL_SIZE)
-            job = paper_job(benchmark, machine, mode, *size)
-            replace(job, project="PROJECT").check()
-            path = f"jobs/{machine_name}/{job.name}{scheduler_of(job).suffix}"
-            scripts[path] = job_script(job)
+    wanted = [
+        (machine, mode, benchmark)
+        for machine in OF_THE_PAPER
+        for mode in SCALING_MODES
+        for benchmark in benchmarks
+        if benchmark.paper.sizes
+    ] + [(machine, "strong", find_benchmark("nt3")) for machine in EXAMPLES]
+    scripts = {}
+    for name, mode, benchmark in wanted:
+        machine = load_machine(str(Path(__file__).parent / f"machines/{name}.toml"))
+        size = benchmark.paper.sizes.get((name, mode), USUAL_SIZE)
+        job = paper_job(benchmark, machine, mode, *size)
+        replace(job, options=JobOptions(project="PROJECT")).check()
+        scripts[_path(job)] = job.script()
     return scripts
 
 
-def write_all(root: Path) -> list[Path]:
-    """Writes the ready scripts of a checkout; returns their paths."""
-    written = []
+def write_all(root: Path) -> None:
+    """Writes the ready scripts of a checkout."""
     for name, text in ready_scripts().items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)  # Cobalt executes the script itself
-        written.append(path)
-    return written
+
+
+def _path(job: JobRequest) -> str:
+    return f"jobs/{job.machine.name}/{job.name}{job.scheduler.suffix}"

@@ -8,17 +8,11 @@ common/job_env.sh). What the script does with it is the same everywhere (``job_w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from candle_p1.errors import ParameterError, SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from candle_p1.cluster.job_request import JobRequest
 
 WARNING_S = 90
 """How long before the time limit the ranks are told to save and end.
@@ -66,30 +60,31 @@ class Scheduler:
         submit: The command that submits a script, with its constant options.
         job_id: A regular expression that finds the job's id in the output of that command.
         wait: The options that make a job wait until another one has ended, with "{}" for its id.
+        directives: The options for the name, size, time and output of a job, with values of
+            candle_p1.cluster.job; those without a value are left out.
         array: How it writes job arrays; None if it has none.
-        exclude: Returns the options that keep a job off nodes with these names; None if it cannot.
-        leaves_out: Whether scripts leave nodes out themselves, because the scheduler cannot: the
-            job then requests one more for each.
+        exclude: The option that keeps a job off nodes; "" if it has none.
+        excludes_in_script: Whether scripts leave nodes out themselves, because the scheduler
+            cannot: the job then requests one more for each.
         output: The options that give a further job of a chain an output of its own, with "{}" for
             its path without a suffix; () if the name in the directives contains the job's id.
-        directives: Returns the options for the name, size, time and output of a job.
         project_option: The option that names the project.
         queue_option: The option that names the queue.
         separator: What stands between a long option and its value.
         suffix: The suffix of its scripts.
         sends_warning: Whether it signals a job before its time is over.
         waits_for_success: Whether a job starts only if the one it waits for has succeeded.
-        preamble: Lines that its scripts need before all others.
+        preamble: A line that its scripts need before all others.
     """
 
     prefix: str
     submit: Sequence[str]
     job_id: str
     wait: Sequence[str]
-    directives: Callable[[JobRequest], list[str]]
+    directives: Sequence[str]
     array: ArraySyntax | None = None
-    exclude: Callable[[Sequence[str]], list[str]] | None = None
-    leaves_out: bool = False
+    exclude: str = ""
+    excludes_in_script: bool = False
     output: Sequence[str] = ()
     project_option: str = "-A"
     queue_option: str = "-q"
@@ -97,27 +92,7 @@ class Scheduler:
     suffix: str = ".sh"
     sends_warning: bool = False
     waits_for_success: bool = False
-    preamble: Sequence[str] = ()
-
-    def lines(self, job: JobRequest, further: Sequence[str] = ()) -> list[str]:
-        """Returns the directives of a job, and further options, as lines of its script."""
-        if not self.prefix:
-            return []
-        options = []
-        if job.project is not None:
-            options.append(f"{self.project_option} {job.project}")
-        queue = job.queue or job.machine.queue
-        if queue is not None:
-            options.append(f"{job.machine.queue_option or self.queue_option} {queue}")
-        options += [*self.directives(job), *job.machine.directives]
-        if job.exclude and self.exclude is not None:
-            options += self.exclude(job.exclude)
-        options += further
-        return [
-            f"{self.prefix} "
-            + (option.replace(" ", self.separator, 1) if option.startswith("--") else option)
-            for option in options
-        ]
+    preamble: str = ""
 
     def submit_command(
         self, script: str | Path, after: str | None = None, output: str | None = None
@@ -145,79 +120,6 @@ class Scheduler:
         return found.group(1)
 
 
-def _lsf(job: JobRequest) -> list[str]:
-    hours, minutes = divmod(job.minutes, 60)
-    return [
-        f"-J {job.name}",
-        f"-nnodes {job.layout.num_nodes}",
-        f"-W {hours}:{minutes:02d}",
-        f"-o {job.output}.%J.out",
-        # LSF signals all processes of the script. By default they ignore SIGURG, which also IBM's
-        # reference has as its example (bsub: -wa). The unit of -wt is minutes.
-        "-wa URG",
-        f"-wt {ceil(warning_s(job.minutes) / 60)}",
-    ]
-
-
-def _cobalt(job: JobRequest) -> list[str]:
-    return [
-        f"-n {job.layout.num_nodes}",
-        f"-t {job.minutes}",
-        f"--jobname {job.name}",
-        f"-O {job.output}",
-    ]
-
-
-def _slurm(job: JobRequest) -> list[str]:
-    layout = job.layout
-    lines = [
-        f"--job-name {job.name}",
-        f"--nodes {layout.num_nodes}",
-        f"--ntasks-per-node {layout.ranks_per_node}",
-    ]
-    if layout.cores_per_rank is not None:
-        lines.append(f"--cpus-per-task {layout.cores_per_rank * layout.cpus_per_core}")
-    if layout.gpus_per_rank:
-        lines.append(f"--gpus-per-node {layout.gpus_per_rank * layout.ranks_per_node}")
-    return [
-        *lines,
-        f"--time {_clock(job.minutes)}",
-        f"--output {job.output}.%j.out",
-        f"--signal B:USR1@{warning_s(job.minutes)}",  # to the script alone
-    ]
-
-
-def _pbs(job: JobRequest) -> list[str]:
-    layout = job.layout
-    chunk = {"mpiprocs": layout.ranks_per_node, "ompthreads": layout.threads_per_rank or 0}
-    if job.machine.shared_nodes:
-        cores = layout.cores_per_rank or 1
-        chunk |= {
-            "ncpus": cores * layout.cpus_per_core * layout.ranks_per_node,
-            "ompthreads": layout.threads_per_rank or cores,
-            "ngpus": layout.gpus_per_rank * layout.ranks_per_node,
-        }
-    # PBS sets OMP_NUM_THREADS to ompthreads, which is by default ncpus: the CPUs of all ranks.
-    select = [f"{job.num_nodes}", *(f"{name}={num}" for name, num in chunk.items() if num)]
-    return [
-        f"-N {job.name}",
-        f"-l select={':'.join(select)}",
-        f"-l walltime={_clock(job.minutes)}",
-        "-j oe",
-        f"-o {job.output}.out",
-    ]
-
-
-def _not_on_hosts(names: Sequence[str]) -> list[str]:
-    condition = " && ".join(f"hname!='{name}'" for name in names)
-    return [f'-R "select[{condition}]"']
-
-
-def _clock(minutes: int) -> str:
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02d}:{minutes:02d}:00"
-
-
 SCHEDULERS = {
     # IBM Spectrum LSF, as on Summit.
     "lsf": Scheduler(
@@ -225,8 +127,17 @@ SCHEDULERS = {
         submit=("bsub",),
         job_id=r"Job <(\d+)>",
         wait=("-w", "ended({})"),
-        directives=_lsf,
-        exclude=_not_on_hosts,
+        directives=(
+            "-J {name}",
+            "-nnodes {nodes}",
+            "-W {hours_minutes}",
+            "-o {output}.%J.out",
+            # LSF signals all processes of the script. By default they ignore SIGURG, which also
+            # IBM's reference has as its example (bsub: -wa). The unit of -wt is minutes.
+            "-wa URG",
+            "-wt {warning_minutes}",
+        ),
+        exclude='-R "select[{unlike_excluded}]"',
         array=ArraySyntax(
             index="LSB_JOBINDEX",
             first=1,
@@ -246,7 +157,7 @@ SCHEDULERS = {
         submit=("qsub",),
         job_id=r"^(\d+)$",
         wait=("--dependencies", "{}"),
-        directives=_cobalt,
+        directives=("-n {nodes}", "-t {minutes}", "--jobname {name}", "-O {output}"),
         output=("-O", "{}"),
         waits_for_success=True,
     ),
@@ -255,8 +166,17 @@ SCHEDULERS = {
         submit=("sbatch", "--parsable"),
         job_id=r"^(\d+)(?:;.*)?$",
         wait=("--dependency=afterany:{}",),
-        directives=_slurm,
-        exclude=lambda names: [f"--exclude {','.join(names)}"],
+        directives=(
+            "--job-name {name}",
+            "--nodes {nodes}",
+            "--ntasks-per-node {ranks_per_node}",
+            "--cpus-per-task {cpus_per_rank}",
+            "--gpus-per-node {gpus_per_node}",
+            "--time {time}",
+            "--output {output}.%j.out",
+            "--signal B:USR1@{warning_s}",  # to the script alone
+        ),
+        exclude="--exclude {excluded}",
         array=ArraySyntax(
             index="SLURM_ARRAY_TASK_ID",
             first=0,
@@ -276,8 +196,14 @@ SCHEDULERS = {
         submit=("qsub",),
         job_id=r"^(\d+\S*)$",
         wait=("-W", "depend=afterany:{}"),
-        directives=_pbs,
-        leaves_out=True,
+        directives=(
+            "-N {name}",
+            "-l select={nodes}{chunk}",
+            "-l walltime={time}",
+            "-j oe",
+            "-o {output}.out",
+        ),
+        excludes_in_script=True,
         # A limit exists since PBS 2020.1. Jobs can wait only for an array as a whole.
         array=ArraySyntax(
             index="PBS_ARRAY_INDEX",
@@ -287,12 +213,10 @@ SCHEDULERS = {
             own_id="{id}",
         ),
         output=("-o", "{}.out"),
-        preamble=('cd "${PBS_O_WORKDIR:-$PWD}"',),
+        preamble='cd "${PBS_O_WORKDIR:-$PWD}"',
     ),
     # No scheduler: a script runs immediately, on this machine.
-    "none": Scheduler(
-        prefix="", submit=("bash",), job_id=r"^$", wait=(), directives=lambda job: []
-    ),
+    "none": Scheduler(prefix="", submit=("bash",), job_id=r"^$", wait=(), directives=()),
 }
 """By their names in machine files."""
 
@@ -306,8 +230,3 @@ def find_scheduler(name: str) -> Scheduler:
     if name not in SCHEDULERS:
         raise ParameterError(f"scheduler {name!r}: choose one of {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name]
-
-
-def scheduler_of(job: JobRequest) -> Scheduler:
-    """Returns the scheduler of a job's machine."""
-    return find_scheduler(job.machine.scheduler)

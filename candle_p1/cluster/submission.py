@@ -1,35 +1,74 @@
-"""Submitting jobs: writes the script, passes it to the scheduler, and reads the job's id."""
+"""Submitting jobs: single ones, chains that continue one run, and arrays.
+
+Scripts are stored beside the records. The script of an array has the directives: the scheduler
+starts it once for each job, with an index, and it becomes the job's own script, whose directives
+are then only comments. An array of a single job is submitted as an ordinary one, because PBS
+refuses arrays of one.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from candle_p1.cluster.chain import CHAIN_NAME, Chain, begin_chain
-from candle_p1.cluster.schedulers import SCHEDULERS, scheduler_of
+from candle_p1.checkpoints.policy import are_saved
+from candle_p1.cluster.chain import CHAIN_NAME, CONTINUE, Chain, begin_chain
+from candle_p1.cluster.job import JobRequest, render
+from candle_p1.cluster.machine import Machine
+from candle_p1.cluster.schedulers import SCHEDULERS, ArraySyntax, find_scheduler
 from candle_p1.distributed.launch_environment import without_allocation
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.files import write_atomically
+from candle_p1.parameters.catalog import INTERVALS
 from candle_p1.text import count
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from candle_p1.cluster.job_request import JobRequest
-
 SCRIPT_STEM = "job"
-"""The name of a script without the scheduler's suffix; scripts are stored beside the record."""
+"""The name of a script without the scheduler's suffix."""
 ID_NAME = "job.id"
 """The file beside a submitted script that holds the ids of its jobs, one on each line."""
+OUTPUT_NAME = "job.out"
+"""What a job of an array prints, beside its own script."""
+CHAIN_FLAGS = {"ckpt_every_s": "600", "ckpt_save_best": "False", "ckpt_keep_limit": "2"}
+"""The flags of a chain whose user sets no interval between checkpoints.
+
+A chain needs the newest checkpoint, and the one before it in case of damage. By default every epoch
+that is the best so far would be saved as well.
+"""
 
 
-def script_path(job: JobRequest, directory: Path) -> Path:
+def continues(params: Mapping[str, Any]) -> bool:
+    """Tells whether a run with these parameters writes checkpoints, and begins from them."""
+    return are_saved(params) and params["ckpt_restart_mode"] != "off"
+
+
+def check_continues(params: Mapping[str, Any]) -> None:
+    """Checks that the jobs of a chain can continue a run with these parameters.
+
+    Raises:
+        ParameterError: Each of them would begin anew.
+    """
+    if not continues(params):
+        raise ParameterError(
+            "--chain continues runs from checkpoints, which the flags turn off: leave"
+            f" --ckpt_restart_mode at auto, and set one of {', '.join(INTERVALS)}, or none of them"
+        )
+
+
+def script_path(machine: Machine, directory: Path) -> Path:
     """Returns the path of the script of a job whose record will be in this directory."""
-    return directory / f"{SCRIPT_STEM}{scheduler_of(job).suffix}"
+    return directory / f"{SCRIPT_STEM}{find_scheduler(machine.scheduler).suffix}"
+
+
+def _scripts(directory: Path) -> list[Path]:
+    suffixes = dict.fromkeys(scheduler.suffix for scheduler in SCHEDULERS.values())
+    return [directory / f"{SCRIPT_STEM}{suffix}" for suffix in suffixes]
 
 
 def was_submitted(directory: Path) -> bool:
@@ -38,8 +77,7 @@ def was_submitted(directory: Path) -> bool:
     A job of a study that failed before its ranks started does not count: it renamed its script.
     Nor do the jobs of a chain, if none of them will continue the run any more.
     """
-    suffixes = {scheduler.suffix for scheduler in SCHEDULERS.values()}
-    if not any((directory / f"{SCRIPT_STEM}{suffix}").exists() for suffix in suffixes):
+    if not any(script.exists() for script in _scripts(directory)):
         return False
     chain = Chain.read(directory)
     return not chain.num_jobs or chain.has_jobs_left
@@ -59,10 +97,9 @@ def release(directory: Path) -> None:
     Raises:
         ParameterError: It cannot be removed.
     """
-    names = [f"{SCRIPT_STEM}{scheduler.suffix}" for scheduler in SCHEDULERS.values()]
     try:
-        for name in (*names, ID_NAME, CHAIN_NAME):
-            (directory / name).unlink(missing_ok=True)
+        for path in (*_scripts(directory), directory / ID_NAME, directory / CHAIN_NAME):
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise ParameterError(f"cannot write in {directory}: {error.strerror}") from error
 
@@ -89,12 +126,7 @@ def virtual_environment(root: Path) -> str | None:
 
 
 def write_script(script: Path, text: str, num_jobs: int | None = None) -> None:
-    """Writes a script and makes it executable, which Cobalt requires.
-
-    Args:
-        script: Its path.
-        text: Its text.
-        num_jobs: How many jobs it is for, if they form a chain.
+    """Writes a script, for a chain of `num_jobs`, and makes it executable, as Cobalt requires.
 
     Raises:
         ParameterError: It exists already, or cannot be written.
@@ -127,12 +159,11 @@ def submit(
             so that the job can be submitted again. Or it refuses a further job of a chain, which
             then consists of the jobs before it. Or it printed no id.
     """
-    scheduler, ids = scheduler_of(job), list[str]()
+    ids = list[str]()
     for number in range(1, (num_jobs or 1) + 1):
         own_output = None if number == 1 else f"{job.output}-{number}"
-        command = scheduler.submit_command(script, ids[-1] if ids else after, own_output)
         try:
-            output = output_of(command, job.machine.name)
+            output = _submit(job, script, ids[-1] if ids else after, own_output)
         except SetupError as error:
             if not ids:
                 release(script.parent)
@@ -142,26 +173,151 @@ def submit(
                 f"{count(len(ids), 'job')} of {num_jobs} submitted ({', '.join(ids)}), which"
                 f" continue the run as a shorter chain; {error}"
             ) from error
-        ids.append(scheduler.read_job_id(output))
+        ids.append(job.scheduler.read_job_id(output))
         write_atomically(script.with_name(ID_NAME), "".join(f"{each}\n" for each in ids))
     return ids
 
 
-def output_of(command: Sequence[str], machine: str) -> str:
-    """Returns the output of a submit command.
-
-    Raises:
-        SetupError: There is no scheduler here, or it refuses the job.
-    """
+def _submit(job: JobRequest, script: Path, after: str | None, output: str | None = None) -> str:
+    command = job.scheduler.submit_command(script, after, output)
     try:
         env = without_allocation(os.environ)
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     except FileNotFoundError as error:
         raise SetupError(
-            f"{command[0]}, which submits jobs on {machine}, is not in $PATH: submit on a machine"
-            " that has it, or only print the script with --dry_run"
+            f"{command[0]}, which submits jobs on {job.machine.name}, is not in $PATH: submit on a"
+            " machine that has it, or only print the script with --dry_run"
         ) from error
     if done.returncode:
-        output = (done.stderr or done.stdout).strip()
-        raise SetupError(f"{shlex.join(command)} ended with code {done.returncode}: {output}")
+        printed = (done.stderr or done.stdout).strip()
+        raise SetupError(f"{shlex.join(command)} ended with code {done.returncode}: {printed}")
     return done.stdout
+
+
+def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
+    """Runs a job on this machine; one of a chain up to so many times, until its run is complete.
+
+    Ctrl-C reaches the job that is running. Its end is awaited, and no other job follows.
+
+    Args:
+        command: The command that starts it.
+        directory: The directory of its record.
+        num_jobs: The number of jobs in the chain.
+
+    Returns:
+        The exit code of the last job.
+    """
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    previous = signal.signal(signal.SIGINT, interrupt)  # not SIG_IGN, which the job would inherit
+    try:
+        for _ in range(num_jobs):
+            code = subprocess.call(command, env=without_allocation(os.environ, here=True))
+            if code == 0 or interrupted or Chain.read(directory).decide()[0] != CONTINUE:
+                break
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return code if code >= 0 else 128 - code
+
+
+def array_syntax(job: JobRequest) -> ArraySyntax:
+    """Returns how the scheduler of a job's machine writes arrays.
+
+    Raises:
+        ParameterError: It has none.
+    """
+    if job.scheduler.array is None:
+        raise ParameterError(
+            f"--array: the scheduler of {job.machine.name}, {job.machine.scheduler}, has no job"
+            " arrays; without --array, each run becomes a job of its own"
+        )
+    return job.scheduler.array
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """A job array: one submission for many jobs, which do not wait for each other.
+
+    Attributes:
+        name: Its name in the scheduler.
+        jobs: Its jobs, which request the same number of nodes for the same time.
+        scripts: Their scripts.
+        at_once: How many of them may run at the same time; None is all.
+        directory: Where the array's script and output go.
+    """
+
+    name: str
+    jobs: Sequence[JobRequest]
+    scripts: Sequence[Path]
+    at_once: int | None
+    directory: Path
+
+    @property
+    def is_array(self) -> bool:
+        """Whether there are several jobs."""
+        return len(self.jobs) > 1
+
+    @property
+    def script(self) -> Path:
+        """The path of the script that is submitted: the array's, or that of the only job."""
+        return (
+            script_path(self.jobs[0].machine, self.directory) if self.is_array else self.scripts[0]
+        )
+
+    def text(self) -> str:
+        """Returns the text of the script that is submitted.
+
+        Raises:
+            ParameterError: The machine's scheduler has no arrays.
+        """
+        job = self.jobs[0]
+        if not self.is_array:
+            return job.script()
+        syntax = array_syntax(job)
+        is_limited = self.at_once is not None and self.at_once < len(self.jobs)
+        numbers = {
+            "first": syntax.first,
+            "last": syntax.first + len(self.jobs) - 1,
+            "limit": f"%{self.at_once}" if is_limited else "",
+        }
+        name = syntax.name.format(name=self.name, **numbers)
+        array = replace(job, name=name, output=f"{self.directory / 'job'}.{syntax.place}")
+        return render(
+            "array.sh.jinja",
+            directives=array.directives([option.format(**numbers) for option in syntax.options]),
+            scripts=self.scripts,
+            syntax=syntax,
+            output_name=OUTPUT_NAME,
+        )
+
+    def submit(self, after: str | None = None) -> str:
+        """Submits the array, or its only job; the jobs have their scripts already. Returns the id.
+
+        Args:
+            after: The id of an array or job that has to end before any of these jobs may start.
+
+        Raises:
+            SetupError: There is no scheduler here, or it refuses the array; the scripts are
+                removed.
+            ParameterError: The directory cannot be written.
+        """
+        job = self.jobs[0]
+        if not self.is_array:
+            return submit(job, self.script, after)[0]
+        write_script(self.script, self.text())
+        try:
+            output = _submit(job, self.script, after)
+        except SetupError:
+            for script in (*self.scripts, self.script):
+                release(script.parent)
+            raise
+        array_id, syntax = job.scheduler.read_job_id(output), array_syntax(job)
+        for index, script in enumerate(self.scripts, syntax.first):
+            own_id = syntax.own_id.format(id=array_id, index=index)
+            write_atomically(script.with_name(ID_NAME), f"{own_id}\n")
+        write_atomically(self.script.with_name(ID_NAME), f"{array_id}\n")
+        return array_id

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.chain_flags import CHAIN_FLAGS, check_continues
-from candle_p1.cluster.job_array import JobArray, array_syntax
-from candle_p1.cluster.job_choice import JobChoice
-from candle_p1.cluster.job_request import JobRequest
-from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.job import NO_OPTIONS, JobOptions, JobRequest
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import Machine
 from candle_p1.cluster.submission import (
+    CHAIN_FLAGS,
+    JobArray,
+    array_syntax,
+    check_continues,
     checkout,
     release,
     script_path,
@@ -58,7 +58,7 @@ class StudyJobs:
         machine: Where they run.
         ranks_per_node: The largest number of ranks on a node; None takes the machine's default.
         minutes: Time limit of each job; None takes the study's.
-        choice: What the user chose about all jobs.
+        options: What the user chose about all jobs.
         num_jobs: How many jobs continue each run, one after the other; None is no chain.
     """
 
@@ -66,7 +66,7 @@ class StudyJobs:
     machine: Machine
     ranks_per_node: int | None = None
     minutes: int | None = None
-    choice: JobChoice = field(default_factory=JobChoice)
+    options: JobOptions = NO_OPTIONS
     num_jobs: int | None = None
 
     def due(
@@ -116,9 +116,9 @@ class StudyJobs:
         known = [submitted_id(state.directory) for state in under_way if state.directory]
         ids = [job_id for job_id in known if job_id is not None]
         for directory, job in jobs:
-            script = script_path(job, directory)
+            script = script_path(self.machine, directory)
             release(directory)  # the jobs of a run that is continued here have ended
-            write_script(script, job_script(job), self.num_jobs)
+            write_script(script, job.script(), self.num_jobs)
             after = ids[-at_once] if len(ids) >= at_once else None
             of_run = submit(job, script, after, self.num_jobs)
             ids.append(of_run[-1])
@@ -142,7 +142,7 @@ class StudyJobs:
             JobArray(
                 name=self.plan.study.name,
                 jobs=[job for _, job in group],
-                scripts=[script_path(job, directory) for directory, job in group],
+                scripts=[script_path(self.machine, directory) for directory, _ in group],
                 at_once=at_once,
                 directory=arrays / f"{number:03d}",
             )
@@ -159,14 +159,14 @@ class StudyJobs:
         for array in arrays:
             for job, script in zip(array.jobs, array.scripts, strict=True):
                 release(script.parent)
-                write_script(script, job_script(job))
+                write_script(script, job.script())
             after = array.submit(after)
             yield after, array
 
     def _job(self, run: PlannedRun, directory: Path) -> JobRequest:
         root = checkout()
         layout = self._layout(run)
-        job = JobRequest(
+        return JobRequest(
             machine=self.machine,
             layout=layout,
             name=run.name,
@@ -182,10 +182,8 @@ class StudyJobs:
                 f"{layout.explain()}; epochs of each rank: {run.epochs_per_rank}.",
             ],
             environment=run.variables,
-        )
-        return replace(
-            self.choice.applied_to(job),
-            study_script=str(script_path(job, directory)),
+            options=self.options,
+            study_script=str(script_path(self.machine, directory)),
             chain_directory=None if self.num_jobs is None else str(directory),
         )
 

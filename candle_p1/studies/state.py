@@ -28,8 +28,7 @@ import psutil
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.chain import Chain
-from candle_p1.cluster.chain_flags import continues
-from candle_p1.cluster.submission import was_submitted
+from candle_p1.cluster.submission import continues, was_submitted
 from candle_p1.errors import RecordError
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.records.types import RunRecord

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from candle_p1.cluster import chain as module
 from candle_p1.cluster.chain import COMPLETE, CONTINUE, STOP, Chain, begin_chain, main
-from candle_p1.cluster.local_jobs import run_here
+from candle_p1.cluster.submission import run_here
 from candle_p1.records import record
 
 FAILED = {"status": "failed", "failure": {"reason": "planted", "rank": None}}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from candle_p1.cluster.containers import RUNTIMES, container_argv, find_image
-from candle_p1.cluster.job_request import JobRequest
-from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.job import RUNTIMES, JobOptions, JobRequest, container_argv, find_image
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import list_machines, load_machine
 from candle_p1.errors import ParameterError
@@ -21,7 +19,7 @@ def job(machine, image):
         flags=["--output_dir", "/results", "--data_dir", "tables", "--epochs", "8"],
         minutes=30,
         output="out/job",
-        container=image,
+        options=JobOptions(container=image),
     )
 
 
@@ -67,7 +65,7 @@ def test_podman_gets_variables_and_directories(tmp_path):
 def test_every_machine_has_a_runtime(name):
     machine = load_machine(name)
     assert machine.container.runtime in RUNTIMES
-    script = job_script(job(machine, "/images/candle.sif"))
+    script = job(machine, "/images/candle.sif").script()
     assert f"\njob_container {machine.container.runtime} " in script
     assert "CANDLE_P1_VENV" not in script
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from candle_p1.cluster.job_array import JobArray, array_syntax
-from candle_p1.cluster.job_request import JobRequest
+from candle_p1.cluster.job import JobRequest
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.submission import JobArray, array_syntax
 from candle_p1.errors import ParameterError, SetupError
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from candle_p1.benchmark import SCALING_MODES, find_benchmark, list_benchmarks
 from candle_p1.cluster import launchers
-from candle_p1.cluster.job_array import JobArray
-from candle_p1.cluster.job_script import job_script
+from candle_p1.cluster.job import JobOptions
 from candle_p1.cluster.machine import load_machine
 from candle_p1.cluster.ready_scripts import paper_job, ready_scripts, write_all
 from candle_p1.cluster.schedulers import find_scheduler
+from candle_p1.cluster.submission import JobArray
 from candle_p1.errors import ParameterError
 from tests.conftest import ROOT
 
@@ -48,9 +48,9 @@ def not_root(monkeypatch):
 def script_of(machine_name, mode, benchmark="nt3"):
     machine, num_nodes = load_machine(machine_name), SIZES.get(machine_name, 8)
     job = paper_job(find_benchmark(benchmark), machine, mode, num_nodes, 60)
-    job = replace(job, queue=QUEUES.get(machine_name))
-    replace(job, project="PROJECT").check()
-    return job_script(job)
+    options = JobOptions(queue=QUEUES.get(machine_name))
+    replace(job, options=replace(options, project="PROJECT")).check()
+    return replace(job, options=options).script()
 
 
 @pytest.mark.parametrize("machine_name", MACHINES)
@@ -85,7 +85,8 @@ def test_the_ready_scripts_are_up_to_date(tmp_path):
     """To update them: candle_p1.cluster.ready_scripts.write_all(Path("."))."""
     texts = ready_scripts()
     names = {str(path.relative_to(ROOT)) for path in ROOT.glob("jobs/*/*")}
-    assert names == set(texts) == {str(p.relative_to(tmp_path)) for p in write_all(tmp_path)}
+    write_all(tmp_path)
+    assert names == set(texts) == {str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*/*")}
     for name in names:
         for path in (ROOT / name, tmp_path / name):
             assert path.read_text() == texts[name], path
@@ -119,9 +120,10 @@ def others(directory):
         machine = load_machine(machine_name)
         job = paper_job(find_benchmark("nt3"), machine, "weak", SIZES.get(machine_name, 8), 60)
         texts = {
-            "staged": job_script(replace(job, staged="/a/env.tar", exclude=["n1", "n2"])),
-            "container": job_script(replace(job, container="/a/candle.sif")),
+            "staged": JobOptions(staged="/a/env.tar", exclude=["n1", "n2"]),
+            "container": JobOptions(container="/a/candle.sif"),
         }
+        texts = {kind: replace(job, options=each).script() for kind, each in texts.items()}
         scripts = [directory / "a/job.sh", directory / "b/job.sh"]
         texts["array"] = JobArray("two", [job, job], scripts, 1, directory).text()
         for kind, text in texts.items():

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from candle_p1.cluster.process import run_to_end
+from candle_p1.cluster.process import guarded, run_to_end
 
 
 def sleeper(tmp_path, ignore=False):
@@ -82,7 +82,7 @@ def test_the_exit_code_of_a_command_is_returned(tmp_path):
 def test_kill_9_of_the_parent_ends_the_command(tmp_path):
     program = (
         "import os, sys\n"
-        "from candle_p1.cluster.process import run_to_end\n"
+        "from candle_p1.cluster.process import guarded, run_to_end\n"
         f"run_to_end({sleeper(tmp_path)!r}, os.environ, sys.stdout.buffer)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
@@ -98,14 +98,7 @@ def test_kill_9_of_the_parent_ends_the_command(tmp_path):
 
 
 def test_the_command_does_not_start_if_its_parent_has_died(tmp_path):
-    guard = [
-        sys.executable,
-        "-m",
-        "candle_p1.cluster.process_group_guard",
-        "1",
-        "touch",
-        str(tmp_path / "touched"),
-    ]
+    guard = guarded(["touch", str(tmp_path / "touched")], 1)
     code = subprocess.run(guard, check=False).returncode
     assert code == (128 + signal.SIGTERM if sys.platform == "linux" else 0)
     assert (tmp_path / "touched").exists() == (code == 0)

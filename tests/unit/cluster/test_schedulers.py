@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from candle_p1.cluster.job_request import JobRequest
+from candle_p1.cluster.job import JobOptions, JobRequest
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
-from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler, scheduler_of, warning_s
+from candle_p1.cluster.schedulers import SCHEDULERS, find_scheduler, warning_s
 from candle_p1.errors import ParameterError, SetupError
+
+CHOSEN = {"project": "ABC123", "queue": "debug"}
 
 
 def job(machine_name, num_nodes=2, **changes):
@@ -21,10 +23,9 @@ def job(machine_name, num_nodes=2, **changes):
         flags=[],
         minutes=90,
         output="out/job",
-        project="ABC123",
-        queue="debug",
     )
-    return replace(request, **changes)
+    options = {name: changes.pop(name) for name in ("project", "queue") if name in changes}
+    return replace(request, options=JobOptions(**CHOSEN | options), **changes)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +46,18 @@ def job(machine_name, num_nodes=2, **changes):
 def test_directives_of_a_job(machine_name, options):
     """tests/files/jobs has all directives of each machine."""
     request = job(machine_name)
-    scheduler = scheduler_of(request)
-    assert {f"{scheduler.prefix} {option}" for option in options} <= set(scheduler.lines(request))
+    scheduler = request.scheduler
+    assert {f"{scheduler.prefix} {option}" for option in options} <= set(request.directives())
 
 
 def test_without_a_scheduler_there_are_no_directives():
-    assert find_scheduler("none").lines(job("local", num_nodes=1)) == []
+    assert job("local", num_nodes=1).directives() == []
 
 
 def test_directives_of_a_machine_may_have_short_options(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('base = "slurm"\nqueue_option = "-q"\ndirectives = ["-C gpu"]\n')
-    lines = find_scheduler("slurm").lines(job(str(path)))
+    lines = job(str(path)).directives()
     assert {"#SBATCH -q debug", "#SBATCH -C gpu"} <= set(lines)
 
 
@@ -68,20 +69,20 @@ def test_cores_and_gpus_are_asked_for_where_jobs_share_nodes(tmp_path):
     )
     request = job(str(path))
     select = "#PBS -l select=2:mpiprocs=2:ompthreads=8:ncpus=16:ngpus=2"
-    assert select in scheduler_of(request).lines(request)
+    assert select in request.directives()
 
 
 def test_a_chunk_of_pbs_has_a_cpu_for_each_rank_at_least():
     request = job("pbs")
     select = "#PBS -l select=2:mpiprocs=2:ompthreads=1:ncpus=2"
-    assert select in scheduler_of(request).lines(request)
+    assert select in request.directives()
 
 
 def test_slurm_is_asked_for_the_gpus_of_a_node(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('base = "slurm"\ngpus_per_node = 4\ngpus_per_rank = 1\n')
     request = job(str(path))
-    assert "#SBATCH --gpus-per-node=2" in scheduler_of(request).lines(request)
+    assert "#SBATCH --gpus-per-node=2" in request.directives()
 
 
 @pytest.mark.parametrize(
@@ -116,14 +117,14 @@ def test_a_further_job_has_an_output_of_its_own(name, line):
 @pytest.mark.parametrize(("minutes", "seconds"), [(1, 7), (2, 15), (11, 82), (12, 90), (600, 90)])
 def test_short_jobs_are_warned_later(minutes, seconds):
     assert warning_s(minutes) == seconds
-    lines = scheduler_of(job("slurm")).lines(job("slurm", minutes=minutes))
+    lines = job("slurm", minutes=minutes).directives()
     assert f"#SBATCH --signal=B:USR1@{seconds}" in lines
 
 
 def test_lsf_counts_the_warning_in_minutes():
     for minutes, wait in ((2, 1), (90, 2)):
         request = job("summit", minutes=minutes)
-        assert f"#BSUB -wt {wait}" in scheduler_of(request).lines(request)
+        assert f"#BSUB -wt {wait}" in request.directives()
 
 
 @pytest.mark.parametrize(

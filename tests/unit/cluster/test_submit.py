@@ -307,7 +307,7 @@ def test_a_local_job_runs_immediately_and_its_exit_code_is_the_commands(
 def test_ctrl_c_waits_for_the_end_of_a_local_job_and_starts_no_other(start, tmp_path):
     job = "trap 'sleep 1; exit 9' INT; echo ready; while :; do sleep 0.1; done"
     program = (
-        "import sys, pathlib; from candle_p1.cluster.local_jobs import run_here\n"
+        "import sys, pathlib; from candle_p1.cluster.submission import run_here\n"
         f"sys.exit(run_here({['sh', '-c', job]!r}, pathlib.Path({str(tmp_path)!r}), 3))"
     )
     process = start([sys.executable, "-c", program])

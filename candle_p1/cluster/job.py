@@ -1,0 +1,356 @@
+"""Jobs: what is requested, whether the machine accepts it, and the text of the script.
+
+A script consists of directives, settings of the machine and the command that starts the ranks; all
+else is in ``common/job_env.sh``, which it sources. The number of nodes comes from the job that the
+script runs in, so the same script runs at another size:
+``bsub -nnodes 8 jobs/summit/nt3_strong.lsf``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from candle_p1.cluster.launchers import launch_argv
+from candle_p1.cluster.layout import Layout, fill_in
+from candle_p1.cluster.machine import Machine
+from candle_p1.cluster.schedulers import Scheduler, find_scheduler, warning_s
+from candle_p1.distributed.gpus import GPUS_VARIABLE
+from candle_p1.errors import ParameterError
+from candle_p1.files import expand_user
+from candle_p1.text import count
+
+_NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_NODES_OF_SLURM = rf"{_NODE}(\[[0-9,-]+\][A-Za-z0-9._-]*)*"
+"""Also several names, as in "n[1-3,7]"."""
+_WIDTH = 98
+"""Characters of a line of a script, without the continuation mark."""
+PASSED_ON = (
+    *("CANDLE_*", "CUDA_*", "FI_*", "HOROVOD_*", "KERAS_*", "KMP_*", "MPICH_*", "NCCL_*", "OMP_*"),
+    *("OMPI_*", "PALS_*", "PMI*", "SLURM*", "TF_*"),
+)
+"""Variables that ranks need, for a container's runtime that passes on only what it is told to."""
+OF_DIRECTORIES = ("output_dir", "data_dir", "ckpt_directory", "stage_dir")
+"""Parameters that name directories."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What a user chooses about all jobs of a command, whatever they run.
+
+    Attributes:
+        project: The project to charge.
+        queue: The queue; None takes the machine's default.
+        exclude: Names of nodes that jobs must not use.
+        container: The image of a container in which the ranks run; None is no container.
+        staged: The archive of the environment that jobs copy to the storage of their nodes (see
+            candle_p1.cluster.staging); None is no copy.
+    """
+
+    project: str | None = None
+    queue: str | None = None
+    exclude: Sequence[str] = ()
+    container: str | None = None
+    staged: str | None = None
+
+
+NO_OPTIONS = JobOptions()
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A job: where it runs, for how long, and what it executes.
+
+    Attributes:
+        machine: Where it runs.
+        layout: Its nodes and ranks.
+        name: Its name in the scheduler.
+        program: The script of the benchmark; relative paths start at the top of the checkout.
+        flags: Flags of the benchmark.
+        minutes: Its time limit, in minutes.
+        output: Path of the output file, without the suffix that the scheduler adds.
+        options: What the user chooses.
+        root: The checkout; None is the directory from which the job is submitted.
+        venv: The virtual environment; None is .venv of the checkout.
+        heading: Comment lines at the top of the script.
+        environment: Environment variables of this job alone.
+        study_script: The path of the script, if the job is a run of a study. Such a script takes
+            flags and nodes from the study alone, and renames itself if it fails early.
+        chain_directory: The directory of the record, if the job is one of several that continue
+            the run in it (see candle_p1.cluster.chain).
+    """
+
+    machine: Machine
+    layout: Layout
+    name: str
+    program: str
+    flags: Sequence[str]
+    minutes: int
+    output: str
+    options: JobOptions = NO_OPTIONS
+    root: str | None = None
+    venv: str | None = None
+    heading: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    study_script: str | None = None
+    chain_directory: str | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of its machine."""
+        return find_scheduler(self.machine.scheduler)
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes that it requests, with spares for those that its script excludes."""
+        return self.layout.num_nodes + self._num_spare
+
+    @property
+    def _num_spare(self) -> int:
+        return len(self.options.exclude) if self.scheduler.excludes_in_script else 0
+
+    def check(self) -> None:
+        """Checks that the machine accepts the job.
+
+        Raises:
+            ParameterError: It does not: there is no project, too few nodes, too much time, or a
+                path or name that the scheduler would not take for one.
+        """
+        machine, nodes, options = self.machine, self.num_nodes, self.options
+        self._check_exclude()
+        if machine.project_required and options.project is None:
+            raise ParameterError(
+                f"{machine.name} charges jobs to a project: name yours with --project or in"
+                " $CANDLE_P1_PROJECT"
+            )
+        if machine.num_nodes is not None and nodes > machine.num_nodes:
+            raise ParameterError(
+                f"{count(nodes, 'node')}, of which {self._num_spare} are for those to exclude: a"
+                f" job on {machine.name} can have at most {machine.num_nodes:,}"
+            )
+        for value in (self.name, self.output, options.project or "", options.queue or ""):
+            if value.split() not in ([], [value]):
+                raise ParameterError(f"{value!r}: a scheduler's directives cannot contain blanks")
+        if self.minutes < 1:
+            raise ParameterError(f"time limit {self.minutes}: a job needs at least a minute")
+        self._check_queue()
+
+    def _check_exclude(self) -> None:
+        names, name = self.options.exclude, self.machine.name
+        if names and not (self.scheduler.exclude or self.scheduler.excludes_in_script):
+            raise ParameterError(
+                f"--exclude {','.join(names)}: jobs on {name} cannot be kept off nodes"
+            )
+        pattern = _NODES_OF_SLURM if self.machine.scheduler == "slurm" else _NODE
+        for wrong in (each for each in names if not re.fullmatch(pattern, each)):
+            raise ParameterError(f"--exclude {wrong}: this is not the name of a node")
+
+    def _check_queue(self) -> None:
+        machine, nodes, minutes = self.machine, self.num_nodes, self.minutes
+        queue = self.options.queue or machine.queue
+        of_nodes = f"{count(nodes, 'node')}: the queue {queue} of {machine.name}"
+        others = [name for name in machine.queues_for(nodes) if name != queue]
+        if queue == machine.queue:
+            if nodes < machine.min_nodes:
+                hint = f", which takes them: {' or '.join(others)}" if others else ""
+                raise ParameterError(
+                    f"{of_nodes} requires {machine.min_nodes} or more; choose another one with"
+                    f" --queue{hint}"
+                )
+            longest = machine.longest_minutes(nodes)
+            if longest is not None and minutes > longest:
+                raise ParameterError(
+                    f"{minutes} minutes on {count(nodes, 'node')}: {machine.name} limits jobs of"
+                    f" that size to {longest} minutes; choose a shorter --time or another --queue"
+                )
+        elif queue in machine.queues:
+            fewest, most, longest = machine.queues[queue]
+            if machine.queue is not None and nodes >= machine.min_nodes:
+                others.append(machine.queue)
+            if not fewest <= nodes <= most:
+                hint = f"; {' and '.join(others)} would take them" if others else ""
+                raise ParameterError(f"{of_nodes} takes {fewest} to {most:,}{hint}")
+            if minutes > longest:
+                raise ParameterError(
+                    f"{minutes} minutes: the queue {queue} of {machine.name} limits jobs to"
+                    f" {longest} minutes; choose a shorter --time or another --queue"
+                )
+
+    def directives(self, further: Sequence[str] = ()) -> list[str]:
+        """Returns the directives, and further options, as lines of the script."""
+        scheduler, machine, values = self.scheduler, self.machine, self._values()
+        if not scheduler.prefix:
+            return []
+        queue_option = machine.queue_option or scheduler.queue_option
+        first = (f"{scheduler.project_option} {{project}}", f"{queue_option} {{queue}}")
+        options = fill_in([*first, *scheduler.directives], values) + machine.directives
+        if self.options.exclude and scheduler.exclude:
+            options.append(scheduler.exclude.format_map(values))
+        return [
+            f"{scheduler.prefix} "
+            + (option.replace(" ", scheduler.separator, 1) if option[:2] == "--" else option)
+            for option in (*options, *further)
+        ]
+
+    def _values(self) -> dict[str, object]:
+        layout, (hours, minutes) = self.layout, divmod(self.minutes, 60)
+        warning, excluded = warning_s(self.minutes), self.options.exclude
+        cores, threads = layout.cores_per_rank or 1, layout.threads_per_rank
+        # PBS sets OMP_NUM_THREADS to ompthreads, which is by default ncpus: the CPUs of all ranks.
+        chunk = {"mpiprocs": layout.ranks_per_node, "ompthreads": threads or 0}
+        if self.machine.shared_nodes:
+            chunk["ompthreads"] = threads or cores
+            chunk["ncpus"] = cores * layout.cpus_per_core * layout.ranks_per_node
+            chunk["ngpus"] = layout.gpus_per_node
+        return {
+            "project": self.options.project,
+            "queue": self.options.queue or self.machine.queue,
+            "name": self.name,
+            "nodes": self.num_nodes,
+            "ranks_per_node": layout.ranks_per_node,
+            "cpus_per_rank": layout.cpus_per_rank,
+            "gpus_per_node": layout.gpus_per_node or None,
+            "chunk": "".join(f":{name}={number}" for name, number in chunk.items() if number),
+            "minutes": self.minutes,
+            "hours_minutes": f"{hours}:{minutes:02d}",
+            "time": f"{hours:02d}:{minutes:02d}:00",
+            "output": self.output,
+            "warning_s": warning,
+            "warning_minutes": ceil(warning / 60),
+            "excluded": ",".join(excluded),
+            "unlike_excluded": " && ".join(f"hname!='{name}'" for name in excluded),
+        }
+
+    def script(self) -> str:
+        """Returns the text of the job's script.
+
+        Raises:
+            ParameterError: The machine's launcher or scheduler is unknown.
+        """
+        machine, layout, staged = self.machine, self.layout, self.options.staged
+        variables = [*machine.environment, *self.environment, "CANDLE_P1_SAVE_S"]
+        variables += ["OMP_NUM_THREADS"] * (layout.threads_per_rank is not None)
+        variables += [GPUS_VARIABLE] * (layout.gpus_per_node > 0)
+        variables += ["PYTHONPATH"] * (staged is not None)
+        launch = launch_argv(machine.launcher, layout, variables) + machine.launcher_options
+        return render(
+            "job.sh.jinja",
+            job=self,
+            machine=machine,
+            layout=layout,
+            options=self.options,
+            scheduler=self.scheduler,
+            directives=self.directives(),
+            warning_s=warning_s(self.minutes),
+            gpus_variable=GPUS_VARIABLE,
+            container_argv=container_argv(self),
+            launch_argv=launch,
+            run_argv=[self.program, *self.flags],
+        )
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns the text of a script from a template."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # words of bash, which the filters below quote
+    )
+    environment.filters |= {"quote": shlex.quote, "quote_word": _in_quotes, "fold": _fold}
+    return environment.get_template(template).render(values)
+
+
+def _in_quotes(word: str) -> str:
+    """Returns an argument, quoted so that bash expands its variables."""
+    return f'"{word}"' if "$" in word else shlex.quote(word)
+
+
+def _fold(words: Iterable[str], command: str) -> str:
+    """Returns a command as lines of bash, folded before options."""
+    lines = [command]
+    for group in re.split(r"\0(?=\"?-)", "\0".join(["", *words])):
+        text = group.replace("\0", " ").strip()
+        if len(lines[-1]) + len(text) >= _WIDTH and text.startswith(("-", '"-')):
+            lines += [f"  {text}"]
+        elif text:
+            lines[-1] += f" {text}"
+    return " \\\n".join(lines)
+
+
+def _apptainer(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
+    # Apptainer and Singularity pass on the environment and the home directory.
+    binds = [word for directory in directories for word in ("--bind", directory)]
+    return ["exec", *options, *binds, image]
+
+
+def _podman_hpc(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
+    argv = ["run", "--rm", *options, "--workdir", "$PWD"]
+    for directory in ("$HOME", *directories):
+        argv += ["--volume", f"{directory}:{directory}"]
+    return [*argv, *(word for name in PASSED_ON for word in ("--env", name)), image]
+
+
+def _shifter(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
+    # It passes on the environment and the site's file systems.
+    return [f"--image={image}", *options]
+
+
+RUNTIMES: dict[str, Callable[[str, Sequence[str], Sequence[str]], list[str]]] = {
+    "apptainer": _apptainer,
+    "singularity": _apptainer,
+    "podman-hpc": _podman_hpc,
+    "shifter": _shifter,
+}
+"""The arguments of a container's runtime before the command that it runs, by its name.
+
+The functions take the image, options of the machine, and directories, which keep their paths in the
+container. Bash expands "$" in them. The image has Python and this package (see containers/).
+"""
+OF_FILES = ("apptainer", "singularity")
+"""The runtimes whose images are files, unless their names are URIs."""
+
+
+def find_image(machine: Machine, image: str) -> str:
+    """Returns an image as the machine's runtime takes it: a file by its absolute path.
+
+    Raises:
+        ParameterError: There is no such file, or no such runtime.
+    """
+    runtime = machine.container.runtime
+    if runtime not in RUNTIMES:
+        raise ParameterError(
+            f"{machine.name}: container.runtime {runtime!r}: choose one of {', '.join(RUNTIMES)}"
+        )
+    if runtime not in OF_FILES or "://" in image:
+        return image
+    path = expand_user(image).absolute()
+    if not path.exists():
+        raise ParameterError(
+            f"--container {image}: {runtime}, which {machine.name} uses, finds no such image; name"
+            " a file, or a URI such as docker://NAME"
+        )
+    return str(path)
+
+
+def container_argv(job: JobRequest) -> list[str]:
+    """Returns the command line that runs a job's commands in its container; empty without one."""
+    image, container = job.options.container, job.machine.container
+    if image is None:
+        return []
+    directories = ["$PWD", "${CANDLE_DATA_DIR:-$PWD}", str(Path(job.program).parent)]
+    for name, value in zip(job.flags, job.flags[1:], strict=False):
+        if name.removeprefix("--") in OF_DIRECTORIES and value.startswith("/"):
+            directories.append(value)
+    directories = [path for path in dict.fromkeys(directories) if path != "."]
+    arguments = RUNTIMES[container.runtime](image, container.options, directories)
+    return [container.runtime, *arguments]
