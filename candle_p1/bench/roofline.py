@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from candle_p1.bench.worker import Reduce, seconds_of
+from candle_p1.bench.harness import GIGA, format_significant, ms
+from candle_p1.bench.task import Reduce, seconds_of
 from candle_p1.models.fast.convolution_costs import Rates
 from candle_p1.scaling import share_bounds
 
@@ -42,7 +44,7 @@ def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | N
         "used_total_s": used / flops_per_s + num_bytes / bytes_per_s,
         "flops": flops,
         "matmul_flops_per_s": flops_per_s,
-        "products_s": flops / flops_per_s,
+        "gemm_s": flops / flops_per_s,
         "optimizer_bytes": num_bytes,
         "copy_bytes_per_s": bytes_per_s,
         "optimizer_s": num_bytes / bytes_per_s,
@@ -143,3 +145,27 @@ def _states(optimizer: Any) -> list[Any]:
 
 def _num_bytes(variables: list[Any]) -> int:
     return sum(int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in variables)
+
+
+def describe(bound: Mapping[str, float] | None, median_s: float) -> str:
+    """Returns a sentence on a bound, as `bound` returns it, and the median time of a step."""
+    if bound is None:
+        return (
+            "roofline bound: not known, because the model does not say which products it computes"
+        )
+    number = format_significant
+    text = (
+        f"roofline bound of a rank: {ms(bound['total_s'])} ms, of which matrix products take"
+        f" {ms(bound['gemm_s'])} ms ({number(bound['flops'] / GIGA)} GFLOP at"
+        f" {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
+        f" {ms(bound['optimizer_s'])} ms ({number(bound['optimizer_bytes'] / GIGA)} GB at"
+        f" {number(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
+        f" a step takes {number(median_s / bound['total_s'])} times as long"
+    )
+    if bound["used_flops"] < bound["flops"]:
+        text += (
+            f". With tiled convolutions ({number(bound['used_flops'] / GIGA)} GFLOP) the bound is"
+            f" {ms(bound['used_total_s'])} ms, and a step takes"
+            f" {number(median_s / bound['used_total_s'])} times as long"
+        )
+    return text

@@ -1,54 +1,64 @@
 """Compares variants of a training step on the same batches, that of a run first.
 
-Every measurement is a job of its own, which trains a few steps. The jobs run in rounds of all
-variants, every second round in reverse order, so that a steady drift of the machine affects all
-variants alike. Variants that should compute the same must agree in their losses and in the updates
-of the first steps; otherwise no result is reported. Models of two backends of Keras begin with
-different random numbers, so they are compared by their times alone. Keras 2 draws other random
-numbers than Keras 3 for dropout, so where there is some, the two are compared by further jobs
-without it.
+Every measurement is a job of its own, which trains a few steps. Variants that should compute the
+same must agree in their losses and in the updates of the first steps; otherwise no result is
+reported. Models of two backends of Keras begin with different random numbers, so they are compared
+by their times alone. Keras 2 draws other random numbers than Keras 3 for dropout, so where there is
+some, the two are compared by further jobs without it.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench.job import Job, Measurement, OnStart, run
-from candle_p1.bench.memory import peak_of_sum_bytes
-from candle_p1.bench.step_differences import check, difference
-from candle_p1.benchmark import find_benchmark
+from candle_p1.bench import harness, roofline, step_prediction
+from candle_p1.bench.harness import (
+    GIGA,
+    MB,
+    Job,
+    Measured,
+    Result,
+    count_option,
+    interval,
+    megabytes,
+    ms,
+    option,
+)
+from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
+from candle_p1.bench.other_environment import OtherEnvironment
+from candle_p1.bench.step_differences import check, difference, elements
+from candle_p1.bench.task import BenchmarkTask, Outcome, backend_version
+from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.distributed.backend import AUTO, choose_backend
+from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError
+from candle_p1.models.keras2 import check_directory
 from candle_p1.reports.statistics import summarize
+from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from rich.table import Table
 
-    from candle_p1.bench.elsewhere import Elsewhere
-    from candle_p1.bench.memory import MemorySamples
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.data.reader import FileSet
+    from candle_p1.bench.training import Course, Training
     from candle_p1.parameters.parameter_set import ParameterSet
 
-OURS = "as in a run"
-PLAIN = "plain Keras"
-ALONE = "no allreduce"
-ONE_PROCESS = "one process"
-KERAS2 = "Keras 2"
+OURS, PLAIN, KERAS2 = "candle_p1", "plain Keras", "Keras 2"
+ALONE, ONE_PROCESS = "no allreduce", "one process"
 WARM_UP_STEPS = 2
 """Steps of every job that are not timed; the first one traces the model."""
-MAX_COMPARED = 4096
-"""The number of elements of a weight that are compared."""
+DETERMINISTIC = "deterministic"
+"""The purpose of jobs whose steps draw no random numbers."""
 
 
-@dataclass(frozen=True)
-class StepJob(Job):
-    """What a job trains, and how.
+@dataclass(frozen=True, kw_only=True)
+class StepTask(BenchmarkTask):
+    """Trains a benchmark for some steps and times each of them.
 
     Attributes:
-        variant: The name of what is measured.
         kernels: "fast" or "plain".
         inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays, or the name of
             one of the benchmark's `other_samples`.
@@ -56,29 +66,20 @@ class StepJob(Job):
         num_steps: The number of timed steps.
         measures_machine: Whether to measure the roofline bound, and the memory in a further step.
         is_predicted: Whether to predict the step at the rates measured before and after it.
-        python: The interpreter of another environment in which it is measured; None: this one.
         keras2: The directory of tf_keras, which trains CANDLE's network; None: Keras 3 trains.
         is_random: Whether the step draws random numbers, such as for dropout, as the flags say.
     """
 
-    worker: ClassVar[str] = "candle_p1.bench.step_worker"
     own_flags: ClassVar[Mapping[str, str]] = {"kernels": "both kinds are measured"}
 
-    variant: str = OURS
     kernels: str = "fast"
     inputs: str = "samples"
     averages_gradients: bool = True
     num_steps: int = 5
     measures_machine: bool = False
     is_predicted: bool = False
-    python: str | None = None
     keras2: str | None = None
     is_random: bool = True
-
-    @property
-    def name(self) -> str:
-        """The variant."""
-        return self.variant
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,115 +89,166 @@ class StepJob(Job):
     @property
     def environment(self) -> dict[str, str]:
         """Where Python finds tf_keras."""
-        if self.keras2 is None:
-            return {}
-        already = os.environ.get("PYTHONPATH")
-        return {"PYTHONPATH": os.pathsep.join([self.keras2, *([already] if already else [])])}
+        paths = [self.keras2, os.environ.get("PYTHONPATH")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))} if self.keras2 else {}
 
     def bind(self, benchmark: Benchmark) -> ParameterSet:
-        """Returns the benchmark's parameters for this job; see Job."""
         params = super().bind(benchmark)
-        if self.is_random:
-            return params
-        return params.replace(dict.fromkeys(benchmark.random_parameters(params), 0.0))
+        zeros = {} if self.is_random else dict.fromkeys(benchmark.random_parameters(params), 0.0)
+        return params.replace(zeros)
 
     @property
     def all_steps(self) -> int:
         """The number of steps, including those that are not timed."""
         return WARM_UP_STEPS + self.num_steps + self.measures_machine
 
+    def measure(self, comm: Communicator) -> Outcome:
+        from candle_p1.bench import step_keras2
+        from candle_p1.bench.training import prepare_training
+        from candle_p1.models import fast
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """What a rank has measured.
+        partners = comm if self.averages_gradients else SerialCommunicator()
+        training = prepare_training(self, comm, partners=partners, num_steps=self.all_steps)
+        device, size, model = training.device, training.plan.batch_size, training.models[0]
+        found: Outcome = {
+            "batch_size": size,
+            "threads": device.threads,
+            "device": device.name,
+            "has_fast_kernels": fast.exist(on_cpu=not device.is_gpu),
+            "flops": roofline.matrix_product_flops(model, size),
+            "matrix_bytes": training.matrix_bytes,
+            "roofline": None,
+            "memory": [],
+            "predictions": {},
+        }
+        if self.keras2 is not None:
+            del model  # there would be two of them
+            return found | step_keras2.train(self, comm, training, found)
+        if self.measures_machine:
+            found["roofline"] = roofline.bound(model, size, device.threads)
+        is_predicted = self.is_predicted and fast.are_fast()
+        before = roofline.fastest_rates(device.threads) if is_predicted else None
+        self._train(comm, training, found)
+        if before is not None:
+            rates = before.faster(roofline.fastest_rates(device.threads))
+            steps = zip(
+                (OURS, PLAIN), step_prediction.predict_variants(training, rates), strict=True
+            )
+            found["predictions"] = {name: step for name, step in steps if step}
+        return found | {"state_bytes": roofline.state_bytes(model), "backend": backend_version()}
 
-    Attributes:
-        steps_s: The time of each timed step.
-        losses: The mean loss of the epoch after each step, including the warm-up.
-        updates: For each weight, what the warm-up steps have added to some of its elements.
-        values: The same elements after all timed steps.
-        batch_size: The number of samples in a step of this rank.
-        threads: The number of threads of an operation.
-        device: "cpu", or the GPU's name.
-        backend: Keras's backend and its version.
-        has_fast_kernels: Whether there are fast kernels for this backend and device.
-        flops: Operations in the matrix products of a step; see candle_p1.bench.roofline. None if
-            they are not known.
-        state_bytes: Size of the weights, gradients and optimizer state.
-        matrix_bytes: Size of the matrices that the ranks of a node share.
-        roofline: See candle_p1.bench.roofline.bound; None if it is not known or not measured.
-        memory: Memory samples of this process in a further step; empty if none were taken.
-        predictions: What candle_p1.bench.step_prediction predicts at the highest rates before and
-            after the steps, of the variants OURS and PLAIN; empty if it was not to, or there are
-            no fast kernels, or the model has what is not counted.
-    """
+    def _train(self, comm: Communicator, training: Training, found: Outcome) -> None:
+        import keras
 
-    steps_s: list[float]
-    losses: list[float]
-    updates: dict[str, list[float]]
-    values: dict[str, list[float]]
-    batch_size: int
-    threads: int
-    device: str
-    backend: str
-    has_fast_kernels: bool
-    flops: float | None
-    state_bytes: int
-    matrix_bytes: int
-    roofline: dict[str, float] | None = None
-    memory: MemorySamples = field(default_factory=list)
-    predictions: dict[str, dict[str, Any]] = field(default_factory=dict)
+        from candle_p1.bench.training import step_callback
+        from candle_p1.data.samples import join_batches
+        from candle_p1.models.fast.batches import for_fit
 
+        data, (model,) = training.data, training.models
+        own = self.inputs in ("samples", "arrays")
+        samples = data.train if own else training.benchmark.other_samples(data)[self.inputs]
+        batches = training.batches(samples)
 
-@dataclass(frozen=True)
-class StepComparison(Measurement):
-    """What is compared, and under which conditions.
+        def weights(model: Any) -> dict[str, Any]:
+            return {
+                f"{number} {weight.path}": keras.ops.convert_to_numpy(weight.value)
+                for number, weight in enumerate(model.trainable_weights)
+            }
 
-    Attributes:
-        against: Whether to compare with other variants.
-        num_rounds: Jobs of each variant.
-        other: Another environment, in which all variants are measured, too; None: there is none.
-        keras2: The directory of tf_keras, whose training is measured, too; None: it is not.
-    """
+        course = self.course(comm, weights, found)
+        callbacks = [step_callback(course, keras.callbacks.Callback)]
+        epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        if self.inputs == "arrays":
+            x, y = join_batches([batches[step] for step in range(self.all_steps)])
+            model.fit(x, y, batch_size=training.plan.batch_size, **epoch)
+        else:
+            model.fit(for_fit(batches), steps_per_epoch=self.all_steps, **epoch)
 
-    job: StepJob
-    against: bool = True
-    num_rounds: int = 2
-    other: Elsewhere | None = None
-    keras2: str | None = None
+    def course(
+        self, comm: Communicator, weights: Callable[[Any], Mapping[str, Any]], found: Outcome
+    ) -> Callable[[Any], Course]:
+        """Returns the course of the training, which ranks begin together after the warm-up.
 
-    def locate_files(self, progress: Callable[[str, int, int], None] | None = None) -> FileSet:
-        """Returns the benchmark's files; see Measurement.
+        It adds to what is found: ``steps_s``, the time of each timed step; ``losses``, after every
+        step; ``updates``, by weight what the warm-up has added to some of its elements; ``values``,
+        the same elements after all timed steps; and ``memory`` during a further step.
 
-        Raises:
-            CandleError: See Measurement; or one engine is chosen for two environments, or Keras 2
-                cannot be compared.
+        Args:
+            comm: The ranks.
+            weights: Returns a model's trainable weights by name.
+            found: What is found.
         """
-        self._check_keras2()
-        if self.other is not None:
-            benchmark = find_benchmark(self.job.benchmark)
-            if self.job.bind(benchmark).origin("engine").kind == "flag":
-                raise ParameterError(
-                    "--engine cannot be combined with --other_python: each environment trains with"
-                    " its own engine"
-                )
-        return super().locate_files(progress)
 
-    def _check_keras2(self) -> None:
-        """Raises ParameterError if Keras 2 is to be compared where it is not a peer."""
-        if self.keras2 is None:
-            return
-        if self.num_ranks > 1 or not self.against:
-            raise ParameterError(
-                "--keras2 compares a single rank with Keras 2 and plain Keras: leave out --np and"
-                " --against"
-            )
-        benchmark = find_benchmark(self.job.benchmark)
-        backend = choose_backend(self.job.bind(benchmark).get("engine", AUTO))
-        if backend != "tensorflow":
-            raise ParameterError(
-                f"--keras2 needs TensorFlow, and this engine computes with {backend}"
-            )
+        def course(callback: Any) -> Course:
+            before, losses, steps_s = elements(weights(callback.model)), [], []
+            for _ in range(WARM_UP_STEPS):
+                _, loss = yield
+                losses.append(loss)
+            after = elements(weights(callback.model))
+            updates = {name: (after[name] - before[name]).tolist() for name in after}
+            comm.barrier()
+            for _ in range(self.num_steps):
+                seconds, loss = yield
+                losses.append(loss)
+                steps_s.append(seconds)
+            values = {name: e.tolist() for name, e in elements(weights(callback.model)).items()}
+            found.update(losses=losses, steps_s=steps_s, updates=updates, values=values)
+            if self.measures_machine:
+                sampler = MemorySampler()
+                yield
+                found["memory"] = sampler.stop()
+
+        return course
+
+
+@dataclass(kw_only=True)
+class Step(harness.BenchmarkComparison):
+    """Compare BENCHMARK's training step with that of plain Keras and with its roofline bound.
+
+    The bound is the time of the matrix products and of the optimizer's memory traffic at the rates
+    that this machine reaches, which are measured in the same job. The step has the engine of this
+    environment (--engine), and with --compare_env that of another one, too.
+
+    All other flags go to the benchmark.
+    """
+
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench step nt3 --np 2 --batch_size 40",
+        "candle-p1 bench step nt3 --np 2 --compare_env .venv-jax/bin/python",
+        "candle-p1 bench step nt3 --keras2 .venv-keras2 --by_weight",
+    )
+
+    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
+    baseline: str = option(
+        "plain",
+        "Compare with plain Keras (several ranks: with one process, and with ranks that do not"
+        " average gradients), or with nothing.",
+        choices=["plain", "none"],
+    )
+    num_steps: int = count_option(5, "Timed steps of a job, after a warm-up.", "--steps")
+    num_rounds: int = count_option(
+        2,
+        "Jobs of each variant. A 95 % interval of the median needs at least 6 steps in total.",
+        "--rounds",
+    )
+    compare_env: str | None = option(
+        None,
+        "Measure the same in turn in the environment of this interpreter, such as one with JAX"
+        " beside one with TensorFlow.",
+        metavar="PYTHON",
+    )
+    keras2: str | None = option(
+        None,
+        "Compare with CANDLE's own generation of Keras, too: with tf_keras in this directory, where"
+        " `make keras2` has put it.",
+        metavar="DIRECTORY",
+    )
+    by_weight: bool = option(False, "List the differences of each weight between variants.")
+
+    @cached_property
+    def other(self) -> OtherEnvironment | None:
+        """The other environment."""
+        return OtherEnvironment.of(self.compare_env) if self.compare_env else None
 
     @property
     def other_name(self) -> str | None:
@@ -206,184 +258,230 @@ class StepComparison(Measurement):
         is_same = self.other.backend == choose_backend()
         return f"other {self.other.backend}" if is_same else self.other.backend
 
-    def variants(self) -> list[StepJob]:
-        """Returns a job of each variant, that of a run first; then those of the other Python."""
-        here = self._variants()
+    @property
+    def _task(self) -> StepTask:
+        return StepTask(benchmark=self.benchmark, flags=self.flags, num_steps=self.num_steps)
+
+    def prepare(self, progress: harness.Progress | None = None) -> list[str]:
+        params = self._task.bind(find_benchmark(self.benchmark))
         if self.keras2 is not None:
-            here.append(self._of_keras2())
-        if self.other is None:
-            return here
+            if self.num_ranks > 1 or self.baseline == "none":
+                raise ParameterError(
+                    "--keras2 compares a single rank with Keras 2 and plain Keras: leave out --np"
+                    " and --baseline"
+                )
+            backend = choose_backend(params.get("engine", AUTO))
+            if backend != "tensorflow":
+                raise ParameterError(
+                    f"--keras2 needs TensorFlow, and this engine computes with {backend}"
+                )
+            self.keras2 = check_directory(self.keras2)
+        if self.other is not None and params.origin("engine").kind == "flag":
+            raise ParameterError(
+                "--engine cannot be combined with --compare_env: each environment trains with its"
+                " own engine"
+            )
+        return super().prepare(progress)
+
+    def variants(self) -> list[Job]:
+        """Returns a job of each variant, that of a run first; then those of the other Python."""
+        task = self._task
+        here = [Job(OURS, task, self.num_ranks)]
+        plain = replace(task, kernels="plain", inputs="arrays")
+        if self.baseline == "plain" and self.num_ranks > 1:
+            alone = replace(task, averages_gradients=False)
+            here += [Job(ALONE, alone, self.num_ranks), Job(ONE_PROCESS, task)]
+        elif self.baseline == "plain":
+            names = find_benchmark(self.benchmark).other_sample_names
+            more = [Job(f"plain, {name}", replace(plain, inputs=name)) for name in names]
+            here += [Job(PLAIN, plain), *more]
         there = [
-            replace(job, variant=f"{job.variant}, {self.other_name}", python=self.other.python)
+            replace(job, variant=f"{job.variant}, {self.other_name}", other=self.other)
             for job in here
-            if job.keras2 is None
+            if self.other is not None
         ]
+        if self.keras2 is not None:
+            here.append(Job(KERAS2, replace(plain, keras2=self.keras2)))
         return [*here, *there]
-
-    def _of_keras2(self) -> StepJob:
-        return replace(
-            self.job, variant=KERAS2, kernels="plain", inputs="arrays", keras2=self.keras2
-        )
-
-    def _variants(self) -> list[StepJob]:
-        if not self.against:
-            return [self.job]
-        if self.num_ranks > 1:
-            alone = replace(self.job, variant=ALONE, averages_gradients=False)
-            return [self.job, alone, replace(self.job, variant=ONE_PROCESS)]
-        plain = replace(self.job, variant=PLAIN, kernels="plain", inputs="arrays")
-        others = find_benchmark(self.job.benchmark).other_sample_names
-        more = [replace(plain, variant=f"plain, {name}", inputs=name) for name in others]
-        return [self.job, plain, *more]
 
     def _random_parameters(self) -> list[str]:
         """Returns what makes a step draw random numbers, as flags, if Keras 2 is compared."""
         if self.keras2 is None:
             return []
-        benchmark = find_benchmark(self.job.benchmark)
-        params = self.job.bind(benchmark)
+        benchmark = find_benchmark(self.benchmark)
+        params = self._task.bind(benchmark)
         return [f"--{name} {params[name]:g}" for name in benchmark.random_parameters(params)]
 
-    def _jobs_without_randomness(self) -> list[StepJob]:
-        """Returns jobs whose losses can be compared with Keras 2's, if those of variants cannot."""
-        if not self._random_parameters():
-            return []
-        jobs = self.job, self._of_keras2()
-        return [replace(job, is_random=False, num_steps=1) for job in jobs]
-
-    def results(self, files: FileSet, on_start: OnStart) -> dict[str, Any]:
-        """Runs all jobs; see Measurement."""
+    def jobs(self) -> list[Job]:
         variants = self.variants()
-        calm = self._jobs_without_randomness()
-        measured: dict[str, list[list[StepOutcome]]] = {job.variant: [] for job in variants}
-        total = len(variants) * self.num_rounds + len(calm)
-        for number in range(self.num_rounds):
-            for variant in variants if number % 2 == 0 else variants[::-1]:
-                job = replace(
-                    variant,
-                    measures_machine=number == 0,
-                    is_predicted=variant is variants[0] and self.num_ranks == 1,
-                )
-                done = sum(map(len, measured.values()))
-                on_start(done, total, f"{job.variant}, round {number + 1}")
-                num_ranks = 1 if job.variant.startswith(ONE_PROCESS) else self.num_ranks
-                run_there = run if self.other is None or job.python is None else self.other.run
-                measured[job.variant].append(run_there(job, num_ranks))
-        differences = {}
-        for of_python in _by_python(variants) if self.num_ranks == 1 else ():
-            first = measured[of_python[0].variant][0][0]
-            for job in of_python[1:]:
-                if job.keras2 is None or not calm:
-                    found = difference(first, measured[job.variant][0][0])
-                    differences[job.variant] = found
-        if calm:
-            outcomes = []
-            for number, job in enumerate(calm):
-                on_start(total - len(calm) + number, total, f"{job.variant}, not random")
-                outcomes += run(job, 1)
-            differences[KERAS2] = difference(*outcomes)
+        jobs = [
+            replace(
+                job,
+                task=replace(
+                    job.task,
+                    measures_machine=job.round == 1,
+                    is_predicted=job.variant == OURS and self.num_ranks == 1,
+                ),
+            )
+            for job in harness.rounds(variants, self.num_rounds)
+        ]
+        return jobs + [
+            replace(
+                job, purpose=DETERMINISTIC, task=replace(job.task, is_random=False, num_steps=1)
+            )
+            for job in variants
+            if job.variant in (OURS, KERAS2) and self._random_parameters()
+        ]
+
+    def _differences(self, variants: Sequence[Job], measured: Measured) -> dict[str, Any]:
+        """Returns how far the variants of each environment are from its first one."""
+        found = {}
+        for other in {job.other: None for job in variants} if self.num_ranks == 1 else ():
+            first, *rest = (job.variant for job in variants if job.other == other)
+            for name in rest:
+                is_random = name != KERAS2 or not self._random_parameters()
+                purpose = harness.TIME if is_random else DETERMINISTIC
+                pair = (measured.of(each, purpose)[0][0] for each in (first, name))
+                found[name] = difference(*pair)
+        return found
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        variants = self.variants()
+        differences = self._differences(variants, measured)
         check(differences)
-        results = [_result(job, measured[job.variant]) for job in variants]
+        results = [self._result(job, measured.of(job.variant)) for job in variants]
         for result in results:
             result["speedup"] = {
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
-        here, *there = (
-            [result for result in results if result["python"] == of_python[0].python]
-            for of_python in _by_python(variants)
-        )
-        other = {"python": there[0][0]["python"], "name": self.other_name} if there else None
+        there = [result for result in results if result["python"]]
+        other = {
+            "python": self.other and self.other.python,
+            "name": self.other_name,
+            "communication": _communication(there),
+        }
         return {
-            "num_steps": self.job.num_steps,
+            "num_steps": self.num_steps,
             "num_rounds": self.num_rounds,
             "results": results,
             "differences": differences,
             "keras2_compared_without": self._random_parameters(),
-            "roofline": measured[OURS][0][0].roofline,
-            "prediction": _prediction(
+            "roofline": measured.of(OURS)[0][0]["roofline"],
+            "prediction": step_prediction.compare_prediction(
                 {each["variant"]: min(each["repeats_s"]) for each in results},
-                [of_ranks[0].predictions for of_ranks in measured[OURS]],
+                [ranks[0]["predictions"] for ranks in measured.of(OURS)],
             ),
-            "communication": _communication(here),
-            "other": other and other | {"communication": _communication(there[0])},
+            "communication": _communication([each for each in results if not each["python"]]),
+            "other": other if there else None,
         }
 
+    def _result(self, job: Job, jobs: list[list[Outcome]]) -> Result:
+        """Returns the times of a variant; a step takes as long as on its slowest rank."""
+        ranks = jobs[0]
+        columns = [zip(*(rank["steps_s"] for rank in each), strict=True) for each in jobs]
+        times = summarize([max(step) for steps in columns for step in steps])
+        flops = [rank["flops"] for rank in ranks]
+        memory = [rank["memory"] for rank in ranks]
+        names = ("threads", "device", "backend", "has_fast_kernels", "batch_size", "matrix_bytes")
+        return {
+            **asdict(job.task),
+            "variant": job.variant,
+            "python": job.other and job.other.python,
+            "num_ranks": len(ranks),
+            **{name: ranks[0][name] for name in names},
+            **times,
+            "samples_per_s": sum(rank["batch_size"] for rank in ranks) / times["median_s"],
+            "flops_per_s": None if None in flops else sum(flops) / times["median_s"],
+            "peak_bytes": peak_of_sum_bytes(memory) if all(memory) else None,
+            "state_bytes": sum(rank["state_bytes"] for rank in ranks),
+        }
 
-def _prediction(
-    fastest_s: dict[str, float], predictions: Sequence[dict[str, dict[str, Any]]]
-) -> dict[str, Any] | None:
-    """Returns the predicted steps and their ratio beside the measured ones; None without them.
-
-    The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
-    compared with the shortest predictions. A deviation is that of the prediction, relative to the
-    measurement.
-
-    Args:
-        fastest_s: The fastest step of each variant.
-        predictions: What each round predicted, by variant.
-    """
-    shortest: dict[str, dict[str, Any]] = {}
-    for of_round in predictions:
-        for name, each in of_round.items():
-            if name not in shortest or each["total_s"] < shortest[name]["total_s"]:
-                shortest[name] = each
-    steps = {
-        name: found
-        | {"fastest_s": fastest_s[name], "deviation": found["total_s"] / fastest_s[name] - 1}
-        for name, found in shortest.items()
-        if name in fastest_s
-    }
-    if len(steps) < len((OURS, PLAIN)):
-        return None
-    predicted, measured = (steps[PLAIN][key] / steps[OURS][key] for key in ("total_s", "fastest_s"))
-    speedup = {"predicted": predicted, "measured": measured, "deviation": predicted / measured - 1}
-    return {"steps": steps, "speedup": speedup}
-
-
-def _by_python(variants: list[StepJob]) -> list[list[StepJob]]:
-    """Returns the variants of each environment, this one first."""
-    pythons = dict.fromkeys(job.python for job in variants)
-    return [[job for job in variants if job.python == python] for python in pythons]
-
-
-def _result(job: StepJob, jobs: list[list[StepOutcome]]) -> dict[str, Any]:
-    """Returns the times of a variant; a step takes as long as on its slowest rank."""
-    first = jobs[0]
-    seconds = [
-        max(times)
-        for ranks in jobs
-        for times in zip(*(rank.steps_s for rank in ranks), strict=True)
-    ]
-    summary = summarize(seconds)
-    samples = sum(rank.batch_size for rank in first)
-    flops = None if first[0].flops is None else sum(rank.flops or 0 for rank in first)
-    memory = [rank.memory for rank in first]
-    return {
-        **asdict(job),
-        "num_ranks": len(first),
-        "threads": first[0].threads,
-        "device": first[0].device,
-        "backend": first[0].backend,
-        "has_fast_kernels": first[0].has_fast_kernels,
-        "batch_size": first[0].batch_size,
-        **summary,
-        "samples_per_s": samples / summary["median_s"],
-        "flops_per_s": None if flops is None else flops / summary["median_s"],
-        "peak_bytes": peak_of_sum_bytes(memory) if all(memory) else None,
-        "state_bytes": sum(rank.state_bytes for rank in first),
-        "matrix_bytes": first[0].matrix_bytes,
-    }
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        results, other = report["results"], report["other"]
+        ours = results[0]
+        yield (
+            f"{report['benchmark']}: training step, {ours['batch_size']} samples per rank,"
+            f" {ours['device']}, {ours['backend']}, {count(report['num_rounds'], 'round')} of"
+            f" {count(report['num_steps'], 'step')}"
+        )
+        if other:
+            version = next(each["backend"] for each in results if each["python"])
+            yield f"{other['name']}: the same with {version}, by {other['python']}"
+        if any(each["kernels"] == "plain" and not each["has_fast_kernels"] for each in results):
+            yield (
+                "the fast kernels are for TensorFlow on CPUs only: elsewhere, a run and plain Keras"
+                " compute with the same layers and optimizers, and differ in how batches are made"
+            )
+        columns: dict[str, Any] = {
+            "variant": "variant",
+            "ranks x\nthreads": lambda r: f"{r['num_ranks']} x {r['threads']}",
+            "median\n(ms)": lambda r: ms(r["median_s"]),
+            "{spread}\n(ms)": lambda r: interval(r, unit=1e-3),
+            "samples\n/s": "samples_per_s",
+            "GFLOP\n/s": lambda r: r["flops_per_s"] and r["flops_per_s"] / GIGA,
+        }
+        if len(results) > 1:
+            columns["speed-up of\nthe first"] = lambda r: ours["speedup"].get(r["variant"], 1.0)
+        yield harness.table(results, columns)
+        for name, found in report["differences"].items():
+            flags = report["keras2_compared_without"] if name == KERAS2 else []
+            yield (
+                f"{name} trains the same model: the largest relative difference is"
+                f" {found['loss']:.1g} in the losses and {found['update']:.1g} in the first updates"
+            ) + (
+                f" (of jobs of their own without {', '.join(flags)}: Keras 2 draws other random"
+                " numbers, so the losses of the timed steps cannot be compared)"
+                if flags
+                else ""
+            )
+            if self.by_weight:
+                yield harness.table(found["weights"], WEIGHT_COLUMNS)
+        yield roofline.describe(report["roofline"], ours["median_s"])
+        if report["prediction"]:
+            yield from step_prediction.render(report["prediction"])
+        exposed = {"": report["communication"]}
+        if other:
+            exposed[f", {other['name']}"] = other["communication"]
+        for of, found in exposed.items():
+            if found:
+                yield (
+                    f"exposed communication{of}: {ms(found['exposed_s'])} ms per step,"
+                    f" {100 * found['share']:.1f} % of the step"
+                )
+        yield harness.table(
+            results,
+            {
+                "variant": "variant",
+                "memory of\nthe node (MB)": lambda r: megabytes(r["peak_bytes"]),
+                "weights, gradients,\nstate (MB)": lambda r: r["state_bytes"] / MB,
+                "matrices\n(MB)": lambda r: r["matrix_bytes"] / MB,
+            },
+        )
+        yield from harness.remarks(report, "step")
 
 
-def _communication(results: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Returns the exposed communication: how long a step waits for allreduces of gradients.
+VERB = Step
 
-    Args:
-        results: Those of one environment.
-    """
-    ours = results[0]["median_s"]
+
+def _number(name: str) -> Callable[[Result], str]:
+    return lambda each: "not known" if each[name] is None else f"{each[name]:.1e}"
+
+
+WEIGHT_COLUMNS: harness.Columns = {
+    "weight": "weight",
+    "values\ncompared": lambda each: f"{each['num_compared']:,}",
+    "first updates:\ndifference": _number("update"),
+    "\nlargest": _number("largest_update"),
+    "values at the end:\ndifference": _number("value"),
+    "at the end:\nlargest": _number("largest_value"),
+}
+
+
+def _communication(results: Sequence[Result]) -> dict[str, float] | None:
+    """Returns how long a step of an environment waits for allreduces of gradients."""
     alone = [each["median_s"] for each in results if not each["averages_gradients"]]
     if not alone:
         return None
-    return {"exposed_s": ours - alone[0], "share": (ours - alone[0]) / ours}
+    step_s = results[0]["median_s"]
+    return {"exposed_s": step_s - alone[0], "share": (step_s - alone[0]) / step_s}

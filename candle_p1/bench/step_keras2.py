@@ -6,31 +6,24 @@ The model that a run trains is built first, because both begin with its weights;
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import keras
 import numpy as np
 
-from candle_p1.bench.step_timer import StepTimer, as_callback
-from candle_p1.bench.worker import backend_version
+from candle_p1.bench.task import Outcome, backend_version
+from candle_p1.bench.training import Training, step_callback
 from candle_p1.data.samples import join_batches
+from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.models import keras2
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    from candle_p1.bench.step import StepJob
-    from candle_p1.bench.training import Training
-    from candle_p1.distributed.comm import Communicator
-
-
-def train(job: StepJob, comm: Communicator, training: Training) -> tuple[StepTimer, int, str]:
-    """Trains by tf_keras's ``fit``, on whole arrays of the batches of a run.
+def train(task: Any, comm: Communicator, training: Training, found: Outcome) -> Outcome:
+    """Trains by tf_keras's ``fit``, on whole arrays of the batches of a run; see StepTask.course.
 
     Returns:
-        The timer; the bytes of weights, gradients and optimizer state; and the name and version of
-        tf_keras and of what it computes with.
+        ``state_bytes``, those of weights, gradients and optimizer state; and ``backend``, the name
+        and version of tf_keras and of what it computes with.
 
     Raises:
         CandleError: There is no such model in Keras 2, or it has other weights.
@@ -38,30 +31,30 @@ def train(job: StepJob, comm: Communicator, training: Training) -> tuple[StepTim
     k = keras2.load()
     model, names = _build(k, training)
     batches = training.batches()
-    x, y = join_batches([batches[step] for step in range(job.all_steps)])
+    x, y = join_batches([batches[step] for step in range(task.all_steps)])
 
-    def weights(model: Any) -> dict[str, NDArray[Any]]:
-        found = [
-            weight.numpy()
-            for layer in keras2.layers_with_weights(model)
-            for weight in layer.trainable_weights
-        ]
+    def weights(model: Any) -> dict[str, Any]:
+        layers = keras2.layers_with_weights(model)
+        found = [weight.numpy() for layer in layers for weight in layer.trainable_weights]
         return dict(zip(names, found, strict=True))
 
-    timer = StepTimer(comm, weights, job.num_steps, samples_memory=job.measures_machine)
     model.fit(
         list(x) if isinstance(x, tuple) else x,
         y,
         batch_size=training.plan.batch_size,
         shuffle=False,
         verbose=0,
-        callbacks=[as_callback(timer, k.callbacks.Callback)],
+        callbacks=[step_callback(task.course(comm, weights, found), k.callbacks.Callback)],
     )
     variables = [*model.weights, *model.trainable_weights, *model.optimizer.variables()]
     num_bytes = sum(
         v.shape.num_elements() * np.dtype(v.dtype.as_numpy_dtype).itemsize for v in variables
     )
-    return timer, num_bytes, f"tf_keras {k.__version__}, {backend_version()}"
+    return {
+        **found,
+        "state_bytes": num_bytes,
+        "backend": f"tf_keras {k.__version__}, {backend_version()}",
+    }
 
 
 def _build(k: Any, training: Training) -> tuple[Any, list[str]]:
@@ -69,6 +62,8 @@ def _build(k: Any, training: Training) -> tuple[Any, list[str]]:
 
     The names are in the order of `keras2.layers_with_weights`. Empties `training.models`.
     """
+    import keras
+
     benchmark, params = training.benchmark, training.params
     if params["data_type"] in ("f16", "bf16"):
         raise ParameterError(

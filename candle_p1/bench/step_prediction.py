@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from candle_p1.bench.harness import format_significant, ms, table
 from candle_p1.bench.roofline import optimizer_bytes
-from candle_p1.bench.worker import seconds_of
+from candle_p1.bench.task import seconds_of
 from candle_p1.models.fast import CHUNK
 from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from rich.table import Table
 
+    from candle_p1.bench.training import Training
     from candle_p1.models.fast.convolution_costs import Convolution, Rates
 
 FLOAT_BYTES = 4
@@ -42,7 +46,7 @@ NUM_CALLS = 10
 """How often a product is timed; the fastest call counts, as for the rates."""
 
 
-def making_s(batches: Iterable[Any]) -> float:
+def batch_s(batches: Iterable[Any]) -> float:
     """Returns how long it takes to make a batch if nothing else is done, in s; 0 for only one.
 
     Args:
@@ -74,7 +78,7 @@ def dense_products(model: Any, batch_size: int) -> list[tuple[int, int, int]]:
     return products
 
 
-def products_s(products: Iterable[tuple[int, int, int]]) -> float:
+def gemm_s(products: Iterable[tuple[int, int, int]]) -> float:
     """Returns the time of matrix products, each alone, in s: the sum of the fastest calls."""
     import keras
 
@@ -100,7 +104,7 @@ def predict(
     dense_s: float,
     batches_s: float | None = None,
 ) -> dict[str, Any] | None:
-    """Returns the predicted time of a step, ``total_s``, its parts, and the forms of convolutions.
+    """Returns the predicted time of a step, ``total_s``, its parts, and convolutions' algorithms.
 
     Args:
         model: A built Keras model, a chain of layers; its own kernels do not matter.
@@ -122,7 +126,7 @@ def predict(
     passes = _optimizer_passes(model, is_fast=is_fast)
     if convolutions is None or passes is None:
         return None
-    forms = {name: _form(of, is_fast=is_fast) for name, of in convolutions.items()}
+    algorithms = {name: _algorithm(of, is_fast=is_fast) for name, of in convolutions.items()}
     outputs = sum(
         batch_size * math.prod(layer.output.shape[1:])
         for layer in model.layers
@@ -130,14 +134,14 @@ def predict(
     )
     found = {
         "convolutions_s": sum(
-            seconds(forms[name], of, rates, FACTORS) for name, of in convolutions.items()
+            seconds(algorithms[name], of, rates, FACTORS) for name, of in convolutions.items()
         ),
         "dense_s": dense_s,
         "optimizer_s": passes / rates.bytes_per_s,
         "other_layers_s": LAYER_PASSES * FLOAT_BYTES * outputs / rates.bytes_per_s,
         "batches_s": _copying_s(model, batch_size, rates) if batches_s is None else batches_s,
     }
-    return {**found, "total_s": sum(found.values()), "forms": forms}
+    return {**found, "total_s": sum(found.values()), "algorithms": algorithms}
 
 
 def _copying_s(model: Any, batch_size: int, rates: Rates) -> float:
@@ -193,7 +197,7 @@ def _rectifies(layer: Any) -> bool:
     return layer.activation is keras.activations.relu
 
 
-def _form(of: Convolution, *, is_fast: bool) -> str:
+def _algorithm(of: Convolution, *, is_fast: bool) -> str:
     if not is_fast or of.length < CHUNK + of.taps:
         return "plain"
     return "tiled" if of.first_taps else choose(of)
@@ -207,3 +211,79 @@ def _optimizer_passes(model: Any, *, is_fast: bool) -> int | None:
     passes = [num for name, num in PLAIN_PASSES.items() if name in kinds]
     weights = sum(int(np.prod(v.shape)) for v in model.trainable_weights)
     return passes[0] * FLOAT_BYTES * weights if passes else None
+
+
+def predict_variants(training: Training, rates: Rates) -> list[dict[str, Any] | None]:
+    """Returns the predicted steps of a run and of plain Keras."""
+    from candle_p1.models.fast.batches import for_fit
+
+    model, size = training.models[0], training.plan.batch_size
+    # One thread makes batches while the others compute.
+    batches_s = batch_s(for_fit(training.batches())) / training.device.threads
+    dense_s = gemm_s(dense_products(model, size))
+    return [
+        predict(model, size, rates, is_fast=True, dense_s=dense_s, batches_s=batches_s),
+        predict(model, size, rates, is_fast=False, dense_s=dense_s),
+    ]
+
+
+def compare_prediction(
+    fastest_s: Mapping[str, float], predictions: Sequence[Mapping[str, Mapping[str, Any]]]
+) -> dict[str, Any] | None:
+    """Returns the predicted steps and their ratio beside the measured ones; None without them.
+
+    The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
+    compared with the shortest predictions. A deviation is that of the prediction, relative to the
+    measurement.
+
+    Args:
+        fastest_s: The fastest step of each variant.
+        predictions: What each round predicted, by variant: of a run, and of plain Keras.
+    """
+    steps: dict[str, dict[str, Any]] = {}
+    for name in fastest_s:
+        found = [of_round[name] for of_round in predictions if name in of_round]
+        if found:
+            best, fastest = min(found, key=lambda each: each["total_s"]), fastest_s[name]
+            deviation = best["total_s"] / fastest - 1
+            steps[name] = {**best, "fastest_s": fastest, "deviation": deviation}
+    if len(steps) < 2:
+        return None
+    ours, plain = steps.values()
+    predicted, measured = (plain[key] / ours[key] for key in ("total_s", "fastest_s"))
+    speedup = {"predicted": predicted, "measured": measured, "deviation": predicted / measured - 1}
+    return {"steps": steps, "speedup": speedup}
+
+
+def _ms(key: str, step: Mapping[str, Any]) -> str:
+    return ms(step[key])
+
+
+def render(prediction: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Yields a table and a line that show what `compare_prediction` returned."""
+    steps, speedup = prediction["steps"], prediction["speedup"]
+    columns = {
+        "convo-\nlutions": "convolutions_s",
+        "dense": "dense_s",
+        "opti-\nmizer": "optimizer_s",
+        "other\nlayers": "other_layers_s",
+        "batches": "batches_s",
+        "total": "total_s",
+        "fastest\nmeasured": "fastest_s",
+    }
+    yield table(
+        [{**step, "name": name} for name, step in steps.items()],
+        {
+            "predicted step (ms)": "name",
+            **{name: partial(_ms, key) for name, key in columns.items()},
+            "deviation": lambda step: f"{100 * step['deviation']:+.0f} %",
+        },
+    )
+    used = next(iter(steps.values()))["algorithms"].items()
+    algorithms = ", ".join(f"{layer} {algorithm}" for layer, algorithm in used)
+    yield (
+        f"predicted speed-up {format_significant(speedup['predicted'])}, of the fastest steps"
+        f" {format_significant(speedup['measured'])}: a deviation of"
+        f" {100 * speedup['deviation']:+.0f} %"
+        + (f". Algorithms of the convolutions: {algorithms}" if algorithms else "")
+    )

@@ -186,10 +186,10 @@ def test_plain_keras_on_jax_is_the_peer_there(bench_step):
 @pytest.mark.horovod
 @pytest.mark.jax_engine
 def test_another_environment_measures_the_same(bench_step):
-    report, _ = bench_step("--other_python", sys.executable)
+    report, _ = bench_step("--compare_env", sys.executable)
     here, plain, there, plain_there = report["results"]
     assert (here["python"], there["python"]) == (None, sys.executable)
-    assert there["variant"].startswith("as in a run, other ")
+    assert there["variant"].startswith("candle_p1, other ")
     assert plain_there["variant"].startswith("plain Keras, other ")
     assert there["repeats"] == 1
     assert set(here["speedup"]) == {each["variant"] for each in (plain, there, plain_there)}
@@ -233,7 +233,7 @@ def test_every_precision_is_measured(execute, tmp_path):
 
 
 def test_an_epoch_with_too_few_steps_is_refused(execute):
-    argv = ["step", "nt3", "--size", "small", "--steps", "500", "--against", "none"]
+    argv = ["step", "nt3", "--size", "small", "--steps", "500", "--baseline", "none"]
     code, output = execute([*LOAD[:-1], *argv, "--", *SMALL_MODEL])
     assert code == 2
     assert "--steps" in output
@@ -248,7 +248,7 @@ def test_checkpoints_are_compared_with_keras(mpirun, execute, tmp_path, num_rank
     assert code == 0, output
     report = json.loads((tmp_path / "found.json").read_text())
     ours, waiting, backup, model = report["results"]
-    names = ["this package", "this package, waiting", "BackupAndRestore", "model.save"]
+    names = ["candle_p1", "candle_p1, waiting", "BackupAndRestore", "model.save"]
     assert [result["variant"] for result in report["results"]] == names
     for result in report["results"]:
         assert result["repeats"] == len(result["safe"]["repeats_s"]) == 2

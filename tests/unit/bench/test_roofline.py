@@ -30,9 +30,9 @@ def test_the_bound_is_products_and_memory_traffic(model, monkeypatch):
     monkeypatch.setattr(roofline, "copy_bytes_per_s", lambda num_threads: 1e6 * num_threads)
     model.compile("sgd", "mse")
     bound = roofline.bound(model, 10, 2)
-    assert bound["products_s"] == matrix_product_flops(model, 10) / 1e9
+    assert bound["gemm_s"] == matrix_product_flops(model, 10) / 1e9
     assert bound["optimizer_s"] == optimizer_bytes(model) / 2e6
-    assert bound["total_s"] == bound["products_s"] + bound["optimizer_s"]
+    assert bound["total_s"] == bound["gemm_s"] + bound["optimizer_s"]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 from candle_p1.bench import step_prediction  # noqa: E402
-from candle_p1.bench.step import _prediction  # noqa: E402
 from candle_p1.bench.step_prediction import (  # noqa: E402
+    batch_s,
+    compare_prediction,
     dense_products,
-    making_s,
+    gemm_s,
     predict,
-    products_s,
 )
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.convolution_costs import (  # noqa: E402
@@ -41,10 +41,10 @@ def test_a_convolution_is_predicted_with_its_pooling():
     model = model_of(Conv1D(10, 10, activation="relu", name="c"), MaxPooling1D(10))
     of = Convolution(600, 10, 1, 10, 10, BATCH)
     found = predicted(model)
-    assert found["forms"] == {"c": "direct"}
+    assert found["algorithms"] == {"c": "direct"}
     assert found["convolutions_s"] == pytest.approx(seconds("direct", of, RATES, FACTORS))
     plain = predicted(model, is_fast=False)
-    assert plain["forms"] == {"c": "plain"}
+    assert plain["algorithms"] == {"c": "plain"}
     assert plain["convolutions_s"] == pytest.approx(seconds("plain", of, RATES, FACTORS))
 
 
@@ -54,7 +54,7 @@ def test_tiles_take_the_convolution_before_them_over():
     model = model_of(*layers, shape=(6000, 1))
     of = Convolution(6000, 10, 128, 128, 10, BATCH, first_taps=20)
     found = predicted(model)
-    assert found["forms"] == {"c": "tiled"}
+    assert found["algorithms"] == {"c": "tiled"}
     assert found["convolutions_s"] == pytest.approx(seconds("tiled", of, RATES, FACTORS))
     plain = predicted(model, is_fast=False)["convolutions_s"]
     assert plain == pytest.approx(seconds("plain", of, RATES, FACTORS))
@@ -73,7 +73,7 @@ def test_the_rest_is_counted():
     made = predict(model, BATCH, RATES, is_fast=True, dense_s=0.125, batches_s=0.25)
     assert made["batches_s"] == 0.25
     assert made["total_s"] - found["total_s"] == pytest.approx(0.25 - found["batches_s"])
-    parts = [value for name, value in found.items() if name not in ("total_s", "forms")]
+    parts = [value for name, value in found.items() if name not in ("total_s", "algorithms")]
     assert found["total_s"] == pytest.approx(sum(parts))
 
 
@@ -82,24 +82,24 @@ def test_the_products_of_dense_layers_are_timed_alone(monkeypatch):
     of_first = [(BATCH, 400, 50), (400, BATCH, 50)]
     of_last = [(BATCH, 50, 2), (50, BATCH, 2), (BATCH, 2, 50)]
     assert dense_products(model, BATCH) == of_first + of_last
-    assert products_s([]) == 0
+    assert gemm_s([]) == 0
     calls = []
     matmul = keras.ops.matmul
     monkeypatch.setattr(
         keras.ops, "matmul", lambda a, b: calls.append((*a.shape, b.shape[1])) or matmul(a, b)
     )
-    assert products_s(of_last) > 0
+    assert gemm_s(of_last) > 0
     assert list(dict.fromkeys(calls)) == of_last
 
 
 def test_making_batches_is_timed_from_the_first_one_on(monkeypatch):
     now = iter([10.0, 12.0])
     monkeypatch.setattr(step_prediction.time, "perf_counter", lambda: next(now))
-    assert making_s(range(5)) == pytest.approx(0.5)
+    assert batch_s(range(5)) == pytest.approx(0.5)
     monkeypatch.undo()
-    assert making_s([1]) == 0
+    assert batch_s([1]) == 0
     taken = iter(range(100))
-    assert making_s(taken) > 0
+    assert batch_s(taken) > 0
     assert next(taken) == 11
 
 
@@ -125,16 +125,16 @@ def test_a_prediction_does_not_depend_on_the_kernels_of_this_process():
 
 def test_a_prediction_stands_beside_the_measurement():
     rounds = [
-        {"as in a run": {"total_s": 1.2}, "plain Keras": {"total_s": 4.0}},
-        {"as in a run": {"total_s": 1.5}, "plain Keras": {"total_s": 3.0}},
+        {"candle_p1": {"total_s": 1.2}, "plain Keras": {"total_s": 4.0}},
+        {"candle_p1": {"total_s": 1.5}, "plain Keras": {"total_s": 3.0}},
     ]
-    found = _prediction({"as in a run": 1.0, "plain Keras": 2.0, "Keras 2": 9.0}, rounds)
-    assert found["steps"]["as in a run"]["deviation"] == pytest.approx(0.2)
+    found = compare_prediction({"candle_p1": 1.0, "plain Keras": 2.0, "Keras 2": 9.0}, rounds)
+    assert found["steps"]["candle_p1"]["deviation"] == pytest.approx(0.2)
     assert found["steps"]["plain Keras"]["deviation"] == pytest.approx(0.5)
     assert found["speedup"] == {
         "predicted": pytest.approx(2.5),
         "measured": pytest.approx(2.0),
         "deviation": pytest.approx(0.25),
     }
-    assert _prediction({"as in a run": 1.0}, rounds) is None
-    assert _prediction({"as in a run": 1.0, "plain Keras": 2.0}, [{}, {}]) is None
+    assert compare_prediction({"candle_p1": 1.0}, rounds) is None
+    assert compare_prediction({"candle_p1": 1.0, "plain Keras": 2.0}, [{}, {}]) is None

@@ -167,7 +167,7 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
         (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),
         (["bench", "step", "nt3", "--step", "2"], "'--steps'"),
         (["bench", "step", "nt3", "--keras2", "nowhere"], "`make keras2`"),
-        (["bench", "step", "nt3", "--other_python", "nowhere/python"], "cannot be started"),
+        (["bench", "step", "nt3", "--compare_env", "nowhere/python"], "cannot be started"),
         (["submit", "nt3", "--machine", "slurm", "--node", "2"], "'--nodes'"),
         (["submit", "nt3", "--machine", "slurn"], "'slurm'"),
         (["study", "show", "strong-nt4"], "'strong-nt3'"),

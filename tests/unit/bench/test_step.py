@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from candle_p1.bench import step
+from candle_p1.bench.other_environment import OtherEnvironment
+from candle_p1.bench.step import Step, StepTask
+from candle_p1.bench.step_differences import difference
+from candle_p1.benchmark import find_benchmark
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.errors import CandleError, ParameterError
+
+OUTCOME = {
+    "steps_s": [0.2, 0.1, 0.3],
+    "losses": [0.7, 0.6, 0.5],
+    "updates": {"kernel": [0.1, -0.2, 0.2], "bias": [0.0, 0.01]},
+    "values": {"kernel": [3.0, 4.0, 0.0], "bias": [0.0, 0.02]},
+    "batch_size": 20,
+    "threads": 2,
+    "device": "cpu",
+    "backend": "tensorflow 2.18.1",
+    "has_fast_kernels": True,
+    "flops": 6e9,
+    "state_bytes": 5_000_000,
+    "matrix_bytes": 7_000_000,
+    "roofline": {
+        "used_flops": 6e9,
+        "used_total_s": 0.12,
+        "flops": 6e9,
+        "matmul_flops_per_s": 100e9,
+        "gemm_s": 0.06,
+        "optimizer_bytes": 3e9,
+        "copy_bytes_per_s": 50e9,
+        "optimizer_s": 0.06,
+        "total_s": 0.12,
+    },
+    "memory": [(0.0, 100), (1.0, 900)],
+    "predictions": {},
+}
+
+
+@pytest.fixture
+def steps(compare):
+    """Compares by outcomes that (task, num_ranks) -> list returns.
+
+    Returns the report, the tasks, and the lines and tables that show it.
+    """
+
+    def steps(measure, benchmark="nt3", other=None, **conditions):
+        tasks = []
+
+        def run(task, num_ranks):
+            tasks.append(task)
+            return measure(task, num_ranks)
+
+        ours = Step(benchmark=benchmark, num_steps=3, **conditions)
+        ours.other = other
+        report = compare(ours, run)
+        shown = list(ours.render(report))
+        lines = "\n".join(part for part in shown if isinstance(part, str))
+        return report, tasks, lines, [part for part in shown if not isinstance(part, str)]
+
+    return steps
+
+
+def slower(task, num_ranks, times=2.0):
+    factor = times if task.kernels == "plain" else 1.0
+    steps = [factor * seconds for seconds in OUTCOME["steps_s"]]
+    return [OUTCOME | {"steps_s": steps}] * num_ranks
+
+
+def test_plain_keras_is_measured_in_turn_with_ours(steps):
+    report, tasks, lines, _ = steps(slower, num_rounds=2)
+    assert [task.kernels for task in tasks] == ["fast", "plain", "plain", "fast"]
+    assert [task.measures_machine for task in tasks] == [True, True, False, False]
+    ours, plain = report["results"]
+    assert (ours["variant"], plain["variant"]) == ("candle_p1", "plain Keras")
+    assert (plain["kernels"], plain["inputs"]) == ("plain", "arrays")
+    assert ours["median_s"] == pytest.approx(0.2)
+    assert ours["repeats"] == 6
+    assert ours["speedup"] == {"plain Keras": pytest.approx(2.0)}
+    assert ours["samples_per_s"] == pytest.approx(100)
+    assert ours["flops_per_s"] == pytest.approx(30e9)
+    assert ours["peak_bytes"] == 900
+    assert "fast kernels" not in lines
+
+
+def test_other_samples_of_a_benchmark_are_compared(steps):
+    _, tasks, *_ = steps(slower, "p1b3", num_rounds=1)
+    assert [task.inputs for task in tasks] == ["samples", "arrays", "merged"]
+
+
+def test_several_ranks_are_compared_with_one_process_and_with_no_allreduce(steps):
+    def measure(task, num_ranks):
+        seconds = 0.25 if num_ranks == 1 else 0.3 + 0.1 * task.averages_gradients
+        slowest, faster = ({"steps_s": [each] * 3} for each in (seconds, seconds / 2))
+        return [OUTCOME | faster] * (num_ranks - 1) + [OUTCOME | slowest]
+
+    report, tasks, *_ = steps(measure, num_ranks=2, num_rounds=1)
+    assert [task.averages_gradients for task in tasks] == [True, False, True]
+    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
+    assert report["communication"]["exposed_s"] == pytest.approx(0.1)
+    assert report["communication"]["share"] == pytest.approx(0.25)
+    ours = report["results"][0]
+    assert ours["samples_per_s"] == pytest.approx(40 / 0.4)
+    assert ours["speedup"]["one process"] == pytest.approx((40 / 0.4) / (20 / 0.25))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"losses": [0.7, 0.6, 0.501]}, "loss"),
+        ({"losses": [0.7, 0.6, float("nan")]}, "loss"),
+        ({"updates": {"kernel": [0.1, -0.2, 0.21], "bias": [0.0, 0.01]}}, "update"),
+    ],
+)
+def test_variants_that_train_another_model_are_not_compared(steps, change, what):
+    def measure(task, num_ranks):
+        return [OUTCOME | change if task.kernels == "plain" else OUTCOME]
+
+    with pytest.raises(CandleError, match=f"plain Keras .*{what}"):
+        steps(measure)
+
+
+def test_differences_are_relative():
+    other = dict(OUTCOME, losses=[0.7, 0.6006, 0.5], updates={**OUTCOME["updates"]})
+    other["updates"]["kernel"] = [0.1, -0.2, 0.2003]
+    found = difference(OUTCOME, other)
+    assert found["loss"] == pytest.approx(0.001, rel=1e-2)
+    norm = np.linalg.norm(other["updates"]["kernel"])
+    assert found["update"] == pytest.approx(0.0003 / norm, rel=1e-3)
+
+
+def test_differences_are_listed_by_weight():
+    other = dict(OUTCOME, updates={**OUTCOME["updates"]}, values={**OUTCOME["values"]})
+    other["updates"]["bias"] = [0.0, 0.02]
+    other["values"]["kernel"] = [3.0, 3.95, 0.05]
+    kernel, bias = difference(other, OUTCOME)["weights"]
+    assert kernel == {
+        "weight": "kernel",
+        "num_compared": 3,
+        "update": 0,
+        "largest_update": 0,
+        "value": pytest.approx(0.05 * np.sqrt(2) / 5),
+        "largest_value": pytest.approx(0.05 / 5),
+    }
+    assert (bias["update"], bias["value"]) == (pytest.approx(1.0), 0)
+
+
+def test_values_after_different_numbers_of_steps_are_not_compared():
+    longer = dict(OUTCOME, steps_s=[0.1] * 4)
+    assert all(each["value"] is None for each in difference(OUTCOME, longer)["weights"])
+
+
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_weights_are_listed_on_request(steps, by_weight):
+    *_, tables = steps(slower, by_weight=by_weight)
+    found = [table for table in tables if table.columns[0].header == "weight"]
+    assert [list(table.columns[0].cells) for table in found] == [["kernel", "bias"]] * by_weight
+
+
+@pytest.mark.parametrize(("flags", "num_deterministic"), [([], 2), (["--dropout", "0"], 0)])
+def test_keras_2_is_measured_in_turn(steps, flags, num_deterministic):
+    report, tasks, lines, _ = steps(slower, num_rounds=1, flags=flags, keras2="/opt/keras2")
+    timed, rest = tasks[:3], tasks[3:]
+    assert [(task.keras2, task.inputs) for task in timed] == [
+        (None, "samples"),
+        (None, "arrays"),
+        ("/opt/keras2", "arrays"),
+    ]
+    assert all(task.is_random for task in timed)
+    assert [(task.keras2, task.is_random, task.num_steps) for task in rest] == [
+        (None, False, 1),
+        ("/opt/keras2", False, 1),
+    ][:num_deterministic]
+    assert report["results"][0]["speedup"]["Keras 2"] == pytest.approx(2)
+    assert set(report["differences"]) == {"plain Keras", "Keras 2"}
+    assert report["keras2_compared_without"] == ["--dropout 0.1"][: num_deterministic // 2]
+    assert ("without --dropout 0.1" in lines) == bool(num_deterministic)
+
+
+def test_keras_2_must_train_the_same_model(steps):
+    def measure(task, num_ranks):
+        return [OUTCOME | ({"losses": [0.7, 0.6, 0.501]} if task.keras2 else {})]
+
+    with pytest.raises(CandleError, match="Keras 2 trains a different model"):
+        steps(measure, keras2="/opt/keras2")
+
+
+def test_a_job_of_keras_2_finds_it_and_can_be_without_randomness(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    flags = ["--cell_noise_sigma", "0.5"]
+    task = StepTask(benchmark="p1b3", flags=flags, keras2="/opt/keras2", is_random=False)
+    assert task.environment == {"PYTHONPATH": "/opt/keras2:/mine"}
+    benchmark = find_benchmark("p1b3")
+    random = replace(task, is_random=True).bind(benchmark)
+    assert benchmark.random_parameters(random) == ["dropout", "cell_noise_sigma"]
+    assert benchmark.random_parameters(task.bind(benchmark)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "conditions", "message"),
+    [
+        ([], {"num_ranks": 2}, "--np"),
+        ([], {"baseline": "none"}, "--baseline"),
+        (["--engine", "jax"], {}, "TensorFlow"),
+    ],
+)
+def test_keras_2_is_refused_where_it_is_no_peer(monkeypatch, flags, conditions, message):
+    monkeypatch.setattr(step, "choose_backend", lambda engine: engine)
+    flags = ["--size", "small", *flags]
+    with pytest.raises(ParameterError, match=message):
+        Step(benchmark="nt3", flags=flags, keras2="/opt/keras2", **conditions).prepare()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_tables_show_all_variants(steps, num_ranks):
+    report, _, lines, tables = steps(slower, num_ranks=num_ranks)
+    assert all(table.row_count == len(report["results"]) for table in tables)
+    assert "bound of a rank: 120 ms" in lines
+    assert ("exposed communication" in lines) == (num_ranks > 1)
+
+
+EXPOSED_S = 0.3
+
+
+@pytest.fixture
+def jax(monkeypatch):
+    """Another environment, with JAX and without fast kernels, where all takes three times as long.
+
+    Its models begin with other random numbers.
+    """
+    there = {"backend": "jax 0.10.2", "has_fast_kernels": False, "losses": [9.0, 8.0, 7.0]}
+
+    def run(self, task, num_ranks, name):
+        seconds = 0.6 + EXPOSED_S * task.averages_gradients
+        return [OUTCOME | there | {"steps_s": [seconds] * 3}] * num_ranks
+
+    monkeypatch.setattr(OtherEnvironment, "run", run)
+    monkeypatch.setattr(step, "choose_backend", lambda: "tensorflow")
+    return OtherEnvironment("/opt/jax/bin/python", "jax")
+
+
+def test_another_environment_is_measured_in_turn(steps, jax):
+    report, tasks, lines, _ = steps(slower, num_ranks=2, num_rounds=1, other=jax)
+    names = ["candle_p1", "no allreduce", "one process"]
+    found = [result["variant"] for result in report["results"]]
+    assert found == [*names, *(f"{name}, jax" for name in names)]
+    assert len(tasks) == len(names)  # the others were not measured here
+    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1, 2, 2, 1]
+    ratio = report["results"][0]["speedup"]["candle_p1, jax"]
+    assert ratio == pytest.approx((0.6 + EXPOSED_S) / 0.2)
+    assert report["communication"]["exposed_s"] == 0
+    assert report["other"]["communication"]["exposed_s"] == pytest.approx(EXPOSED_S)
+    assert "jax 0.10.2, by /opt/jax/bin/python" in lines
+    assert "exposed communication, jax: 300 ms" in lines
+
+
+def test_models_are_compared_within_an_environment_only(steps, jax):
+    report, _, lines, _ = steps(slower, num_rounds=1, other=jax)
+    assert set(report["differences"]) == {"plain Keras", "plain Keras, jax"}
+    assert "fast kernels are for TensorFlow on CPUs only" in lines
+
+
+def test_an_environment_of_the_same_backend_has_another_name(jax):
+    ours = Step(benchmark="nt3")
+    ours.other = replace(jax, backend="tensorflow")
+    assert ours.variants()[-1].variant == "plain Keras, other tensorflow"
+
+
+def test_one_engine_cannot_be_chosen_for_two_environments(jax):
+    ours = Step(benchmark="nt3", flags=["--size", "small", "--engine", "auto"])
+    ours.other = jax
+    with pytest.raises(ParameterError, match=r"--engine .* --compare_env"):
+        ours.prepare()
+
+
+def test_an_interpreter_says_what_it_has():
+    here = OtherEnvironment.of(sys.executable)
+    assert here == OtherEnvironment(sys.executable, choose_backend())
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (None, "cannot be started"),
+        ("#!/bin/sh\necho 'No module named candle_p1' >&2; exit 1\n", "No module named candle_p1"),
+        ('#!/bin/sh\necho \'{"version": "0.0.1", "backend": "jax"}\'\n', "has candle_p1 0.0.1"),
+    ],
+)
+def test_an_interpreter_without_this_package_is_refused(tmp_path, program, message):
+    python = tmp_path / "python"
+    if program:
+        python.write_text(program)
+        python.chmod(0o755)
+    with pytest.raises(ParameterError, match=f"--compare_env {python} .*{message}"):
+        OtherEnvironment.of(str(python))
+
+
+def test_an_error_of_another_environment_is_raised_here():
+    with pytest.raises(CandleError, match="'nt3'"):
+        OtherEnvironment(sys.executable, "jax").run(StepTask(benchmark="nt4"), 1, "nt4")
