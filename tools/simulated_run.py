@@ -135,7 +135,9 @@ def fake_phases(rng: np.random.Generator) -> dict[PhasePath, Phase]:
     for name in RECORDED.split():
         seconds = 0.1 * rng.uniform(0.9, 1.1)
         usage = None if "/" in name else Usage(*rng.integers(0, 10**6, 6).tolist())
-        found[tuple(name.split("/"))] = Phase(begin_s, seconds, 0.01, usage, 2**31, 2**31)
+        found[tuple(map(sys.intern, name.split("/")))] = Phase(
+            begin_s, seconds, 0.1 * seconds, usage, 2**31, 2**31
+        )
         begin_s += seconds
     return found
 
@@ -237,13 +239,14 @@ class RankOfRun:
         self._files = replace(found, sha256=dict.fromkeys(found.paths, "0" * 64))
 
     def load_parallel(self) -> None:
-        self._loading = loading(self._params, self._comm, num_threads=1)
-        how = replace(self._loading, block_bytes=self._scenario.block_bytes)
+        how = loading(self._params, self._comm, num_threads=1)
+        how = replace(how, block_bytes=self._scenario.block_bytes)
         self._reader = Reader(self._files, how)
         self._table = self._reader.read("train")
 
     def load_cached(self) -> None:
-        Reader(self._files, replace(self._loading, method="cached")).read("train")
+        how = loading(self._params, self._comm, num_threads=1)
+        Reader(self._files, replace(how, method="cached")).read("train")
 
     def preprocess(self) -> None:
         self._reader.digest()

@@ -7,321 +7,231 @@ processes, one after the other.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass, field, replace
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench import comm_fit
-from candle_p1.bench.job import BareJob, launch, run
-from candle_p1.distributed.transports import TRANSPORTS, describe, missing_packages
-from candle_p1.distributed.transports.transport import ALLREDUCE, OPERATIONS
-from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.records import environment
+from candle_p1.bench import comm_report, harness
+from candle_p1.bench.comm_task import GRADIENT_BYTES, ONE_RANK, CommTask
+from candle_p1.bench.harness import Job, Measured, option
+from candle_p1.bench.other_environment import OtherEnvironment
+from candle_p1.bench.transports import (
+    OPERATIONS,
+    TRANSPORTS,
+    choose_names,
+    choose_transports,
+    missing_packages,
+)
+from candle_p1.distributed.comm import connect
+from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.errors import EXIT_CODE, CandleError, ParameterError
+from candle_p1.files import write_atomically
 from candle_p1.records.record import utc_now
+from candle_p1.text import print_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from rich.table import Table
 
-    from candle_p1.bench.elsewhere import Elsewhere
-    from candle_p1.bench.job import OnStart
-    from candle_p1.cluster.launchers import Launch
-
-SMALLEST_BYTES, LARGEST_BYTES = 4, 1 << 30
-FACTOR, LARGE_FACTOR = 4, 2
-"""Each size is so many times the one before; the second one holds for those from LARGE_BYTES on."""
 LARGE_BYTES = 1 << 22
 """Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to those
-that are beyond all of them."""
+that are beyond all of them; so each size is twice the one before from here on, and four times
+below."""
 HUGE_BYTES = 1 << 28
 """From here on there is also a size halfway to the next: where a library or its allocator changes
 below 512 MiB, there are still enough larger sizes for a bandwidth of their own."""
-OVERLAP_BYTES = (1 << 16, 1 << 26)
-"""The least and the largest size of an allreduce that is also done beside computing: what smaller
-ones take is latency, and single gradients are seldom larger."""
-PRECISION = 0.05
-"""A size is measured until its 95 % interval extends no further than this from the median."""
-MEMORY_SHARE = 0.5
-"""The part of the memory that is free which all ranks of a node may fill with arrays."""
-ARRAYS = 4
-"""How many arrays of a size a rank has at most: what it gives, what it receives, and a library's
-copies of both."""
-
-GRADIENT_BYTES = {
-    "P1B2": 118_162_472,
-    "P1B3": 120_354_804,
-    "NT3": 619_691_672,
-    "P1B1": 977_600_340,
-}
-"""The gradients of one step, in float32, of each benchmark with its default network and CANDLE's
-data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
 
 
-@dataclass(frozen=True)
-class CommJob(BareJob):
-    """What the ranks measure.
+@dataclass(kw_only=True)
+class Comm(harness.Comparison):
+    """Measure latency and bandwidth between ranks by message size, through MPI and each engine.
 
-    Attributes:
-        transports: The names of the transports.
-        operations: The names of the operations, of which each transport offers some.
-        sizes: Sizes of arrays in bytes, ascending; those of the gradients are further ones.
-        gradients: The sizes of the benchmarks' gradients, which are measured for ALLREDUCE.
-        seconds: How long each size is measured, unless it is precise before.
-        overlaps: Whether to measure allreduces beside computing, too.
+    Shows the times of allreduce, broadcast, allgather, reduce-scatter and point to point, with
+    algorithm and bus bandwidth as nccl-tests define them; the allreduce of the gradients of the
+    four benchmarks; how much of an allreduce is hidden behind computing; and the latency and
+    bandwidth that are fitted to the times.
+
+    Starts ranks on this machine, or is started on every rank by a launcher, such as srun.
     """
 
-    worker: ClassVar[str] = "candle_p1.bench.comm_worker"
+    examples: ClassVar[Sequence[str]] = (
+        "candle-p1 bench comm --np 2 --json comm.json --picture comm.svg",
+        "candle-p1 bench comm --transport mpi --operations allreduce --max_bytes 4194304",
+    )
 
-    transports: Sequence[str]
-    operations: Sequence[str] = tuple(OPERATIONS)
-    sizes: Sequence[int] = ()
-    gradients: Sequence[int] = ()
-    seconds: float = 0.5
-    overlaps: bool = True
+    num_ranks: int | None = option(
+        None,
+        "Ranks that are started on this machine (default: 2). Not where a launcher starts this"
+        " command on every rank, as for several nodes.",
+        "--np",
+        within=(1, 100_000),
+    )
+    transport: str | None = option(
+        None,
+        f"What to measure: {', '.join(TRANSPORTS)}; by default all that are installed and can"
+        " connect the ranks.",
+        metavar="NAME,NAME,...",
+    )
+    operations: str | None = option(
+        None,
+        f"The operations: {', '.join(OPERATIONS)}; by default all.",
+        metavar="NAME,NAME,...",
+    )
+    min_bytes: int = option(
+        4,
+        "The smallest size; each is four times the one before, and from 4 MiB on twice.",
+        within=(4, 1 << 40),
+    )
+    max_bytes: int = option(
+        1 << 30,
+        "The largest size, and that of the largest gradients; memory may limit them further.",
+        within=(4, 1 << 40),
+    )
+    seconds: float = option(
+        0.5,
+        "How long a size is measured, unless its 95 % interval is within 5 % before.",
+        within=(0.0, 3600.0, True),
+    )
+    no_overlap: bool = option(False, "Measure no allreduces beside computing.")
+    compare_env: str | None = option(
+        None,
+        "Measure what is not installed here in the environment of this interpreter, such as one"
+        " with JAX beside one with Horovod.",
+        metavar="PYTHON",
+    )
+    picture: Path | None = option(
+        None, "Draw times and bandwidths into this .png or .svg file.", is_file=True
+    )
+    html: Path | None = option(None, "Write a page with the picture and all tables.", is_file=True)
 
     @property
-    def name(self) -> str:
-        """The transports."""
-        return ", ".join(self.transports)
+    def is_launched(self) -> bool:
+        """Whether a launcher has started this command on every rank."""
+        return self.num_ranks is None and launcher_variable() is not None
 
-    def choose_backend(self) -> None:
-        """Does nothing: a transport chooses the backend of its engine."""
+    @cached_property
+    def other(self) -> OtherEnvironment | None:
+        """The other environment."""
+        return OtherEnvironment.of(self.compare_env) if self.compare_env else None
 
-
-@dataclass(frozen=True)
-class TimedSize:
-    """The times of an operation on arrays of one size, in s.
-
-    The times of all calls of a block are divided by their number, on each rank. Of each block there
-    are the minimum, mean and maximum over ranks; what is stated are the medians over blocks.
-
-    Attributes:
-        transport: The transport.
-        operation: The operation.
-        bytes: The size of the array, as nccl-tests defines it.
-        min_s: On the fastest rank.
-        mean_s: The mean over ranks.
-        max_s: On the slowest rank.
-        ci95_s: The 95 % interval of `mean_s`; None for too few blocks.
-        blocks_s: The mean over ranks of every block.
-        calls_per_block: The calls of a block.
-        stopped_by: "precision" if the interval is narrow enough, else "time".
-        algorithm_bytes_per_s: bytes / mean_s.
-        bus_bytes_per_s: See candle_p1.distributed.transports.transport.
-        gradients_of: The benchmark whose gradients have this size.
-    """
-
-    transport: str
-    operation: str
-    bytes: int
-    min_s: float
-    mean_s: float
-    max_s: float
-    ci95_s: list[float] | None
-    blocks_s: list[float]
-    calls_per_block: int
-    stopped_by: str
-    algorithm_bytes_per_s: float
-    bus_bytes_per_s: float
-    gradients_of: str | None = None
-
-
-@dataclass(frozen=True)
-class TimedOverlap:
-    """An allreduce beside computing that takes about as long alone, as in osu_iallreduce.
-
-    Attributes:
-        transport: The transport.
-        bytes: The size of the array.
-        communication_s: The time of the allreduce alone.
-        computing_s: That of the computing alone.
-        together_s: That of both, which begin at the same time.
-        exposed_s: together_s - computing_s.
-        hidden_share: 1 - exposed_s / communication_s, from 0 to 1.
-    """
-
-    transport: str
-    bytes: int
-    communication_s: float
-    computing_s: float
-    together_s: float
-    exposed_s: float
-    hidden_share: float
-
-
-@dataclass
-class CommOutcome:
-    """What the ranks have measured; the same on all of them.
-
-    Attributes:
-        num_ranks: The number of ranks.
-        num_nodes: The number of nodes.
-        ranks_per_node: The number of ranks on rank 0's node.
-        limit_bytes: The largest array that the memory allows.
-        settings: The settings and versions of each transport.
-        points: All sizes of all operations.
-        overlaps: The allreduces beside computing.
-    """
-
-    num_ranks: int
-    num_nodes: int
-    ranks_per_node: int
-    limit_bytes: int
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    points: list[TimedSize] = field(default_factory=list)
-    overlaps: list[TimedOverlap] = field(default_factory=list)
-
-
-def choose_sizes(smallest: int = SMALLEST_BYTES, largest: int = LARGEST_BYTES) -> list[int]:
-    """Returns the sizes from the smallest to the largest one, close together where they are large.
-
-    Raises:
-        ParameterError: There is none.
-    """
-    sizes = []
-    while smallest <= largest:
-        sizes.append(smallest)
-        if smallest >= HUGE_BYTES and smallest * 3 // 2 <= largest:
-            sizes.append(smallest * 3 // 2)
-        smallest *= FACTOR if smallest < LARGE_BYTES else LARGE_FACTOR
-    if not sizes:
-        raise ParameterError(f"--min_bytes {smallest} is larger than --max_bytes {largest}")
-    return sizes
-
-
-def choose_operations(text: str | None) -> list[str]:
-    """Returns the operations of a comma-separated list, in their order; None: all.
-
-    Raises:
-        ParameterError: There is no such operation.
-    """
-    names = list(OPERATIONS) if text is None else [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in OPERATIONS:
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The sizes in bytes, close together where they are large."""
+        if self.min_bytes > self.max_bytes:
             raise ParameterError(
-                f"--operations: {name!r} is none of {', '.join(OPERATIONS)}"
-                f"{did_you_mean(name, OPERATIONS)}"
+                f"--min_bytes {self.min_bytes} is larger than --max_bytes {self.max_bytes}"
             )
-    return [name for name in OPERATIONS if name in names]
-
-
-@dataclass(frozen=True)
-class CommMeasurement:
-    """What is measured, and under which conditions.
-
-    Attributes:
-        job: What the ranks measure.
-        num_ranks: The ranks that are started on this machine; None: a launcher has started them.
-        other: Another environment, whose transports are measured, too, as far as this one lacks
-            them; None: there is none.
-    """
-
-    job: CommJob
-    num_ranks: int | None = 2
-    other: Elsewhere | None = None
+        size, sizes = self.min_bytes, []
+        while size <= self.max_bytes:
+            sizes += [size] if size < HUGE_BYTES else [size, size * 3 // 2]
+            size *= 4 if size < LARGE_BYTES else 2
+        return [size for size in sizes if size <= self.max_bytes]
 
     @property
-    def notes(self) -> list[str]:
-        """What the user should know in advance, such as how the ranks are started.
+    def gradients(self) -> list[int]:
+        """The sizes of the benchmarks' gradients."""
+        sizes = sorted(GRADIENT_BYTES.values())
+        return [size for size in sizes if self.min_bytes <= size <= self.max_bytes]
 
-        Raises:
-            CandleError: The ranks cannot be started.
-        """
-        return self._launch().notes if self.num_ranks else []
+    def task(self, *names: str) -> CommTask:
+        """Returns what measures some transports."""
+        named = ",".join(OPERATIONS) if self.operations is None else self.operations
+        chosen = choose_names(named, OPERATIONS, "--operations")
+        return CommTask(
+            transports=names,
+            operations=[name for name in OPERATIONS if name in chosen],
+            sizes=self.sizes,
+            gradients=self.gradients,
+            seconds=self.seconds,
+            overlaps=not self.no_overlap,
+        )
 
-    def _launch(self) -> Launch:
-        if self.num_ranks == 1:
-            raise ParameterError("--np 1: ranks that communicate are at least two")
-        return launch(self.job.worker, self.num_ranks or 0, "")
-
-    def measure(self, on_start: OnStart) -> dict[str, Any]:
-        """Starts the ranks, measures, and returns what ``--json`` writes.
-
-        Args:
-            on_start: Called before each job.
-
-        Raises:
-            CandleError: A job cannot do its work.
-            RuntimeError: A job failed in another way.
-        """
-        assert self.num_ranks is not None
-        started = utc_now()
-        here = [(name, run) for name in self.job.transports]
-        there = [] if self.other is None else [(n, self.other.run) for n in self._others()]
-        outcomes: list[CommOutcome] = []
-        for done, (name, run_job) in enumerate([*here, *there]):
-            on_start(done, len(here) + len(there), name)
-            job = replace(self.job, transports=[name])
-            outcomes.append(run_job(job, self.num_ranks)[0])
-        other_python = self.other.python if self.other else None
-        return self.report(outcomes, started) | {"other_python": other_python}
-
-    def _others(self) -> list[str]:
-        """Returns the transports that only the other environment can have: those of its engine."""
-        backend = self.other.backend if self.other else ""
-        return [
-            name
-            for name, kind in TRANSPORTS.items()
-            if missing_packages(name) and backend in kind.packages
+    def jobs(self) -> list[Job]:
+        """Returns a job for each transport; the other environment has those of its engine."""
+        num_ranks = self.num_ranks or 2
+        if num_ranks == 1:
+            raise ParameterError(f"--np 1: {ONE_RANK}")
+        if self.is_launched:
+            names = choose_transports(self.transport, one_process=True)
+            return [Job(", ".join(names), self.task(*names))]
+        here = [Job(n, self.task(n), num_ranks) for n in choose_transports(self.transport)]
+        there = [
+            Job(name, self.task(name), num_ranks, other=self.other)
+            for name, kind in (TRANSPORTS.items() if self.other else ())
+            if missing_packages(name) and self.other and self.other.backend in kind.packages
         ]
+        return [*here, *there]
 
-    def report(self, outcomes: Sequence[CommOutcome], started: str) -> dict[str, Any]:
-        """Returns what ``--json`` writes of the outcomes of some jobs on the same ranks."""
-        first = outcomes[0]
-        settings = {name: each for outcome in outcomes for name, each in outcome.settings.items()}
-        points = [point for outcome in outcomes for point in outcome.points]
-        limit_bytes = min(outcome.limit_bytes for outcome in outcomes)
-        wanted = {*self.job.sizes, *self.job.gradients}
+    def prepare(self, progress: harness.Progress | None = None) -> list[str]:
+        return [] if self.is_launched else super().prepare(progress)
+
+    def measure(self, on_start: harness.OnStart) -> dict[str, Any] | None:
+        """Measures; on ranks that a launcher has started, an error, which is printed, ends all."""
+        if not self.is_launched:
+            return super().measure(on_start)
+        started, comm, (job,) = utc_now(), connect(), self.jobs()
+        try:
+            outcome = job.task.measure(comm)
+            comm.barrier()
+        except CandleError as error:
+            if comm.rank == 0 or not error.agreed:
+                print_error(error)
+            if not error.agreed:
+                comm.abort(EXIT_CODE)
+            comm.end(EXIT_CODE)
+        except Exception:
+            traceback.print_exc()
+            comm.abort(1)
+        if comm.rank:
+            return None
+        return self.report(Measured([(job, [outcome])])) | harness.envelope(started)
+
+    def report(self, measured: Measured) -> dict[str, Any]:
+        """Returns what the jobs have measured, and the fit of every operation."""
+        outcomes = [ranks[0] for _, ranks in measured]
+        settings = {name: each for found in outcomes for name, each in found["settings"].items()}
+        points = [point for found in outcomes for point in found["points"]]
+        limit_bytes = min(found["limit_bytes"] for found in outcomes)
+        wanted = {*self.sizes, *self.gradients}
+        missing = {name: missing_packages(name) for name in TRANSPORTS if name not in settings}
         return {
-            "launched": self.num_ranks is None,
-            "num_ranks": first.num_ranks,
-            "num_nodes": first.num_nodes,
-            "ranks_per_node": first.ranks_per_node,
+            "launched": self.is_launched,
+            **{name: outcomes[0][name] for name in ("num_ranks", "num_nodes", "ranks_per_node")},
             "transports": {
-                name: {"what": what, **settings[name]} for name, what in describe(settings).items()
+                name: {"what": TRANSPORTS[name].what, **each} for name, each in settings.items()
             },
-            "not_installed": {
-                name: missing_packages(name)
-                for name in TRANSPORTS
-                if name not in settings
-                if missing_packages(name)
-            },
-            "seconds": self.job.seconds,
+            "not_installed": {name: packages for name, packages in missing.items() if packages},
+            "seconds": self.seconds,
             "limit_bytes": limit_bytes,
             "left_out_bytes": sorted(size for size in wanted if size > limit_bytes),
             "gradient_bytes": GRADIENT_BYTES,
-            "results": [asdict(point) for point in points],
-            "overlaps": [asdict(each) for outcome in outcomes for each in outcome.overlaps],
-            "fits": fits(points, first.num_ranks),
-            "command": sys.argv,
-            "started": started,
-            "machine": environment.capture(),
+            "results": points,
+            "overlaps": [each for found in outcomes for each in found["overlaps"]],
+            "fits": comm_report.fits(points, outcomes[0]["num_ranks"]),
+            "compare_env": self.compare_env,
         }
 
+    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+        return comm_report.render(report)
 
-def fits(points: Sequence[TimedSize], num_ranks: int) -> list[dict[str, Any]]:
-    """Returns the fit of every operation of every transport that has enough sizes."""
-    found = []
-    for transport, operation in dict.fromkeys((each.transport, each.operation) for each in points):
-        fitted = comm_fit.fit(*times_of(points, transport, operation))
-        if fitted is not None:
-            which = {"transport": transport, "operation": operation, "num_ranks": num_ranks}
-            found.append(which | fitted)
-    return found
-
-
-def times_of(
-    points: Sequence[TimedSize], transport: str, operation: str
-) -> tuple[list[int], list[float]]:
-    """Returns the sizes of an operation, ascending, and their times in s."""
-    chosen = sorted(
-        (each.bytes, each.mean_s)
-        for each in points
-        if (each.transport, each.operation) == (transport, operation)
-    )
-    return [size for size, _ in chosen], [seconds for _, seconds in chosen]
+    def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Writes the figure, and the page with everything that is printed."""
+        for path, what in ((self.picture, "picture"), (self.html, "page")):
+            if path is None:
+                continue
+            content: str | bytes = ""
+            if what == "page":
+                content = comm_report.page(report)
+            else:
+                drawn = comm_report.figure(report)
+                content = drawn.png if path.suffix == ".png" else drawn.svg
+            try:
+                write_atomically(path, content)
+            except OSError as error:
+                raise ParameterError(f"{path}: {error.strerror}") from error
+            yield f"{what}: {path}"
 
 
-def gradients_of(num_bytes: int, operation: str) -> str | None:
-    """Returns the benchmark whose gradients have a size, in bytes; None: no benchmark's."""
-    names = {size: name for name, size in GRADIENT_BYTES.items()}
-    return names.get(num_bytes) if operation == ALLREDUCE else None
+VERB = Comm

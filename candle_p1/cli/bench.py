@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from candle_p1.cli.bench_comm import comm_command
 from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_verbs import Verbs
 
@@ -14,5 +13,4 @@ def command() -> None:
     """Measure and compare: loaders, reading, steps, messages, checkpoints, start-up, GPUs."""
 
 
-command.add_command(comm_command)
 command.add_command(gpu_command)

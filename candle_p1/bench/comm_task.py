@@ -1,0 +1,315 @@
+"""What the ranks of ``candle-p1 bench comm`` do: time operations on arrays, in blocks of calls."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter as clock_s
+from typing import Any
+
+import numpy as np
+import psutil
+
+from candle_p1.bench import transports
+from candle_p1.bench.task import BenchTask, Outcome
+from candle_p1.bench.transports import (
+    ALLREDUCE,
+    ELEMENT_BYTES,
+    OPERATIONS,
+    TRANSPORTS,
+    Call,
+    Transport,
+)
+from candle_p1.distributed.comm import Communicator
+from candle_p1.errors import DistributedError, ParameterError
+from candle_p1.records.environment import memory_limit_bytes
+from candle_p1.reports.statistics import median_interval
+
+OVERLAP_BYTES = (1 << 16, 1 << 26)
+"""The least and the largest size of an allreduce that is also done beside computing: what smaller
+ones take is latency, and single gradients are seldom larger."""
+PRECISION = 0.05
+"""A size is measured until its 95 % interval extends no further than this from the median."""
+MEMORY_SHARE = 0.5
+"""The part of the memory that is free which all ranks of a node may fill with arrays."""
+ARRAYS = 4
+"""How many arrays of a size a rank has at most: what it gives, what it receives, and a library's
+copies of both."""
+NUM_BLOCKS = 20
+"""The time of a size is divided into about so many blocks."""
+LEAST_BLOCKS = 3
+"""However long a call takes: of three, one that was disturbed does not count."""
+NUM_ROUNDS = 3
+"""All sizes of an operation are timed in turn so often, each time for a part of the seconds: what
+slows the machine for a while falls on many sizes, and on a part of the times of each."""
+MAX_CALLS = 100_000
+LARGE_ELEMENTS = 1 << 20
+MAX_PRODUCTS = 100_000
+PROBED_PRODUCTS = 16
+"""How many products are timed to find out how many take as long as an allreduce."""
+GRADIENT_BYTES = {
+    "P1B2": 118_162_472,
+    "P1B3": 120_354_804,
+    "NT3": 619_691_672,
+    "P1B1": 977_600_340,
+}
+"""The gradients of one step, in float32, of each benchmark with its default network and CANDLE's
+data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
+ONE_RANK = "ranks that communicate are at least two"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommTask(BenchTask):
+    """What the ranks measure.
+
+    Attributes:
+        transports: The names of the transports.
+        operations: The names of the operations, of which each transport offers some.
+        sizes: Sizes of arrays in bytes.
+        gradients: Further ones for ALLREDUCE: those of the benchmarks' gradients.
+        seconds: How long each size is measured, unless it is precise before.
+        overlaps: Whether to measure allreduces beside computing, too.
+    """
+
+    transports: Sequence[str]
+    operations: Sequence[str] = tuple(OPERATIONS)
+    sizes: Sequence[int] = ()
+    gradients: Sequence[int] = ()
+    seconds: float = 0.5
+    overlaps: bool = True
+
+    def choose_backend(self) -> None:
+        """Does nothing: a transport chooses the backend of its engine."""
+
+    def measure(self, comm: Communicator) -> Outcome:
+        """Returns what the ranks have measured, the same on all; collective."""
+        if comm.size == 1:
+            raise ParameterError(
+                f"there is one rank, and {ONE_RANK}: give --np, or start this command on several"
+                " ranks with the machine's launcher"
+            )
+        possible = [
+            name
+            for name in self.transports
+            if comm.num_nodes == 1 or not TRANSPORTS[name].on_one_node
+        ]
+        if not possible:
+            raise ParameterError(
+                f"--transport {', '.join(self.transports)}: the ranks are on {comm.num_nodes}"
+                " nodes, and only ranks of one node share memory"
+            )
+        limit_bytes, settings = memory_for_an_array(comm), {}
+        points: list[Outcome] = []
+        overlaps: list[Outcome] = []
+        for name in possible:
+            transport = transports.make_transport(name, comm)
+            settings[name] = transport.start()
+            mine: list[Outcome] = []
+            for operation in OPERATIONS:
+                if operation in self.operations and operation in transport.operations:
+                    mine += self.points(name, transport, operation, limit_bytes)
+            for point in mine if self.overlaps else ():
+                smallest, largest = OVERLAP_BYTES
+                if point["operation"] == ALLREDUCE and smallest <= point["bytes"] <= largest:
+                    overlaps.append(self.overlap(transport, point))
+                    gc.collect()
+            points += mine
+            comm.barrier()
+            transport.stop()
+        return {
+            "num_ranks": comm.size,
+            "num_nodes": comm.num_nodes,
+            "ranks_per_node": comm.local_size,
+            "limit_bytes": limit_bytes,
+            "settings": settings,
+            "points": points,
+            "overlaps": overlaps,
+        }
+
+    def points(
+        self, name: str, transport: Transport, operation: str, limit_bytes: int
+    ) -> list[Outcome]:
+        """Returns the times of an operation for all sizes, ascending; collective."""
+        kind, comm = OPERATIONS[operation], transport.comm
+        wanted = {*self.sizes, *(self.gradients if operation == ALLREDUCE else ())}
+        numbers = {kind.num_elements(size, comm.size) for size in wanted if size <= limit_bytes}
+        timers: dict[int, Timer] = {}
+        for _ in range(NUM_ROUNDS):
+            for num in sorted(numbers):
+                values = transports.given(operation, comm.rank, comm.size, num)
+                call = transport.prepare(operation, values)
+                call.run()
+                if num not in timers:
+                    _check(name, transport, operation, num, call)
+                    timers[num] = Timer(comm, call.num_messages, is_timed=call.is_timed)
+                timers[num].time(call.run, self.seconds / NUM_ROUNDS, self.seconds / NUM_BLOCKS)
+                if num > LARGE_ELEMENTS:
+                    del values, call
+                    gc.collect()  # TensorFlow's functions hold their arrays in cycles
+        names = {size: benchmark for benchmark, size in GRADIENT_BYTES.items()}
+        found = []
+        for num in sorted(numbers):
+            num_bytes, times = num * ELEMENT_BYTES, timers[num].times()
+            rate = num_bytes / times["mean_s"]
+            found.append(
+                {"transport": name, "operation": operation, "bytes": num_bytes}
+                | times
+                | {
+                    "algorithm_bytes_per_s": rate,
+                    "bus_bytes_per_s": rate * kind.bus_factor(comm.size),
+                    "gradients_of": names.get(num_bytes) if operation == ALLREDUCE else None,
+                }
+            )
+        return found
+
+    def overlap(self, transport: Transport, point: Outcome) -> Outcome:
+        """Returns the times of an allreduce beside computing that takes about as long alone.
+
+        As in osu_iallreduce, ``hidden_share`` is 1 - ``exposed_s`` / ``communication_s``, from 0 to
+        1, where ``exposed_s`` is ``together_s`` - ``computing_s``; collective.
+        """
+        comm, alone_s = transport.comm, point["mean_s"]
+        num_elements = point["bytes"] // ELEMENT_BYTES
+        values = transports.given(ALLREDUCE, comm.rank, comm.size, num_elements)
+        overlap = transport.overlap(values)
+        overlap.together(PROBED_PRODUCTS)
+        overlap.compute(PROBED_PRODUCTS)
+        probed_s = timed(lambda: overlap.compute(PROBED_PRODUCTS), comm, self.seconds / 10)
+        product_s = probed_s["mean_s"] / PROBED_PRODUCTS
+        num = max(1, min(MAX_PRODUCTS, round(alone_s / product_s)))
+        computing_s = timed(lambda: overlap.compute(num), comm, self.seconds)["mean_s"]
+        together_s = timed(lambda: overlap.together(num), comm, self.seconds)["mean_s"]
+        return {
+            "transport": point["transport"],
+            "bytes": point["bytes"],
+            "communication_s": alone_s,
+            "computing_s": computing_s,
+            "together_s": together_s,
+            "exposed_s": together_s - computing_s,
+            "hidden_share": min(1.0, max(0.0, 1 - (together_s - computing_s) / alone_s)),
+        }
+
+
+def memory_for_an_array(comm: Communicator) -> int:
+    """Returns the largest array, in bytes, that all ranks of every node can have; collective."""
+    free = min(int(psutil.virtual_memory().available), memory_limit_bytes())
+    mine = MEMORY_SHARE * free / (ARRAYS * comm.local_size)
+    return int(-comm.allreduce_max(np.array([-mine]))[0])
+
+
+def _check(name: str, transport: Transport, operation: str, num_elements: int, call: Call) -> None:
+    """Checks what the first call has transferred; collective.
+
+    Raises:
+        DistributedError: It is wrong on some rank.
+    """
+    comm, received = transport.comm, call.received()
+    is_wrong = received is not None and not transports.is_expected(
+        received,
+        operation,
+        comm.rank,
+        comm.size,
+        num_elements,
+        source=call.source,
+        averages=transport.averages,
+    )
+    wrong = comm.first(comm.rank if is_wrong else None)
+    if wrong:
+        raise DistributedError(
+            f"{name}: {OPERATIONS[operation].title} of {num_elements * ELEMENT_BYTES} bytes: rank"
+            f" {wrong[0]} has received other values than were sent"
+        ).on_all_ranks()
+
+
+class Timer:
+    """Times calls in blocks, each after a barrier, until they are precise; collective.
+
+    What the ranks decide follows from numbers that all of them have.
+
+    Args:
+        comm: The ranks.
+        num_messages: What the times are divided by.
+        is_timed: Whether this rank's times count.
+    """
+
+    def __init__(self, comm: Communicator, num_messages: int = 1, *, is_timed: bool = True) -> None:
+        self._comm, self._num_messages, self._is_timed = comm, num_messages, is_timed
+        self._num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
+        self._num_calls = 0
+        self._blocks: list[tuple[float, float, float]] = []
+        self._interval: tuple[float, float] | None = None
+
+    def time(self, run: Callable[[], Any], seconds: float, block_s: float) -> None:
+        """Times at least LEAST_BLOCKS more blocks, after a warm-up; collective.
+
+        The first time, the warm-up is a single call and then a whole block, if it has more; they
+        tell how many calls a block should have.
+
+        Args:
+            run: What is called; it must have been called before.
+            seconds: How long to go on at most, apart from the warm-up.
+            block_s: How long a block should take.
+        """
+        if self._num_calls:
+            self._block(run)
+        else:
+            self._num_calls = 1
+            for _ in range(2):
+                slowest_s = self._block(run)[2]
+                self._num_calls = max(1, min(MAX_CALLS, int(block_s / slowest_s)))
+                if self._num_calls == 1:
+                    break
+        num_blocks, spent_s = 0, 0.0
+        while num_blocks < LEAST_BLOCKS or (spent_s < seconds and not self._is_precise):
+            self._blocks.append(self._block(run))
+            self._interval = median_interval([mean for _, mean, _ in self._blocks])
+            num_blocks += 1
+            spent_s += self._blocks[-1][2] * self._num_calls
+
+    def times(self) -> Outcome:
+        """Returns the medians over blocks of the least, mean and largest time of ranks, in s.
+
+        The interval of the mean, ``ci95_s``, is None for too few blocks.
+        """
+        scaled = [[each / self._num_messages for each in block] for block in self._blocks]
+        least, mean, most = map(list, zip(*scaled, strict=True))
+        interval = self._interval
+        return {
+            "min_s": median(least),
+            "mean_s": median(mean),
+            "max_s": median(most),
+            "ci95_s": interval and [end / self._num_messages for end in interval],
+            "blocks_s": mean,
+            "calls_per_block": self._num_calls,
+            "stopped_by": "precision" if self._is_precise else "time",
+        }
+
+    @property
+    def _is_precise(self) -> bool:
+        if self._interval is None:
+            return False
+        middle = median(mean for _, mean, _ in self._blocks)
+        return max(middle - self._interval[0], self._interval[1] - middle) <= PRECISION * middle
+
+    def _block(self, run: Callable[[], Any]) -> tuple[float, float, float]:
+        """Returns the least, mean and largest time of a call."""
+        self._comm.barrier()
+        begin = clock_s()
+        for _ in range(self._num_calls):
+            run()
+        mine_s = (clock_s() - begin) / self._num_calls
+        ends = [-mine_s, mine_s] if self._is_timed else [-np.inf, -np.inf]
+        least, most = self._comm.allreduce_max(np.array(ends))
+        total = self._comm.allreduce_sum(np.array([mine_s if self._is_timed else 0.0]))[0]
+        return -float(least), float(total) / self._num_ranks, float(most)
+
+
+def timed(
+    run: Callable[[], Any], comm: Communicator, seconds: float, num_messages: int = 1
+) -> Outcome:
+    """Returns the times of calls that are timed without a pause; collective. See `Timer.time`."""
+    timer = Timer(comm, num_messages)
+    timer.time(run, seconds, seconds / NUM_BLOCKS)
+    return timer.times()
