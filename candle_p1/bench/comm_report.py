@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.bench.harness import format_significant
+from candle_p1.bench.harness import format_significant as _number
 from candle_p1.bench.transports import ALLREDUCE, OPERATIONS, TRANSPORTS
-from candle_p1.records.tables import table_of
+from candle_p1.records.tables import empty_table
 from candle_p1.reports.drawing import (
     COLORS,
     LOOK,
@@ -59,7 +59,6 @@ LEAST_SPAN = 2
 MAX_RANGES = 4
 LARGE_RESIDUAL = 0.05
 """A line that misses a time by more than this does not hold for its size."""
-US, GB = 1e-6, 1e9
 PANEL_INCHES = (5.0, 2.9)
 LEVEL_POINTS = 10
 """The height of a row of labels."""
@@ -135,6 +134,9 @@ def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Fit]:
     def fitted(begin: int, end: int) -> tuple[Fit, float]:
         return fit_line(sizes[begin:end], seconds[begin:end], is_first=begin == 0)
 
+    def is_long(begin: int, end: int) -> bool:
+        return end - begin >= MIN_SIZES and sizes[end - 1] >= LEAST_SPAN * sizes[begin]
+
     lines: list[Fit] = []
     for num_ranges in range(1, max(1, min(MAX_RANGES, num_sizes // MIN_SIZES)) + 1):
         divisions = [
@@ -142,14 +144,7 @@ def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Fit]:
             for inner in combinations(range(1, num_sizes), num_ranges - 1)
         ]
         if num_ranges > 1:
-            divisions = [
-                ranges
-                for ranges in divisions
-                if all(
-                    end - begin >= MIN_SIZES and sizes[end - 1] >= LEAST_SPAN * sizes[begin]
-                    for begin, end in ranges
-                )
-            ]
+            divisions = [each for each in divisions if all(is_long(*ends) for ends in each)]
         if not divisions:
             break
         best = min(divisions, key=lambda ranges: sum(fitted(*ends)[1] for ends in ranges))
@@ -237,8 +232,8 @@ def render(report: Report) -> Iterator[str | Table]:
         yield f"{name}: {facts['what']}; {facts['library']}{settings and f' ({settings})'}"
     for name, missing in report["not_installed"].items():
         yield f"{name}: not measured, because not installed here: {', '.join(missing)}"
-    for name, kind in TRANSPORTS.items():
-        if kind.on_one_node and report["num_nodes"] > 1:
+    for name, transport in TRANSPORTS.items():
+        if transport.on_one_node and report["num_nodes"] > 1:
             yield f"{name}: not measured, because the ranks are on several nodes"
     if report["launched"] and "horovod" in report["transports"]:
         yield (
@@ -292,84 +287,75 @@ def render(report: Report) -> Iterator[str | Table]:
                 yield _table(title, each["ranges"], RANGES, 0)
 
 
-def _table(title: str, rows: Sequence[Any], columns: Mapping[str, Any], num_words: int) -> Table:
-    return table_of(title, [(row,) for row in rows], columns, num_words)
+def _table(title: str, rows: Sequence[Any], columns: Mapping[str, str], num_words: int) -> Table:
+    """Returns a table; the unit in a heading says in which one the values are shown."""
+    table = empty_table(title, *columns, num_words=num_words)
+    for row in rows:
+        table.add_row(*(_cell(row, heading, key) for heading, key in columns.items()))
+    return table
 
 
-def _us(key: str) -> Any:
-    return lambda row: format_significant(row[key] / US)
-
-
-def _gb(key: str) -> Any:
-    return lambda row: format_significant(row[key] / GB)
-
-
-def _bytes(key: str) -> Any:
-    return lambda row: f"{row[key]:,}"
-
-
-def _percent(key: str) -> Any:
-    return lambda row: format_significant(100 * row[key])
-
-
-def _interval_of_mean(row: Mapping[str, Any]) -> str:
-    """Returns the interval; with a ~ where it was not as narrow as it was to be."""
-    if row["ci95_s"] is None:
-        return "too few repeats"
-    low, high = (format_significant(end / US) for end in row["ci95_s"])
-    return f"{'' if row['stopped_by'] == 'precision' else '~'}{low} to {high}"
-
-
-def _latency(row: Mapping[str, Any]) -> str:
-    return f"{format_significant(row['latency_s'] / US)} {_ends(row['latency_ci95_s'], US)}"
-
-
-def _bandwidth(row: Mapping[str, Any]) -> str:
-    rate = row["bandwidth_bytes_per_s"]
-    if rate is None:
+def _cell(row: Mapping[str, Any], heading: str, key: str) -> str:
+    value = row[key]
+    unit = next((size for name, size in UNITS.items() if f"({name})" in heading), 1)
+    if key == "ci95_s":  # with a ~ where it was not as narrow as it was to be
+        mark = "" if row["stopped_by"] == "precision" else "~"
+        return (
+            mark + " to ".join(_number(end / unit) for end in value) if value else "too few repeats"
+        )
+    if key == "hidden_share":
+        return f"{100 * value:.0f}"
+    if isinstance(value, list):
+        return str(len(value))
+    if value is None and key == "bandwidth_bytes_per_s":
         return "not limited"
-    return f"{format_significant(rate / GB)} {_ends(row['bandwidth_ci95_bytes_per_s'], GB)}"
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else value or ""
+    ends = row.get(INTERVALS.get(key, ""), ())
+    shown = ", ".join("?" if end is None else _number(end / unit) for end in ends)
+    return _number(value / unit) + (f" [{shown}]" if shown else "")
 
 
-def _ends(ends: Sequence[float | None], unit: float) -> str:
-    return f"[{', '.join('?' if end is None else format_significant(end / unit) for end in ends)}]"
-
-
+INTERVALS = {
+    "latency_s": "latency_ci95_s",
+    "bandwidth_bytes_per_s": "bandwidth_ci95_bytes_per_s",
+}
+UNITS = {"us": 1e-6, "GB/s": 1e9, "%": 0.01}
 TIMES = {
-    "bytes": _bytes("bytes"),
-    "min\n(us)": _us("min_s"),
-    "mean\n(us)": _us("mean_s"),
-    "max\n(us)": _us("max_s"),
-    "95 % interval\nof the mean (us)": _interval_of_mean,
-    "algorithm\n(GB/s)": _gb("algorithm_bytes_per_s"),
-    "bus\n(GB/s)": _gb("bus_bytes_per_s"),
-    "gradients\nof": lambda row: row["gradients_of"] or "",
+    "bytes": "bytes",
+    "min\n(us)": "min_s",
+    "mean\n(us)": "mean_s",
+    "max\n(us)": "max_s",
+    "95 % interval\nof the mean (us)": "ci95_s",
+    "algorithm\n(GB/s)": "algorithm_bytes_per_s",
+    "bus\n(GB/s)": "bus_bytes_per_s",
+    "gradients\nof": "gradients_of",
 }
 OVERLAPS = {
-    "transport": lambda row: row["transport"],
-    "bytes": _bytes("bytes"),
-    "allreduce\nalone (us)": _us("communication_s"),
-    "computing\nalone (us)": _us("computing_s"),
-    "both\n(us)": _us("together_s"),
-    "exposed\n(us)": _us("exposed_s"),
-    "hidden\n(%)": lambda row: f"{100 * row['hidden_share']:.0f}",
+    "transport": "transport",
+    "bytes": "bytes",
+    "allreduce\nalone (us)": "communication_s",
+    "computing\nalone (us)": "computing_s",
+    "both\n(us)": "together_s",
+    "exposed\n(us)": "exposed_s",
+    "hidden\n(%)": "hidden_share",
 }
 FITS = {
-    "transport": lambda row: row["transport"],
-    "operation": lambda row: row["operation"],
-    "latency\n(us)": _latency,
-    "bandwidth\n(GB/s)": _bandwidth,
-    "measured, of\nlarge (GB/s)": _gb("measured_bytes_per_s"),
-    "ranges": lambda row: str(len(row["ranges"])),
-    "largest\nresidual (%)": _percent("largest_residual"),
-    "with one\nline (%)": _percent("one_line_residual"),
+    "transport": "transport",
+    "operation": "operation",
+    "latency\n(us)": "latency_s",
+    "bandwidth\n(GB/s)": "bandwidth_bytes_per_s",
+    "measured, of\nlarge (GB/s)": "measured_bytes_per_s",
+    "ranges": "ranges",
+    "largest\nresidual (%)": "largest_residual",
+    "with one\nline (%)": "one_line_residual",
 }
 RANGES = {
-    "from (bytes)": _bytes("first_bytes"),
-    "to": _bytes("last_bytes"),
-    "latency\n(us)": _latency,
-    "bandwidth\n(GB/s)": _bandwidth,
-    "largest\nresidual (%)": _percent("largest_residual"),
+    "from (bytes)": "first_bytes",
+    "to": "last_bytes",
+    "latency\n(us)": "latency_s",
+    "bandwidth\n(GB/s)": "bandwidth_bytes_per_s",
+    "largest\nresidual (%)": "largest_residual",
 }
 
 
@@ -406,8 +392,8 @@ def _draw(plots: Sequence[Axes], operation: str, results: Sequence[Any], report:
         label = transport if mine else "_"
         plots[0].plot(sizes, [each["mean_s"] for each in mine], label=label, **look)
         plots[1].plot(sizes, [each["bus_bytes_per_s"] for each in mine], **look)
-        ends = [[each[f"{end}_s"] for each in mine] for end in ("min", "max")]
-        plots[0].vlines(sizes, *ends, COLORS[i], lw=2.5, alpha=0.4)
+        least_s, most_s = [each["min_s"] for each in mine], [each["max_s"] for each in mine]
+        plots[0].vlines(sizes, least_s, most_s, COLORS[i], lw=2.5, alpha=0.4)
         for fit in report["fits"]:
             for line in fit["ranges"]:
                 if (fit["transport"], fit["operation"]) == (transport, operation):

@@ -15,7 +15,7 @@ OF_LINK, OF_MEASURED = 0.15, 0.10
 """How far the fitted bandwidth may be from that of the link, and of large messages."""
 NUM_TRIES = 3
 """Other programs on this machine disturb messages."""
-COMM = ["-m", "candle_p1.cli", "bench", "comm", "--through", "mpi", "--without_computing"]
+COMM = ["-m", "candle_p1.cli", "bench", "comm", "--transport", "mpi", "--no_overlap"]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from candle_p1.distributed.transports import TRANSPORTS
+from candle_p1.bench.transports import TRANSPORTS
 from tests.conftest import CANDLE_P1
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -78,8 +78,8 @@ def test_every_library_is_measured(mpirun, execute, tmp_path, names):
 @pytest.mark.parametrize("names", EITHER)
 def test_their_number_need_not_be_a_power_of_two(mpirun, execute, tmp_path, names):
     names = names[:2]
-    through = ["--through", ",".join(names)]
-    code, output = execute([*CANDLE_P1, "bench", "comm", "--np", 3, *through, *FEW], LIMIT_S)
+    given = ["--transport", ",".join(names)]
+    code, output = execute([*CANDLE_P1, "bench", "comm", "--np", 3, *given, *FEW], LIMIT_S)
     assert code == 0, output
     check(json.loads((tmp_path / "comm.json").read_text()), names, 3)
 
@@ -101,7 +101,7 @@ def test_a_launcher_starts_it_on_every_rank(mpirun, execute, tmp_path, names):
 @pytest.mark.parametrize("names", EITHER)
 def test_an_error_of_all_ranks_is_one_message(mpirun, execute, monkeypatch, names):
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    argv = ["-m", "candle_p1.cli", "bench", "comm", *FEW, "--through", names[1]]
+    argv = ["-m", "candle_p1.cli", "bench", "comm", *FEW, "--transport", names[1]]
     code, output = execute(mpirun(2, *argv), LIMIT_S)
     assert code == 2, output
     assert output.count("OMP_NUM_THREADS='many'") == 1

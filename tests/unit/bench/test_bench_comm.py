@@ -5,51 +5,57 @@ import re
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from candle_p1.bench import comm, comm_worker, draw_comm, show_comm
-from candle_p1.bench.comm import (
-    GRADIENT_BYTES,
-    CommJob,
-    CommMeasurement,
-    CommOutcome,
-    TimedOverlap,
-    TimedSize,
-    choose_operations,
-    choose_sizes,
-)
+from candle_p1.bench import comm, comm_report, comm_task, harness
+from candle_p1.bench.comm import Comm
+from candle_p1.bench.comm_task import GRADIENT_BYTES, CommTask
+from candle_p1.bench.harness import Job, Measured
+from candle_p1.bench.transports import ALLREDUCE, OPERATIONS, STREAM, Call
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.transports.transport import (
-    ALLREDUCE,
-    OPERATIONS,
-    STREAM,
-    Call,
-)
 from candle_p1.errors import DistributedError, ParameterError
 from candle_p1.modelling.communication import allreduce_of, read_communication
 
 SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
+NT3 = GRADIENT_BYTES["NT3"]
 
 
-def test_sizes_go_from_4_bytes_to_1_gib():
-    large = [1 << power for power in range(23, 31)]
-    between = [3 << 27, 3 << 28]
-    assert choose_sizes() == sorted([4**power for power in range(1, 12)] + large + between)
-    assert choose_sizes(1 << 28, (3 << 27) - 1) == [1 << 28]
-    assert choose_sizes(100, 1600) == [100, 400, 1600]
-    assert choose_sizes(8, 8) == [8]
-    with pytest.raises(ParameterError, match="--min_bytes"):
-        choose_sizes(8, 4)
+@pytest.mark.parametrize(
+    ("smallest", "largest", "sizes"),
+    [
+        (4, 1 << 30, sorted([4**i for i in range(1, 12)] + [1 << i for i in range(23, 31)]
+                            + [3 << 27, 3 << 28])),
+        (1 << 28, (3 << 27) - 1, [1 << 28]),
+        (100, 1600, [100, 400, 1600]),
+        (8, 8, [8]),
+    ],
+)  # fmt: skip
+def test_sizes_are_close_together_where_they_are_large(smallest, largest, sizes):
+    assert Comm(min_bytes=smallest, max_bytes=largest).sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_bytes": 8, "max_bytes": 4}, "--min_bytes 8"),
+        ({"operations": "allreduces"}, "did you mean 'allreduce'"),
+        ({"operations": ""}, "none of allreduce"),
+        ({"num_ranks": 1}, "--np 1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ParameterError, match=message):
+        Comm(transport="mpi", **options).jobs()
 
 
 def test_operations_are_measured_in_their_order():
-    assert choose_operations(None) == list(OPERATIONS)
-    assert choose_operations("broadcast,allreduce") == ["allreduce", "broadcast"]
-    with pytest.raises(ParameterError, match="did you mean 'allreduce'"):
-        choose_operations("allreduces")
+    assert Comm().task("mpi").operations == list(OPERATIONS)
+    assert Comm(operations="broadcast, allreduce").task("mpi").operations == [
+        "allreduce",
+        "broadcast",
+    ]
 
 
 def dense(*widths):
@@ -72,9 +78,12 @@ def test_gradients_are_those_of_the_default_networks():
     assert {name: 4 * number for name, number in numbers.items()} == GRADIENT_BYTES
 
 
-def point(transport, operation, num_bytes, latency_s=1e-5, rate=1e9, **facts):
-    mean_s = latency_s + num_bytes / rate
-    given = {
+def point(transport, operation, num_bytes, **facts):
+    mean_s = 1e-5 + num_bytes / 1e9
+    return {
+        "transport": transport,
+        "operation": operation,
+        "bytes": num_bytes,
         "min_s": 0.9 * mean_s,
         "mean_s": mean_s,
         "max_s": 1.2 * mean_s,
@@ -84,28 +93,39 @@ def point(transport, operation, num_bytes, latency_s=1e-5, rate=1e9, **facts):
         "stopped_by": "precision",
         "algorithm_bytes_per_s": num_bytes / mean_s,
         "bus_bytes_per_s": 1.5 * num_bytes / mean_s,
+        "gradients_of": None,
+        **facts,
     }
-    return TimedSize(transport, operation, num_bytes, **(given | facts))
 
 
-def outcome(name, operations=(ALLREDUCE,), limit_bytes=10**9, sizes=SIZES):
+def outcome(name, operations=(ALLREDUCE,), limit_bytes=10**9):
     """What 4 ranks measure: 10 us and 1 GB/s."""
-    found = CommOutcome(4, 2, 2, limit_bytes, {name: {"library": f"the library of {name}"}})
-    found.points = [point(name, each, size) for each in operations for size in sizes]
-    found.overlaps = [TimedOverlap(name, 1 << 20, 1e-3, 1e-3, 1.25e-3, 0.25e-3, 0.75)]
-    return found
+    overlap = dict.fromkeys(("communication_s", "computing_s"), 1e-3)
+    overlap |= {"together_s": 1.25e-3, "exposed_s": 0.25e-3, "hidden_share": 0.75}
+    return {
+        "num_ranks": 4,
+        "num_nodes": 2,
+        "ranks_per_node": 2,
+        "limit_bytes": limit_bytes,
+        "settings": {name: {"library": f"the library of {name}"}},
+        "points": [point(name, each, size) for each in operations for size in SIZES],
+        "overlaps": [{"transport": name, "bytes": 1 << 20, **overlap}],
+    }
 
 
 @pytest.fixture
 def measure(monkeypatch):
     """Measures with jobs whose outcomes a function returns by the transport's name."""
 
-    def measure(outcome_of, transports=("mpi",), other=None, **conditions):
-        monkeypatch.setattr(comm, "run", lambda job, ranks: [outcome_of(job.name)] * ranks)
-        monkeypatch.setattr(comm, "missing_packages", lambda name: ["jax"] * (name == "jax"))
-        job = CommJob(transports, sizes=SIZES, gradients=sorted(GRADIENT_BYTES.values()))
-        measurement = CommMeasurement(job, 4, other)
-        return measurement.measure(lambda *progress: None)
+    def measure(outcome_of, transports="mpi", **options):
+        def missing(name):
+            return ["jax"] * (name == "jax")
+
+        monkeypatch.setattr(harness, "run", lambda task, ranks, name: [outcome_of(name)] * ranks)
+        monkeypatch.setattr(comm, "missing_packages", missing)
+        comparison = Comm(num_ranks=4, transport=transports, **options)
+        report = comparison.measure(lambda *progress: None)
+        return json.loads(json.dumps(report, allow_nan=False))
 
     return measure
 
@@ -113,230 +133,215 @@ def measure(monkeypatch):
 def shown(report):
     console = Console(width=250)
     with console.capture() as capture:
-        for part in show_comm.parts(report):
+        for part in comm_report.render(report):
             console.print(part)
     return capture.get()
 
 
-def test_every_transport_is_a_job_and_all_are_in_the_report(measure):
-    report = measure(outcome, ("mpi", "horovod"))
-    assert list(report["transports"]) == ["mpi", "horovod"]
+def test_every_transport_is_a_job_whose_fit_models_read(measure, tmp_path):
+    names = ["mpi", "horovod", "horovod_fusion"]
+    report = measure(outcome, ",".join(names))
+    assert list(report["transports"]) == [fit["transport"] for fit in report["fits"]] == names
     assert report["not_installed"] == {"jax": ["jax"]}
-    assert len(report["results"]) == 2 * len(SIZES)
+    assert len(report["results"]) == 3 * len(SIZES)
     assert (report["num_ranks"], report["num_nodes"], report["launched"]) == (4, 2, False)
-    keys = {"transport", "operation", "num_ranks", "latency_s", "bandwidth_bytes_per_s"}
     for fit in report["fits"]:
-        assert keys < set(fit)
-        assert fit["latency_s"] == pytest.approx(1e-5)
-        assert fit["bandwidth_bytes_per_s"] == pytest.approx(1e9)
+        assert (fit["operation"], fit["num_ranks"]) == (ALLREDUCE, 4)
         assert fit["measured_bytes_per_s"] == pytest.approx(1e9, rel=1e-3)
         assert fit["latency_ci95_s"][0] <= fit["latency_s"] <= fit["latency_ci95_s"][1]
-    assert [fit["transport"] for fit in report["fits"]] == ["mpi", "horovod"]
-    assert json.loads(json.dumps(report, allow_nan=False))["num_ranks"] == 4
-
-
-def test_models_read_the_report(measure, tmp_path):
-    report = measure(outcome, ("mpi", "horovod", "horovod_fusion"))
     (tmp_path / "comm.json").write_text(json.dumps(report))
-    fits = read_communication(tmp_path / "comm.json")
-    chosen = allreduce_of(tmp_path / "comm.json", fits)
+    chosen = allreduce_of(tmp_path / "comm.json", read_communication(tmp_path / "comm.json"))
     assert (chosen.transport, chosen.num_ranks) == ("horovod", 4)
     assert chosen.latency.value == pytest.approx(1e-5)
     assert chosen.bandwidth.value == pytest.approx(1e9)
 
 
-def test_what_is_missing_here_is_measured_in_the_other_environment(measure):
+def test_what_is_missing_here_is_measured_in_the_other_environment(measure, monkeypatch):
     asked = []
 
-    def run(job, num_ranks):
-        asked.append((job.name, num_ranks))
-        return [outcome(job.name)] * num_ranks
+    def run(task, num_ranks, name):
+        asked.append((name, task.transports, num_ranks))
+        return [outcome(name)] * num_ranks
 
-    other = SimpleNamespace(backend="jax", python="other/python", run=run)
-    report = measure(outcome, other=other)
-    assert asked == [("jax", 4)]
+    other = SimpleNamespace(backend="jax", run=run)
+    monkeypatch.setattr(comm.OtherEnvironment, "of", lambda python: other)
+    report = measure(outcome, compare_env="other/python")
+    assert asked == [("jax", ("jax",), 4)]
     assert list(report["transports"]) == ["mpi", "jax"]
     assert report["not_installed"] == {}
-    assert report["other_python"] == "other/python"
+    assert report["compare_env"] == "other/python"
 
 
 def test_the_tables_say_what_was_measured(measure):
     found = outcome("mpi", limit_bytes=700_000_000)
-    found.points += [point("mpi", ALLREDUCE, GRADIENT_BYTES["NT3"], gradients_of="NT3")]
-    found.points[0] = point("mpi", ALLREDUCE, 4, stopped_by="time")
-    found.points[1] = point("mpi", ALLREDUCE, 1 << 10, ci95_s=None)
-    text = shown(measure(lambda name: found))
+    found["points"] += [point("mpi", ALLREDUCE, NT3, gradients_of="NT3")]
+    found["points"][0] = point("mpi", ALLREDUCE, 4, stopped_by="time")
+    found["points"][1] = point("mpi", ALLREDUCE, 1 << 10, ci95_s=None)
+    text = shown(measure(lambda name: found) | {"launched": True})
     assert "communication of 4 ranks on 2 nodes" in text
     row = next(line.split() for line in text.splitlines() if line.rstrip().endswith("NT3"))
     assert row == ["619,691,672", "557,732", "619,702", "743,642", "607,308", "to", "625,899",
                    "1.00", "1.50", "NT3"]  # fmt: skip
-    assert "~9.80 to 10.1" in text
-    assert "too few repeats" in text
-    assert f"left out, {'because'}" in text
-    assert "977,600,340 bytes" in text
-    assert "jax: not measured, because not installed here: jax" in text
+    for words in ("~9.80 to 10.1", "too few repeats", "977,600,340", "jax: not measured"):
+        assert words in text
     assert re.search(r"mpi\s+allreduce\s+10\.0 \[.*\]\s+1\.00 \[.*\]\s+1\.00", text)
     assert re.search(r"mpi\s+1,048,576\s+1,000\s+1,000\s+1,250\s+250\s+75", text)
+    assert "--transport" in shown(measure(outcome, "horovod") | {"launched": True})
 
 
-def test_ranks_of_a_launcher_are_told_of_horovods_other_settings(monkeypatch):
-    job = CommJob(["horovod"], sizes=SIZES)
-    report = CommMeasurement(job, None).report([outcome("horovod")], "now")
-    text = shown(report)
-    assert "name one of them in --through" in text
-
-
-def test_the_page_has_the_figure_and_the_tables(measure):
+def test_the_page_has_the_figure_and_the_tables(measure, tmp_path):
     found = outcome("mpi", (ALLREDUCE, STREAM))
-    found.points += [
+    found["points"] += [
         point("mpi", ALLREDUCE, size, gradients_of=name) for name, size in GRADIENT_BYTES.items()
     ]
     report = measure(lambda name: found)
-    page = draw_comm.page(report)
+    picture, html = tmp_path / "comm.png", tmp_path / "comm.html"
+    assert len(list(Comm(picture=picture, html=html).draw(report))) == 2
+    page = html.read_text()
     assert "<h1>communication of 4 ranks on 2 nodes</h1>" in page
     assert "619,691,672" in page
-    drawn = draw_comm.picture(report)
-    assert drawn.svg.count("P1B2, P1B3") == 2  # above the times and the bandwidths
-    assert "stream of messages" in drawn.svg
-    assert drawn.png.startswith(b"\x89PNG")
-
-
-def test_labels_share_a_place_or_have_rows_of_their_own():
-    apart = draw_comm.place_labels({"A": 10**3, "B": 10**6}, 1.0)
-    assert apart == [("A", 10**3, 0), ("B", 10**6, 0)]
-    placed = draw_comm.place_labels(GRADIENT_BYTES, 0.45)
-    assert [label for label, _, _ in placed] == ["P1B2, P1B3", "NT3", "P1B1"]
-    ends = {}
-    for label, size, level in placed:
-        middle = 0.45 * np.log10(size)
-        half = draw_comm.CHARACTER_INCHES * len(label) / 2
-        assert middle - half > ends.get(level, -np.inf)
-        ends[level] = middle + half
-
-
-class Clock:
-    """A clock that calls advance."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now_s, self.num_calls = 0.0, 0
-        monkeypatch.setattr(comm_worker, "clock_s", lambda: self.now_s)
-
-    def call(self, seconds):
-        """Returns a call that takes so long the n-th time, from 0."""
-
-        def run():
-            self.now_s += seconds(self.num_calls) if callable(seconds) else seconds
-            self.num_calls += 1
-
-        return run
-
-
-def test_steady_times_are_measured_until_they_are_precise(monkeypatch):
-    clock = Clock(monkeypatch)
-    times = comm_worker.timed(clock.call(1e-4), SerialCommunicator(), 1.0)
-    assert times.mean_s == pytest.approx(1e-4)
-    assert times.stopped_by == "precision"
-    assert len(times.blocks_s) == 6  # the least for an interval of 95 %
-    assert times.calls_per_block == pytest.approx(1.0 / comm_worker.NUM_BLOCKS / 1e-4, abs=1)
-    assert clock.num_calls == pytest.approx(1 + 7 * times.calls_per_block, abs=1)
-
-
-def test_unsteady_times_are_measured_until_the_time_is_over(monkeypatch):
-    clock = Clock(monkeypatch)
-    run = clock.call(lambda number: 0.01 * (1 + number % 7))
-    times = comm_worker.timed(run, SerialCommunicator(), 1.0)
-    assert times.stopped_by == "time"
-    assert 1.0 <= sum(times.blocks_s) * times.calls_per_block < 1.5
-    assert times.ci95_s[0] < times.mean_s < times.ci95_s[1]
-
-
-def test_of_calls_that_take_longer_than_all_the_time_one_may_be_disturbed(monkeypatch):
-    clock = Clock(monkeypatch)
-    run = clock.call(lambda number: 50.0 if number == 2 else 5.0)
-    times = comm_worker.timed(run, SerialCommunicator(), 1.0, num_messages=2)
-    assert (times.mean_s, times.ci95_s, times.calls_per_block) == (2.5, None, 1)
-    assert clock.num_calls == 1 + 3
+    assert page.count("P1B2, P1B3") == 2  # above the times and the bandwidths
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ParameterError, match="no/such"):
+        list(Comm(picture=tmp_path / "no/such.png").draw(report))
 
 
 class OneRank:
-    """A transport of one rank, whose allreduce takes 1 ms and adds an error."""
+    """A transport of one rank, whose allreduce takes `seconds` and adds an error.
+
+    `seconds` is a function of the number of the call, and of that since the array is new.
+    """
 
     operations = (ALLREDUCE,)
     averages = False
 
-    def __init__(self, clock, error=0.0, slow_until_s=0.0, call_s=1e-3, num_cold=0) -> None:
-        self.comm, self._clock, self._error = SerialCommunicator(), clock, error
-        self._slow_until_s, self._call_s, self._num_cold = slow_until_s, call_s, num_cold
+    def __init__(self, monkeypatch, seconds=lambda number, age: 1e-3, error=0.0) -> None:
+        self.comm, self._seconds, self._error = SerialCommunicator(), seconds, error
+        self.now_s, self.num_calls = 0.0, 0
+        monkeypatch.setattr(comm_task, "clock_s", lambda: self.now_s)
 
-    def prepare(self, operation, values):
-        received = values.copy()
-        received[-1] += self._error
-        clock, first = self._clock, self._clock.num_calls
+    def prepare(self, operation=ALLREDUCE, values=None):
+        first = self.num_calls
 
-        def takes_s(number):
-            is_slow = clock.now_s < self._slow_until_s or number < first + self._num_cold
-            return (3 if is_slow else 1) * self._call_s
+        def run():
+            self.now_s += self._seconds(self.num_calls, self.num_calls - first)
+            self.num_calls += 1
 
-        return Call(clock.call(takes_s), lambda: received)
+        def received():
+            wrong = values.copy()
+            wrong[-1] += self._error
+            return wrong
+
+        return Call(run, received)
+
+
+def test_steady_times_are_measured_until_they_are_precise(monkeypatch):
+    transport = OneRank(monkeypatch, lambda *_: 1e-4)
+    times = comm_task.timed(transport.prepare().run, SerialCommunicator(), 1.0)
+    assert times["mean_s"] == pytest.approx(1e-4)
+    assert times["stopped_by"] == "precision"
+    assert len(times["blocks_s"]) == 6  # the least for an interval of 95 %
+    assert times["calls_per_block"] == pytest.approx(1 / comm_task.NUM_BLOCKS / 1e-4, abs=1)
+    assert transport.num_calls == pytest.approx(1 + 7 * times["calls_per_block"], abs=1)
+
+
+def test_unsteady_times_are_measured_until_the_time_is_over(monkeypatch):
+    transport = OneRank(monkeypatch, lambda number, age: 0.01 * (1 + number % 7))
+    times = comm_task.timed(transport.prepare().run, SerialCommunicator(), 1.0)
+    assert times["stopped_by"] == "time"
+    assert 1.0 <= sum(times["blocks_s"]) * times["calls_per_block"] < 1.5
+    assert times["ci95_s"][0] < times["mean_s"] < times["ci95_s"][1]
+
+
+def test_of_calls_that_take_longer_than_all_the_time_one_may_be_disturbed(monkeypatch):
+    transport = OneRank(monkeypatch, lambda number, age: 50.0 if number == 2 else 5.0)
+    times = comm_task.timed(transport.prepare().run, SerialCommunicator(), 1.0, num_messages=2)
+    assert (times["mean_s"], times["ci95_s"], times["calls_per_block"]) == (2.5, None, 1)
+    assert transport.num_calls == 1 + 3
+
+
+def points(transport, sizes, limit_bytes=10**9, **options):
+    task = CommTask(transports=["one"], sizes=sizes, **options)
+    return task.points("one", transport, ALLREDUCE, limit_bytes)
 
 
 def test_a_point_has_the_definitions_of_nccl_tests(monkeypatch):
-    monkeypatch.setattr(comm_worker, "OPERATIONS", {ALLREDUCE: OPERATIONS[ALLREDUCE]})
-    transport = OneRank(Clock(monkeypatch))
-    gradients = [GRADIENT_BYTES["P1B2"]]
-    job = CommJob(["one"], sizes=[4000, 10**9], gradients=gradients, seconds=0.1)
-    small, large = comm_worker._points(job, "one", transport, ALLREDUCE, 200_000_000)
-    assert (small.bytes, large.bytes) == (4000, gradients[0])
-    assert (small.gradients_of, large.gradients_of) == (None, "P1B2")
-    assert small.mean_s == pytest.approx(1e-3)
-    assert small.algorithm_bytes_per_s == pytest.approx(4e6)
-    assert small.bus_bytes_per_s == 0  # 2 (n - 1) / n of one rank
+    p1b2 = GRADIENT_BYTES["P1B2"]
+    small, large = points(
+        OneRank(monkeypatch), [4000, 10**9], 200_000_000, gradients=[p1b2], seconds=0.1
+    )
+    assert [(each["bytes"], each["gradients_of"]) for each in (small, large)] == [
+        (4000, None),
+        (p1b2, "P1B2"),
+    ]
+    assert small["mean_s"] == pytest.approx(1e-3)
+    assert small["algorithm_bytes_per_s"] == pytest.approx(4e6)
+    assert small["bus_bytes_per_s"] == 0  # 2 (n - 1) / n of one rank
 
 
 def test_a_machine_that_is_slow_for_a_while_makes_no_size_slow(monkeypatch):
-    transport = OneRank(Clock(monkeypatch), slow_until_s=0.4)
-    job = CommJob(["one"], sizes=[4, 16, 64, 256], seconds=0.3)
-    points = comm_worker._points(job, "one", transport, ALLREDUCE, 10**9)
-    assert max(points[0].blocks_s) == pytest.approx(3e-3, rel=0.1)
-    assert [each.mean_s for each in points] == pytest.approx([1e-3] * 4)
+    transport = OneRank(monkeypatch, lambda *_: 3e-3 if transport.now_s < 0.4 else 1e-3)
+    found = points(transport, [4, 16, 64, 256], seconds=0.3)
+    assert max(found[0]["blocks_s"]) == pytest.approx(3e-3, rel=0.1)
+    assert [each["mean_s"] for each in found] == pytest.approx([1e-3] * 4)
 
 
 def test_large_arrays_are_timed_when_their_memory_is_in_use(monkeypatch):
     """The first calls on new arrays take longer, and one takes longer than all the time given."""
-    transport = OneRank(Clock(monkeypatch), call_s=5.0, num_cold=3)
-    [point] = comm_worker._points(CommJob(["one"], sizes=[400]), "one", transport, ALLREDUCE, 10**9)
-    assert len(point.blocks_s) == comm_worker.NUM_ROUNDS * comm_worker.LEAST_BLOCKS
-    assert point.mean_s == pytest.approx(5.0)
-    assert point.ci95_s is not None
+    (found,) = points(OneRank(monkeypatch, lambda number, age: 15 if age < 3 else 5), [400])
+    assert len(found["blocks_s"]) == comm_task.NUM_ROUNDS * comm_task.LEAST_BLOCKS
+    assert found["mean_s"] == pytest.approx(5.0)
+    assert found["ci95_s"] is not None
 
 
 @pytest.mark.parametrize("num_bytes", [4, 40_000_000])
 def test_wrong_values_are_an_error(monkeypatch, num_bytes):
-    transport = OneRank(Clock(monkeypatch), error=1.0)
-    job = CommJob(["one"], sizes=[num_bytes], seconds=0.1)
     with pytest.raises(DistributedError, match=f"allreduce of {num_bytes} bytes: rank 0"):
-        comm_worker._points(job, "one", transport, ALLREDUCE, 10**9)
+        points(OneRank(monkeypatch, error=1.0), [num_bytes], seconds=0.1)
 
 
-def test_one_rank_cannot_communicate():
-    with pytest.raises(ParameterError, match="at least two"):
-        comm_worker.measure(CommJob(["mpi"]), SerialCommunicator())
-    with pytest.raises(ParameterError, match="--np 1"):
-        _ = CommMeasurement(CommJob(["mpi"]), 1).notes
+def test_computing_beside_an_allreduce_takes_as_long(monkeypatch):
+    transport = OneRank(monkeypatch)
+
+    def compute(num, more_s=0.0):
+        transport.now_s += 1e-5 * num + more_s
+
+    transport.overlap = lambda values: SimpleNamespace(
+        compute=compute, together=lambda num: compute(num, 2.5e-4)
+    )
+    task = CommTask(transports=["one"], seconds=0.1)
+    found = task.overlap(transport, point("one", ALLREDUCE, 1 << 16, mean_s=1e-3))
+    assert found["computing_s"] == pytest.approx(1e-3)
+    assert found["exposed_s"] == pytest.approx(2.5e-4)
+    assert found["hidden_share"] == pytest.approx(0.75)
 
 
 def test_an_error_ends_the_rank_that_a_launcher_has_started(monkeypatch, capsys):
-    monkeypatch.setattr(comm_worker, "connect", SerialCommunicator)
+    monkeypatch.setattr(comm, "connect", SerialCommunicator)
+    monkeypatch.setattr(comm, "launcher_variable", lambda: "PMI_RANK")
+    launched = Comm(transport="mpi")
+    assert launched.prepare() == []
     with pytest.raises(SystemExit) as ended:
-        comm_worker.measure_here(CommMeasurement(CommJob(["mpi"]), None))
+        launched.measure(lambda *progress: None)
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("at least two") == 1
 
 
+def test_one_rank_reports_for_those_that_a_launcher_has_started(monkeypatch):
+    monkeypatch.setattr(comm, "connect", SerialCommunicator)
+    monkeypatch.setattr(comm, "launcher_variable", lambda: "PMI_RANK")
+    monkeypatch.setattr(CommTask, "measure", lambda task, ranks: outcome(task.transports[0]))
+    report = Comm(transport="mpi").measure(lambda *progress: None)
+    assert report["launched"]
+    assert list(report["transports"]) == ["mpi"]
+    report = Comm(transport="mpi").report(Measured([(Job("mpi", None), [outcome("mpi")])]))
+    assert report["fits"]
+
+
 def test_arrays_fill_no_more_than_half_of_the_memory(monkeypatch):
     free = SimpleNamespace(available=10 << 30)
-    monkeypatch.setattr(comm_worker.psutil, "virtual_memory", lambda: free)
-    monkeypatch.setattr(comm_worker, "memory_limit_bytes", lambda: 20 << 30)
-    assert comm_worker.memory_for_an_array(SerialCommunicator()) == (10 << 30) / 2 / comm.ARRAYS
-    monkeypatch.setattr(comm_worker, "memory_limit_bytes", lambda: 1 << 30)
-    assert comm_worker.memory_for_an_array(SerialCommunicator()) == int((1 << 30) / 2 / comm.ARRAYS)
+    monkeypatch.setattr(comm_task.psutil, "virtual_memory", lambda: free)
+    for limit, found in ((20 << 30, 10 << 30), (1 << 30, 1 << 30)):
+        monkeypatch.setattr(comm_task, "memory_limit_bytes", lambda limit=limit: limit)
+        memory = comm_task.memory_for_an_array(SerialCommunicator())
+        assert memory == int(found / 2 / comm_task.ARRAYS)
