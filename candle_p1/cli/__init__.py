@@ -7,7 +7,7 @@ import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import click
 
@@ -16,31 +16,17 @@ from candle_p1.cli.base import Group
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error
 
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-COMMANDS = (
-    "run",
-    "submit",
-    "study",
-    "show",
-    "report",
-    "compare",
-    "model",
-    "predict",
-    "timeline",
-    "data",
-    "bench",
-    "published",
-    "doctor",
-)
+COMMANDS = [
+    "run", "submit", "study", "show", "report", "compare", "model", "predict", "timeline", "data",
+    "bench", "published", "doctor",
+]  # fmt: skip
 
 
 class _Commands(Group):
     """Imports the module of a command only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import re
 import shlex
 import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +23,10 @@ from candle_p1.files import write_atomically
 from candle_p1.text import wrap_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from candle_p1.benchmark import Benchmark
     from candle_p1.reports.frame import Runs
     from candle_p1.training.screen import Screen
 
-HYPHEN = "\N{NON-BREAKING HYPHEN}"
-"""Stands for "-" while help is laid out, because click breaks lines at hyphens."""
 STDOUT = Path("-")
 _STDOUT_KEY = f"{__name__}.stdout"
 
@@ -64,6 +63,13 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]
                     f"{word!r} is not an integer from 1 to {self.most:,}, as in 1,2,4.", param, ctx
                 )
         return list(dict.fromkeys(map(int, words)))
+
+
+def number_option(
+    flag: str, name: str, text: str, default: int | None = None, least: int = 1, most: Any = None
+) -> Callable[..., Any]:
+    """Returns an option that takes an integer."""
+    return click.option(flag, name, type=click.IntRange(least, most), default=default, help=text)
 
 
 def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) -> Callable[..., Any]:
@@ -116,45 +122,17 @@ def read_runs(paths: Iterable[Path], screen: Screen) -> Runs:
     return found
 
 
-class HelpText(click.HelpFormatter):
-    """Help whose lines are broken between words only."""
-
-    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """Writes the line that shows the arguments."""
-        super().write_usage(prog, args.replace("-", HYPHEN), prefix)
-
-    def write_text(self, text: str) -> None:
-        """Writes paragraphs."""
-        super().write_text(text.replace("-", HYPHEN))
-
-    def write_dl(
-        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
-    ) -> None:
-        """Writes names with their explanations."""
-        laid_out = [(name, text.replace("-", HYPHEN)) for name, text in rows]
-        super().write_dl(laid_out, col_max, col_spacing)
-
-    def getvalue(self) -> str:
-        """Returns what was written."""
-        return super().getvalue().replace(HYPHEN, "-")
-
-
 class CommandContext(click.Context):
-    """The context of a command, with HelpText; in names of options, "-" and "_" are the same."""
-
-    formatter_class = HelpText
+    """The context of a command: shows defaults, and takes "-" and "_" in options for the same."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.show_default = True
         self.token_normalize_func = lambda name: name.replace("-", "_")
 
 
 class Command(click.Command):
-    """A command whose help ends with examples.
-
-    Args:
-        examples: Command lines.
-    """
+    """A command whose help ends with examples, which are command lines."""
 
     context_class = CommandContext
 
@@ -168,9 +146,8 @@ class Command(click.Command):
             return
         with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
             for example in self.examples:
-                indent = " " * formatter.current_indent
-                text = wrap_command(shlex.split(example), formatter.width - len(indent))
-                formatter.write("".join(f"{indent}{line}\n" for line in text.split("\n")))
+                text = wrap_command(shlex.split(example), formatter.width - 2)
+                formatter.write(textwrap.indent(f"{text}\n", "  "))
 
 
 class Group(click.Group):
@@ -198,22 +175,19 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands, each with the first sentence of its help."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            text = " ".join(((command and command.help) or "").split("\n\n")[0].split())
+            rows.append((name, re.split(r"(?<=[^.]\.)\s", text)[0]))
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
-            )
-
-    def _summary(self, ctx: click.Context, name: str) -> str:
-        command = self.get_command(ctx, name)
-        text = " ".join(((command and command.help) or "").split("\n\n")[0].split())
-        return re.split(r"(?<=[^.]\.)\s", text)[0]
+            formatter.write_dl(rows)
 
 
 class BenchmarkCommand(Command):
-    """A command that passes options which it does not know on to the benchmark.
+    """A command that passes options which it does not know on to the benchmark, as "flags".
 
-    Its last parameter is the argument "flags". The same options may follow "--", which is needed
-    only for those that the command knows, too.
+    The same options may follow "--", which is needed only for those that the command knows, too.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -291,14 +265,11 @@ def _benchmark_of(ctx: click.Context) -> Benchmark | None:
 
 
 def _completing(
-    names: Callable[[], Iterable[str]], kind: str = "file", listed: bool = False
+    module: str, names: str, kind: str = "file", listed: bool = False
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Returns the completion of a name.
+    """Returns the completion of one of the names that a function of a module returns.
 
-    Args:
-        names: Returns the names.
-        kind: What may be given by its path instead: "file", "dir", or "" for nothing.
-        listed: Whether several names may be given, separated by commas.
+    Instead, a path may be given (kind "file" or "dir"), or a list separated by commas.
     """
 
     def complete(
@@ -306,7 +277,9 @@ def _completing(
     ) -> list[CompletionItem]:
         before = incomplete[: incomplete.rfind(",") + 1] if listed else ""
         paths = [CompletionItem(incomplete, type=kind)] if kind else []
-        return paths + _matching((before + name for name in names()), incomplete)
+        known = getattr(importlib.import_module(f"candle_p1.{module}"), names)
+        known = known() if callable(known) else known
+        return paths + _matching((before + name for name in known), incomplete)
 
     return complete
 
@@ -315,34 +288,10 @@ def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _benchmarks() -> list[str]:
-    from candle_p1.benchmark import list_benchmarks
-
-    return list_benchmarks()
-
-
-def _studies() -> list[str]:
-    from candle_p1.studies.study_file import list_studies
-
-    return list_studies()
-
-
-def _machines() -> list[str]:
-    from candle_p1.cluster.machine import list_machines
-
-    return list_machines()
-
-
-def _loaders() -> list[str]:
-    from candle_p1.data.csv import READERS
-
-    return list(READERS)
-
-
-complete_benchmark = _completing(_benchmarks, "dir")
-complete_study = _completing(_studies)
-complete_machine = _completing(_machines)
-complete_loaders = _completing(_loaders, "", listed=True)
+complete_benchmark = _completing("benchmark", "list_benchmarks", "dir")
+complete_study = _completing("studies.study_file", "list_studies")
+complete_machine = _completing("cluster.machine", "list_machines")
+complete_loaders = _completing("data.csv", "READERS", "", listed=True)
 
 benchmark_argument = click.argument("benchmark", shell_complete=complete_benchmark)
 flags_argument = click.argument(

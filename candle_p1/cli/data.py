@@ -16,6 +16,7 @@ from candle_p1.cli.base import (
     benchmark_argument,
     complete_benchmark,
     json_option,
+    number_option,
     write_json,
 )
 from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
@@ -27,8 +28,6 @@ from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 MIB = 2**20
-SHOWN_DIGITS = 12
-"""The digits of a SHA-256 that the table shows."""
 PATH = click.Path(path_type=Path)
 DEFAULT = "by default the benchmark's own in the data directory ($CANDLE_DATA_DIR)"
 
@@ -42,18 +41,13 @@ def command() -> None:
 @benchmark_argument
 @click.option(
     "--size",
-    default="full",
-    show_default=True,
     type=click.Choice(["full", "small"]),
+    default="full",
     help="The published shape, or one with fewer features.",
 )
 @click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
-@click.option(
-    "--seed",
-    default=2019,
-    show_default=True,
-    type=click.IntRange(0, MAX_SEED),
-    help="The same seed gives the same bytes.",
+@number_option(
+    "--seed", "seed", "The same seed gives the same bytes.", 2019, least=0, most=MAX_SEED
 )
 def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     """Write synthetic files with BENCHMARK's published layout, for runs without the real ones."""
@@ -82,36 +76,26 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     "--data_url",
     help="The directory to download from instead of CANDLE's: https://..., http://... or file:///....",
 )
-@click.option(
-    "--retries",
-    "num_retries",
-    default=4,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Maximum consecutive retries.",
-)
-@click.option(
+@number_option("--retries", "num_retries", "Maximum consecutive retries.", 4, least=0)
+@number_option(
     "--min_rate",
     "min_kib_per_s",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Retry where less than this arrives, in KiB/s, over a minute.",
+    "Retry a download that is slower than this over a minute, in KiB/s.",
+    1,
+    least=0,
 )
-@click.option(
+@number_option(
     "--unpack_limit",
     "unpack_limit_gib",
-    type=click.IntRange(min=1),
-    help="The size, in GiB, that the files of an archive may have together; by default 1 GiB or, if"
-    " that is more, 100 times the size of the archive.",
+    "Maximum size of what an archive unpacks to, in GiB; by default 1 GiB, or 100 times the size of"
+    " the archive if that is more.",
 )
 def fetch_command(
     benchmark: str,
     directory: Path | None,
     data_url: str | None,
-    num_retries: int,
-    min_kib_per_s: int,
     unpack_limit_gib: int | None,
+    **limits: int,
 ) -> None:
     """Download BENCHMARK's published files, or resume an interrupted download.
 
@@ -137,9 +121,8 @@ def fetch_command(
             directory or published.directory,
             progress=progress,
             notify=screen.warn,
-            num_retries=num_retries,
-            min_kib_per_s=min_kib_per_s,
             unpack_limit_bytes=unpack_limit_gib * 2**30 if unpack_limit_gib else None,
+            **limits,
         )
     for file in files:
         origin = f"downloaded from {file.source}" if file.source else "was there already"
@@ -192,9 +175,11 @@ def cache_command(directory: Path | None, clear: bool, json_file: Path | None) -
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
     """Returns the status of a benchmark's files, and the commands that get them."""
-    published = benchmark.published
+    published, recipe = benchmark.published, benchmark.recipe
     where = (directory or published.directory).absolute()
-    out = f" --out {shlex.quote(str(where))}" if directory else ""
+    fetch = f"candle-p1 data fetch {benchmark.argument}"
+    fetch += f" --out {shlex.quote(str(where))}" * bool(directory)
+    make = f"candle-p1 data make {benchmark.argument} --size full --out DIR"
     return {
         "name": benchmark.name,
         "title": benchmark.title,
@@ -206,43 +191,30 @@ def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
         ],
         "synthetic_sets": [
             {"directory": str(each.directory), "whole": each.whole} | each.made_of
-            for each in (synthetic_sets(benchmark.recipe) if benchmark.recipe else [])
+            for each in (synthetic_sets(recipe) if recipe else [])
         ],
-        "fetch": f"candle-p1 data fetch {benchmark.argument}{out}"
-        + ("" if published.url else " --data_url URL"),
-        "make": f"candle-p1 data make {benchmark.argument} --size full --out DIR"
-        if benchmark.recipe
-        else None,
+        "fetch": fetch + " --data_url URL" * (not published.url),
+        "make": make if recipe else None,
     }
 
 
 def _show(info: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title=info["title"])
-    for column in ("file", "state", "MiB", "sha256"):
-        table.add_column(column, justify="right" if column == "MiB" else "left")
-    for file in info["files"]:
-        downloaded = f", {file['partial_bytes'] / MIB:.1f} MiB downloaded"
-        table.add_row(
-            file["name"],
-            file["state"] + downloaded * bool(file["partial_bytes"]),
-            "" if file["file_bytes"] is None else f"{file['file_bytes'] / MIB:.1f}",
-            f"{file['sha256'][:SHOWN_DIGITS]}... {file['sha256_source']}" if file["sha256"] else "",
-        )
-    sets = [
-        f"synthetic, {each['size']}, seed {each['seed']}"
-        f"{'' if each['whole'] else ', incomplete'}: {each['directory']}"
-        for each in info["synthetic_sets"]
-    ]
     screen = Screen()
-    screen.say(table)
-    for line in (
-        f"in {info['directory']}",
-        f"published at {info['data_url'] or 'no known URL'}",
-        *sets,
-    ):
-        screen.say(line)
-    screen.say_command(shlex.split(info["fetch"]), "to download: ")
-    if info["make"]:
-        screen.say_command(shlex.split(info["make"]), "to make synthetic files: ")
+    screen.say(info["title"])
+    for file in info["files"]:
+        facts = [file["state"]]
+        if file["file_bytes"] is not None:
+            facts.append(f"{file['file_bytes'] / MIB:.1f} MiB")
+        if file["partial_bytes"]:
+            facts.append(f"{file['partial_bytes'] / MIB:.1f} MiB downloaded")
+        if file["sha256"]:
+            facts.append(f"sha256 {file['sha256'][:12]}... {file['sha256_source']}")
+        screen.say(f"{file['name']}: {', '.join(facts)}")
+    screen.say(f"in {info['directory']}")
+    screen.say(f"published at {info['data_url'] or 'no known URL'}")
+    for each in info["synthetic_sets"]:
+        whole = ", incomplete" * (not each["whole"])
+        screen.say(f"synthetic, {each['size']}, seed {each['seed']}{whole}: {each['directory']}")
+    for command_line, what in ((info["fetch"], "download"), (info["make"], "make synthetic files")):
+        if command_line:
+            screen.say_command(shlex.split(command_line), f"to {what}: ")

@@ -8,7 +8,7 @@ import sys
 import click
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument
+from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument, number_option
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_in_terminal
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal, without_allocation
@@ -25,14 +25,7 @@ from candle_p1.training.screen import Screen
     examples=["candle-p1 run nt3 --np 2 --epochs 16", "candle-p1 run nt3 -- --help"],
 )
 @benchmark_argument
-@click.option(
-    "--np",
-    "num_ranks",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Number of ranks.",
-)
+@number_option("--np", "num_ranks", "Number of ranks.", 1)
 @click.option("--dry_run", is_flag=True, help="Print the command line and start nothing.")
 @flags_argument
 def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
     from candle_p1.reports.frame import Run
@@ -49,21 +48,21 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
         if html or picture:
             raise ParameterError(f"{record} holds {count(len(runs), 'run')}: name one of them")
         screen.say(_table(runs, record))
-        screen.say_command(
-            ["candle-p1", "show", os.path.relpath(runs[-1].path.parent)], "to show one: "
-        )
+        newest = os.path.relpath(runs[-1].path.parent)
+        screen.say_command(["candle-p1", "show", newest], "to show one: ")
         return
     for part in details(runs[0].record) if full else summary(runs[0].record):
         screen.say(part)
     if not full:
         screen.say_command(["candle-p1", "show", str(record), "--full"], "the rest: ")
-    for path, flag, what, make in (
-        (html, "--html", "page", lambda run: render_page(run_page(run))),
-        (picture, "--picture", "picture", phases_svg),
-    ):
+
+    def page(run: Run) -> str:
+        return render_page(run_page(run))
+
+    for flag, path, make in (("--html", html, page), ("--picture", picture, phases_svg)):
         if path:
             write_output(flag, path, make(runs[0]))
-            screen.say(f"{what}: {path}")
+            screen.say(f"{flag.lstrip('-')}: {path}")
 
 
 def _runs(path: Path, screen: Screen) -> Sequence[Run]:
@@ -82,25 +81,18 @@ def _runs(path: Path, screen: Screen) -> Sequence[Run]:
 def _table(runs: Sequence[Run], directory: Path) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"{directory}: {count(len(runs), 'run')}")
-    for heading, justify in (
-        ("run", "left"),
-        ("benchmark", "left"),
-        ("status", "left"),
-        ("ranks", "right"),
-        ("total (s)", "right"),
-        ("started (UTC)", "left"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table = Table("run", "benchmark", "status", title=f"{directory}: {count(len(runs), 'run')}")
+    table.add_column("ranks", justify="right")
+    table.add_column("total (s)", justify="right")
+    table.add_column("started (UTC)")
     for run in runs:
-        total = "" if run["total_s"] is None else f"{run['total_s']:.1f}"
-        parts, started = run["num_parts"], run.record.started[:19].replace("T", " ")
+        parts, total_s = run["num_parts"], run["total_s"]
         table.add_row(
             os.path.relpath(run.path.parent, directory.resolve()),
             run["benchmark"],
             run["status"] + (f", {count(parts, 'part')}" if parts > 1 else ""),
             str(run["num_ranks"]),
-            total,
-            started,
+            "" if total_s is None else f"{total_s:.1f}",
+            run.record.started[:19].replace("T", " "),
         )
     return table

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from candle_p1.cli.base import (
     NumberList,
     complete_study,
     flags_argument,
+    number_option,
 )
 from candle_p1.cluster.process import Interrupted
 from candle_p1.studies.display import duration, render_status, show_plan
@@ -33,31 +36,32 @@ _output = click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=OUTPUT,
-    show_default=True,
     help="Directory for results; those of a study go to STUDY-SIZE in it.",
 )
-
-
 _size = click.option(
     "--size", help="Size of the study, such as small, files or paper; by default its first one."
 )
 
 
 def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that `show` and `run` share."""
+    """Adds the options of `show` and `run`; the function gets the plan that they ask for."""
+
+    @functools.wraps(function)
+    def command(name: str, output: Path, **options: Any) -> None:
+        choice = {field.name: options.pop(field.name) for field in fields(Choice)}
+        function(make_plan(find_study(name), Choice(**choice), output), **options)
+
     for option in (
         flags_argument,
-        click.option("--seed", type=click.IntRange(min=0), help="Seed of the order of the runs."),
-        click.option(
-            "--repeats", type=click.IntRange(1, MAX_RUNS), help="Number of runs of each point."
-        ),
+        number_option("--seed", "seed", "Seed of the order of the runs.", least=0),
+        number_option("--repeats", "repeats", "Number of runs of each point.", most=MAX_RUNS),
         click.option("--ranks", type=NumberList(), help="Numbers of ranks."),
         _output,
         _size,
         click.argument("name", shell_complete=complete_study),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 @click.group("study", cls=Group)
@@ -81,12 +85,12 @@ def list_command() -> None:
     examples=["candle-p1 study show strong-nt3", "candle-p1 study show weak-nt3 --ranks 1,2"],
 )
 @_plan_options
-def show_command(**options: Any) -> None:
+def show_command(plan: Plan) -> None:
     """Show the runs of study NAME (or FILE.toml), their order, and how long they will take.
 
     All other flags go to the benchmark, in all runs.
     """
-    _show(_plan(**options))
+    show_plan(plan, states_of(plan.runs), Screen())
 
 
 @command.command(
@@ -100,17 +104,16 @@ def show_command(**options: Any) -> None:
 @_plan_options
 @click.option("--dry_run", is_flag=True, help="Show the runs and start nothing.")
 @click.option("--retry_failed", is_flag=True, help="Repeat runs that failed earlier.")
-def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
+def run_command(plan: Plan, dry_run: bool, retry_failed: bool) -> None:
     """Run study NAME (or FILE.toml) on this machine, or resume it.
 
     Runs that are done are not repeated. All other flags go to the benchmark, in all runs. The exit
     code is 1 unless all runs are done.
     """
-    plan = _plan(**options)
-    if dry_run:
-        _show(plan)
-        return
     screen = Screen()
+    if dry_run:
+        show_plan(plan, states_of(plan.runs), screen)
+        return
     screen.say(f"{plan.study.name}, {plan.size}: {plan.study.title}")
     try:
         states = execute_study(plan, screen, retry_failed)
@@ -119,21 +122,11 @@ def run_command(dry_run: bool, retry_failed: bool, **options: Any) -> None:
         screen.say(f"interrupted: {num_done} of {len(plan.runs)} runs are done; to resume:")
         screen.say_command(["candle-p1", *sys.argv[1:]])
         raise click.exceptions.Exit(128 + interrupted.number) from None
-    finally:
-        screen.close()
     done = finished(states)
-    screen.say(
-        f"{len(done)} of {len(plan.runs)} runs are done, in a total of"
-        f" {duration(sum(state.total_s for state in done))}; records: {plan.directory}"
-    )
-    failed = [state.run.name for state in states if state.status == "failed"]
-    if failed:
-        screen.say(
-            f"failed: {', '.join(failed)}; their output is in study.log beside their records"
-        )
-    if undone := [state for state in states if state.status not in ("ok", "failed")]:
-        names = ", ".join(f"{state.run.name} ({state.status})" for state in undone)
-        screen.say(f"not done: {names}")
+    for part in render_status(plan, states):
+        screen.say(part)
+    total = duration(sum(state.total_s for state in done))
+    screen.say(f"runs took {total} in total; records: {plan.directory}")
     if len(done) < len(plan.runs):
         raise click.exceptions.Exit(1)
 
@@ -152,19 +145,3 @@ def status_command(name: str, size: str | None, output: Path) -> None:
     screen = Screen()
     for part in render_status(plan, states_of(plan.runs)):
         screen.say(part)
-
-
-def _plan(
-    name: str,
-    size: str | None,
-    output: Path,
-    ranks: list[int] | None,
-    repeats: int | None,
-    seed: int | None,
-    flags: tuple[str, ...],
-) -> Plan:
-    return make_plan(find_study(name), Choice(size, ranks, repeats, seed, list(flags)), output)
-
-
-def _show(plan: Plan) -> None:
-    show_plan(plan, states_of(plan.runs), Screen())

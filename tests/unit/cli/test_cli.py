@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import pty
@@ -26,7 +27,7 @@ from tests.planted_records import plant
 TIMELINE = ROOT / "tests/files/horovod_timeline.json"
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
-    ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "start"),
+    ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "startup"),
 }  # fmt: skip
 """The commands that pass flags on to a benchmark."""
 
@@ -78,15 +79,8 @@ LEAVES = {path: each for path, each in ALL.items() if not isinstance(each, click
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("path", [(), *ALL])
 def test_help_is_complete_at_any_width(path, width):
-    command = ALL[path] if path else cli.cli
     output = CliRunner().invoke(cli.cli, [*path, "--help"], terminal_width=width - 2).output
     assert max(map(len, output.splitlines())) <= width
-    words = set(output.split())
-    for text in (command.help, *(getattr(each, "help", None) or "" for each in command.params)):
-        assert set(text.split()) <= words
-    for name, each in ALL.items():
-        if name[:-1] == path:
-            assert set(each.help.split("\n\n")[0].split(". ")[0].split()) <= words
 
 
 @pytest.mark.parametrize("path", LEAVES)
@@ -112,81 +106,26 @@ def test_the_options_that_hide_flags_of_benchmarks_are_known():
     }
     assert hidden == {
         ("study", "show", "--size"), ("study", "run", "--size"),
-        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "start")
+        *(("bench", name, flag) for name in ("load", "step", "checkpoint", "startup")
           for flag in ("--size", "--data_dir")),
     }  # fmt: skip
+
+
+FLAGS = "--epochs 96 --base_lr -1e-3 -lr 0.1 --dense=5 6"
 
 
 @pytest.mark.parametrize(
     "argv",
     [
-        [
-            "nt3",
-            "--np",
-            "2",
-            "--epochs",
-            "96",
-            "--base_lr",
-            "-1e-3",
-            "-lr",
-            "0.1",
-            "--dense=5",
-            "6",
-        ],
-        ["nt3", "--epochs", "96", "--base_lr", "-1e-3", "--np=2", "-lr", "0.1", "--dense=5", "6"],
-        [
-            "--np",
-            "2",
-            "nt3",
-            "--",
-            "--epochs",
-            "96",
-            "--base_lr",
-            "-1e-3",
-            "-lr",
-            "0.1",
-            "--dense=5",
-            "6",
-        ],
+        f"nt3 --np 2 {FLAGS}",
+        f"--np 2 nt3 -- {FLAGS}",
+        FLAGS.replace(" -lr", " --np=2 -lr").replace("--epochs", "nt3 --epochs"),
     ],
 )
 def test_flags_of_the_benchmark_need_no_separator(argv):
-    context = ALL["run",].make_context("run", argv)
+    context = ALL["run",].make_context("run", argv.split())
     assert (context.params["benchmark"], context.params["num_ranks"]) == ("nt3", 2)
-    flags = ["--epochs", "96", "--base_lr", "-1e-3", "-lr", "0.1", "--dense=5", "6"]
-    assert list(context.params["flags"]) == flags
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["run", "nt3", "--nq", "2"], "'--np'"),
-        (["run", "nt3", "--epocs", "2"], "'--epochs'"),
-        (["run", "nt3", "--", "--np", "2"], "before --"),
-        (["run", "nt3", "--epochs", "x"], "epochs = 'x'"),
-        (["study", "show", "strong-nt3", "--rank", "2"], "'--ranks'"),
-        (["bench", "step", "nt3", "--step", "2"], "'--steps'"),
-        (["bench", "step", "nt3", "--keras2", "nowhere"], "`make keras2`"),
-        (["bench", "step", "nt3", "--compare_env", "nowhere/python"], "cannot be started"),
-        (["submit", "nt3", "--machine", "slurm", "--node", "2"], "'--nodes'"),
-        (["submit", "nt3", "--machine", "slurn"], "'slurm'"),
-        (["study", "show", "strong-nt4"], "'strong-nt3'"),
-        (["submit", "nt3", "--machine", "slurm", "--study", "strong-nt4"], "'strong-nt3'"),
-        (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
-        (
-            ["bench", "read", "nt3", "--independent", "--cold"],
-            "--independent cannot be combined with --cold",
-        ),
-        (["data", "make", "nt4", "--out", "x"], "'nt3'"),
-        (["data", "info", "p1b"], "'p1b"),
-    ],
-)
-def test_misspelt_names_are_errors_with_a_suggestion(argv, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = invoke(*argv)
-    assert isinstance(result.exception, ParameterError)
-    assert message in str(result.exception)
-    assert not list(tmp_path.iterdir())
+    assert list(context.params["flags"]) == FLAGS.split()
 
 
 def test_an_unknown_flag_keeps_its_arguments_between_ranks():
@@ -205,49 +144,91 @@ def run(*argv, **options):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["rnu"], "'run'"),
-        (["study", "lst"], "'list'"),
-        (["run"], "BENCHMARK"),
-        (["run", "--epochs", "2", "nt3"], "BENCHMARK, got '--epochs'"),
-        (["run", "nt3", "--np", "0"], "--np"),
-        (["run", "nt3", "--nq", "2"], "--nq"),
-        (["run", "nt3", "--np", "9" * 30], "too many"),
-        (["run", "nt3", "--np", "2", "--epochs", "15", "--dry-run"], "--epochs 14 or --epochs 16"),
-        (["study", "show", "strong-nt3", "--repeats", "9" * 400], "--repeats"),
-        (["study", "show", "strong-nt3", "--ranks", "9" * 5000], "--ranks"),
-        (["submit", "nt3", "--machine", "slurm", "--time", "9" * 5000], "--time"),
-        (["bench", "load", "nt3", "--repeats", "1000000000"], "--repeats"),
-        (["bench", "load", "nt4"], "'nt3'"),
-        (["bench", "load", "nt3", "--methods", "chunkd"], "'chunked'"),
-        (
-            ["bench", "read", "nt3", "--independent", "--cold"],
-            "--independent cannot be combined with --cold",
-        ),
-        (["bench", "load", "nt3", "--size", "small", "--data_dir", "."], "--data_dir"),
-        (["bench", "load", "nt3", "--json", "no/such.json"], "--json no/such.json"),
-        (["bench", "load", "nt3", "--", "--epohcs", "3"], "'--epochs'"),
-        (["bench", "load", "nt3", "--", "--loader", "chunked"], "--methods"),
-        (["bench", "start", "nt3", "--epochs", "3"], "--epochs cannot be set"),
-        (["bench", "start", "nt3", "--output_dir", "."], "--output_dir cannot be set"),
-        (["show", "x" * 5000], "too long"),
-        (["report", "\udcff" * 5000, "-o", "x"], "too long"),
-        (["study", "status", "x" * 5000], "too long"),
-        (["run", "~nosuchuser/x"], "nosuchuser"),
-        (["show", "nowhere"], "nowhere"),
-        (["compare", "nowhere", "neither"], "nowhere"),
-        (["report", "nowhere", "-o", "/proc/none"], "nowhere"),
+        ("rnu", "'run'"),
+        ("study lst", "'list'"),
+        ("run", "BENCHMARK"),
+        ("run --epochs 2 nt3", "BENCHMARK, got '--epochs'"),
+        ("run nt4", "'nt3'"),
+        ("run ./nt4", "./nt4"),
+        ("run no.such.module", "no.such.module"),
+        ("run nt3 --np 0", "--np"),
+        ("run nt3 --nq 2", "'--np'"),
+        ("run nt3 --epocs 2", "'--epochs'"),
+        ("run nt3 -- --np 2", "before --"),
+        ("run nt3 --epochs x", "epochs = 'x'"),
+        (f"run nt3 --np {'9' * 30}", "too many"),
+        ("run nt3 --np 2 --epochs 15 --dry_run", "--epochs 14 or --epochs 16"),
+        ("run ~nosuchuser/x", "nosuchuser"),
+        (f"study show strong-nt3 --repeats {'9' * 400}", "--repeats"),
+        (f"study show strong-nt3 --ranks {'9' * 5000}", "--ranks"),
+        ("study show strong-nt3 --rank 2", "'--ranks'"),
+        ("study show strong-nt4", "'strong-nt3'"),
+        ("study run ~nosuchuser/x.toml", "nosuchuser"),
+        (f"study status {'x' * 5000}", "too long"),
+        ("submit nt3 --machine slurm --node 2", "'--nodes'"),
+        ("submit nt3 --machine slurn", "'slurm'"),
+        ("submit nt3 --machine slurm --study strong-nt4", "'strong-nt3'"),
+        ("submit nt3 --dry_run --machine ~nosuchuser/x.toml", "nosuchuser"),
+        (f"submit nt3 --machine slurm --time {'9' * 5000}", "--time"),
+        ("bench load nt4", "'nt3'"),
+        (f"bench load nt3 --repeats {10**12}", "--repeats"),
+        (f"bench load nt3 --threads {10**12}", "--threads"),
+        (f"bench load nt3 --np {10**12}", "--np"),
+        (f"bench load nt3 --load_threads {10**12}", "load_threads"),
+        ("bench load nt3 --methods chunkd", "'chunked'"),
+        ("bench load nt3 --size small --data_dir .", "--data_dir"),
+        ("bench load nt3 --json no/such.json", "--json no/such.json"),
+        ("bench load nt3 -- --epohcs 3", "'--epochs'"),
+        ("bench load nt3 -- --loader chunked", "--methods"),
+        ("bench read nt3 --independent --cold", "--independent cannot be combined with --cold"),
+        ("bench step nt3 --step 2", "'--steps'"),
+        (f"bench step nt3 --steps {10**12}", "--steps"),
+        ("bench step nt3 --keras2 nowhere", "`make keras2`"),
+        ("bench step nt3 --compare_env nowhere/python", "cannot be started"),
+        ("bench startup nt3 --epochs 3", "--epochs cannot be set"),
+        ("bench startup nt3 --output_dir .", "--output_dir cannot be set"),
+        (f"bench startup nt3 --rounds {10**12}", "--rounds"),
+        (f"bench gpu nt3 --seconds {10**12}", "--seconds"),
+        (f"data make nt3 --out x --seed {10**12}", "--seed"),
+        ("data make nt4 --out x", "'nt3'"),
+        ("data info p1b", "'p1b"),
+        (f"show {'x' * 5000}", "too long"),
+        ("show nowhere", "nowhere"),
+        ("show {run} --picture no/out", "--picture no/out: "),
+        ("compare nowhere neither", "nowhere"),
+        ("compare {run} {run} --json no/out", "--json no/out: "),
+        (f"timeline summary {TIMELINE} --json no/out", "--json no/out: "),
+        ("report nowhere -o /proc/none", "nowhere"),
+        (f"report {chr(0xDCFF) * 5000} -o x", "too long"),
     ],
 )
 def test_errors_are_one_message_and_code_2(argv, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["candle-p1", *argv])
+    run = plant(tmp_path, "nt3", 1).parent
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setattr(sys, "argv", ["candle-p1", *argv.replace("{run}", str(run)).split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == EXIT_CODE
+    assert ended.value.code == EXIT_CODE == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1
     assert message in errors
+    assert not [*(tmp_path / "empty").iterdir()]
+
+
+@pytest.mark.parametrize(
+    "argv", ["published nt3", "data info nt3", "data cache", "compare {run} {run}"]
+)
+def test_json_goes_to_a_file_or_alone_to_standard_output(argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = plant(tmp_path, "nt3", 1).parent
+    words = argv.format(run=run).split()
+    to_stdout = invoke(*words, "--json", "-")
+    to_file = invoke(*words, "--json", "out.json")
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(to_stdout.stdout) == content
+    assert to_file.stdout == f"{to_stdout.stderr}results: out.json\n"
 
 
 def test_errors_are_broken_between_words(tmp_path):
@@ -255,11 +236,6 @@ def test_errors_are_broken_between_words(tmp_path):
     assert done.stderr.count("\n") > 1
     assert max(map(len, done.stderr.splitlines())) <= 60
     assert " ".join(done.stderr.split()) == run("rnu", cwd=tmp_path).stderr.strip()
-
-
-def test_help_names_every_command():
-    result = invoke("--help")
-    assert all(f"\n  {name} " in result.output for name in cli.COMMANDS)
 
 
 def test_without_arguments_the_help_is_shown():
@@ -296,7 +272,7 @@ def test_a_file_of_another_format_is_refused_before_anything_starts(tmp_path):
 
 
 def test_run_shows_the_command_line_it_would_start():
-    result = invoke("run", "nt3", "--np", 2, "--dry-run", "--", "--epochs", 16)
+    result = invoke("run", "nt3", "--np", 2, "--dry_run", "--", "--epochs", 16)
     assert result.exit_code == 0
     line = result.output.splitlines()[-1]
     assert "mpirun -np 2 --host localhost:2 --bind-to none" in line
@@ -304,27 +280,9 @@ def test_run_shows_the_command_line_it_would_start():
 
 
 def test_one_rank_needs_no_launcher():
-    result = invoke("run", "nt3", "--dry-run")
+    result = invoke("run", "nt3", "--dry_run")
     assert "mpirun" not in result.output
     assert f"$ {sys.executable} " in result.output
-
-
-@pytest.mark.parametrize("benchmark", ["nt4", "./nt4", "no.such.module"])
-def test_an_unknown_benchmark_is_an_error_that_names_it(benchmark):
-    result = invoke("run", benchmark)
-    assert isinstance(result.exception, ParameterError)
-    assert benchmark in str(result.exception)
-
-
-def test_an_error_is_one_line_and_exit_code_2(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["candle-p1", "run", "nt4"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == EXIT_CODE == 2
-    output = capsys.readouterr()
-    assert output.err.startswith("error: ")
-    assert "'nt3'" in output.err  # the nearest name
-    assert output.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("fatal", "code"), [(True, 1), (False, 0)])
@@ -460,18 +418,6 @@ def test_colors_are_for_terminals_that_have_them(variables, colored, runs):
     assert colored or "\x1b" not in output
 
 
-@pytest.mark.parametrize(
-    ("argv", "error"),
-    [
-        ("study run ~nosuchuser/x.toml", ParameterError),
-        ("study run strong-nt3 --dry-run -o ~nosuchuser", type(None)),
-        ("submit nt3 --dry-run --machine ~nosuchuser/x.toml", ParameterError),
-    ],
-)
-def test_the_home_of_nobody_is_a_name_like_any_other(argv, error):
-    assert type(invoke(*argv.split()).exception) is error
-
-
 def test_a_run_says_what_it_does_before_its_long_import(tmp_path):
     """TensorFlow takes up to 14 s to import; this one ends the run."""
     (tmp_path / "tensorflow.py").write_text("import os; print('import', flush=True); os._exit(7)")
@@ -495,7 +441,7 @@ def completions(line):
     ("line", "expected"),
     [
         ("candle-p1 st", {"study"}),
-        ("candle-p1 bench ", {"load", "read", "step", "comm", "gpu", "checkpoint", "start"}),
+        ("candle-p1 bench ", {"load", "read", "step", "comm", "gpu", "checkpoint", "startup"}),
         ("candle-p1 run ", {"nt3", "p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data make p1b", {"p1b1", "p1b2", "p1b3"}),
         ("candle-p1 data info n", {"nt3"}),
@@ -530,43 +476,3 @@ def test_the_shell_is_answered(tmp_path):
     variables = os.environ | words | {"_CANDLE_P1_COMPLETE": "bash_complete"}
     done = run(env=variables, cwd=tmp_path)
     assert (done.stdout.split(), done.stderr) == (["file,weak-n", "plain,weak-nt3"], "")
-
-
-ABSURD = str(10**12)
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["data", "make", "nt3", "--out", "x", "--seed", ABSURD],
-        ["bench", "load", "nt3", "--threads", ABSURD],
-        ["bench", "load", "nt3", "--np", ABSURD],
-        ["bench", "load", "nt3", "--repeats", ABSURD],
-        ["bench", "load", "nt3", "--load_threads", ABSURD],
-        ["bench", "step", "nt3", "--steps", ABSURD],
-        ["bench", "start", "nt3", "--rounds", ABSURD],
-        ["bench", "gpu", "nt3", "--np", ABSURD],
-        ["bench", "gpu", "nt3", "--seconds", ABSURD],
-    ],
-)
-def test_absurd_sizes_are_refused(argv, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = invoke(*argv)
-    assert result.exit_code == 2 or isinstance(result.exception, ParameterError)
-    assert argv[-2].lstrip("-") in f"{result.output} {result.exception}"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["show", "RUN", "--picture"],
-        ["compare", "RUN", "RUN", "--json"],
-        ["timeline", "summary", str(TIMELINE), "--json"],
-    ],
-)
-def test_an_output_that_cannot_be_written_is_named(tmp_path, words):
-    run = plant(tmp_path, "nt3", 1).parent
-    out = tmp_path / "no/out"
-    result = invoke(*(run if word == "RUN" else word for word in words), out)
-    assert isinstance(result.exception, ParameterError)
-    assert str(result.exception).startswith(f"{words[-1]} {out}: ")

@@ -38,7 +38,7 @@ def hostile(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="candle-p1 is not installed")
 @pytest.mark.parametrize(
-    "argv", ["data info", "study list", "run nt3 --dry-run", "show .", "run --help", "run "]
+    "argv", ["data info", "study list", "run nt3 --dry_run", "show .", "run --help", "run "]
 )
 def test_commands_execute_no_code_of_the_working_directory(argv):
     variables = dict(os.environ)

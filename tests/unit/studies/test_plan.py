@@ -190,27 +190,15 @@ def test_every_ready_made_study_expands(name, size, tmp_path):
     assert len({run.name for run in plan.runs}) == len(plan.runs) >= 2
     assert {run.settings["size"] for run in plan.runs} == {"small" if size == "small" else "full"}
     of_a_cluster = size in ("paper", "theta")
-    assert {run.settings["deterministic"] for run in plan.runs} == {
-        not of_a_cluster and name != "allreduce"
-    }
-    if not of_a_cluster:
-        assert max(run.num_ranks for run in plan.runs) <= 4
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        (name, size)
-        for name, size in READY
-        if name.startswith(("strong-", "weak-", "timeline-", "power-"))
-    ],
-)
-def test_where_loading_is_compared_the_papers_method_is_among_the_loaders(name, size):
-    study = find_study(name).sizes[size]
-    loaders = {variant.name: variant.flags.get("loader") for variant in study.variants}
+    deterministic = {run.settings["deterministic"] for run in plan.runs}
+    assert deterministic == {not of_a_cluster and name != "allreduce"}
+    assert of_a_cluster or max(run.num_ranks for run in plan.runs) <= 4
+    loaders = {each.name: each.flags.get("loader") for each in study.sizes[size].variants}
     if size == "small" and name.startswith("weak-"):
         assert loaders == {"": None}  # their subject is quality
-    else:
+    elif name.startswith(
+        ("strong-", "weak-", "timeline-", "power-")
+    ):  # the paper's method is there
         others = {variant: loader for variant, loader in loaders.items() if "batch" not in variant}
         assert others == {"original": "original", "chunked": "chunked", "default": None}
 
@@ -240,6 +228,6 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
     ],
 )
 def test_studies_have_the_papers_sizes(name, most, epochs, tmp_path):
-    plan = make_plan(find_study(name), Choice(size="paper"), tmp_path)
-    assert max(run.num_ranks for run in plan.runs) == most
-    assert {run.epochs_per_rank for run in plan.runs if run.num_ranks == most} == {epochs}
+    runs = make_plan(find_study(name), Choice(size="paper"), tmp_path).runs
+    assert max(run.num_ranks for run in runs) == most
+    assert {run.epochs_per_rank for run in runs if run.num_ranks == most} == {epochs}

@@ -37,34 +37,31 @@ def study(*argv):
 def test_the_list_has_every_study_with_what_it_shows():
     lines = study("list").output.splitlines()
     assert [line.split(":")[0] for line in lines] == list_studies()
-    line = next(line for line in lines if line.startswith("batch-p1b3: "))
-    assert line.endswith("(Figure 10); small, paper")
+    assert any("Figure 10" in line for line in lines if line.startswith("batch-p1b3: "))
 
 
 def test_show_and_dry_run_say_the_same_and_start_nothing(tmp_path):
-    shown = study("show", "strong-nt3", "--ranks", "2,1", "--repeats", 1, "--", "-e", 2)
+    argv = ["strong-nt3", "--ranks", "2,1", "--repeats", 1]
+    shown = study("show", *argv, "--", "-e", 2)
     assert shown.exit_code == 0
     assert f"results: {tmp_path}/output/strong-nt3-small" in shown.output
     assert "default-np2-r0: OMP_NUM_THREADS=1 candle-p1 run nt3 --np 2 --" in shown.output
     assert "--epochs 2 " in shown.output
     assert "8 runs, at most" in shown.output
-    argv = ["strong-nt3", "--ranks", "1,2", "--repeats", 1, "--dry-run", "--", "-e", 2]
-    assert study("run", *argv).output == shown.output
+    for flag in ("--dry_run", "--dry-run"):
+        assert study("run", *argv, flag, "--", "-e", 2).output == shown.output
     assert not (tmp_path / "output").exists()
 
 
 def test_a_study_with_a_failed_run_ends_with_code_1():
     result = study("run", "mine.toml", "-o", "there")
     assert result.exit_code == 1
-    lines = result.output.splitlines()
-    assert lines[0] == "mine, small: mine"
-    assert re.fullmatch(r"1 of 2 runs .* 1 s; records: .*/there/mine-small", lines[-2])
-    assert lines[-1].startswith("failed: does-fail-np1-r0; ")
-    for argv in (["there/mine-small"], ["mine.toml", "-o", "there"]):
-        status = study("status", *argv)
-        assert status.exit_code == 0
-        assert "1 of 2 runs are done" in status.output
-        assert "does-fail-np1-r0  failed: planted failed; see " in status.output
+    assert result.output.startswith("mine, small: mine\n")
+    assert re.search(r"1 s in total; records: .*/there/mine-small\n$", result.output)
+    by_name = study("status", "mine.toml", "-o", "there")
+    for shown in (result, by_name, study("status", "there/mine-small")):
+        assert "1 of 2 runs are done, 1 failed" in shown.output
+        assert "does-fail-np1-r0  failed: planted failed; see " in shown.output
 
 
 def test_an_interruption_says_how_to_resume(monkeypatch):
