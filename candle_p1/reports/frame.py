@@ -250,6 +250,8 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     data = _data(record, parameters)
     share = _communication_share(record)
     total_s = record.whole.total_s if record.whole else record.total_s
+    parts_s = _parts_s(record, share, total_s or 0.0)
+    sum_s = sum(parts_s.values())
     facts: dict[str, Any] = {
         "benchmark": record.benchmark,
         "status": record.status,
@@ -274,6 +276,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "broadcast_transfer_s": _communicated_s(record, _part(record, "broadcast", "transfer")),
         "samples_per_s": _get(training, "samples_per_s"),
         "communication_share": share,
+        "communication_percent": None if share is None else 100 * share,
         **{name: _get(record.efficiency, name) for name in EFFICIENCIES},
         **_energy(record),
         **{f"phase_{name}_s": phase.max_s for name, phase in phases.items()},
@@ -300,7 +303,8 @@ def _facts(record: RunRecord) -> dict[str, Any]:
             for name in LIMITS
             if isinstance(steps := parameters.get(name), int) and steps > 0
         ),
-        "parts": _parts_s(record, share, total_s or 0.0),
+        "parts": parts_s,
+        **{f"percent_{part}": 100 * (s / sum_s) for part, s in parts_s.items() if sum_s},
     }
     settings = _settings(record, parameters, data) | ({ENGINE: engine} if engine else {})
     return facts | {"mode": _mode(settings), "settings": settings | exchange}

@@ -17,7 +17,7 @@ from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.published import machines, source
 from candle_p1.reports.render import Page, ReportTable, Section, Statement, page_of
 from candle_p1.reports.rules import find
-from candle_p1.reports.sections import TOPICS, Topic, free_slug, topic_table
+from candle_p1.reports.sections import TOPICS, Topic, free_slug
 from candle_p1.text import count, printable
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _part(
     figures: Iterable[Drawing],
 ) -> Section | None:
     """Returns what is said, drawn and tabulated about a topic; None where nothing is."""
-    table = topic_table(experiment, topic, prefix)
+    table = topic.make_table(experiment, prefix)
     said = [
         Statement(each.rule.title, [*each.sentences, *each.published])
         for each in findings

@@ -1,24 +1,23 @@
-"""The topics of a report: what the section of an experiment says, draws and tabulates."""
+"""The topics of a report: what the section of an experiment tabulates and draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import harmonic_mean
 
-from candle_p1.reports.experiments import Experiment
-from candle_p1.reports.published import EPOCHS_TOLD, published
-from candle_p1.reports.render import Content, ReportTable
+from candle_p1.reports import columns as c
+from candle_p1.reports.columns import Quantity
+from candle_p1.reports.experiments import Experiment, Point
+from candle_p1.reports.frame import PARTS
+from candle_p1.reports.published import EPOCHS_TOLD, all_published, published, published_loading
+from candle_p1.reports.render import Cell, Content, ReportTable
 from candle_p1.reports.speed import method_gains_table, other_gains_table, scaling_table
-from candle_p1.reports.times import (
-    efficiency_table,
-    loading_table,
-    power_table,
-    quality_table,
-    shares_table,
-    times_table,
-    training_table,
-)
-from candle_p1.reports.words import file_name
+from candle_p1.reports.times import file_loads
+from candle_p1.reports.words import file_name, listed
+
+Column = Quantity | tuple[str, Callable[[Point], Cell]]
+"""A quantity, of which the median is shown, or a heading and what its column shows of a point."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,153 @@ class Topic:
     Attributes:
         slug: The last part of its anchor, of its table's files, and what findings refer to.
         title: Its heading.
-        table: Returns headings, rows and notes of its table.
+        table: The columns of a table of points, or what returns headings, rows and notes.
         figures: The kinds of figures that it shows.
         published: The quantities of which the paper's values stand beneath its table.
+        note: What stands beneath a table of points.
     """
 
     slug: str
     title: str
-    table: Callable[[Experiment], Content]
+    table: Sequence[Column] | Callable[[Experiment], Content]
     figures: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
+    note: str = ""
+
+    def make_table(self, experiment: Experiment, prefix: str) -> ReportTable | None:
+        """Returns its table without empty columns; None if it has no rows."""
+        if callable(self.table):
+            headings, rows, notes = self.table(experiment)
+        else:
+            headings, rows, notes = of_points(experiment, self.table, self.note)
+        if not rows:
+            return None
+        notes = (*notes, *map(str, published(experiment, *self.published)))
+        table = ReportTable(f"{prefix}-{self.slug}", self.title, headings, rows, notes)
+        return table.without_empty_columns()
+
+
+def of_points(
+    experiment: Experiment,
+    columns: Sequence[Column],
+    note: str = "",
+    which: Callable[[Point], object] = lambda point: len(point.runs),
+) -> Content:
+    """Returns a table with a row for each point that has runs with times."""
+    headings = [each.heading if isinstance(each, Quantity) else each[0] for each in columns]
+    rows = [
+        (
+            *(series.name, point.num_ranks),
+            *(point.estimate(e) if isinstance(e, Quantity) else e[1](point) for e in columns),
+        )
+        for series in experiment.series
+        for point in series.points
+        if which(point)
+    ]
+    return ("series", "ranks", *headings), rows, [note] if note else []
+
+
+def _times(experiment: Experiment) -> Content:
+    columns: list[Column] = [("runs", lambda point: len(point.runs))]
+    if (experiment.all_runs["status"] != "ok").any():
+        columns.append(("not finished", lambda point: point.num_unfinished))
+    columns += [c.TOTAL, c.LOAD, c.BROADCAST, c.WAIT, c.TRANSFER, c.TRAIN]
+    note = (
+        "Medians of the slowest rank. The broadcast overhead is the paper's: from the first rank"
+        " that is ready to broadcast to the end of the broadcast, that is, waiting for the slowest"
+        " loader and the transfer of the weights."
+    )
+    return of_points(experiment, columns, note, lambda p: len(p.runs) or p.num_unfinished)
+
+
+def _epochs(point: Point) -> Cell:
+    """Returns the epochs of each rank, as "3 to 7" where some runs were stopped early."""
+    found = sorted(set(point.values("epochs_per_rank")))
+    if len(found) > 1:
+        return f"{found[0]} to {found[-1]}"
+    return found[0] if found else None
+
+
+def _mean_rate(point: Point) -> Cell:
+    """Returns all work over all time."""
+    rates = point.values(c.SAMPLES)
+    return harmonic_mean(rates) if rates else None
+
+
+def _batch_size(point: Point) -> Cell:
+    size: Cell = point.runs["run"].iloc[0]["plan_batch_size"]
+    return size
+
+
+EPOCHS_PER_RANK = ("epochs per rank", _epochs)
+
+
+def _quality(experiment: Experiment) -> Content:
+    """Returns the figure of merit on training and test samples, and the naive predictor's."""
+    name = c.merit(experiment.runs)
+    if not name:
+        return [], [], []
+    batch_size = ("batch size", _batch_size)
+    shown = [EPOCHS_PER_RANK, batch_size, *c.qualities(name), c.naive(name)]
+    return of_points(experiment, shown)
+
+
+def _efficiency(experiment: Experiment) -> Content:
+    communication = Quantity("communication_percent", "communication in training", "%")
+    shown = (communication, c.LOAD_BALANCE, c.COMMUNICATION_EFFICIENCY, c.PARALLEL_EFFICIENCY)
+    return of_points(experiment, shown, "", lambda p: p.num_ranks > 1 and len(p.runs))
+
+
+def _power(experiment: Experiment) -> Content:
+    """Returns time per epoch, mean power and energy: the paper's Tables 2, 5 and 6."""
+    runs = experiment.runs
+    columns = (c.EPOCH, *(c.labelled(e, runs) for pair in c.POWER_AND_ENERGY for e in pair))
+    rates = sorted({hz for hz in c.known(runs[runs["energy_j"].notna()], "power_hz") if hz})
+    note = (
+        "Per GPU: means over all GPUs. Per node: means over the nodes, the devices of a node added"
+        f" up. Power was read at {listed([f'{hz:g}' for hz in rates])} Hz (--power_hz)."
+    )
+    headings, rows, notes = of_points(experiment, columns, note, lambda p: p.values(c.ENERGY))
+    of_paper = [str(each) for each in all_published() if each.quantity == "power_rate"]
+    return headings, rows, [*notes, *of_paper]
+
+
+def _loading(experiment: Experiment) -> Content:
+    """Returns the time to load each file, by loader, followed by the paper's Tables 3 and 4."""
+    rows: list[tuple[Cell, ...]] = [
+        (load.role, load.file_mb, load.method, load.num_ranks, load.estimate, "measured")
+        for load in file_loads(experiment, experiment.series)
+    ]
+    for each in published_loading(experiment.benchmark) if rows else ():
+        of_paper = f"published: {each.machine}, Table {each.table}"
+        method = f"loader {each.loader}"
+        rows.append((each.role, each.file_mb, method, None, each.seconds, of_paper))
+    return ("file", "MB", "loader", "ranks", "time (s)", "source"), rows, []
 
 
 TOPICS = (
     Topic(
         "times",
         "Times",
-        times_table,
+        _times,
         ("performance",),
         ("load_s", "broadcast_overhead_s", "total_s", "batch_size_limit", "dominates"),
     ),
-    Topic("shares", "Shares of the total time", shares_table, ("parts", "ranks")),
-    Topic("training", "Training", training_table, (), ("epoch_s",)),
+    Topic(
+        "shares",
+        "Shares of the total time",
+        [Quantity(f"percent_{part}", part, "%") for part in PARTS],
+        ("parts", "ranks"),
+    ),
+    Topic(
+        "training",
+        "Training",
+        (EPOCHS_PER_RANK, c.EPOCH, c.FIRST_STEP, (c.SAMPLES.heading, _mean_rate)),
+        published=("epoch_s",),
+        note="Medians of the slowest rank; for the rate, the harmonic mean. The time per epoch"
+        " excludes validation and the first step of the run, which is a warm-up and has a column of"
+        " its own; the rate includes all steps.",
+    ),
     Topic(
         "improvement",
         "Improvement by the paper's loading (chunked against original)",
@@ -68,24 +192,18 @@ TOPICS = (
     Topic(
         "quality",
         "Quality",
-        quality_table,
+        _quality,
         ("quality", "epochs"),
         ("accuracy", "loss", *EPOCHS_TOLD, "best_strategy"),
     ),
     Topic(
         "efficiency",
         "Communication and POP efficiency",
-        efficiency_table,
+        _efficiency,
         ("communication", "timeline"),
     ),
-    Topic(
-        "power",
-        "Time per epoch, power and energy",
-        power_table,
-        ("energy", "power"),
-        ("epoch_s",),
-    ),
-    Topic("loading", "Loading by file", loading_table, ("loaders",)),
+    Topic("power", "Time per epoch, power and energy", _power, ("energy", "power"), ("epoch_s",)),
+    Topic("loading", "Loading by file", _loading, ("loaders",)),
 )
 
 
@@ -94,13 +212,3 @@ def free_slug(experiment: Experiment, taken: Collection[str]) -> str:
     stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
     slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 2)))
     return next(each for each in slugs if each not in taken)
-
-
-def topic_table(experiment: Experiment, topic: Topic, prefix: str) -> ReportTable | None:
-    """Returns the table of a topic without empty columns, or None if it has no rows."""
-    headings, rows, notes = topic.table(experiment)
-    if not rows:
-        return None
-    told = map(str, published(experiment, *topic.published))
-    name = f"{prefix}-{topic.slug}"
-    return ReportTable(name, topic.title, headings, rows, (*notes, *told)).without_empty_columns()
