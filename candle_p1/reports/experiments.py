@@ -8,7 +8,7 @@ that differ among its runs. A point of a series is a number of ranks with its re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -42,12 +42,7 @@ SHOWN_FIRST = (
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A number of ranks and its repeated runs.
-
-    Attributes:
-        num_ranks: The number of ranks.
-        all_runs: All of its runs, by start: rows of the table of runs.
-    """
+    """A number of ranks and all of its repeated runs, by start: rows of the table of runs."""
 
     num_ranks: int
     all_runs: pd.DataFrame
@@ -78,12 +73,7 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """Runs with the same settings on several numbers of ranks.
-
-    Attributes:
-        settings: The settings in which series of the experiment differ.
-        points: By number of ranks.
-    """
+    """Runs with the same settings, of those in which series differ, by number of ranks."""
 
     settings: Mapping[str, Any]
     points: tuple[Point, ...]
@@ -112,11 +102,10 @@ class Experiment:
     """One benchmark on one machine in one mode.
 
     Attributes:
-        benchmark: Its name.
         mode: A key of MODES.
         limits: The limits of the steps of its runs, by parameter.
         machine: None where no run got far enough to record it.
-        all_runs: All runs, by start: rows of the table of runs.
+        all_runs: By start: rows of the table of runs.
         common: The settings that all of its runs share.
         series: At least one; a run on one rank may be in several.
     """
@@ -184,22 +173,15 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     frame = load_frame(runs)
     if frame.empty:
         return []
-    bases = [
-        (run["benchmark"], _key(run["settings"], "batch_scaling", ENGINE, HOROVOD))
-        for run in frame["run"]
-    ]
-    scaled = {base for base, mode in zip(bases, frame["mode"], strict=True) if mode == BATCH}
-    frame["mode"] = [
-        BATCH if base in scaled else mode for base, mode in zip(bases, frame["mode"], strict=True)
-    ]
+    base = frame["settings"].map(lambda each: _key(each, "batch_scaling", ENGINE, HOROVOD))
+    base = frame["benchmark"] + base.map(repr)
+    frame.loc[base.isin(set(base[frame["mode"] == BATCH])), "mode"] = BATCH
     found: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-    kinds = frame.groupby(["benchmark", "mode", frame["limits"].map(repr)], sort=False)
-    for _, of_kind in kinds:
-        first = of_kind.iloc[0]
-        known_machines = set(of_kind["machine"].dropna())
-        only = known_machines.pop() if len(known_machines) == 1 else None
-        for i, machine in of_kind["machine"].items():
-            key = (first["benchmark"], first["mode"], first["limits"], machine or only)
+    for _, kind in frame.groupby(["benchmark", "mode", frame["limits"].map(repr)], sort=False):
+        machines = set(kind["machine"].dropna())
+        only = machines.pop() if len(machines) == 1 else None
+        for i, run in kind.iterrows():
+            key = (run["benchmark"], run["mode"], run["limits"], run["machine"] or only)
             found[key].append(i)
     order = list(MODES)
     keys = sorted(found, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3])))
@@ -208,10 +190,8 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
 
 def _placement(run: Run) -> dict[str, float]:
     """Returns how the ranks were placed on nodes and cores, and compiled, as far as it is known."""
-    ranks = run["num_ranks"] / run["num_nodes"] if run["num_nodes"] else None
-    per_node = int(ranks) if ranks and ranks.is_integer() else ranks
-    placement = {THREADS: run["threads"], JIT: run["jit_compile"], RANKS_PER_NODE: per_node}
-    return {name: value for name, value in placement.items() if value is not None}
+    names = (THREADS, JIT, RANKS_PER_NODE)
+    return {name: run[name] for name in names if run[name] is not None}
 
 
 def _varied_placement(runs: Iterable[Run]) -> set[str]:
@@ -262,20 +242,13 @@ def _experiment(
             missing = {} if run["status"] == "ok" else dict.fromkeys(varied, UNKNOWN)
             named[key] = complete.get(key) or missing | own
             members[key].append(i)
-    series = [
-        Series(
-            named[key],
-            tuple(_points(frame.iloc[members[key]])),
-        )
-        for key in members
-    ]
+    series = []
+    for key, rows in members.items():
+        by_ranks = [runs for _, runs in frame.iloc[rows].groupby("num_ranks")]
+        points = tuple(Point(runs["num_ranks"].iloc[0], runs) for runs in by_ranks)
+        series.append(Series(named[key], points))
     series.sort(key=_sortable)
     return Experiment(benchmark, mode, limits, machine, frame, common, tuple(series))
-
-
-def _points(frame: pd.DataFrame) -> Iterator[Point]:
-    for _, runs in frame.groupby("num_ranks"):
-        yield Point(runs["num_ranks"].iloc[0], runs)
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

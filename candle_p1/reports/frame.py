@@ -296,6 +296,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "machine": machine,
         "stopped": stopped,
         "epochs_per_rank": len(epochs) if stopped else plan.get("epochs_per_rank"),
+        "ranks_per_node": _exact(record.num_ranks / nodes) if (nodes := record.num_nodes) else None,
         "num_parts": len(record.parts or [record]),
         "merits": tuple(figures),
         "limits": tuple(
@@ -557,6 +558,10 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # an impossible path
         return False
+
+
+def _exact(value: float) -> float:
+    return int(value) if value.is_integer() else value
 
 
 def _frozen(value: Any) -> Any:
