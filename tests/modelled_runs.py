@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 
-from candle_p1.modelling.observation import Observation
-from candle_p1.modelling.phases import (
+from candle_p1.modelling.laws import (
     COMPUTE,
     EVALUATE,
     EXPOSED,
@@ -15,8 +14,9 @@ from candle_p1.modelling.phases import (
     REST,
     STARTUP,
     WAIT,
+    JobShape,
 )
-from candle_p1.modelling.shape import JobShape
+from candle_p1.modelling.observations import Observation
 
 START_S, BYTES_PER_S, LOADER_DEVIATION_S, SAMPLE_S, SENT_BYTES_PER_S = 10.0, 6e6, 2.0, 2e-3, 2e9
 WATTS = 120.0
@@ -77,6 +77,4 @@ def lawful_run(random, num_ranks, noise=0.05, times=lawful_times, **changes):
         for name, seconds in times(shape).items()
     }
     watts = {"": WATTS * num_ranks * (1 + 0.02 * random.standard_normal())}
-    return Observation(
-        f"run on {num_ranks}", shape, phases_s, sum(phases_s.values()), watts, "simulated", None
-    )
+    return Observation(shape, phases_s, sum(phases_s.values()), watts, "simulated", None)

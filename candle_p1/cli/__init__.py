@@ -17,7 +17,7 @@ from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error
 
 COMMANDS = [
-    "run", "submit", "study", "show", "report", "compare", "model", "predict", "timeline", "data",
+    "run", "submit", "study", "show", "report", "compare", "model", "forecast", "timeline", "data",
     "bench", "published", "doctor",
 ]  # fmt: skip
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import Command, write_output
+from candle_p1.cli.base import Command, NumberList, json_option, read_runs, write_json
 from candle_p1.text import count
+
+comm_option = click.option(
+    "--comm",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A measurement of communication, from bench comm; gives latency and bandwidth.",
+)
 
 
 @click.command(
@@ -23,14 +29,11 @@ from candle_p1.text import count
 @click.argument(
     "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option(
-    "--comm",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A measurement of communication, from bench comm; gives latency and bandwidth.",
-)
+@comm_option
 @click.option(
     "--hold_out",
     "held_out",
+    type=NumberList(),
     help="Numbers of ranks whose runs are not used, but compared with what is predicted for them.",
 )
 @click.option(
@@ -40,18 +43,13 @@ from candle_p1.text import count
     help="The directory to write: index.html, which needs no other file, model.json, figures/"
     " and tables/.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the models to this file: parameters with intervals, residuals.",
-)
+@json_option("the models: parameters with intervals, residuals")
 def command(
     directories: tuple[Path, ...],
     comm: Path | None,
-    held_out: str | None,
+    held_out: list[int] | None,
     out: Path | None,
-    json_path: Path | None,
+    json_file: Path | None,
 ) -> None:
     """Model the time and the energy of all runs in or below each DIR.
 
@@ -60,18 +58,14 @@ def command(
     and predictions have intervals, from a bootstrap over runs; bad fits are named.
     """
     from candle_p1.modelling.communication import measured_for
-    from candle_p1.modelling.forecast import parse_ranks
-    from candle_p1.reports.model_page import make_model_report, write_model_report
-    from candle_p1.reports.runs import read_runs
+    from candle_p1.reports.model_page import make_model_report
+    from candle_p1.reports.render import Page, write_page
     from candle_p1.training.screen import Screen
 
     screen = Screen()
-    runs = read_runs(directories)
-    for record, reason in runs.problems.items():
-        screen.warn(f"{record}: {reason}")
-    ranks = parse_ranks(held_out, "--hold_out") if held_out else []
-    communication = measured_for(comm, [run.record for run in runs.runs]) if comm else None
-    report = make_model_report(runs, communication, ranks, draws=out is not None)
+    runs = read_runs(directories, screen).runs
+    communication = measured_for(comm, [run.record for run in runs]) if comm else None
+    report = make_model_report(runs, communication, held_out or (), draws=out is not None)
     for note in report.notes:
         screen.say(note)
     for section in report.sections:
@@ -82,11 +76,13 @@ def command(
             screen.say(f"{name}: {reason}")
         for table in section.tables:
             screen.say(table.to_rich())
-    if json_path:
-        content = json.dumps(report.to_dict(), indent=2, allow_nan=False)
-        write_output("--json", json_path, content + "\n")
-        screen.say(f"models: {json_path}")
+    write_json(json_file, report.content)
     if out:
-        page = write_model_report(report, out)
-        num_models = sum(len(section.modelled) for section in report.sections)
-        screen.say(f"{page}: {count(len(runs.runs), 'run')}, {num_models} modelled series")
+        intro = (
+            "Times and energies that are predicted from records of runs. What was measured is"
+            " called so; everything else is a prediction.",
+        )
+        page = Page("CANDLE Pilot1: model", intro, report.notes, report.sections)
+        text = json.dumps(report.content, indent=2, allow_nan=False) + "\n"
+        path = write_page(page, out, {"model.json": text})
+        screen.say(f"{path}: {count(len(runs), 'run')}, {report.num_models} modelled series")

@@ -14,53 +14,49 @@ is left alone. Where ``num_ranks`` is missing in an entry, that of the file stan
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from math import inf, isfinite, log2
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from math import inf, log2
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from candle_p1.errors import ModelError
 from candle_p1.files import read_regular_bytes
-from candle_p1.modelling.samples import ValueInterval
+from candle_p1.modelling.laws import JobShape
+from candle_p1.records.types import RunRecord
 from candle_p1.text import count, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from candle_p1.modelling.shape import JobShape
-    from candle_p1.records.types import RunRecord
 
 ALLREDUCE, MPI, SHARED_MEMORY = "allreduce", "mpi", "shared_memory"
 MAX_FILE_BYTES = 2**26
 
+Ranks = Annotated[int, Field(gt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
-@dataclass(frozen=True)
-class CommunicationFit:
-    """Latency and bandwidth of an operation.
 
-    Attributes:
-        operation: Its name.
-        transport: What performed it: mpi, or the name of an engine; "" where the file does not say.
-        num_ranks: The ranks among which it was measured; None where the file does not say.
-        latency: Alpha, in s, with its interval.
-        bandwidth: Beta, in bytes/s, with its interval; infinite where the time does not grow.
-    """
+class CommunicationFit(BaseModel):
+    """Latency and bandwidth of an operation, with 95 % intervals, as they stand in the file."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
     operation: str
-    transport: str
-    num_ranks: int | None
-    latency: ValueInterval
-    bandwidth: ValueInterval
+    transport: str = ""
+    num_ranks: Ranks | None = None
+    latency_s: NotNegative
+    latency_ci95_s: tuple[NotNegative, NotNegative] | None = None
+    bandwidth_bytes_per_s: Positive | None = None
+    bandwidth_ci95_bytes_per_s: tuple[Positive | None, Positive | None] | None = None
 
     def __str__(self) -> str:
         of = f" on {count(self.num_ranks, 'rank')}" if self.num_ranks else ""
-        through = f" through {self.transport}" if self.transport else ""
-        alpha, beta = self.latency, self.bandwidth
+        through = f" through {printable(self.transport)}" if self.transport else ""
+        alpha, beta = self.latency_s, self.bandwidth_bytes_per_s or inf
+        low_s, high_s = sorted(self.latency_ci95_s or (alpha, alpha))
+        low, high = sorted(each or inf for each in self.bandwidth_ci95_bytes_per_s or (beta, beta))
         return (
-            f"{self.operation}{through}{of}: latency {alpha.value:.3g} s ({alpha.low:.3g} to"
-            f" {alpha.high:.3g}), bandwidth {beta.value:.3g} bytes/s ({beta.low:.3g} to"
-            f" {beta.high:.3g})"
+            f"{printable(self.operation)}{through}{of}: latency {alpha:.3g} s ({low_s:.3g} to"
+            f" {high_s:.3g}), bandwidth {beta:.3g} bytes/s ({low:.3g} to {high:.3g})"
         )
 
     def allreduce_s(self, shape: JobShape) -> float:
@@ -76,117 +72,52 @@ class CommunicationFit:
         measured = self.num_ranks or shape.num_ranks
         levels = log2(shape.num_ranks) / log2(measured)
         share = (shape.num_ranks - 1) / shape.num_ranks / ((measured - 1) / measured)
-        transfer_s = shape.weight_bytes / self.bandwidth.value
-        return levels * self.latency.value + share * transfer_s
+        transfer_s = shape.weight_bytes / (self.bandwidth_bytes_per_s or inf)
+        return levels * self.latency_s + share * transfer_s
 
 
-def read_communication(path: Path) -> list[CommunicationFit]:
-    """Returns the fits of a measurement of communication.
+class _Measurement(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    Raises:
-        ModelError: The file cannot be read, or has no fits; names the file and the entry.
-    """
-    try:
-        content = json.loads(read_regular_bytes(path, MAX_FILE_BYTES))
-    except OSError as error:
-        raise ModelError(f"--comm {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"--comm {path}: not JSON: {error}") from error
-    entries = content.get("fits") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise ModelError(
-            f"--comm {path}: there is no list of fits: give what candle-p1 bench comm --json wrote"
-        )
-    return [_fit(path, i, entry, content) for i, entry in enumerate(entries)]
+    num_ranks: Ranks | None = None
+    fits: Annotated[list[CommunicationFit], Field(min_length=1)]
 
 
-def measured_for(path: Path, records: Sequence[RunRecord]) -> CommunicationFit:
+def measured_for(path: Path, records: Iterable[RunRecord]) -> CommunicationFit:
     """Returns the fit of a measurement that describes how runs have averaged their gradients.
 
+    That is the allreduce through the same transport, on the most ranks. If this is unknown or was
+    not measured, it is one through an engine between nodes: engines average the gradients, and only
+    JAX on several CPUs leaves that to MPI.
+
     Raises:
-        ModelError: The file cannot be read, or has no fit of the allreduce.
+        ModelError: The file cannot be read, or has no such fit; names the file and the entry.
     """
-    return allreduce_of(path, read_communication(path), averaged_through(records))
-
-
-def averaged_through(records: Iterable[RunRecord]) -> str | None:
-    """Returns the transport that has averaged the gradients of runs; None if they had several."""
-    found = {
+    try:
+        content = _Measurement.model_validate_json(read_regular_bytes(path, MAX_FILE_BYTES))
+    except OSError as error:
+        raise ModelError(f"--comm {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"[{each}]" if type(each) is int else f".{each}" for each in first["loc"])
+        raise ModelError(
+            f"--comm {path}: {place.lstrip('.') or 'the file'}: {first['msg']}; give what candle-p1"
+            " bench comm --json wrote"
+        ) from error
+    found = [each for each in content.fits if each.operation == ALLREDUCE]
+    if not found:
+        names = ", ".join(sorted({printable(each.operation) for each in content.fits}))
+        raise ModelError(f"--comm {path}: there is no fit of {ALLREDUCE}, only of {names}")
+    transports = {
         (each.distributed.settings or {}).get("averaging", each.distributed.backend)
         for each in records
         if each.num_ranks > 1 and each.distributed is not None
     }
-    return found.pop().replace(" ", "_") if len(found) == 1 else None
+    through = transports.pop().replace(" ", "_") if len(transports) == 1 else None
 
+    def preference(fit: CommunicationFit) -> tuple[bool, bool, int]:
+        is_engine = fit.transport not in (MPI, SHARED_MEMORY)
+        return fit.transport == through, is_engine, fit.num_ranks or content.num_ranks or 0
 
-def allreduce_of(
-    path: Path, fits: list[CommunicationFit], through: str | None = None
-) -> CommunicationFit:
-    """Returns the fit of the allreduce through a transport, on the most ranks.
-
-    If that is unknown or was not measured, it is one through an engine between nodes: engines
-    average the gradients, and only JAX on several CPUs leaves that to MPI.
-
-    Raises:
-        ModelError: There is none.
-    """
-    found = [each for each in fits if each.operation == ALLREDUCE]
-    if not found:
-        names = ", ".join(sorted({each.operation for each in fits}))
-        raise ModelError(f"--comm {path}: there is no fit of {ALLREDUCE}, only of {names}")
-
-    def rank(each: CommunicationFit) -> tuple[bool, bool, int]:
-        is_engine = each.transport not in (MPI, SHARED_MEMORY)
-        return each.transport == through, is_engine, each.num_ranks or 0
-
-    return max(found, key=rank)
-
-
-def _fit(path: Path, i: int, entry: Any, content: dict[str, Any]) -> CommunicationFit:
-    where = f"--comm {path}: fits[{i}]"
-    if not isinstance(entry, dict) or not isinstance(entry.get("operation"), str):
-        raise ModelError(f"{where} has no operation")
-    ranks = entry.get("num_ranks", content.get("num_ranks"))
-    if ranks is not None and not (type(ranks) is int and ranks > 1):
-        raise ModelError(f"{where}.num_ranks is {ranks!r}: at least 2 ranks communicate")
-    transport = entry.get("transport", "")
-    if not isinstance(transport, str):
-        raise ModelError(f"{where}.transport is {transport!r}: a name is needed")
-    return CommunicationFit(
-        printable(entry["operation"]),
-        printable(transport),
-        ranks,
-        _interval(where, entry, "latency_s", "latency_ci95_s", least=0.0, unbounded=False),
-        _interval(where, entry, "bandwidth_bytes_per_s", "bandwidth_ci95_bytes_per_s"),
-    )
-
-
-def _interval(
-    where: str,
-    entry: dict[str, Any],
-    key: str,
-    interval_key: str,
-    *,
-    least: float | None = None,
-    unbounded: bool = True,
-) -> ValueInterval:
-    """Returns a number with its interval; without one, the number is both ends."""
-    value = _number(f"{where}.{key}", entry.get(key), least, unbounded=unbounded)
-    ends = entry.get(interval_key)
-    if ends is None:
-        return ValueInterval(value, value, value, 0.95)
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise ModelError(f"{where}.{interval_key} is {ends!r}: two numbers are needed")
-    place = f"{where}.{interval_key}"
-    low, high = (_number(place, end, 0.0, unbounded=unbounded) for end in ends)
-    return ValueInterval(value, min(low, high), max(low, high), 0.95)
-
-
-def _number(place: str, value: Any, least: float | None, *, unbounded: bool) -> float:
-    if value is None and unbounded:
-        return inf
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value)
-        if isfinite(number) and (number > 0 or number == least):
-            return number
-    raise ModelError(f"{place} is {value!r}: a positive number is needed")
+    best = max(found, key=preference)
+    return best.model_copy(update={"num_ranks": best.num_ranks or content.num_ranks})

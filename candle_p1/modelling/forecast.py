@@ -1,389 +1,251 @@
-"""Forecasts: time, energy, efficiency and gains at sizes that need not have run."""
+"""Forecasts: time, energy, efficiency and gains at sizes that need not have run, and what if.
+
+What if: a faster file system or network, other epochs or batches (``--set NAME=VALUE``).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, isfinite
+from typing import Any
 
 import numpy as np
 
-from candle_p1.errors import ModelError, ParameterError
-from candle_p1.modelling.paper import PaperModel
-from candle_p1.modelling.samples import PREDICTION_CONFIDENCE, TimeSamples, ValueInterval
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from candle_p1.modelling.changes import Changes
-    from candle_p1.modelling.model import RunModel
-    from candle_p1.modelling.paper import PaperInputs
-    from candle_p1.modelling.shape import ShapeRule
-
-    Array = NDArray[np.float64]
+from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.modelling.laws import EXPOSED, LOAD, TRANSFER, WAIT
+from candle_p1.modelling.model import RunModel
+from candle_p1.modelling.observations import ShapeRule
+from candle_p1.modelling.samples import (
+    PREDICTION_CONFIDENCE,
+    Array,
+    Interval,
+    TimeSamples,
+    interval_of,
+)
 
 EFFICIENT = 0.70
 """What a scale holds whose scaling efficiency is said to be enough."""
 
-MOST_RANKS = 10**6
+MOST = 10**6
+"""No factor and no number of ranks, epochs or samples is larger."""
 
-
-class ForecastSource(Protocol):
-    """What predicts the times of a series of runs."""
-
-    @property
-    def confidence(self) -> float | None:
-        """That of its intervals; None if they are spans of readings."""
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether ideal scaling divides the time by the ranks."""
-
-    @property
-    def has_ideal(self) -> bool:
-        """Whether there is ideal scaling: not where batches grow with the ranks."""
-
-    @property
-    def base_ranks(self) -> int:
-        """The number of ranks that efficiencies compare with."""
-
-    def can_run(self, num_ranks: int) -> bool:
-        """Returns whether there can be such a run."""
-
-    def samples(self, num_ranks: int) -> TimeSamples:
-        """Returns the times of runs on some ranks."""
+FACTORS = ("file_system", "network")
+COUNTS = ("epochs", "epochs_per_rank", "batch_size")
+"""What may be set: factors, which are 1 by default, and whole numbers."""
 
 
 @dataclass(frozen=True)
-class RecordSource:
-    """Predicts by a model that was fitted to records.
+class Changes:
+    """What is changed; by default nothing.
 
     Attributes:
-        model: The model.
-        rule: The shapes of its runs.
-        changes: What is changed.
+        file_system: How many times as fast files are read.
+        network: How many times as fast ranks communicate.
+        epochs: The epochs: of all ranks together where they share them, else of each.
+        epochs_per_rank: The epochs of each rank, whether they are shared or not.
+        batch_size: The batch size, before it is scaled with the ranks.
     """
 
-    model: RunModel
-    rule: ShapeRule
-    changes: Changes
+    file_system: float = 1.0
+    network: float = 1.0
+    epochs: int | None = None
+    epochs_per_rank: int | None = None
+    batch_size: int | None = None
 
-    confidence = PREDICTION_CONFIDENCE
+    @classmethod
+    def parse(cls, words: Iterable[str]) -> Changes:
+        """Returns the changes that ``--set`` names, such as ``network=2``.
 
-    @property
-    def is_strong(self) -> bool:
-        """Whether ranks share the work."""
-        return self.changes.apply_to(self.rule).is_strong
+        Raises:
+            ParameterError: A name is unknown, or a value is not possible.
+        """
+        found: dict[str, Any] = {}
+        for word in words:
+            name, _, text = word.partition("=")
+            known = (*FACTORS, *COUNTS)
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise ParameterError(f"--set {word}: choose one of {', '.join(known)}{near}")
+            if name in found:
+                raise ParameterError(f"--set {name} is given twice")
+            try:
+                value = float(text) if name in FACTORS else int(text)
+            except ValueError as error:
+                kind = "a factor, such as 2 or 0.5" if name in FACTORS else "a whole number"
+                raise ParameterError(f"--set {word}: {name} takes {kind}") from error
+            if not (isfinite(value) and 0 < value <= MOST):
+                raise ParameterError(f"--set {word}: {name} is more than 0, and at most {MOST:,}")
+            found[name] = value
+        if found.keys() >= {"epochs", "epochs_per_rank"}:
+            raise ParameterError("--set epochs and --set epochs_per_rank: give only one of them")
+        return cls(**found)
 
-    @property
-    def has_ideal(self) -> bool:
-        """Whether batches stay as they are."""
-        return self.rule.batch_scaling == "none"
+    def __str__(self) -> str:
+        factors = {name: value for name in FACTORS if (value := getattr(self, name)) != 1}
+        told = [f"{name} {value:g} times as fast" for name, value in factors.items()]
+        told += [f"{name} {value:,}" for name in COUNTS if (value := getattr(self, name))]
+        return ", ".join(told).replace("_", " ") or "as it is"
 
-    @property
-    def base_ranks(self) -> int:
-        """The smallest number of ranks that was measured."""
-        return self.model.rank_counts[0]
+    def apply_to(self, rule: ShapeRule) -> ShapeRule:
+        """Returns the shapes of runs with other epochs and batches."""
+        changes: dict[str, Any] = {}
+        base = rule.base
+        if self.batch_size is not None:
+            steps = ceil(base.steps_per_epoch * base.batch_size / self.batch_size)
+            base = replace(base, batch_size=self.batch_size, steps_per_epoch=steps)
+            changes["base_batch_size"] = self.batch_size
+        if self.epochs is not None:
+            changes["epochs"] = self.epochs
+        if self.epochs_per_rank is not None:
+            changes |= {"epochs": self.epochs_per_rank, "epochs_scaling": "weak"}
+        return replace(rule, base=base, plan=rule.plan.model_copy(update=changes))
 
-    @property
-    def reading_share(self) -> float | None:
-        """The share of loading that is waiting for files; None where nobody knows."""
-        shares = [each.reading_share for each in self.model.observations]
-        known = [share for share in shares if share is not None]
-        return float(np.mean(known)) if known else None
+    def apply_to_times(self, samples: TimeSamples, reading_share: float | None) -> TimeSamples:
+        """Returns times with another file system and network.
 
-    def can_run(self, num_ranks: int) -> bool:
-        """Returns whether the ranks can share the epochs."""
-        return self.changes.apply_to(self.rule).can_run(num_ranks)
-
-    def samples(self, num_ranks: int) -> TimeSamples:
-        """Returns the times of single runs."""
-        shape = self.changes.apply_to(self.rule).at(num_ranks)
-        return self.changes.apply_to_times(self.model.predict(shape), self.reading_share)
-
-
-class PaperSource:
-    """Predicts the paper's runs on Summit from what the paper prints.
-
-    Args:
-        inputs: What it prints.
-        mode: strong or weak.
-        loader: original or chunked.
-        changes: What is changed.
-
-    Raises:
-        ParameterError: The paper prints nothing about what is changed.
-    """
-
-    confidence = None
-    base_ranks = 1
-    has_ideal = True
-
-    def __init__(self, inputs: PaperInputs, mode: str, loader: str, changes: Changes) -> None:
-        if changes.batch_size is not None:
-            raise ParameterError(
-                "--set batch_size: the paper prints no times for other batch sizes; give runs with"
-                " --from"
-            )
-        self._loader = loader
-        self._model = PaperModel(
-            inputs,
-            mode,
-            epochs=changes.epochs,
-            epochs_per_rank=changes.epochs_per_rank,
-            file_system=changes.file_system,
-            network=changes.network,
-        )
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether ranks share the epochs."""
-        return self._model.is_strong
-
-    def can_run(self, num_ranks: int) -> bool:
-        """Returns whether the ranks can share the epochs."""
-        return self._model.can_run(num_ranks)
-
-    def samples(self, num_ranks: int) -> TimeSamples:
-        """Returns the times of a run, one for each reading."""
-        return self._model.samples(self._loader, num_ranks)
+        Args:
+            samples: The times.
+            reading_share: The share of loading that is waiting for the file system. None: unknown;
+                sampled uniformly between 0 and 1.
+        """
+        if self.file_system == 1 and self.network == 1:
+            return samples
+        times = dict(samples.phases_s)
+        shares: Any = reading_share
+        if shares is None:
+            shares = np.random.default_rng(0).random(len(samples.total_s))
+        for phase in times.keys() & {LOAD, WAIT}:  # ranks wait for the loading of others
+            times[phase] = times[phase] * (1 - shares + shares / self.file_system)
+        for phase in times.keys() & {EXPOSED, TRANSFER}:
+            times[phase] = times[phase] / self.network
+        return replace(samples, phases_s=times)
 
 
 @dataclass(frozen=True)
-class ForecastPoint:
-    """A forecast for one series on some ranks.
+class ForecastSource:
+    """What predicts the times of a series of runs.
 
     Attributes:
-        series: The name of the series.
-        num_ranks: The number of ranks.
-        can_run: Whether the ranks can have equal numbers of epochs.
-        time_s: The time of a run, in s.
-        energy_j: Its energy, in J; None where no power is known.
-        efficiency: The scaling efficiency, against the smallest number of ranks; None where
-            batches grow with the ranks, for which there is no ideal.
-        gain: By how much its time is less than that of the base series, in percent; None for that.
-        energy_gain: Likewise for the energy.
-        shares: The share of each phase in the time.
-        extrapolation: By which factor the ranks are outside those that are known.
+        samples: Returns the times of single runs on some ranks.
+        can_run: Returns whether there can be such a run.
+        is_strong: Whether ideal scaling divides the time by the ranks.
+        base_ranks: The number of ranks that efficiencies compare with.
+        has_ideal: Whether there is ideal scaling: not where batches grow with the ranks.
+        confidence: That of its intervals; None if they are spans of readings.
     """
 
-    series: str
-    num_ranks: int
-    can_run: bool
-    time_s: ValueInterval
-    energy_j: ValueInterval | None
-    efficiency: ValueInterval | None
-    gain: ValueInterval | None
-    energy_gain: ValueInterval | None
-    shares: Mapping[str, float]
-    extrapolation: float
+    samples: Callable[[int], TimeSamples]
+    can_run: Callable[[int], bool]
+    is_strong: bool
+    base_ranks: int = 1
+    has_ideal: bool = True
+    confidence: float | None = PREDICTION_CONFIDENCE
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON."""
-        found: dict[str, Any] = {
-            "series": self.series,
-            "ranks": self.num_ranks,
-            "can_run": self.can_run,
-            "extrapolation": self.extrapolation,
-            "shares": dict(self.shares),
-        }
-        intervals = {
-            "time_s": self.time_s,
-            "energy_j": self.energy_j,
-            "efficiency": self.efficiency,
-            "gain_percent": self.gain,
-            "energy_gain_percent": self.energy_gain,
-        }
-        return found | {name: _as_json(each) for name, each in intervals.items()}
+    def efficiency(self, found: TimeSamples) -> Array:
+        """Returns T(base) / T(P), divided by P / base where the ranks share the work."""
+        factor = found.num_ranks / self.base_ranks if self.is_strong else 1.0
+        efficiency: Array = self.samples(self.base_ranks).total_s / found.total_s / factor
+        return efficiency
 
 
-@dataclass(frozen=True)
-class BestScale:
-    """The numbers of ranks that are best for something, of those that were searched.
-
-    Attributes:
-        series: The name of the series.
-        searched: The numbers of ranks that were searched.
-        efficient: The largest one with an efficiency of EFFICIENT, with its interval; None where
-            there is no ideal.
-        least_energy: That of the least energy; None where no power is known.
-        least_energy_delay: That of the least product of energy and time, likewise.
-    """
-
-    series: str
-    searched: Sequence[int]
-    efficient: ValueInterval | None
-    least_energy: ValueInterval | None
-    least_energy_delay: ValueInterval | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns it as JSON."""
-        return {
-            "series": self.series,
-            "searched": list(self.searched),
-            "efficient_ranks": _as_json(self.efficient),
-            "least_energy_ranks": _as_json(self.least_energy),
-            "least_energy_delay_ranks": _as_json(self.least_energy_delay),
-        }
-
-
-def _as_json(interval: ValueInterval | None) -> dict[str, float] | None:
-    return interval.to_dict() if interval else None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What is predicted.
-
-    Attributes:
-        base: The series that gains are relative to; "" where there is only one.
-        points: By series and number of ranks.
-        best: The best scale of each series.
-        confidence: That of the intervals; None for spans of readings.
-    """
-
-    base: str
-    points: Sequence[ForecastPoint]
-    best: Sequence[BestScale]
-    confidence: float | None
+def model_source(model: RunModel, rule: ShapeRule, changes: Changes) -> ForecastSource:
+    """Returns what predicts by a model that was fitted to records."""
+    shapes = changes.apply_to(rule)
+    shares = [o.reading_share for o in model.observations if o.reading_share is not None]
+    reading_share = float(np.mean(shares)) if shares else None
+    return ForecastSource(
+        lambda num: changes.apply_to_times(model.predict(shapes.at(num)), reading_share),
+        shapes.can_run,
+        shapes.is_strong,
+        model.rank_counts[0],
+        rule.plan.batch_scaling == "none",
+    )
 
 
 def forecast(
     sources: Mapping[str, ForecastSource], ranks: Sequence[int], base: str = ""
-) -> Forecast:
-    """Returns what sources predict.
+) -> list[dict[str, Any]]:
+    """Returns what is predicted for each series and number of ranks.
 
     Args:
-        sources: By the names of their series; at least one.
+        sources: What predicts each series, by its name.
         ranks: The numbers of ranks.
-        base: The series that gains are relative to.
+        base: The series that gains are relative to; "" for none.
+
+    Returns:
+        ``series``, ``ranks``, ``can_run`` (whether ranks can have equal numbers of epochs),
+        ``extrapolation``, ``shares`` of the phases in the time; and with intervals ``time_s``,
+        ``energy_j``, the scaling ``efficiency``, ``gain_percent``, ``energy_gain_percent``. These
+        are None where no power is known, batches grow with the ranks, or there is no base.
     """
-    if not sources:
-        raise ModelError("there is nothing to predict from")
-    points = []
+    found = []
     for name, source in sources.items():
-        for num_ranks in ranks:
-            compared = sources.get(base) if name != base else None
-            points.append(_point(name, source, num_ranks, compared))
-    best = [_best(name, source, ranks) for name, source in sources.items()]
-    return Forecast(base, points, best, next(iter(sources.values())).confidence)
+        other = sources[base] if base and name != base else None
+        found += [{"series": name} | _point(source, num, other) for num in ranks]
+    return found
 
 
-def _point(
-    name: str, source: ForecastSource, num_ranks: int, base: ForecastSource | None
-) -> ForecastPoint:
+def _point(source: ForecastSource, num_ranks: int, base: ForecastSource | None) -> dict[str, Any]:
     found = source.samples(num_ranks)
-    total_s, confidence = found.total_s, source.confidence
-
-    def of(samples: Array) -> ValueInterval:
-        return ValueInterval.of(samples, confidence)
-
-    times = {name: _middle(each, confidence) for name, each in found.phases_s.items()}
-    whole_s = sum(times.values())
-    gain = energy_gain = None
-    if base is not None:
-        other = base.samples(num_ranks)
-        gain = of(100 * (1 - total_s / other.total_s))
-        if other.energy_j is not None and found.energy_j is not None:
-            energy_gain = of(100 * (1 - found.energy_j / other.energy_j))
-    return ForecastPoint(
-        name,
-        num_ranks,
-        source.can_run(num_ranks),
-        of(total_s),
-        None if found.energy_j is None else of(found.energy_j),
-        of(_efficiency(source, found)) if source.has_ideal else None,
-        gain,
-        energy_gain,
-        {phase: seconds / whole_s for phase, seconds in times.items()},
-        found.extrapolation,
-    )
-
-
-def _middle(samples: Array, confidence: float | None) -> float:
-    return float(samples[0] if confidence is None else np.median(samples))
+    other = base.samples(num_ranks) if base else None
+    energy_j, other_j = found.energy_j, other.energy_j if other else None
+    samples = {
+        "time_s": found.total_s,
+        "energy_j": energy_j,
+        "efficiency": source.efficiency(found) if source.has_ideal else None,
+        "gain_percent": 100 * (1 - found.total_s / other.total_s) if other else None,
+        "energy_gain_percent": None
+        if energy_j is None or other_j is None
+        else 100 * (1 - energy_j / other_j),
+    }
+    phases_s = {
+        phase: interval_of(each, source.confidence)["value"]
+        for phase, each in found.phases_s.items()
+    }
+    whole_s = sum(phases_s.values())
+    return {
+        "ranks": num_ranks,
+        "can_run": source.can_run(num_ranks),
+        "extrapolation": found.extrapolation,
+        "shares": {phase: seconds / whole_s for phase, seconds in phases_s.items()},
+    } | {
+        name: None if each is None else interval_of(each, source.confidence)
+        for name, each in samples.items()
+    }
 
 
-def _efficiency(source: ForecastSource, found: TimeSamples) -> Array:
-    """Returns T(base) / T(P), divided by P / base where the ranks share the work."""
-    factor = found.num_ranks / source.base_ranks if source.is_strong else 1.0
-    efficiency: Array = source.samples(source.base_ranks).total_s / found.total_s / factor
-    return efficiency
+def best_scale(name: str, source: ForecastSource, ranks: Sequence[int]) -> dict[str, Any]:
+    """Returns which of 1, 2, 3, 4, 6, 8, 12, … and some other numbers of ranks are best.
 
-
-def _best(name: str, source: ForecastSource, ranks: Sequence[int]) -> BestScale:
-    searched = [each for each in _grid(max(ranks), ranks) if each >= source.base_ranks]
-    searched = [each for each in searched if source.can_run(each)] or [source.base_ranks]
+    Returns:
+        ``series``, ``searched``, and with intervals ``efficient_ranks``, the largest number with an
+        efficiency of EFFICIENT, ``least_energy_ranks`` and ``least_energy_delay_ranks``, those of
+        the least energy and the least product of energy and time; None as in `forecast`.
+    """
+    grid = {each << i for i in range(MOST.bit_length()) for each in (1, 3)}
+    grid = {each for each in grid if each <= max(ranks)} | set(ranks)
+    searched = [num for num in sorted(grid) if num >= source.base_ranks and source.can_run(num)]
+    searched = searched or [source.base_ranks]
     found = [source.samples(each) for each in searched]
     counts = np.array(searched, np.float64)
-    efficient = None
+
+    def of(samples: Array) -> Interval:  # whose ends are numbers that were searched
+        return interval_of(samples, source.confidence, "inverted_cdf")
+
+    efficient = least = least_product = None
     if source.has_ideal:
-        enough = np.stack([_efficiency(source, each) >= EFFICIENT for each in found])
-        largest = np.where(enough, counts[:, None], searched[0]).max(axis=0)
-        efficient = _counted(largest, source.confidence)
+        enough = np.stack([source.efficiency(each) >= EFFICIENT for each in found])
+        efficient = of(np.where(enough, counts[:, None], searched[0]).max(axis=0))
     energies = [each.energy_j for each in found if each.energy_j is not None]
-    least = least_product = None
-    if len(energies) == len(found):
-        energy_j = np.stack(energies)
-        total_s = np.stack([each.total_s for each in found])
-        least = _counted(counts[energy_j.argmin(axis=0)], source.confidence)
-        least_product = _counted(counts[(energy_j * total_s).argmin(axis=0)], source.confidence)
-    return BestScale(name, searched, efficient, least, least_product)
-
-
-def _counted(samples: Array, confidence: float | None) -> ValueInterval:
-    """Returns an interval whose ends are numbers of ranks that were searched."""
-    if confidence is None:
-        return ValueInterval.of(samples, None)
-    tail = 50 * (1 - confidence)
-    ends = np.percentile(samples, [tail, 50, 100 - tail], method="inverted_cdf")
-    return ValueInterval(float(ends[1]), float(ends[0]), float(ends[2]), confidence)
-
-
-def _grid(most: int, also: Iterable[int]) -> list[int]:
-    """Returns 1, 2, 3, 4, 6, 8, 12, … and some others, up to the largest of them."""
-    found = set(also)
-    power = 1
-    while power <= most:
-        found |= {each for each in (power, 3 * power) if each <= most}
-        power *= 2
-    return sorted(found)
-
-
-def what_if(
-    source_of: Callable[[Changes], Mapping[str, ForecastSource]],
-    rows: Mapping[str, Changes],
-    ranks: Sequence[int],
-) -> list[tuple[str, ForecastPoint]]:
-    """Returns the rows of a what-if table: what is changed, and a forecast.
-
-    Args:
-        source_of: Returns the sources with changes.
-        rows: The changes, by their names.
-        ranks: The numbers of ranks.
-    """
-    return [
-        (name, point)
-        for name, changes in rows.items()
-        for point in forecast(source_of(changes), ranks).points
-    ]
-
-
-def parse_ranks(text: str, flag: str = "--ranks") -> list[int]:
-    """Returns the numbers of ranks of a list such as ``1,2,4``, ascending.
-
-    Args:
-        text: The list.
-        flag: The option that has it, for messages.
-
-    Raises:
-        ParameterError: It is not a list of possible numbers.
-    """
-    try:
-        ranks = sorted({int(each) for each in text.split(",")})
-    except ValueError as error:
-        raise ParameterError(f"{flag} {text}: give numbers, such as 1,2,4") from error
-    if not 1 <= ranks[0] <= ranks[-1] <= MOST_RANKS:
-        raise ParameterError(f"{flag} {text}: a number of ranks is from 1 to {MOST_RANKS:,}")
-    return ranks
+    if energies:
+        energy_j, total_s = np.stack(energies), np.stack([each.total_s for each in found])
+        least = of(counts[energy_j.argmin(axis=0)])
+        least_product = of(counts[(energy_j * total_s).argmin(axis=0)])
+    return {
+        "series": name,
+        "searched": searched,
+        "efficient_ranks": efficient,
+        "least_energy_ranks": least,
+        "least_energy_delay_ranks": least_product,
+    }

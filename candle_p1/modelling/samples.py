@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 PREDICTION_CONFIDENCE = 0.90
 
 
-@dataclass(frozen=True)
-class ValueInterval:
-    """A number with an interval.
-
-    Attributes:
-        value: The number.
-        low: The lower end.
-        high: The upper end.
-        confidence: The nominal probability that the interval covers the true value; None for a
-            span, whose ends are those of all readings of what is not known.
-    """
+class Interval(TypedDict):
+    """A number with the ends of an interval, or of the span of all readings of what is unknown."""
 
     value: float
     low: float
     high: float
-    confidence: float | None
 
-    @classmethod
-    def of(cls, samples: Array, confidence: float | None = PREDICTION_CONFIDENCE) -> ValueInterval:
-        """Returns the median of samples with their central interval.
 
-        Without a confidence, the samples are readings: the first is the value, and the interval is
-        the span of all.
-        """
-        if confidence is None:
-            return cls(float(samples[0]), float(samples.min()), float(samples.max()), None)
+def interval_of(
+    samples: Array, confidence: float | None = PREDICTION_CONFIDENCE, method: str = "linear"
+) -> Interval:
+    """Returns the median of samples with their central interval (method: as numpy.percentile).
+
+    Without a confidence, the samples are readings: the first is the value, and the interval is the
+    span of all.
+    """
+    if confidence is None:
+        low, value, high = samples.min(), samples[0], samples.max()
+    else:
         tail = 50 * (1 - confidence)
-        low, middle, high = np.percentile(samples, [tail, 50, 100 - tail])
-        return cls(float(middle), float(low), float(high), confidence)
-
-    def to_dict(self) -> dict[str, float]:
-        """Returns value, low and high as JSON."""
-        return {"value": self.value, "low": self.low, "high": self.high}
+        ends: Array = np.percentile(samples, [tail, 50, 100 - tail], method=method)  # type: ignore[call-overload]
+        low, value, high = ends
+    return {"value": float(value), "low": float(low), "high": float(high)}
 
 
 @dataclass(frozen=True)
@@ -57,11 +44,10 @@ class TimeSamples:
     """What a model predicts for runs on some ranks, sample by sample.
 
     Attributes:
-        num_ranks: The number of ranks.
+        num_ranks: P.
         phases_s: The seconds of each phase, by name, shape (samples,) each.
         watts: The power of the job in each phase, likewise; None where it is not known.
-        extrapolation: By which factor the number of ranks is outside those that are known; 1 within
-            them.
+        extrapolation: By which factor the number of ranks is outside those that are known.
     """
 
     num_ranks: int

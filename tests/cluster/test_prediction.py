@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1 import cli
-from candle_p1.modelling.phases import EXPOSED
+from candle_p1.modelling.laws import EXPOSED
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.horovod]
@@ -44,7 +44,7 @@ def runs(cluster, execute, nt3_tables, monkeypatch, tmp_path):
 def held_out_phases(runs):
     """Returns what the command says of the runs on most nodes, by phase."""
     path = runs.parent / "model.json"
-    words = ["model", runs, "--hold-out", LARGEST, "--json", path]
+    words = ["model", runs, "--hold_out", LARGEST, "--json", path]
     result = CliRunner().invoke(cli.cli, list(map(str, words)))
     print(result.output)
     assert result.exit_code == 0, result.output

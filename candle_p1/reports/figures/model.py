@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.modelling.phases import PHASES
-from candle_p1.modelling.samples import ValueInterval
-from candle_p1.reports.drawing import COLORS, count_axis, legend_below, log_axis, new_figure
-from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.modelled import ModelledSeries, ModelOptions, fitted_words, model_experiment
-from candle_p1.reports.quantities import TOTAL
+from candle_p1.modelling.laws import PHASES
+from candle_p1.modelling.samples import interval_of
+from candle_p1.reports.drawing import (
+    COLORS,
+    LOOK,
+    Drawing,
+    count_axis,
+    legend_below,
+    log_axis,
+    new_figure,
+    to_drawing,
+)
+from candle_p1.reports.modelled import ModelledSeries, fitted_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-    from candle_p1.reports.points import Experiment, Series
-
-MAX_COLUMNS = 3
+MAX_SERIES, MAX_COLUMNS = 6, 3
 TITLE_WIDTH = 44
 LOG_FROM = 20
 PHASE_COLORS = (
@@ -30,112 +33,102 @@ PHASE_COLORS = (
     "#77AA99", "#777777",
 )  # fmt: skip
 PHASE_HATCHES = ("", "//", "..", "\\\\", "", "++", "xx", "", "--", "")
-LOOKS: dict[str, dict[str, Any]] = {
-    phase: {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
-    for phase, color, hatch in zip(PHASES, PHASE_COLORS, PHASE_HATCHES, strict=True)
+KINDS: dict[str, tuple[str, str, str]] = {
+    "model": (
+        "Model: total time against ranks",
+        "The model's curve and band through the measured runs, and beyond them to four times as"
+        " many ranks. Numbers of ranks that cannot share the epochs are left out.",
+        "total time (s)",
+    ),
+    "model-shares": (
+        "Model: where the time goes",
+        "The share of each phase in the predicted time. To the right of the dotted line nothing was"
+        " measured.",
+        "share of the total time (%)",
+    ),
 }
+"""Title, caption and y axis of each kind of figure, by the last part of its slug."""
 
 
-def curve(
-    experiment: Experiment,
-    series: Sequence[Series],
-    options: ModelOptions | None = None,
-) -> tuple[Figure, str]:
-    """Draws the predicted total time with its band, and the measured runs.
+def draw_models(
+    modelled: Sequence[ModelledSeries], prefix: str
+) -> tuple[list[Drawing], list[tuple[str, str]]]:
+    """Returns the figures of models, and the titles of those that cannot be drawn, with reasons."""
+    import matplotlib as mpl
 
-    Raises:
-        MissingDataError: No model can be made.
-    """
-    modelled = _models(experiment, series, options)
-    figure, plots = new_figure(len(modelled), MAX_COLUMNS, sharey=True)
-    lows, highs = [], []
-    for axes, each in zip(plots, modelled, strict=True):
-        low, high = _draw_curve(axes, each)
-        lows.append(low)
-        highs.append(high)
-    if max(highs) > LOG_FROM * max(min(lows), 1e-9):
-        for axes in plots:
-            log_axis(axes)
-    else:
-        plots[0].set_ylim(bottom=0)
-    for axes in plots[::MAX_COLUMNS]:
-        axes.set_ylabel("total time (s)")
-    legend_below(figure, *plots)
-    return figure, f" {fitted_words(modelled)}"
+    shown = [each for each in modelled if len(each.counts()) > 1]
+    if not shown:
+        reason = "all runs are on the same number of ranks"
+        return [], [(title, reason) for title, _, _ in KINDS.values()]
+    facets = [shown[i : i + MAX_SERIES] for i in range(0, len(shown), MAX_SERIES)]
+    drawn = []
+    with mpl.rc_context(LOOK):
+        for kind, (title, caption, y_label) in KINDS.items():
+            for i, series in enumerate(facets, 1):
+                figure, plots = new_figure(len(series), MAX_COLUMNS, sharey=True)
+                draw: Callable[[Axes, ModelledSeries], None]
+                draw = _draw_curve if kind == "model" else _draw_shares
+                for axes, each in zip(plots, series, strict=True):
+                    draw(axes, each)
+                    count_axis(axes, each.counts(), "ranks")
+                    axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
+                if kind == "model":
+                    _scale_times(plots)
+                for axes in plots[::MAX_COLUMNS]:
+                    axes.set_ylabel(y_label)
+                legend_below(figure, *plots)
+                slug, of = f"{prefix}-{kind}", ""
+                if len(facets) > 1:
+                    slug, of = f"{slug}-{i}", f" ({i} of {len(facets)})"
+                told = f"{caption} {fitted_words(series)}"
+                drawn.append(to_drawing(figure, slug, title + of, told))
+    return drawn, []
 
 
-def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
-    """Draws one series; returns the ends of what is shown."""
+def _draw_curve(axes: Axes, each: ModelledSeries) -> None:
     counts, source = each.counts(), each.source()
-    intervals = [ValueInterval.of(source.samples(num).total_s) for num in counts]
-    axes.fill_between(
-        counts,
-        [found.low for found in intervals],
-        [found.high for found in intervals],
-        color=COLORS[0],
-        alpha=0.18,
-        lw=0,
-        label="90 % prediction interval of a run",
-    )
+    found = [interval_of(source.samples(num).total_s) for num in counts]
+    lows, highs = [each["low"] for each in found], [each["high"] for each in found]
+    band: Any = {"color": COLORS[0], "alpha": 0.18, "lw": 0}
+    axes.fill_between(counts, lows, highs, label="90 % prediction interval of a run", **band)
     most = each.model.rank_counts[-1]
     within = [i for i, num in enumerate(counts) if num <= most]
     beyond = [i for i, num in enumerate(counts) if num >= most]
     for chosen, style, label in ((within, "-", "model"), (beyond, "--", "model, extrapolated")):
         if len(chosen) > 1:
-            xs = [counts[i] for i in chosen]
-            ys = [intervals[i].value for i in chosen]
+            xs, ys = [counts[i] for i in chosen], [found[i]["value"] for i in chosen]
             axes.plot(xs, ys, style, color=COLORS[0], lw=1.3, label=label)
-    dots = [
-        (point.num_ranks, value) for point in each.series.timed for value in point.values(TOTAL.of)
-    ]
-    xs, ys = [num for num, _ in dots], [value for _, value in dots]
+    dots = [(num, run.total_s) for num, runs in each.runs.items() for run in runs]
+    xs, ys = [num for num, _ in dots], [seconds for _, seconds in dots]
     axes.scatter(xs, ys, label="measured run", s=16, marker="o", color=COLORS[1], zorder=3)
-    count_axis(axes, counts, "ranks")
-    axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
-    return min(found.low for found in intervals), max(found.high for found in intervals)
 
 
-def shares(
-    experiment: Experiment,
-    series: Sequence[Series],
-    options: ModelOptions | None = None,
-) -> tuple[Figure, str]:
-    """Draws the share of each phase in the predicted time, against ranks.
-
-    Raises:
-        MissingDataError: No model can be made.
-    """
-    modelled = _models(experiment, series, options)
-    figure, plots = new_figure(len(modelled), MAX_COLUMNS, sharey=True)
-    for axes, each in zip(plots, modelled, strict=True):
-        counts, source = each.counts(), each.source()
-        found = [source.samples(num).phases_s for num in counts]
-        medians = [{name: float(np.median(s)) for name, s in times.items()} for times in found]
-        shares_of = [(times, sum(times.values())) for times in medians]
-        bottom = np.zeros(len(counts))
-        for phase in PHASES:
-            of_phase = np.array([times.get(phase, 0.0) / whole for times, whole in shares_of])
-            if of_phase.any():
-                top = bottom + 100 * of_phase
-                axes.fill_between(counts, bottom, top, label=phase, **LOOKS[phase])
-                bottom = top
-        axes.axvline(each.model.rank_counts[-1], color="black", lw=1, ls=":")
-        count_axis(axes, counts, "ranks")
-        axes.set_ylim(0, 100)
-        axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
-    for axes in plots[::MAX_COLUMNS]:
-        axes.set_ylabel("share of the total time (%)")
-    legend_below(figure, *plots)
-    return figure, f" {fitted_words(modelled)}"
+def _scale_times(plots: Sequence[Axes]) -> None:
+    low, high = min(each.dataLim.y0 for each in plots), max(each.dataLim.y1 for each in plots)
+    if high > LOG_FROM * max(low, 1e-9):
+        for axes in plots:
+            log_axis(axes)
+    else:
+        plots[0].set_ylim(bottom=0)
 
 
-def _models(
-    experiment: Experiment, series: Sequence[Series], options: ModelOptions | None
-) -> list[ModelledSeries]:
-    found, missing = model_experiment(experiment, options or ModelOptions())
-    shown = [each.settings for each in series]
-    modelled = [each for each in found if each.series.settings in shown and len(each.counts()) > 1]
-    if not modelled:
-        reasons = dict.fromkeys(reason for _, reason in missing)
-        raise MissingDataError("; ".join(reasons) or "all runs are on the same number of ranks")
-    return modelled
+def _draw_shares(axes: Axes, each: ModelledSeries) -> None:
+    counts, source = each.counts(), each.source()
+    found = [source.samples(num).phases_s for num in counts]
+    medians = np.array([[np.median(times.get(name, 0.0)) for name in PHASES] for times in found])
+    tops = np.cumsum(100 * medians / medians.sum(axis=1, keepdims=True), axis=1)
+    bottoms = np.hstack([np.zeros((len(counts), 1)), tops[:, :-1]])
+    for i, phase in enumerate(PHASES):
+        if medians[:, i].any():
+            axes.fill_between(
+                counts,
+                bottoms[:, i],
+                tops[:, i],
+                label=phase,
+                facecolor=PHASE_COLORS[i],
+                hatch=PHASE_HATCHES[i],
+                edgecolor="white",
+                linewidth=0.4,
+            )
+    axes.axvline(each.model.rank_counts[-1], color="black", lw=1, ls=":")
+    axes.set_ylim(0, 100)

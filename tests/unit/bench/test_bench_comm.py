@@ -16,7 +16,7 @@ from candle_p1.bench.transports import ALLREDUCE, OPERATIONS, STREAM, Call
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DistributedError, ParameterError
-from candle_p1.modelling.communication import allreduce_of, read_communication
+from candle_p1.modelling.communication import measured_for
 
 SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
 NT3 = GRADIENT_BYTES["NT3"]
@@ -150,10 +150,10 @@ def test_every_transport_is_a_job_whose_fit_models_read(measure, tmp_path):
         assert fit["measured_bytes_per_s"] == pytest.approx(1e9, rel=1e-3)
         assert fit["latency_ci95_s"][0] <= fit["latency_s"] <= fit["latency_ci95_s"][1]
     (tmp_path / "comm.json").write_text(json.dumps(report))
-    chosen = allreduce_of(tmp_path / "comm.json", read_communication(tmp_path / "comm.json"))
+    chosen = measured_for(tmp_path / "comm.json", [])
     assert (chosen.transport, chosen.num_ranks) == ("horovod", 4)
-    assert chosen.latency.value == pytest.approx(1e-5)
-    assert chosen.bandwidth.value == pytest.approx(1e9)
+    assert chosen.latency_s == pytest.approx(1e-5)
+    assert chosen.bandwidth_bytes_per_s == pytest.approx(1e9)
 
 
 def test_what_is_missing_here_is_measured_in_the_other_environment(measure, monkeypatch):

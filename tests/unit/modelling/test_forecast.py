@@ -1,112 +1,124 @@
-"""Forecasts: efficiencies, gains and the best scales, from sources whose answers are known."""
+"""Forecasts: efficiencies, gains, the best scales, and what if, from sources with known answers."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from candle_p1.errors import ModelError, ParameterError
-from candle_p1.modelling.forecast import forecast, parse_ranks
-from candle_p1.modelling.phases import COMPUTE, LOAD
+from candle_p1.errors import ParameterError
+from candle_p1.modelling.forecast import Changes, ForecastSource, best_scale, forecast
+from candle_p1.modelling.laws import COMPUTE, EXPOSED, LOAD, TRANSFER, WAIT
+from candle_p1.modelling.observations import ShapeRule
 from candle_p1.modelling.samples import TimeSamples
+from tests.planted_records import planted_record
+
+RULE = ShapeRule.of([planted_record("nt3", 2, epochs=48, epochs_scaling="strong")])
 
 
-@dataclass
-class Planted:
-    """Loads for some seconds, then shares 64 s of computing; 10 W for each rank."""
+def planted(load_s, is_strong=True, watts=10.0, **kwargs):
+    """Returns what loads for some seconds, then shares 64 s of computing; 10 W for each rank."""
 
-    load_s: float
-    is_strong: bool = True
-    watts: float | None = 10.0
-    base_ranks: int = 1
-    confidence: float | None = 0.9
-    has_ideal: bool = True
-    most: int = 64
-
-    def can_run(self, num_ranks):
-        return self.most % num_ranks == 0
-
-    def samples(self, num_ranks):
-        compute_s = 64 / num_ranks if self.is_strong else 64 * num_ranks**0.1
-        scatter = np.linspace(0.9, 1.1, 101)
-        times = {LOAD: self.load_s * np.ones(101), COMPUTE: compute_s * scatter}
-        powers = None
-        if self.watts:
-            powers = {name: np.full(101, self.watts * num_ranks) for name in times}
+    def samples(num_ranks):
+        compute_s = 64 / num_ranks if is_strong else 64 * num_ranks**0.1
+        times = {LOAD: load_s * np.ones(101), COMPUTE: compute_s * np.linspace(0.9, 1.1, 101)}
+        powers = {name: np.full(101, watts * num_ranks) for name in times} if watts else None
         return TimeSamples(num_ranks, times, powers, max(1.0, num_ranks / 4))
+
+    return ForecastSource(samples, lambda num_ranks: 64 % num_ranks == 0, is_strong, **kwargs)
 
 
 def test_points_have_time_energy_efficiency_and_gain():
-    found = forecast({"slow": Planted(8.0), "fast": Planted(2.0)}, [1, 16], "slow")
-    slow, fast = (
-        next(p for p in found.points if (p.series, p.num_ranks) == (name, 16))
-        for name in ("slow", "fast")
-    )
-    assert slow.time_s.value == pytest.approx(8 + 4)
-    assert (slow.time_s.low, slow.time_s.high) == pytest.approx((8 + 3.64, 8 + 4.36))
-    assert slow.efficiency.value == pytest.approx(72 / 12 / 16)
-    assert slow.energy_j.value == pytest.approx(160 * 12)
-    assert slow.gain is None
-    assert fast.gain.value == pytest.approx(50)
-    assert fast.energy_gain.value == pytest.approx(50)
-    assert fast.extrapolation == 4
-    assert fast.shares == pytest.approx({LOAD: 1 / 3, COMPUTE: 2 / 3})
-    assert fast.to_dict()["gain_percent"]["value"] == pytest.approx(50)
+    found = forecast({"slow": planted(8.0), "fast": planted(2.0)}, [1, 16], "slow")
+    points = {(each["series"], each["ranks"]): each for each in found}
+    slow, fast = points["slow", 16], points["fast", 16]
+    ends = {"value": 8 + 4, "low": 8 + 3.64, "high": 8 + 4.36}
+    assert slow["time_s"] == pytest.approx(ends)
+    assert slow["efficiency"]["value"] == pytest.approx(72 / 12 / 16)
+    assert slow["energy_j"]["value"] == pytest.approx(160 * 12)
+    assert slow["gain_percent"] is slow["energy_gain_percent"] is None
+    assert fast["gain_percent"]["value"] == pytest.approx(50)
+    assert fast["energy_gain_percent"]["value"] == pytest.approx(50)
+    assert (fast["extrapolation"], fast["can_run"]) == (4, True)
+    assert fast["shares"] == pytest.approx({LOAD: 1 / 3, COMPUTE: 2 / 3})
 
 
 def test_the_best_scales_are_those_that_can_run():
-    found = forecast({"slow": Planted(8.0)}, [64])
-    (best,) = found.best
-    assert best.searched == [1, 2, 4, 8, 16, 32, 64]  # 3, 6, 12, … cannot share the epochs
+    best = best_scale("slow", planted(8.0), [64])
+    assert best["searched"] == [1, 2, 4, 8, 16, 32, 64]  # 3, 6, 12, … cannot share the epochs
     # (8 + 64) / (8 + 64 / P) / P is 0.9 on 2 ranks, 0.75 on 4 and 0.56 on 8.
-    assert best.efficient.value == 4
-    assert best.least_energy.value == 1  # more ranks load at their power, too
+    assert best["efficient_ranks"]["value"] == 4
+    assert best["least_energy_ranks"]["value"] == 1  # more ranks load at their power, too
     # P (8 + 64 / P)^2 is least on 8 ranks.
-    assert best.least_energy_delay.value == 8
-    assert best.to_dict()["efficient_ranks"]["value"] == 4
+    assert best["least_energy_delay_ranks"]["value"] == 8
 
 
 def test_weak_scaling_has_an_efficiency_of_its_own():
-    found = forecast({"only": Planted(0.0, is_strong=False)}, [1024])
-    (point,) = found.points
-    assert point.efficiency.value == pytest.approx(0.5)
-    assert not point.can_run
-    assert found.best[0].efficient.value == 32
+    source = planted(0.0, is_strong=False)
+    (point,) = forecast({"only": source}, [1024])
+    assert point["efficiency"]["value"] == pytest.approx(0.5)
+    assert not point["can_run"]
+    assert best_scale("only", source, [1024])["efficient_ranks"]["value"] == 32
 
 
-def test_without_power_there_is_no_energy():
-    found = forecast({"only": Planted(1.0, watts=None)}, [4])
-    assert found.points[0].energy_j is None
-    assert found.best[0].least_energy is None
+def test_what_is_unknown_is_none():
+    source = planted(1.0, watts=None, has_ideal=False)
+    (point,), best = forecast({"only": source}, [4]), best_scale("only", source, [4])
+    assert point["energy_j"] is point["efficiency"] is None
+    assert best["least_energy_ranks"] is best["efficient_ranks"] is None
 
 
 def test_readings_give_the_first_as_value_and_their_span():
-    found = forecast({"only": Planted(0.0, confidence=None)}, [1])
-    time_s = found.points[0].time_s
-    assert (time_s.value, time_s.low, time_s.high) == pytest.approx((57.6, 57.6, 70.4))
-    assert time_s.confidence is None
+    (point,) = forecast({"only": planted(0.0, confidence=None)}, [1])
+    assert point["time_s"] == pytest.approx({"value": 57.6, "low": 57.6, "high": 70.4})
 
 
-def test_without_an_ideal_there_is_no_efficiency():
-    found = forecast({"only": Planted(1.0, has_ideal=False)}, [4])
-    assert found.points[0].efficiency is None
-    assert found.best[0].efficient is None
-    assert found.best[0].least_energy is not None
-    assert found.best[0].to_dict()["efficient_ranks"] is None
+def test_values_are_read():
+    found = Changes.parse(["file_system=2", "network=0.5", "epochs_per_rank=8", "batch_size=40"])
+    assert found == Changes(2.0, 0.5, None, 8, 40)
+    assert str(found).startswith("file system 2 times as fast, network 0.5 times as fast, epochs")
+    assert str(Changes()) == "as it is"
 
 
-def test_nothing_to_predict_from_is_an_error():
-    with pytest.raises(ModelError):
-        forecast({}, [1])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["netwerk=2"], "did you mean 'network'"),
+        (["network"], "network takes a factor"),
+        (["network=fast"], "network takes a factor"),
+        (["network=0"], "more than 0"),
+        (["network=nan"], "more than 0"),
+        (["epochs=1.5"], "epochs takes a whole number"),
+        (["epochs=-1"], "more than 0"),
+        (["epochs=2", "epochs=3"], "given twice"),
+        (["epochs=2", "epochs_per_rank=3"], "only one"),
+    ],
+)
+def test_what_is_not_possible_is_refused(words, message):
+    with pytest.raises(ParameterError, match=message) as caught:
+        Changes.parse(words)
+    assert "--set" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "a", "0", "1,,2", "-4", "1.5", "10000000"])
-def test_lists_of_ranks_are_checked(text):
-    with pytest.raises(ParameterError, match="--ranks"):
-        parse_ranks(text)
+def test_epochs_and_batches_change_the_shape():
+    rule = Changes(epochs_per_rank=8).apply_to(RULE)
+    assert (rule.at(16).epochs, rule.is_strong, rule.can_run(5)) == (8, False, True)
+    assert Changes(epochs=96).apply_to(RULE).at(4).epochs == 24
+    halved = Changes(batch_size=10).apply_to(RULE).at(4)
+    assert (halved.batch_size, halved.steps_per_epoch) == (10, 20)
+    assert halved.samples == RULE.at(4).samples
 
 
-def test_lists_of_ranks_are_sorted():
-    assert parse_ranks("48,1,6,6") == [1, 6, 48]
+def test_a_faster_network_or_file_system_shortens_what_waits_for_it():
+    times = {LOAD: 8.0, WAIT: 4.0, EXPOSED: 4.0, TRANSFER: 2.0, COMPUTE: 10.0}
+    watts = {name: np.full(200, 5.0 if name == LOAD else 10.0) for name in times}
+    known = TimeSamples(4, {n: np.full(200, each) for n, each in times.items()}, watts, 1.0)
+    found = Changes(network=2).apply_to_times(known, None)
+    assert found.total_s[0] == pytest.approx(28 - 3)
+    # Energy is that of the phases that got shorter.
+    assert found.energy_j[0] == pytest.approx(known.energy_j[0] - 30)
+    faster = Changes(file_system=4)
+    phases_s = faster.apply_to_times(known, 0.5).phases_s  # half of loading is reading
+    assert (phases_s[LOAD][0], phases_s[WAIT][0]) == pytest.approx((4 + 1, 2 + 0.5))
+    unknown = faster.apply_to_times(known, None).phases_s[LOAD]
+    assert unknown.min() == pytest.approx(2, abs=0.3)  # all of it is reading
+    assert unknown.max() == pytest.approx(8, abs=0.3)  # nothing is

@@ -7,21 +7,29 @@ from dataclasses import replace
 import pytest
 
 from candle_p1.errors import ModelError, ParameterError
-from candle_p1.modelling.changes import Changes
-from candle_p1.modelling.forecast import PaperSource, forecast
-from candle_p1.modelling.paper import READINGS, PaperModel, check_inputs
-from candle_p1.reports import paper_inputs as module
-from candle_p1.reports.paper_inputs import gains_to_check, inputs_used, paper_inputs
-from candle_p1.reports.prediction import predict_paper
+from candle_p1.modelling.forecast import Changes, forecast
+from candle_p1.modelling.paper import READINGS, paper_source, rest_s
+from candle_p1.reports.forecasts import (
+    MISSING,
+    forecast_paper,
+    gains_to_check,
+    inputs_used,
+    paper_inputs,
+)
 
 
-def gain_of(benchmark, mode, num_ranks, changes=None):
-    inputs = paper_inputs(benchmark)
+def gain_of(benchmark, mode, num_ranks, changes=Changes()):  # noqa: B008
     sources = {
-        loader: PaperSource(inputs, mode, loader, changes or Changes())
+        loader: paper_source(paper_inputs(benchmark), mode, loader, changes)
         for loader in ("original", "chunked")
     }
-    return forecast(sources, [num_ranks], "original").points[1].gain
+    return forecast(sources, [num_ranks], "original")[1]["gain_percent"]
+
+
+def samples(benchmark, mode, loader, num_ranks, **changes):
+    return paper_source(paper_inputs(benchmark), mode, loader, Changes(**changes)).samples(
+        num_ranks
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,23 +46,19 @@ def test_the_printed_gains_follow_from_the_other_numbers(
     benchmark, mode, num_ranks, printed, points
 ):
     gain = gain_of(benchmark, mode, num_ranks)
-    assert gain.value == pytest.approx(printed, abs=points)
-    assert gain.low <= printed <= gain.high  # within the span of all readings
-    assert gain.high - gain.low < 16
-    assert (num_ranks, printed) in {
-        (each.num_ranks, each.percent) for each in gains_to_check(benchmark, mode)
-    }
+    assert gain["value"] == pytest.approx(printed, abs=points)
+    assert gain["low"] <= printed <= gain["high"]  # within the span of all readings
+    assert gain["high"] - gain["low"] < 16
+    checks = gains_to_check(benchmark, mode)
+    assert (num_ranks, printed) in {(each["ranks"], each["printed_percent"]) for each in checks}
 
 
 def test_the_inputs_are_those_that_the_paper_prints():
     nt3 = paper_inputs("nt3")
-    assert (nt3.loading.original, nt3.loading.chunked) == pytest.approx((103.97, 19.55))
+    assert nt3.loading == pytest.approx((103.97, 19.55))
     assert nt3.epochs_s == pytest.approx({1: 10.30, 384: 22, 3072: 30.9})
     assert nt3.loading_in_job_s == 153
-    assert {ranks: (each.original, each.chunked) for ranks, each in nt3.broadcasts_s.items()} == {
-        384: (43.72, 4.65),
-        768: (37.65, 5.3),
-    }
+    assert nt3.broadcasts_s == {384: (43.72, 4.65), 768: (37.65, 5.3)}
     assert (nt3.epochs, nt3.weak_epochs, nt3.weak_gains, nt3.most_ranks) == (
         384, 8, (34.23, 52.44), 3072,
     )  # fmt: skip
@@ -64,14 +68,14 @@ def test_the_inputs_are_those_that_the_paper_prints():
 
 def test_what_is_predicted_is_not_an_input():
     # The gains that are checked may be anything: no prediction changes with them.
-    assert gain_of("nt3", "strong", 384).value == pytest.approx(66.86, abs=0.01)
+    assert gain_of("nt3", "strong", 384)["value"] == pytest.approx(66.86, abs=0.01)
     used = inputs_used("nt3")
     assert not any("67.68" in each for each in used)
     (weak,) = (each for each in used if "34.23" in each)
     assert weak.endswith("of these, only the largest")
     printed = paper_inputs("nt3")
     changed, plain = (
-        PaperModel(inputs, "weak").samples("chunked", 3072).total_s
+        paper_source(inputs, "weak", "chunked", Changes()).samples(3072).total_s
         for inputs in (replace(printed, weak_gains=(1.0, 52.44)), printed)
     )
     assert changed == pytest.approx(plain)
@@ -79,38 +83,32 @@ def test_what_is_predicted_is_not_an_input():
 
 def test_a_printed_gain_at_the_least_scale_is_met_exactly_by_its_reading():
     # With the overhead of the weak runs and an epoch as on one GPU, 52.44 % is what is left.
-    model = PaperModel(paper_inputs("nt3"), "weak")
-    times = {loader: model.samples(loader, 768) for loader in ("original", "chunked")}
-    fixed_s = 8 * 10.30 + model.rest_s()[0]
+    fixed_s = 8 * 10.30 + rest_s(paper_inputs("nt3"), READINGS[0])
     before, after = (
-        sum(each.phases_s[name][0] for name in ("loading", "waiting for the slowest loader"))
-        for each in times.values()
+        sum(times[name][0] for name in ("loading", "waiting for the slowest loader"))
+        for loader in ("original", "chunked")
+        for times in [samples("nt3", "weak", loader, 768).phases_s]
     )
     assert 100 * (before - after) / (before + fixed_s) == pytest.approx(52.44)
 
 
 def test_every_combination_of_readings_is_a_sample():
-    num = 1
-    for each in READINGS.values():
-        num *= len(each)
-    model = PaperModel(paper_inputs("p1b1"), "strong")
-    found = model.samples("original", 48)
-    assert found.total_s.shape == (num,)
+    found = samples("p1b1", "strong", "original", 48)
+    assert found.total_s.shape == (len(set(READINGS)),) == (2 * 2 * 2 * 3 * 3,)
     assert (found.total_s > 0).all()
     assert found.watts is None
 
 
 def test_one_process_has_the_times_of_table_3():
-    found = PaperModel(paper_inputs("nt3"), "strong").samples("original", 1)
-    assert found.phases_s["loading"] == pytest.approx(103.97)
-    assert not found.phases_s["waiting for the slowest loader"].any()
-    assert found.phases_s["computing"] == pytest.approx(384 * 10.3)
+    times = samples("nt3", "strong", "original", 1).phases_s
+    assert times["loading"] == pytest.approx(103.97)
+    assert not times["waiting for the slowest loader"].any()
+    assert times["computing"] == pytest.approx(384 * 10.3)
 
 
 def test_a_faster_file_system_or_network_shortens_what_a_job_takes_in_addition():
-    plain = PaperModel(paper_inputs("nt3"), "weak").samples("original", 3072).phases_s
-    fast = PaperModel(paper_inputs("nt3"), "weak", file_system=2, network=2)
-    found = fast.samples("original", 3072).phases_s
+    plain = samples("nt3", "weak", "original", 3072).phases_s
+    found = samples("nt3", "weak", "original", 3072, file_system=2, network=2).phases_s
     assert found["loading"][0] == pytest.approx(103.97 + (153 - 103.97) / 2)
     assert found["exposed communication"] == pytest.approx(plain["exposed communication"] / 2)
     assert found["computing"] == pytest.approx(plain["computing"])
@@ -118,7 +116,7 @@ def test_a_faster_file_system_or_network_shortens_what_a_job_takes_in_addition()
 
 def test_epochs_can_be_changed_and_batches_cannot():
     more = gain_of("nt3", "weak", 3072, Changes(epochs_per_rank=16))
-    assert more.value < gain_of("nt3", "weak", 3072).value
+    assert more["value"] < gain_of("nt3", "weak", 3072)["value"]
     with pytest.raises(ParameterError, match="--set batch_size"):
         gain_of("nt3", "weak", 3072, Changes(batch_size=40))
 
@@ -126,10 +124,8 @@ def test_epochs_can_be_changed_and_batches_cannot():
 def test_what_the_paper_does_not_print_is_named():
     with pytest.raises(ModelError, match="too little about p1b3"):
         paper_inputs("p1b3")
-    with pytest.raises(ModelError, match="broadcast overheads"):
-        check_inputs(replace(paper_inputs("nt3"), broadcasts_s={}))
-    for benchmark in module.BENCHMARKS:
-        for prediction in predict_paper(benchmark, ("strong", "weak"), [384], Changes()):
-            assert any(note.startswith("not printed: ") for note in prediction.notes)
-            assert any("Table 3" in note for note in prediction.notes)
-            assert prediction.found.points[0].energy_j is None
+    for benchmark in MISSING:
+        for found in forecast_paper(benchmark, ("strong", "weak"), [384], Changes()):
+            assert any(note.startswith("not printed: ") for note in found.notes)
+            assert any("Table 3" in note for note in found.notes)
+            assert found.points[0]["energy_j"] is None

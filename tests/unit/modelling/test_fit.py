@@ -7,17 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from candle_p1.modelling.fitting import choose, nonnegative_least_squares
+from candle_p1.modelling.fit import fit_phase, nonnegative_least_squares
+from candle_p1.modelling.laws import ModelTerm
+from tests.modelled_runs import shape_of
 
-COUNTS = np.array([1.0, 1, 2, 2, 4, 4])
-SIZES = np.array([0, 0, 1, 1, 2, 2])
-CONSTANT = np.ones((6, 1))
-LINEAR = COUNTS[:, None]
-BOTH = np.stack([np.ones(6), COUNTS], axis=1)
+RANKS = np.array([1.0, 1, 2, 2, 4, 4])
+ONE = ModelTerm("one", "s", lambda s: 1)
+LINEAR = ModelTerm("linear", "s", lambda s: s.num_ranks)
+ALIKE = ModelTerm("alike", "s", lambda s: s.num_ranks + (s.num_ranks > 2))
+TRIED = [(ONE,), (LINEAR,), (ONE, LINEAR)]
 
 
-def chosen(values, designs=(CONSTANT, LINEAR, BOTH), sizes=SIZES):
-    return choose(designs, np.atleast_2d(values), sizes, np.random.default_rng(0))
+def fitted(values, tried=TRIED):
+    shapes = [shape_of(int(num)) for num in RANKS[: np.shape(values)[-1]]]
+    random = np.random.default_rng(0)
+    return fit_phase("x", tried, shapes, np.atleast_2d(values), np.ones(len(shapes)), random)
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,33 +46,30 @@ def test_the_solution_meets_the_conditions_of_the_optimum(design, data):
     ("values", "choice", "coefficients"),
     [
         (np.full(6, 3.0), 0, [3.0]),
-        (2 * COUNTS, 1, [2.0]),
-        (5 + 2 * COUNTS, 2, [5.0, 2.0]),
+        (2 * RANKS, 1, [2.0]),
+        (5 + 2 * RANKS, 2, [5.0, 2.0]),
     ],
 )
 def test_the_candidate_that_extrapolates_is_chosen(values, choice, coefficients):
-    found = chosen(values + np.array([1, -1, 1, -1, 1, -1]) * 1e-3)
-    assert found.choices[0] == choice
+    found = fitted(values + np.array([1, -1, 1, -1, 1, -1]) * 1e-3)
+    assert found.chosen == TRIED[choice]
     assert found.coefficients[choice][0] == pytest.approx(coefficients, abs=1e-2)
-    rows = [np.array([1.0]), np.array([8.0]), np.array([1.0, 8.0])]
-    expected = float(np.array(coefficients) @ rows[choice])
-    assert found.values(rows)[0] == pytest.approx(expected, abs=0.02)
+    expected = values[-1] + 4 * (values[-1] - values[0]) / 3
+    assert found.at(shape_of(8))[0] == pytest.approx(expected, abs=0.02)
 
 
 def test_candidates_that_these_runs_do_not_determine_are_left_out():
-    alone = np.array([0, 0])
-    found = chosen([4.0, 5.0], [BOTH[:2], CONSTANT[:2]], alone)
+    found = fitted([4.0, 5.0], [(ONE, LINEAR), (ONE,)])
     assert found.coefficients[0] is None
-    assert found.choices[0] == 1
+    assert found.chosen == (ONE,)
     with pytest.raises(ValueError, match="no candidate"):
-        chosen([4.0, 5.0], [BOTH[:2]], alone)
+        fitted([4.0, 5.0], [(ONE, LINEAR)])
 
 
 def test_samples_choose_at_random_between_what_cannot_be_told_apart():
     # Both are the same at the sizes that ran, and differ elsewhere.
-    values = np.tile([2.0, 2.1, 4.0, 4.1], (400, 1))
-    designs = [COUNTS[:4, None], COUNTS[:4, None].copy()]
-    found = choose(designs, values, SIZES[:4], np.random.default_rng(0))
+    found = fitted(np.tile([2.0, 2.1, 4.0, 4.1], (400, 1)), [(LINEAR,), (ALIKE,)])
     assert found.choices[0] == 0
-    assert found.alike() == [0, 1]
+    assert found.rivals == [(ALIKE,)]
     assert 0.4 < found.choices.mean() < 0.6
+    assert len(np.unique(found.at(shape_of(8)).round(6))) == 2

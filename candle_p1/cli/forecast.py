@@ -1,0 +1,119 @@
+"""candle-p1 forecast: time, energy, scaling efficiency and gains at sizes that were not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from candle_p1.cli.base import (
+    Command,
+    NumberList,
+    complete_machine,
+    json_option,
+    read_runs,
+    write_json,
+)
+from candle_p1.cli.model import comm_option
+from candle_p1.errors import ModelError, ParameterError
+
+
+@click.command(
+    "forecast",
+    cls=Command,
+    examples=[
+        "candle-p1 forecast nt3 --machine summit --ranks 384,3072",
+        "candle-p1 forecast nt3 --ranks 8,16 --from output",
+        "candle-p1 forecast nt3 --machine summit --ranks 3072 --mode weak --set network=2",
+    ],
+)
+@click.argument("benchmark")
+@click.option(
+    "--machine",
+    shell_complete=complete_machine,
+    help="The machine. With --from, its ranks per node are used, by default those of the runs."
+    " Without, it has to be summit: the paper's published values are used.",
+)
+@click.option(
+    "--ranks",
+    type=NumberList(10**6),
+    required=True,
+    help="Numbers of ranks, such as 384,3072.",
+)
+@click.option(
+    "--from",
+    "directories",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A directory of runs to predict from; may be given several times.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(("strong", "weak", "batch")),
+    help="The mode of scaling; by default all for which there is something to predict from.",
+)
+@comm_option
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What if: file_system or network faster by a factor, or other epochs, epochs_per_rank"
+    " or batch_size; may be given several times.",
+)
+@json_option("the forecasts")
+def command(
+    benchmark: str,
+    machine: str | None,
+    ranks: list[int],
+    directories: tuple[Path, ...],
+    mode: str | None,
+    comm: Path | None,
+    changes: tuple[str, ...],
+    json_file: Path | None,
+) -> None:
+    """Predict time, energy, scaling efficiency and the gain of each loader on numbers of ranks.
+
+    Also said is the largest scale that holds a scaling efficiency of 70 %, and the numbers of ranks
+    that take the least energy and the least product of energy and time. All have intervals. Without
+    --from, the paper's printed values are used, and the gains that it prints are shown beside.
+    """
+    from candle_p1.cluster.machine import load_machine
+    from candle_p1.modelling.communication import measured_for
+    from candle_p1.modelling.forecast import Changes
+    from candle_p1.reports.experiments import MODES
+    from candle_p1.reports.forecasts import PAPER_MODES, forecast_paper, forecast_runs
+    from candle_p1.training.screen import Screen
+
+    screen = Screen()
+    ranks, changed = sorted(ranks), Changes.parse(changes)
+    if directories:
+        per_node = (load_machine(machine).ranks_per_node or None) if machine else None
+        runs = read_runs(directories, screen).runs
+        allreduce_s = measured_for(comm, [r.record for r in runs]).allreduce_s if comm else None
+        modes = (mode,) if mode else tuple(MODES)
+        found = forecast_runs(runs, benchmark, modes, ranks, changed, per_node, allreduce_s)
+        if per_node:
+            screen.say(
+                f"--machine {machine}: {per_node} ranks on each node; all rates and powers are"
+                " still those of the machine of the runs"
+            )
+    elif comm:
+        raise ParameterError("--comm is used with --from DIR: published values have no use for it")
+    elif machine != "summit":
+        raise ModelError(
+            f"--machine {machine}: the paper prints enough only for summit; give runs with"
+            " --from DIR"
+            if machine
+            else "give runs with --from DIR, or --machine summit for the paper's values"
+        )
+    elif mode == "batch":
+        raise ModelError("--mode batch: the paper prints enough only for strong and weak")
+    else:
+        found = forecast_paper(benchmark, (mode,) if mode else PAPER_MODES, ranks, changed)
+    for each in found:
+        for table in each.tables():
+            screen.say(table.to_rich())
+        for line in (*each.published, *each.notes):
+            screen.say(line)
+    write_json(json_file, [each.to_dict() for each in found])
