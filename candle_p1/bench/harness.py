@@ -135,8 +135,8 @@ class Comparison:
     """What is compared, and under which conditions: the fields are options of the command."""
 
     examples: ClassVar[Sequence[str]] = ()
-    columns: ClassVar[Columns]
-    """The table of results; see `table`."""
+    columns: ClassVar[Columns] = {"variant": "variant", "median (s)": "median_s"}
+    """The table of results, before their spread; see `table`."""
 
     def jobs(self) -> list[Job]:
         """Returns the jobs in their order; raises CandleError if an option is wrong."""
@@ -188,7 +188,7 @@ class Comparison:
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
         """Yields the lines and tables that show a report."""
-        yield table(report["results"], self.columns)
+        yield table(report["results"], {**self.columns, "{spread} (s)": interval})
         yield from remarks(report)
 
     def draw(self, report: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -11,7 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.conftest import await_end, wait_until
+from tests.conftest import ROOT, await_end, wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -298,3 +299,22 @@ def test_a_run_that_fails_ends_the_comparison_with_its_error(execute, tmp_path):
     assert code == 2
     assert output.startswith("error: candle-p1 run: ")
     assert "nt_train2.csv, line 2, column 2: " in output
+
+
+def test_a_verb_is_one_module_as_the_documentation_shows(execute, tmp_path):
+    page = (ROOT / "docs/architecture.md").read_text()
+    (program,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "VERB" in each)
+    assert len(program.splitlines()) <= 40
+    (tmp_path / "sort.py").write_text(program)
+    here = f"import candle_p1.bench\ncandle_p1.bench.__path__.append({str(tmp_path)!r})\n"
+    (tmp_path / "sitecustomize.py").write_text(here)
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    argv = ["sort", "--size", "100", "--rounds", "2", "--json", "sort.json"]
+    code, output = execute([*LOAD[:-1], *argv], env=env)
+    assert code == 0, output
+    results = json.loads((tmp_path / "sort.json").read_text())["results"]
+    assert [(each["variant"], each["repeats"]) for each in results] == [
+        ("quicksort", 2),
+        ("stable", 2),
+    ]
+    assert "quicksort" in output

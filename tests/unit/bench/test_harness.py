@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 
@@ -17,8 +16,6 @@ from candle_p1.records.tables import as_cells
 
 @dataclass(kw_only=True)
 class Sort(Comparison):
-    columns: ClassVar = {"variant": "variant", "{spread}": harness.interval}
-
     def jobs(self):
         return rounds([Job(name, BenchTask()) for name in ("quick", "merge")], 6)
 
@@ -37,8 +34,8 @@ def test_a_job_takes_as_long_as_its_slowest_rank(compare):
     assert {"command", "started", "machine"} <= set(report)
     (times,) = Sort().render(report)
     heads, rows = as_cells(times)
-    assert heads == ["variant", "95 % interval"]
-    assert rows == [("quick", "0.500 to 11.0"), ("merge", "1.00 to 10.0")]
+    assert heads == ["variant", "median (s)", "95 % interval (s)"]
+    assert rows == [("quick", "5.50", "0.500 to 11.0"), ("merge", "5.50", "1.00 to 10.0")]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
