@@ -55,7 +55,7 @@ def test_variants_with_other_values_are_not_compared(compare, wrong):
 
 
 def test_cells_show_three_digits_and_what_is_missing():
-    columns: ClassVar = {"a": "a", "b": lambda row: row["b"], "c": "c"}
+    columns = {"a": "a", "b": lambda row: row["b"], "c": "c"}
     row = {"a": 1234.5, "b": None, "c": 12345}
     assert as_cells(table([row], columns))[1] == [("1,234", "not measured", "12345")]
     assert harness.format_significant(0.012345) == "0.0123"
