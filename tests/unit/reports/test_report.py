@@ -1,0 +1,172 @@
+"""The report as pages, tables and files, and the command that writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import xml.etree.ElementTree as ET
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from candle_p1 import cli
+from candle_p1.errors import ParameterError, RecordError
+from candle_p1.reports.frame import Run, Runs
+from candle_p1.reports.render import Page, ReportTable, Section, Statement, render_page
+from candle_p1.reports.report import make_report
+from candle_p1.reports.statistics import estimate_median
+from tests.planted_records import plant, plant_study, planted_record
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli.cli, ["report", *(str(word) for word in words)])
+
+
+def sections_of(*records):
+    runs = tuple(Run(Path(f"{i}.json"), record) for i, record in enumerate(records))
+    page, _ = make_report(Runs(runs, {}))
+    return page.all_sections
+
+
+def rows_of(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    plant_study(directory, 2, (1, 2))
+    plant(directory, "nt3", 2, status="failed", loader="original")
+    (directory / "bad").mkdir()
+    (directory / "bad/run.json").write_text("[")
+    out = tmp_path_factory.mktemp("out")
+    return invoke(directory, "-o", out), out
+
+
+def test_the_command_writes_page_figures_and_tables(written):
+    result, out = written
+    assert result.exit_code == 0, result.output
+    assert "bad/run.json: line 1: not JSON" in result.output
+    assert result.output.endswith("index.html: 9 runs, 10 figures\n")
+    names = (
+        "communication", "energy", "epochs", "improvement", "loaders", "parts", "performance",
+        "quality", "ranks", "scaling",
+    )  # fmt: skip
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        f"nt3-strong-{name}.{ending}" for name in names for ending in ("png", "svg")
+    }
+    for path in (out / "figures").glob("*.svg"):
+        root = ET.fromstring(path.read_text())
+        assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 3
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_hold_the_planted_numbers(written):
+    _, out = written
+    first, second, *_ = rows_of(out / "tables/nt3-strong-times.csv")
+    assert (first["series"], first["ranks"], first["runs"]) == ("loader original", "1", "2")
+    assert float(first["data loading (s)"]) == pytest.approx(9.005)
+    assert float(first["data loading (s), low"]) == pytest.approx(9.0)
+    assert first["data loading (s), confidence"] == "0.5"
+    assert (first["not finished"], second["not finished"]) == ("0", "1")
+    row = rows_of(out / "tables/nt3-strong-training.csv")[0]
+    assert float(row["training rate (samples/s)"]) == pytest.approx(200)
+    assert float(row["first step (s)"]) == 0.5
+    row = rows_of(out / "tables/nt3-strong-shares.csv")[0]
+    assert sum(float(v) for k, v in row.items() if k.endswith("(%)")) == pytest.approx(
+        100, rel=0.01
+    )
+    assert "published: Summit, Table 3" in (out / "tables/nt3-strong-loading.md").read_text()
+    assert (out / "runs.parquet").exists() == bool(find_spec("pyarrow"))
+    (failed,) = (each for each in rows_of(out / "tables/runs.csv") if each["status"] == "failed")
+    assert failed["remark"] == "rank 0 died"
+    assert len(rows_of(out / "tables/unreadable.csv")) == 1
+
+
+def test_the_page_says_what_is_missing(written):
+    _, out = written
+    text = (out / "index.html").read_text()
+    for words in ("9 runs: 1 failed and 8 ok.", "1 record cannot be read", "Not drawn: "):
+        assert words in text, words
+    assert "no runs differ in --batch_scaling" in text
+    # Nothing that the paper's method gains stands beside another loader.
+    assert "67.68 %" not in text
+
+
+def test_failed_runs_alone_make_a_report(tmp_path):
+    plant(tmp_path, "p1b1", 2, status="failed")
+    result = invoke(tmp_path, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out/index.html").read_text()
+    assert "rank 0 died" in text
+    assert "nothing can be said" in text
+
+
+def test_errors_name_the_directory(tmp_path, monkeypatch, capsys):
+    assert isinstance(invoke(tmp_path, "-o", tmp_path / "out").exception, RecordError)
+    plant(tmp_path, "nt3", 1)
+    (tmp_path / "file").write_text("")
+    result = invoke(tmp_path, "-o", tmp_path / "file/out")
+    assert isinstance(result.exception, ParameterError)
+    assert str(tmp_path / "file") in str(result.exception)
+    monkeypatch.setattr(sys, "argv", ["candle-p1", "report", str(tmp_path / "no"), "-o", "x"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert str(tmp_path / "no") in capsys.readouterr().err
+
+
+def test_a_table_is_markdown_csv_and_a_table_on_the_screen():
+    rows = (("a|b", 1200, 0.5, estimate_median([1.0, 3.0]), None), ("=c", 2, None, None, None))
+    table = ReportTable("t", "Title", ("name", "num", "s", "median (s)", "empty"), rows, ("note",))
+    table = table.without_empty_columns()
+    assert table.headings == ("name", "num", "s", "median (s)")
+    assert table.texts == [["a|b", "1,200", "0.500", "2.00 [1.00 to 3.00]"], ["=c", "2", "-", "-"]]
+    assert "| a\\|b | 1,200 | 0.500 | 2.00 [1.00 to 3.00] |" in table.to_markdown()
+    lines = list(csv.reader(io.StringIO(table.to_csv())))
+    assert lines[0][4:] == [f"median (s), {end}" for end in ("low", "high", "confidence", "runs")]
+    assert lines[1][1:] == ["1200", "0.5", "2.0", "1.0", "3.0", "0.5", "2"]
+    assert lines[2] == ["'=c", "2", "", "", "", "", "", ""]
+    shown = table.to_rich()
+    assert [column.justify for column in shown.columns] == ["left", "right", "right", "right"]
+    assert ReportTable.from_rich(shown).texts == table.texts
+
+
+def test_a_page_shows_each_thing_once_and_escapes_it():
+    table = ReportTable("s", "T", ("a",), [("<i>",)], ["published (X): 1"])
+    said = [Statement("what", ["<b>"], "s")]
+    inner = Section("s", "T", statements=said, tables=[table], missing=[("curve", "no data")])
+    text = render_page(Page("P", sections=[Section("o", "O", notes=["n"], sections=[inner])]))
+    for words in ("<h1>P</h1>", 'id="o"', "&lt;b&gt;", "&lt;i&gt;", "Not drawn: curve (no data)."):
+        assert text.count(words) == 1, words
+    assert '<p class="published">published (X): 1</p>' in text
+    assert text.count('id="s"') == 1
+
+
+def test_a_benchmark_of_another_author_has_a_report():
+    sections = sections_of(planted_record("tc1", 1, epochs=4, quality={"r2": 0.5}))
+    assert any(each.title.startswith("TC1, strong scaling") for each in sections)
+    tables = [table for section in sections for table in section.tables]
+    assert any("test r2" in table.headings for table in tables)
+
+
+def test_diverged_models_do_not_prevent_a_report():
+    records = [
+        planted_record("p1b1", num, epochs=4, rng_seed=seed, quality={"loss": None})
+        for num in (1, 2)
+        for seed in (0, 1)
+    ]
+    sections = {each.slug: each for each in sections_of(*records)}
+    section = sections["p1b1-strong"]
+    assert any("4 runs diverged" in note for note in section.notes)
+    assert "Quality against ranks" in dict(section.missing)
+
+
+def test_a_list_of_runs_says_what_is_special_about_each():
+    records = [planted_record(), planted_record(training={"traced": True, "profiled": True})]
+    (runs,) = (each for each in sections_of(*records) if each.slug == "runs")
+    remarks = [row[-1] for row in runs.tables[0].rows]
+    assert remarks == ["", "traced by Horovod's timeline and profiled"]
