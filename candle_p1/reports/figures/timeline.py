@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.errors import DataError
+from candle_p1.errors import DataError, RecordError
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
 from candle_p1.reports.drawing import (
     CHARACTER_INCHES,
@@ -17,23 +19,17 @@ from candle_p1.reports.drawing import (
     legend_below,
     new_figure,
 )
+from candle_p1.reports.frame import PhaseSpan, Run
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.timeline.activities import NEGOTIATE, OPERATIONS, TRANSFER
-from candle_p1.reports.timeline.coverage import CommunicationRow, read_coverage
-from candle_p1.reports.timeline.events import US_PER_S
-from candle_p1.reports.timeline.tracks import origin_s
+from candle_p1.reports.timeline.events import NEGOTIATE, OPERATIONS, TRANSFER, US_PER_S, Activity
+from candle_p1.reports.timeline.steps import CoverageUnion
+from candle_p1.reports.timeline.summary import TimelineSummary, summarize
 from candle_p1.reports.words import number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from candle_p1.reports.frame import PhaseSpan, Run
-    from candle_p1.reports.timeline.broadcast import BroadcastOverhead
-    from candle_p1.reports.timeline.coverage import Coverage, CoverageUnion
 
 WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 8.0, 0.2, 0.55
 PHASES, OVERHEAD = "phases of rank 0", "broadcast overhead"
@@ -55,25 +51,16 @@ STEP = 0.05
 
 @dataclass(frozen=True)
 class TracedRun:
-    """A run with what its timeline says.
+    """A run, by the name that it has in the figure, with what its timeline says.
 
-    Attributes:
-        name: What it is called in the figure.
-        zero_s: When the timeline's clock was 0, in seconds from the start of the run.
-        phases: Those of the run, without their parts.
+    `zero_s` is when the timeline's clock was 0, in seconds from the start of the run.
     """
 
     name: str
     run: Run
-    coverage: Coverage
+    timeline: TimelineSummary
     zero_s: float
     phases: Sequence[PhaseSpan]
-
-    @property
-    def overhead(self) -> BroadcastOverhead | None:
-        """The broadcast overhead; None where nothing was broadcast."""
-        broadcast = self.coverage.broadcast
-        return broadcast.after(self.run["broadcast_wait_s"] or 0.0) if broadcast else None
 
 
 def read_traced(name: str, run: Run) -> TracedRun:
@@ -83,21 +70,40 @@ def read_traced(name: str, run: Run) -> TracedRun:
         MissingDataError: The timeline is missing, damaged or empty.
         RecordError: The record does not say when the run started, or its raw values are damaged.
     """
+    run = Run(run.path, run.record)
     path = run.timeline_file
     if path is None:
         raise MissingDataError(f"{run.place}: the timeline of this run is not beside its record")
     try:
-        coverage = read_coverage(path)
+        timeline = summarize(path)
     except DataError as error:
         # A record names any file; what is in one that is no timeline is not shown.
         reason = str(error) if path.parent == run.path.parent else "is not a timeline"
         raise MissingDataError(f"{run.place}: {path}: {reason}") from error
-    zero_s = origin_s(run, coverage.origin_epoch_us)
-    if zero_s is None or not coverage.rows:
+    if timeline.origin_epoch_us is None or not timeline.rows:
         raise MissingDataError(f"{run.place}: its timeline is empty")
-    return TracedRun(
-        name, run, coverage, zero_s, [each for each in run.phase_spans() if not each.within]
-    )
+    zero_s = origin_s(run, timeline.origin_epoch_us)
+    phases = [each for each in run.phase_spans() if not each.within]
+    return TracedRun(name, run, timeline, zero_s, phases)
+
+
+def origin_s(run: Run, epoch_us: int) -> float:
+    """Returns in seconds from the start of a run when its timeline's clock was 0.
+
+    It follows from `epoch_us`, the time of day at that moment, which the record of a traced run
+    relates to the run's own clock, exact to microseconds; without that, from the time of day at
+    which the run started, to a millisecond.
+
+    Raises:
+        RecordError: The record does not say when the run started.
+    """
+    anchor = run.record.timeline
+    if anchor:
+        return anchor.anchor_s + (epoch_us - anchor.anchor_epoch_us) / US_PER_S
+    try:
+        return epoch_us / US_PER_S - datetime.fromisoformat(run.record.started).timestamp()
+    except ValueError as error:
+        raise RecordError(f"{run.place}: started {run.record.started!r} is not a time") from error
 
 
 def timeline_caption(_runs: Sequence[TracedRun]) -> str:
@@ -116,26 +122,26 @@ def timeline_caption(_runs: Sequence[TracedRun]) -> str:
 
 def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
     """Draws a panel for each run, one above the other, with a common time axis."""
-    rows = sorted({row for each in runs for row in each.coverage.rows}, key=_order)
+    rows = sorted({row for each in runs for row in each.timeline.rows}, key=_order)
     labels = [PHASES, OVERHEAD, *map(_label, rows)]
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * len(labels))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
-    end_s = max(each.run["total_s"] or each.zero_s + each.coverage.end_s for each in runs)
+    end_s = max(each.run["total_s"] or each.zero_s + each.timeline.end_s for each in runs)
     for axes, each in zip(plots, runs, strict=True):
         axes.set_xlim(0, end_s)
         axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.grid(visible=False)
         axes.tick_params(axis="y", length=0)
-        truncated = "; its timeline is truncated" if each.coverage.cut else ""
+        truncated = "; its timeline is truncated" if each.timeline.cut else ""
         ranks = count(each.run["num_ranks"], "rank")
         axes.set_title(fill(f"{each.name}, {ranks}{truncated}", TITLE_CHARACTERS), fontsize=9)
         _draw_phases(axes, each.phases, end_s)
         _draw_overhead(axes, each, end_s)
         for i, row in enumerate(rows, 2):
-            if row in each.coverage.rows:
-                color = COLORS.get(row.operation, GREEN)
-                _draw_row(axes, i, each.coverage.rows[row], each.zero_s, color)
+            if row in each.timeline.rows:
+                color = COLORS.get(row.operation or "", GREEN)
+                _draw_row(axes, i, each.timeline.rows[row], each.zero_s, color)
     for label, look in LOOKS.items():
         plots[0].barh(0, 0, label=label, **look)
     plots[-1].set_xlabel("seconds since the start of the run")
@@ -143,19 +149,19 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
     return figure
 
 
-def _order(row: CommunicationRow) -> tuple[bool, int, int, str]:
+def _order(row: Activity) -> tuple[bool, int, int, str]:
     """Sort key: the broadcast first, then the allreduce; negotiation before operation."""
     operations = ["broadcast", *OPERATIONS.values()]
     known = row.operation in operations
     stages = [NEGOTIATE, row.operation, TRANSFER]
-    place = operations.index(row.operation) if known else 0
-    return not known, place, stages.index(row.kind), row.library
+    place = operations.index(row.operation or "") if known else 0
+    return not known, place, stages.index(row.kind), row.library or ""
 
 
-def _label(row: CommunicationRow) -> str:
+def _label(row: Activity) -> str:
     if row.kind == row.operation:
         return row.operation
-    return f"{row.operation}: {STAGES[row.kind]} {row.library}".rstrip()
+    return f"{row.operation}: {STAGES[row.kind]} {row.library or ''}".rstrip()
 
 
 def _draw_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
@@ -172,10 +178,12 @@ def _draw_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
 
 def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
     """Draws the waiting and the broadcast in the second row, with their seconds beside them."""
-    phases, broadcast, whole = each.run.record.phases, each.coverage.broadcast, each.overhead
-    wait = (phases["broadcast"].parts or {}).get("wait") if "broadcast" in (phases or {}) else None
-    if broadcast is None or whole is None:
+    broadcast = each.timeline.broadcast
+    if broadcast is None:
         return
+    whole = broadcast.after(each.run["broadcast_wait_s"] or 0.0)
+    phase = (each.run.record.phases or {}).get("broadcast")
+    wait = (phase.parts or {}).get("wait") if phase else None
     first_s = each.zero_s + broadcast.begin_s
     last_s = first_s + broadcast.overhead_s
     spans = [
@@ -192,10 +200,9 @@ def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
         f" {number(whole.broadcast_s)} s broadcasting"
     )
     is_left = last_s + _width_s(text, end_s) > end_s and first_s > end_s - last_s
-    place = (first_s, 1) if is_left else (last_s, 1)
     axes.annotate(
         text,
-        place,
+        (first_s if is_left else last_s, 1),
         xytext=(-4 if is_left else 4, 0),
         textcoords="offset points",
         ha="right" if is_left else "left",

@@ -11,6 +11,17 @@ A process (``pid``) is a tensor, named when it first appears. ``ts`` is in whole
 ``hvd.init`` and never decreases, because one lock orders all events. Only the naming of a process
 ends a line, so nearly all of a file is a single line. After each event the array is closed with
 "]", which the next event overwrites; a run that is killed leaves what had been flushed.
+
+For every tensor Horovod logs the negotiation (from the first rank that is ready to the last), then
+the operation itself (from the end of the negotiation), and within the operation its activities, one
+after the other::
+
+    NEGOTIATE_ALLREDUCE
+    ALLREDUCE
+      QUEUE                      waiting for the accelerator's stream
+      MEMCPY_IN_FUSION_BUFFER
+      NCCL_ALLREDUCE             performed by a communication library
+      MEMCPY_OUT_FUSION_BUFFER
 """
 
 from __future__ import annotations
@@ -20,15 +31,14 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from candle_p1.errors import DataError
 from candle_p1.files import open_regular_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Event = dict[str, Any]
 
@@ -41,27 +51,62 @@ MAX_US = 2**62
 ORIGIN_KEY = "start_time_since_epoch_in_micros"
 GZIP_MAGIC = b"\x1f\x8b"
 
+OPERATIONS = {
+    name: name.lower()
+    for name in "ALLREDUCE ALLGATHER BROADCAST ALLTOALL REDUCESCATTER JOIN BARRIER".split()
+} | {"ADASUM": "allreduce"}
+LIBRARIES = ("NCCL", "MPI", "GLOO", "CCL", "DDL")
+LIBRARY_OPERATIONS = OPERATIONS | {"BCAST": "broadcast", "REDUCE": "reduce"}
+"""By the last word of the name: NCCL_BCAST, MPI_CROSS_ALLGATHER."""
+NEGOTIATE, TRANSFER = "negotiate", "transfer"
+KINDS_BY_WORD = {"QUEUE": "queue", "WAIT": "wait", "MEMCPY": "memcpy", "COPY": "memcpy"}
+KINDS_BY_WORD |= {"INIT": "setup", "ALLOCATE": "setup"}
+"""By the first word of the name: WAIT_FOR_DATA, INIT_NCCL."""
+
 # A file system that lost the end of a file may have left zeros.
 _SOMETHING = re.compile(r"[^\s,\0\ufeff]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[][{}]")
 
 
+class Activity(NamedTuple):
+    """The meaning of an event's name.
+
+    Attributes:
+        name: As in the file.
+        kind: "negotiate"; the operation ("allreduce", "broadcast", ...), which lasts from the end
+            of its negotiation; or, within an operation, "queue", "wait" (for a tensor's data),
+            "memcpy", "setup" (of buffers and communicators), "transfer" (by a library) or "other".
+        operation: The operation that is negotiated or performed; else None.
+        library: The communication library that performs it; else None.
+    """
+
+    name: str
+    kind: str
+    operation: str | None = None
+    library: str | None = None
+
+
+@cache
+def classify(name: str) -> Activity:
+    """Returns the meaning of an event's name; an unknown name is of kind "other"."""
+    if name in OPERATIONS:
+        return Activity(name, OPERATIONS[name], OPERATIONS[name])
+    first, _, rest = name.partition("_")
+    if first == "NEGOTIATE":
+        return Activity(name, NEGOTIATE, OPERATIONS.get(rest, rest.lower()))
+    operation = LIBRARY_OPERATIONS.get(name.rpartition("_")[2])
+    if first in LIBRARIES and operation:
+        return Activity(name, TRANSFER, operation, first)
+    return Activity(name, KINDS_BY_WORD.get(first, "other"))
+
+
 class EventReader:
     """Reads a timeline, plain or gzipped, as a stream in constant memory.
-
-    ::
-
-        reader = EventReader(path)
-        for event in reader:
-            ...
 
     A truncated file is read to its last complete event. Every event is guaranteed to have "ph"; a
     "name" that is text, except in "E"; an integer "ts", except in metadata ("M"); an integer "pid",
     except in "i", a mark that belongs to no tensor; and "args", if present, is an object.
-
-    Args:
-        path: The file.
 
     Attributes:
         cut: Whether the array is not closed; known at the end.
@@ -132,16 +177,6 @@ class EventReader:
             f" unexpected text after {self.num_events:,} events: {text[:60]!r}",
             self.path,
         )
-
-
-def read_origin_epoch_us(path: Path) -> int | None:
-    """Returns the time of day at the clock's 0 from a timeline's first event; None if it lacks it.
-
-    Raises:
-        DataError: The file cannot be read or is not a timeline.
-    """
-    first = next(iter(EventReader(path)), None)
-    return None if first is None else origin_epoch_us(first)
 
 
 def origin_epoch_us(event: Event) -> int | None:

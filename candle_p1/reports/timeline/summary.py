@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-from candle_p1.reports.timeline.activities import NEGOTIATE, TRANSFER, Activity, classify
-from candle_p1.reports.timeline.broadcast import BroadcastOverhead, InitialBroadcast
-from candle_p1.reports.timeline.events import US_PER_S, EventReader, origin_epoch_us
-from candle_p1.reports.timeline.intervals import RunningUnion
-from candle_p1.reports.timeline.messages import Message, MessageStatistics, tensor_bytes
-from candle_p1.reports.timeline.steps import GradientStep, Steps
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from candle_p1.reports.timeline.events import Event
+from candle_p1.reports.timeline.events import (
+    LIBRARY_OPERATIONS,
+    NEGOTIATE,
+    TRANSFER,
+    US_PER_S,
+    Activity,
+    Event,
+    EventReader,
+    classify,
+    origin_epoch_us,
+)
+from candle_p1.reports.timeline.steps import (
+    BroadcastOverhead,
+    CoverageUnion,
+    GradientStep,
+    InitialBroadcast,
+    RunningUnion,
+    Steps,
+)
 
 GRADIENT = r"(^|/)gradient\.\d+\."
 """How `candle_p1.distributed.horovod` names gradients."""
 
 RANK = re.compile(r"[0-9]{1,9}")
-DESCRIBED = ("kind", "operation", "library")
 MAX_UNFINISHED = 100
 """The number shown of the events that had not ended when the timeline did."""
+MAX_DIMENSIONS = 16
+DRAWN = frozenset(LIBRARY_OPERATIONS.values())
+"""The operations that Horovod has; a file from elsewhere may name any number of others."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +47,16 @@ class TimelineSummary:
     """The summary of a timeline. Times are in seconds on its own clock.
 
     Attributes:
-        path: The file.
-        num_events: The number of events in it.
         cut: Whether the array is not closed: the run was killed, or is still running.
         origin_epoch_us: The time of day at which the clock was 0; None where the file lacks it.
-        begin_s: When the first event is.
-        end_s: When the last event is.
-        kinds: By kind (`activities.Activity.kind`): the length of the union of all intervals
+        kinds: By kind (`events.Activity.kind`): the length of the union of all intervals
             (`union_s`), their number, one for each tensor (`num`), `first_s` and `last_s`.
         libraries: The same for the transfers of each communication library.
         activities: The same by the names in the file, with kind, operation and library.
-        messages: By the activity of a library: `messages.MessageStatistics`.
+        messages: By the activity of a library: its messages, by size.
         tensors: In the order of appearance: totals over a tensor's operations. A tensor in a fused
             message counts the message's whole time, so these must not be added up over tensors.
-        num_steps: Rounds of allreduces of the gradients, see `steps`.
+        num_steps: Rounds of allreduces of the gradients, see `steps.Steps`.
         steps: Columns with a value for each step.
         broadcast: The paper's broadcast overhead; None without a broadcast.
         ranks: By rank, how often it took part in a negotiation, how often as the last one, and how
@@ -56,6 +65,7 @@ class TimelineSummary:
         unfinished: The first events that had not ended, with their tensors: what a run that hung
             was waiting for.
         num_unmatched: End events without a begin event.
+        rows: When the activities that a figure shows take place, by `Activity` without a name.
     """
 
     path: str
@@ -75,18 +85,17 @@ class TimelineSummary:
     ranks: dict[int, dict[str, Any]]
     unfinished: list[dict[str, Any]]
     num_unmatched: int
+    rows: dict[Activity, CoverageUnion] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the summary as plain values for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "rows"}
 
 
 def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
     """Reads a timeline once; returns its summary. Only a row per tensor and step is kept in memory.
 
-    Args:
-        path: The file, plain or gzipped; it may be truncated.
-        gradients: A regular expression found in the names of gradients and of nothing else.
+    `gradients` is a regular expression found in the names of gradients and of nothing else.
 
     Raises:
         DataError: The file cannot be read or is not a timeline.
@@ -98,6 +107,79 @@ def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
     return walk.finish(reader)
 
 
+def tensor_bytes(args: Mapping[str, Any]) -> int | None:
+    """Returns the size that the end of an operation states as dtype and shape; None if it does not.
+
+    `args` are such as ``{"dtype": "float32", "shape": "[20, 1, 128]"}``.
+    """
+    if "dtype" not in args or "shape" not in args:
+        return None
+    return _size(str(args["dtype"]), str(args["shape"]))
+
+
+@lru_cache(maxsize=4096)
+def _size(dtype: str, shape: str) -> int:
+    bits = re.search(r"\d{1,3}$", dtype)  # float16, bfloat16, int8, ...; "bool" has none
+    lengths = map(int, re.findall(r"\d{1,12}", shape)[:MAX_DIMENSIONS])
+    return (int(bits[0]) // 8 if bits else 1) * math.prod(lengths)
+
+
+@dataclass(slots=True)
+class _Message:
+    """The tensors, fused by Horovod, that a communication library receives in one call.
+
+    They log the library's activity one after the other: first all begin events, then all end
+    events. A begin that follows an end therefore belongs to another message. A tensor's type and
+    shape are logged when its operation ends, but not for broadcasts.
+    """
+
+    name: str
+    begin_us: int
+    end_us: int | None = None  # of the latest tensor
+    num_tensors: int = 0
+    sizes: list[int | None] = field(default_factory=list)  # of tensors whose operation has ended
+
+
+class _Messages:
+    """Those of one activity of a library; where two overlap, their time is counted once."""
+
+    def __init__(self) -> None:
+        self.total = [0, 0, 0, 0, 0]  # messages, tensors, bytes, messages of unknown size, µs
+        self.sizes: dict[int, list[int]] = {}  # by the floor of log2: messages, bytes, µs
+        self.end_us = 0
+
+    def add(self, message: _Message) -> None:
+        end_us = message.end_us or message.begin_us
+        us = max(end_us - max(message.begin_us, self.end_us), 0)
+        self.end_us = max(self.end_us, end_us)
+        known = [size for size in message.sizes if size is not None]
+        num_bytes, is_sized = sum(known), len(known) == message.num_tensors
+        _add(self.total, 1, message.num_tensors, num_bytes * is_sized, not is_sized, us)
+        if is_sized:
+            _add(self.sizes.setdefault(max(num_bytes.bit_length() - 1, 0), [0] * 3), 1, num_bytes, us)
+
+    def to_dict(self) -> dict[str, Any]:
+        num, num_tensors, num_bytes, num_unsized, us = self.total
+        sizes = [
+            {
+                "from_bytes": 2**power,
+                "below_bytes": 2 ** (power + 1),
+                "num": num,
+                "bytes": num_bytes,
+                "duration_s": us / US_PER_S,
+                "bytes_per_s": num_bytes * US_PER_S / us if us else None,
+            }
+            for power, (num, num_bytes, us) in sorted(self.sizes.items())
+        ]
+        facts = {"num": num, "num_tensors": num_tensors, "bytes": num_bytes}
+        return facts | {"num_unsized": num_unsized, "duration_s": us / US_PER_S, "sizes": sizes}
+
+
+def _add(totals: list[int], *amounts: int) -> None:
+    for i, amount in enumerate(amounts):
+        totals[i] += amount
+
+
 @dataclass
 class _Tensor:
     name: str
@@ -107,15 +189,8 @@ class _Tensor:
     us: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by kind
     open: list[tuple[Activity, int]] = field(default_factory=list)
     last_ready: int | None = None  # the rank
-    messages: list[Message] = field(default_factory=list)
+    messages: list[_Message] = field(default_factory=list)
     step: GradientStep | None = None
-
-
-@dataclass
-class _Rank:
-    num: int = 0
-    num_last: int = 0
-    after_us: int = 0
 
 
 class _Walk:
@@ -125,25 +200,27 @@ class _Walk:
         self._is_gradient = re.compile(gradients).search
         self._names: dict[int, str] = {}
         self._tensors: dict[int, _Tensor] = {}
-        self._unions: dict[str, dict[str | None, RunningUnion]] = {
+        self._unions: dict[Activity, list[RunningUnion]] = {}
+        self._by: dict[str, dict[str, RunningUnion]] = {
             key: defaultdict(RunningUnion) for key in ("kind", "library", "name")
         }
-        self._unions_by_name: dict[str, list[RunningUnion]] = {}
-        self._steps = Steps()
-        self._broadcast = InitialBroadcast()
-        self._message: dict[str, Message] = {}  # the latest of each activity
-        self._messages: dict[str, MessageStatistics] = defaultdict(MessageStatistics)
-        self._ranks: dict[int, _Rank] = defaultdict(_Rank)
+        self._rows: dict[Activity, CoverageUnion] = defaultdict(CoverageUnion)
+        self._steps, self._broadcast = Steps(), InitialBroadcast()
+        self._message: dict[str, _Message] = {}  # the latest of each activity
+        self._messages: dict[str, _Messages] = defaultdict(_Messages)
+        self._ranks: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])  # ready, last, µs
         self._first_us: int | None = None
         self._us = 0
         self._origin_epoch_us: int | None = None
         self._num_unmatched = 0
 
     def take(self, event: Event) -> None:
-        """Takes the next event of the file."""
         phase = event["ph"]
         if phase == "M":
-            self._take_name(event)
+            if event["name"] == "process_name" and "name" in event.get("args", {}):
+                self._names[event["pid"]] = event["args"]["name"]
+            if self._origin_epoch_us is None:
+                self._origin_epoch_us = origin_epoch_us(event)
             return
         if self._first_us is None:
             self._first_us = event["ts"]
@@ -153,22 +230,15 @@ class _Walk:
         elif phase == "B":
             self._begin(event["pid"], classify(event["name"]))
         elif phase == "X":
-            self._take_ready(event["pid"], event["name"])
+            self._ready(event["pid"], event["name"])
 
-    def _take_name(self, event: Event) -> None:
-        if event["name"] == "process_name" and "name" in event.get("args", {}):
-            self._names[event["pid"]] = event["args"]["name"]
-        if self._origin_epoch_us is None:
-            self._origin_epoch_us = origin_epoch_us(event)
-
-    def _take_ready(self, pid: int, rank: str) -> None:
+    def _ready(self, pid: int, rank: str) -> None:
         tensor = self._tensors.get(pid)
-        if tensor is None or not tensor.open or not RANK.fullmatch(rank):
-            return  # a track that was drawn beside the timeline
-        tensor.last_ready = int(rank)
-        ready = self._ranks[int(rank)]
-        ready.num += 1
-        ready.after_us += self._us - tensor.open[-1][1]
+        if tensor and tensor.open and RANK.fullmatch(rank):
+            tensor.last_ready = int(rank)
+            counts = self._ranks[int(rank)]
+            counts[0] += 1
+            counts[2] += self._us - tensor.open[-1][1]
 
     def _begin(self, pid: int, activity: Activity) -> None:
         us = self._us
@@ -190,7 +260,7 @@ class _Walk:
         elif activity.kind == TRANSFER:
             message = self._message.get(activity.name)
             if message is None or message.end_us is not None:
-                message = self._message[activity.name] = Message(activity.name, us)
+                message = self._message[activity.name] = _Message(activity.name, us)
             message.num_tensors += 1
             tensor.messages.append(message)
         elif activity.operation and tensor.step:
@@ -211,7 +281,7 @@ class _Walk:
             if tensor.step:
                 tensor.step.negotiate.end(us)
             if tensor.last_ready is not None:
-                self._ranks[tensor.last_ready].num_last += 1
+                self._ranks[tensor.last_ready][1] += 1
                 tensor.last_ready = None
         elif activity.kind == TRANSFER:
             if tensor.messages:
@@ -239,21 +309,22 @@ class _Walk:
             tensor.step = None
 
     def _unions_of(self, activity: Activity) -> list[RunningUnion]:
-        if activity.name not in self._unions_by_name:
-            self._unions_by_name[activity.name] = [
-                unions[getattr(activity, key)] for key, unions in self._unions.items()
-            ]
-        return self._unions_by_name[activity.name]
+        if activity not in self._unions:
+            values = {key: getattr(activity, key) for key in self._by}
+            unions = [self._by[key][value] for key, value in values.items() if value]
+            if activity.operation in DRAWN:
+                unions.append(self._rows[activity._replace(name="")])
+            self._unions[activity] = unions
+        return self._unions[activity]
 
     def finish(self, reader: EventReader) -> TimelineSummary:
-        """Ends everything that is open at the end of the timeline, and returns the summary."""
         unfinished: list[dict[str, Any]] = [
             {"tensor": tensor.name, "activity": activity.name, "begin_s": begin_us / US_PER_S}
             for tensor in self._tensors.values()
             for activity, begin_us in tensor.open
         ]
         for unions in self._unions.values():
-            for union in unions.values():
+            for union in unions:
                 union.end_all(self._us)
         for step in [tensor.step for tensor in self._tensors.values() if tensor.step]:
             for union in (step.communication, step.negotiate, step.allreduce):
@@ -266,24 +337,32 @@ class _Walk:
             origin_epoch_us=self._origin_epoch_us,
             begin_s=(self._first_us or 0) / US_PER_S,
             end_s=self._us / US_PER_S,
-            kinds=_union_rows(self._unions["kind"]),
-            libraries=_union_rows(self._unions["library"]),
+            kinds=_union_rows(self._by["kind"]),
+            libraries=_union_rows(self._by["library"]),
             activities={
-                name: {key: getattr(classify(name), key) for key in DESCRIBED} | row
-                for name, row in _union_rows(self._unions["name"]).items()
+                name: dict(zip(Activity._fields[1:], classify(name)[1:], strict=True)) | row
+                for name, row in _union_rows(self._by["name"]).items()
             },
             messages={name: each.to_dict() for name, each in sorted(self._messages.items())},
-            tensors=[_tensor_row(tensor) for tensor in self._tensors.values()],
+            tensors=[
+                {"name": tensor.name, "num": tensor.num, "bytes": tensor.num_bytes}
+                | {f"{kind}_s": us / US_PER_S for kind, us in sorted(tensor.us.items())}
+                for tensor in self._tensors.values()
+            ],
             num_steps=self._steps.num,
             steps=self._steps.to_dict(),
             broadcast=self._broadcast.overhead(self._us),
-            ranks={rank: _rank_row(ready) for rank, ready in sorted(self._ranks.items())},
+            ranks={
+                rank: {"num": num, "num_last": last, "mean_after_s": us / num / US_PER_S}
+                for rank, (num, last, us) in sorted(self._ranks.items())
+            },
             unfinished=sorted(unfinished, key=lambda row: row["begin_s"])[:MAX_UNFINISHED],
             num_unmatched=self._num_unmatched,
+            rows=dict(self._rows),
         )
 
 
-def _union_rows(unions: Mapping[str | None, RunningUnion]) -> dict[str, dict[str, Any]]:
+def _union_rows(unions: Mapping[str, RunningUnion]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "union_s": union.total_us / US_PER_S,
@@ -291,18 +370,5 @@ def _union_rows(unions: Mapping[str | None, RunningUnion]) -> dict[str, dict[str
             "first_s": union.first_us / US_PER_S,
             "last_s": union.last_us / US_PER_S,
         }
-        for name, union in sorted((name, union) for name, union in unions.items() if name)
-    }
-
-
-def _tensor_row(tensor: _Tensor) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": tensor.name, "num": tensor.num, "bytes": tensor.num_bytes}
-    return row | {f"{kind}_s": us / US_PER_S for kind, us in sorted(tensor.us.items())}
-
-
-def _rank_row(ready: _Rank) -> dict[str, Any]:
-    return {
-        "num": ready.num,
-        "num_last": ready.num_last,
-        "mean_after_s": ready.after_us / ready.num / US_PER_S,
+        for name, union in sorted(unions.items())
     }
