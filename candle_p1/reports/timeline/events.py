@@ -53,7 +53,15 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 OPERATIONS = {
     name: name.lower()
-    for name in "ALLREDUCE ALLGATHER BROADCAST ALLTOALL REDUCESCATTER JOIN BARRIER".split()
+    for name in (
+        "ALLREDUCE",
+        "ALLGATHER",
+        "BROADCAST",
+        "ALLTOALL",
+        "REDUCESCATTER",
+        "JOIN",
+        "BARRIER",
+    )
 } | {"ADASUM": "allreduce"}
 LIBRARIES = ("NCCL", "MPI", "GLOO", "CCL", "DDL")
 LIBRARY_OPERATIONS = OPERATIONS | {"BCAST": "broadcast", "REDUCE": "reduce"}

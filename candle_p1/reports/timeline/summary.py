@@ -156,7 +156,9 @@ class _Messages:
         num_bytes, is_sized = sum(known), len(known) == message.num_tensors
         _add(self.total, 1, message.num_tensors, num_bytes * is_sized, not is_sized, us)
         if is_sized:
-            _add(self.sizes.setdefault(max(num_bytes.bit_length() - 1, 0), [0] * 3), 1, num_bytes, us)
+            _add(
+                self.sizes.setdefault(max(num_bytes.bit_length() - 1, 0), [0] * 3), 1, num_bytes, us
+            )
 
     def to_dict(self) -> dict[str, Any]:
         num, num_tensors, num_bytes, num_unsized, us = self.total
