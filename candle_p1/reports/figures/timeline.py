@@ -57,13 +57,13 @@ class TracedRun:
     """
 
     name: str
-    run: Any
+    run: Run
     timeline: TimelineSummary
     zero_s: float
     phases: Sequence[PhaseSpan]
 
 
-def read_traced(name: str, run: Any) -> TracedRun:
+def read_traced(name: str, run: Run) -> TracedRun:
     """Reads the timeline of a traced run.
 
     Raises:
@@ -82,8 +82,7 @@ def read_traced(name: str, run: Any) -> TracedRun:
     if timeline.origin_epoch_us is None or not timeline.rows:
         raise MissingDataError(f"{run.place}: its timeline is empty")
     zero_s = origin_s(run, timeline.origin_epoch_us)
-    spans = Run(run.path, run.record).phase_spans()
-    phases = [each for each in spans if not each.within]
+    phases = [each for each in run.phase_spans() if not each.within]
     return TracedRun(name, run, timeline, zero_s, phases)
 
 
@@ -126,10 +125,7 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
     labels = [PHASES, OVERHEAD, *map(_label, rows)]
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * len(labels))
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
-    end_s = max(
-        Run(each.run.path, each.run.record)["total_s"] or each.zero_s + each.timeline.end_s
-        for each in runs
-    )
+    end_s = max(each.run["total_s"] or each.zero_s + each.timeline.end_s for each in runs)
     for axes, each in zip(plots, runs, strict=True):
         axes.set_xlim(0, end_s)
         axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
@@ -137,7 +133,7 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
         axes.grid(visible=False)
         axes.tick_params(axis="y", length=0)
         truncated = "; its timeline is truncated" if each.timeline.cut else ""
-        ranks = count(Run(each.run.path, each.run.record)["num_ranks"], "rank")
+        ranks = count(each.run["num_ranks"], "rank")
         axes.set_title(fill(f"{each.name}, {ranks}{truncated}", TITLE_CHARACTERS), fontsize=9)
         _draw_phases(axes, each.phases, end_s)
         _draw_overhead(axes, each, end_s)
@@ -184,7 +180,7 @@ def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
     broadcast = each.timeline.broadcast
     if broadcast is None:
         return
-    whole = broadcast.after(Run(each.run.path, each.run.record)["broadcast_wait_s"] or 0.0)
+    whole = broadcast.after(each.run["broadcast_wait_s"] or 0.0)
     phase = (each.run.record.phases or {}).get("broadcast")
     wait = (phase.parts or {}).get("wait") if phase else None
     first_s = each.zero_s + broadcast.begin_s

@@ -11,12 +11,13 @@ from candle_p1.cli.timeline import command
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
 from candle_p1.reports.drawing import to_drawing
+from candle_p1.reports.experiments import group
+from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.figures.timeline import read_traced, timeline_figure
-from candle_p1.reports.frame import Run
+from candle_p1.reports.frame import Run, read_runs
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.report import make_report
-from candle_p1.reports.runs import RecordedRun, read_runs
-from candle_p1.reports.writing import run_page
+from candle_p1.reports.render import render_page
+from candle_p1.reports.report import run_page
 from tests.planted_records import changed, plant
 
 EPOCH_US = 1_768_000_000_000_000
@@ -109,6 +110,12 @@ def test_runs_are_drawn_one_above_the_other_on_one_time_axis(tmp_path):
     ]
 
 
+def drawn(directory):
+    (experiment,) = group(read_runs([directory]).runs)
+    figures, _ = draw_figures(experiment, "nt3-strong")
+    return [each for each in figures if each.slug.endswith("timeline")]
+
+
 def rows_overlap(figure):
     """Returns whether texts within a panel overlap, or leave the figure."""
     figure.draw_without_rendering()
@@ -133,15 +140,13 @@ def test_labels_do_not_overlap(tmp_path, ready_s, waited_s):
 def test_a_report_of_traced_runs_alone_draws_them(tmp_path):
     for loader, ready_s, waited_s in (("original", 30, 20), ("chunked", 10, 2), ("parallel", 5, 1)):
         traced(tmp_path, loader, ready_s, waited_s)
-    (section,) = make_report(read_runs([tmp_path])).sections
-    (drawing,) = section.figures
+    (drawing,) = drawn(tmp_path)
     assert drawing.slug == "nt3-strong-timeline"
     for text in ("loader original, 2 ranks", "loader chunked, 2 ranks", "loader parallel, 2 ranks"):
         assert text in drawing.svg
     assert "43.72 s" in drawing.caption
     assert "4.65 s" in drawing.caption
     assert "rank 0" in drawing.caption
-    assert any("traced" in note for note in section.notes)
 
 
 @pytest.mark.extended
@@ -149,8 +154,7 @@ def test_series_are_drawn_on_the_largest_number_of_ranks_that_all_have(tmp_path)
     for loader in ("original", "parallel"):
         traced(tmp_path, loader, 5, 1)
     larger = traced(tmp_path, "original", 5, 1, num_ranks=4)
-    (section,) = make_report(read_runs([tmp_path])).sections
-    (drawing,) = section.figures
+    (drawing,) = drawn(tmp_path)
     assert "loader original, 2 ranks" in drawing.svg
     assert larger["num_ranks"] == 4
     assert "4 ranks" not in drawing.svg
@@ -173,10 +177,9 @@ def test_a_timeline_that_is_missing_or_damaged_is_named(tmp_path, content):
 @pytest.mark.extended
 def test_the_page_of_a_run_draws_its_timeline(tmp_path):
     run = traced(tmp_path, "original", 5, 1)
-    run = RecordedRun(run.path, run.record)
-    assert "broadcast: negotiation" in run_page(run)
+    assert "broadcast: negotiation" in render_page(run_page(run))
     run.timeline_file.unlink()
-    assert "Not drawn: Communication over time" in run_page(run)
+    assert "this run is not beside its record" in render_page(run_page(run))
 
 
 def test_what_is_in_a_file_elsewhere_is_not_shown(tmp_path):
@@ -211,12 +214,12 @@ def test_a_clock_far_away_leaves_the_figure_empty(tmp_path, change):
 
 
 def test_damaged_values_of_ranks_are_named_and_the_other_run_is_drawn(tmp_path):
-    runs = [traced(tmp_path, loader, 5, 1) for loader in ("original", "chunked")]
+    for loader in ("original", "chunked"):
+        traced(tmp_path, loader, 5, 1)
     (tmp_path / "run000" / PER_RANK_NAME).write_bytes(b"damaged")
-    (section,) = make_report(read_runs([tmp_path])).sections
-    assert PER_RANK_NAME in dict(section.missing)["Communication over time"]
-    assert "loader chunked" in section.figures[0].svg
-    assert len(section.figures) == len(runs) - 1
+    (drawing,) = drawn(tmp_path)
+    assert PER_RANK_NAME in drawing.caption
+    assert "loader chunked" in drawing.svg
 
 
 def test_a_truncated_timeline_is_drawn_and_labelled(tmp_path):
