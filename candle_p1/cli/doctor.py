@@ -7,7 +7,7 @@ import sys
 import click
 
 from candle_p1.cli.base import Command
-from candle_p1.cluster.doctor import examine, show
+from candle_p1.cluster.doctor import examine
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
@@ -19,7 +19,7 @@ def command() -> None:
     findings = []
     for finding in examine():
         findings.append(finding)
-        show(finding, screen)
+        finding.show(screen)
     num_problems = sum(finding.problem is not None for finding in findings)
     screen.say(f"{count(num_problems, 'problem')} found" if num_problems else "no problems found")
     sys.exit(any(finding.fatal for finding in findings))

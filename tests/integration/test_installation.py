@@ -157,6 +157,6 @@ def test_a_job_script_is_written(candle_p1):
 @pytest.mark.parallel
 def test_the_doctor_finds_no_problem(candle_p1, mpirun):
     output = candle_p1("doctor")
-    for name in ("keras", "engine", "MPI library", "MPI threads", "launcher", "cores", "memory"):
+    for name in ("keras", "engine", "MPI", "MPI threads", "launcher", "cores", "memory"):
         assert f"\n{name}" in "\n" + output
     assert ("\nHorovod" in output) == bool(find_spec("horovod"))

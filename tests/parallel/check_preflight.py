@@ -11,10 +11,9 @@ from unittest.mock import patch
 import pytest
 from harness import named, run_checks
 
-from candle_p1.cluster.preflight import __main__ as command
-from candle_p1.cluster.preflight import facts
-from candle_p1.cluster.preflight.checks import Needs
-from candle_p1.cluster.preflight.examination import examine
+from candle_p1.cluster import checks, preflight
+from candle_p1.cluster.checks import Needs
+from candle_p1.cluster.preflight import examine
 from candle_p1.distributed.comm import NODE_VARIABLE, check_ranks
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import SetupError
@@ -49,7 +48,7 @@ def identical_nodes_pass(comm):
     assert ("horovod" in values) == (engine == "horovod")
     assert values["keras"] == packages["keras"]
     assert values["MPI"].startswith("Open MPI")
-    assert len(facts.loaded_mpi_libraries()) == 1
+    assert len(checks.loaded_mpi_libraries()) == 1
 
 
 def a_problem_of_one_node_is_an_error_of_all_ranks(comm):
@@ -82,7 +81,7 @@ def the_command_exits_with_2_and_one_message(comm):
         contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
     ):
-        command.main(NO_OPTION)
+        preflight.main(NO_OPTION)
     assert ended.value.code == 2
     printed = comm.allgather(errors.getvalue())
     assert printed[0].startswith("error: node b: data: /dev/null is not a directory. Fix: ")

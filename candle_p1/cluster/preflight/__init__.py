@@ -1,5 +1,208 @@
-"""Examines all nodes of a job before it starts, to see whether they have what the job needs.
+"""Examines all nodes of a job before it starts: ``python -m candle_p1.cluster.preflight``.
 
-Started as ``python -m candle_p1.cluster.preflight``. Every rank collects facts about its node; rank
-0 checks them, and shows one table, or one error that names the nodes (examination).
+The launcher starts it as it will start the job, with all ranks or with one per node. Every rank
+collects facts about its node; rank 0 checks them, and shows one table, or one error that names the
+nodes.
 """
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from candle_p1.cluster import checks
+from candle_p1.cluster.checks import Finding, Needs, NodeFacts
+from candle_p1.distributed.comm import Communicator, check_ranks, connect
+from candle_p1.distributed.gpus import requested_gpus
+from candle_p1.distributed.launch_environment import (
+    NODE_VARIABLE,
+    LaunchedRank,
+    launched_rank,
+    node_name,
+)
+from candle_p1.errors import EXIT_CODE, CandleError, SetupError
+from candle_p1.text import print_error
+from candle_p1.training.screen import Screen
+
+CHECKS: Sequence[checks.Check] = (
+    checks.check_ranks,
+    checks.check_engine,
+    checks.check_packages,
+    checks.check_mpi,
+    checks.check_gpus,
+    checks.check_space,
+    checks.check_files,
+    checks.check_clocks,
+)
+
+
+def check_facts(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
+    """Returns the findings of all checks, given the facts of all ranks in order."""
+    return [finding for check in CHECKS for finding in check(facts, needs)]
+
+
+def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:
+    """Examines every node; collective.
+
+    Args:
+        comm: The ranks of the job, or one rank of each node.
+        needs: What the job needs.
+        node: The name of this rank's node.
+
+    Returns:
+        The findings, none of which is fatal; the same on every rank.
+
+    Raises:
+        SetupError: A node lacks something. The error covers all nodes and is the same on all ranks.
+    """
+    gathered = comm.gather(_find_facts(comm, needs, node))
+    findings: list[Finding] = comm.broadcast(
+        [] if gathered is None else check_facts(gathered, needs)
+    )
+    fatal = [f"{finding.problem}. Fix: {finding.fix}" for finding in findings if finding.fatal]
+    if fatal:
+        lines = fatal if len(fatal) == 1 else [f"the nodes failed {len(fatal)} checks", *fatal]
+        raise SetupError("\n  ".join(lines)).on_all_ranks()
+    return findings
+
+
+def _find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
+    """Returns the facts of this rank's node; collective, because all read their clocks together."""
+    wall_s, monotonic_s = time.time(), time.monotonic()
+    found: dict[str, Any] = {
+        **checks.find_software(with_mpi=comm.size > 1),
+        "space": checks.find_space({"results": needs.output, "data": needs.data}),
+        "files": checks.find_files(needs.files),
+    }
+    comm.barrier()
+    now_s, later_s = time.time(), time.monotonic()
+    return NodeFacts(
+        rank=comm.rank,
+        node=node,
+        local_rank=comm.local_rank,
+        local_size=comm.local_size,
+        wall_s=now_s,
+        step_s=(now_s - wall_s) - (later_s - monotonic_s),
+        **found,
+    )
+
+
+def _finite(_: click.Context, option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):  # click lets nan through
+        raise click.BadParameter(f"{value} is not a finite number.", param=option)
+    return value
+
+
+def _amount(flag: str, description: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    default = getattr(Needs, flag.removeprefix("--").replace("-", "_"))
+    option = partial(click.option, flag, type=click.FloatRange(0), callback=_finite)
+    return option(default=default, show_default=True, help=description)
+
+
+@click.command("preflight", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Needs.output,
+    show_default=True,
+    help="Directory for results.",
+)
+@click.option(
+    "--file",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A data file that every node has to see; may be repeated.",
+)
+@click.option(
+    "--gpus",
+    "num_gpus",
+    type=click.IntRange(0),
+    help="GPUs that a node needs; default: what the job asked for, or what most nodes have.",
+)
+@_amount("--shm-gib", "GiB that have to be free in /dev/shm.")
+@_amount("--memory-gib", "GiB of memory that have to be free.")
+@_amount(
+    "--disk-gib",
+    "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
+)
+@_amount("--clock-s", "Seconds by which a node's clock may be off.")
+def command(**needs: Any) -> Needs:
+    """Examine every node of a job; exit with code 2 if one lacks what the job needs.
+
+    Start it with the job's launcher before the job: srun python -m candle_p1.cluster.preflight
+    """
+    request = requested_gpus()
+    if needs["num_gpus"] is None and request is not None:
+        needs |= {"num_gpus": request.num, "gpus_origin": request.origin}
+    return Needs(**needs)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the preflight from the command line, on every rank.
+
+    Exits with code 2 after an error that the user can fix. A launcher may end the job at the first
+    rank that exits with an error, so rank 0 prints the error before any other rank exits.
+    """
+    try:
+        layout = launched_rank()
+        needs = _parse(arguments, layout.rank)
+        comm = connect()
+    except CandleError as error:  # perhaps on this node alone, and the others wait for this rank
+        node = os.environ.get(NODE_VARIABLE) or platform.node()
+        print_error(f"node {node}: {error}")
+        sys.exit(EXIT_CODE)
+    try:
+        check_ranks(layout, comm)
+        findings = examine(comm, needs, node_name())
+    except CandleError as error:
+        _end(error, layout, comm)
+    except Exception:
+        traceback.print_exc()
+        comm.abort(1)
+    screen = Screen(comm.rank)
+    for finding in (Finding("launcher", layout.launcher), *findings):
+        finding.show(screen)
+    screen.say("preflight passed")
+
+
+def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoReturn:
+    if error.agreed:
+        if comm.rank == 0:
+            print_error(error)
+        comm.barrier()
+        sys.exit(EXIT_CODE)
+    # To MPI every rank is the only one, so all have the same error. aprun does not tell the number
+    # of ranks, so its rank 0 has none.
+    if layout.rank != (0 if layout.size is not None else 1):
+        sys.exit(0)
+    print_error(error)
+    sys.exit(EXIT_CODE)
+
+
+def _parse(arguments: Sequence[str] | None, rank: int) -> Needs:
+    """Returns the job's needs. Rank 0 prints --help and errors, after which all ranks exit."""
+    program = "python -m candle_p1.cluster.preflight"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) if rank else contextlib.nullcontext():
+            parsed = command.main(arguments, prog_name=program, standalone_mode=False)
+    except click.ClickException as error:
+        if rank != 0:
+            sys.exit(0)
+        error.show()
+        sys.exit(error.exit_code)
+    if not isinstance(parsed, Needs):  # --help
+        sys.exit(0)
+    return parsed

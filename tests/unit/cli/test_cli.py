@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cluster.doctor import Finding
-from candle_p1.cluster.preflight.__main__ import command as preflight
+from candle_p1.cluster.checks import Finding
+from candle_p1.cluster.preflight import command as preflight
 from candle_p1.errors import EXIT_CODE, ParameterError, UnknownFlagError
 from candle_p1.parameters.catalog import PARAMETERS
 from tests.conftest import CANDLE_P1, ROOT

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.cluster.preflight import __main__ as command
-from candle_p1.cluster.preflight import checks, examination, facts
-from candle_p1.cluster.preflight.checks import GIB, Needs, check_facts
-from candle_p1.cluster.preflight.facts import FreeSpace, NodeFacts
+from candle_p1.cluster import checks, preflight
+from candle_p1.cluster.checks import GIB, FreeSpace, Needs, NodeFacts
+from candle_p1.cluster.preflight import check_facts
 from candle_p1.distributed.comm import SerialCommunicator, check_ranks
 from candle_p1.distributed.gpus import Lack
 from candle_p1.distributed.launch_environment import LaunchedRank, launched_rank
 from candle_p1.distributed.mpi_library import MpiLibrary
 from candle_p1.errors import SetupError
 
+NOTHING = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
 NEEDS = Needs(output=Path("output"), data=Path("data"))
 PACKAGES = {
     "Python": "3.11.2",
@@ -37,7 +37,7 @@ GOOD = NodeFacts(
     mpi_library="Open MPI v5.0.11",
     mpi_files=["/lib/libmpi.so.40"],
     horovod={"mpi": True, "nccl": True},
-    num_gpus=2,
+    gpus=["H100", "H100"],
     gpu_ids=["GPU-0", "GPU-1"],
     has_driver=True,
     space={
@@ -130,10 +130,10 @@ def test_the_node_that_differs_is_named(changes, name, details):
     assert found.fix
 
 
-def with_gpus(num_gpus, ids, ranks_per_node=2):
+def with_gpus(num_gpus, *ids, ranks_per_node=2, **changes):
     """Returns the facts of a job in which the local ranks see the GPUs `ids`."""
     return [
-        replace(one, num_gpus=num_gpus, gpu_ids=ids[one.local_rank])
+        replace(one, gpus=["H100"] * num_gpus, gpu_ids=ids[one.local_rank], **changes)
         for one in job(ranks_per_node=ranks_per_node)
     ]
 
@@ -141,60 +141,67 @@ def with_gpus(num_gpus, ids, ranks_per_node=2):
 @pytest.mark.parametrize(
     ("facts", "value"),
     [
-        (with_gpus(1, (["GPU-0"], ["GPU-1"])), "2 per node"),  # jsrun -g1
-        (with_gpus(1, (None, None)), "2 per node"),  # cannot be told apart
-        (with_gpus(4, (None, None)), "4 per node"),
-        (with_gpus(0, ([], [])), "none"),
-        (with_gpus(1, (["GPU-0"],), ranks_per_node=1), "1 per node"),
+        (with_gpus(1, ["GPU-0"], ["GPU-1"]), "2 per node"),  # jsrun -g1
+        (with_gpus(1, None, None), "2 per node"),  # cannot be told apart
+        (with_gpus(4, None, None), "4 per node"),
+        (with_gpus(0, [], [], has_driver=False), "none"),
+        (with_gpus(1, ["GPU-0"], ranks_per_node=1), "1 per node"),
     ],
 )
 def test_gpus_that_fit_the_ranks(facts, value):
-    facts = [replace(one, has_driver=False) for one in facts]
-    (finding,) = checks._gpus(facts, NEEDS)
+    (finding,) = checks.check_gpus(facts, NEEDS)
     assert (finding.value, finding.problem) == (value, None)
 
 
-SAME_GPU = with_gpus(1, (["GPU-0"], ["GPU-0"]))
+SAME_GPU = with_gpus(1, ["GPU-0"], ["GPU-0"])
 
 
 @pytest.mark.parametrize(
-    ("facts", "needs", "message"),
+    ("facts", "num_gpus", "message"),
     [
-        (job(num_gpus=1, gpu_ids=["GPU-0"], ranks_per_node=1), NEEDS, "node b: GPUs: 2 .* only 1"),
-        (job(), replace(NEEDS, num_gpus=4), "nodes a, b, c: GPUs: 4 .* only 2"),
-        (job(ranks_per_node=3), NEEDS, "nodes a, b, c: GPUs: 3 ranks share 2 GPUs"),
-        (SAME_GPU, NEEDS, "nodes a, b, c: GPUs: .* same single GPU"),
-        (SAME_GPU, replace(NEEDS, num_gpus=2), "nodes a, b, c: GPUs: .* same single GPU"),
+        (job(gpus=["x"], gpu_ids=["GPU-0"], ranks_per_node=1), None, "node b: GPUs: 2 .* only 1"),
+        (job(), 4, "nodes a, b, c: GPUs: 4 .* only 2"),
+        (job(ranks_per_node=3), None, "nodes a, b, c: GPUs: 3 ranks share 2 GPUs"),
+        (SAME_GPU, None, "nodes a, b, c: GPUs: .* same single GPU"),
+        (SAME_GPU, 2, "nodes a, b, c: GPUs: .* same single GPU"),
+        (with_gpus(0, [], []), None, ".* TensorFlow sees no GPU"),
+        (with_gpus(2, None, None, horovod={"mpi": True, "nccl": False}), None, ".* without NCCL"),
     ],
 )
-def test_gpus_that_do_not_fit_the_ranks(facts, needs, message):
-    (found,) = problems(facts, needs)
+def test_gpus_that_do_not_fit_the_ranks(facts, num_gpus, message):
+    (found,) = problems(facts, replace(NEEDS, num_gpus=num_gpus))
     assert re.match(message, found.problem)
-    assert found.fatal
+    assert found.fatal == ("TensorFlow" not in message and "NCCL" not in message)
 
 
 def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
     lack = Lack("TensorFlow is installed without support for GPUs", "install candle-p1[gpu]")
-    found = software() | {"num_gpus": 0, "gpu_lack": lack, "gpu_ids": None}
-    monkeypatch.setattr(facts, "find_software", lambda with_mpi: found)
+    found = software() | {"gpus": [], "gpu_lack": lack, "gpu_ids": None}
+    monkeypatch.setattr(checks, "find_software", lambda with_mpi: found)
     monkeypatch.setenv("CANDLE_P1_NODE", "a")
     monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "4")
-    amounts = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
-    code, _, errors = run_as("none", 0, 1, *amounts)
+    code, _, errors = run_as("none", 0, 1, *NOTHING)
     assert code == 2
     assert errors == (
         "error: node a: GPUs: 4 GPUs needed (CANDLE_P1_GPUS_PER_NODE=4), but none is visible:"
         " TensorFlow is installed without support for GPUs. Fix: install candle-p1[gpu]; to train"
         " on CPUs, set CANDLE_P1_GPUS_PER_NODE=0\n"
     )
-    assert run_as("none", 0, 1, *amounts, "--gpus", "0")[0] == 0
+    assert run_as("none", 0, 1, *NOTHING, "--gpus", "0")[0] == 0
     monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "0")
-    assert run_as("none", 0, 1, *amounts)[0] == 0
+    assert run_as("none", 0, 1, *NOTHING)[0] == 0
+
+
+@pytest.mark.parametrize("flag", ["--shm-gib", "--memory-gib", "--disk-gib", "--clock-s"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "many"])
+def test_amounts_that_are_no_finite_numbers(flag, text, run_as):
+    code, _, errors = run_as("none", 0, 1, flag, text)
+    assert (code, flag in errors) == (2, True)
 
 
 def test_jax_needs_no_tensorflow():
     packages = without("tensorflow") | {"jax": "0.6"}
-    (one,) = job(num_nodes=1, ranks_per_node=1)
+    one = replace(GOOD, with_mpi=False, local_size=1)
     values = {
         finding.name: finding.value
         for finding in check_facts([replace(one, backend="jax", packages=packages)], NEEDS)
@@ -239,12 +246,6 @@ def test_jax_is_called_from_one_thread_of_mpi():
     assert not problems(with_jax(mpi=MpiLibrary("CRAY MPICH 8", "serialized")))
 
 
-def test_gpus_that_tensorflow_does_not_see_are_a_warning():
-    (found,) = problems(with_gpus(0, ([], [])))
-    assert "TensorFlow sees no GPU" in found.problem
-    assert not found.fatal
-
-
 def test_packages_that_no_node_has():
     facts = [replace(one, packages={"Python": "3.11.2"}) for one in job(num_nodes=2)]
     found = problems(facts)
@@ -260,7 +261,9 @@ def test_only_the_first_of_many_nodes_are_named():
 
 def test_one_process_needs_neither_horovod_nor_mpi():
     packages = {name: PACKAGES[name] for name in ("Python", "candle-p1", "keras", "tensorflow")}
-    one = replace(GOOD, local_size=1, packages=packages, mpi_library=None, horovod={})
+    one = replace(
+        GOOD, with_mpi=False, local_size=1, packages=packages, mpi_library=None, horovod={}
+    )
     assert not problems([one])
 
 
@@ -277,12 +280,12 @@ class Ranks(SerialCommunicator):
 
 def test_one_error_names_all_problems(monkeypatch):
     no_memory = space("memory", "", 0)
-    monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())
-    monkeypatch.setattr(facts, "find_space", lambda directories: no_memory["space"])
+    monkeypatch.setattr(checks, "find_software", lambda with_mpi: software())
+    monkeypatch.setattr(checks, "find_space", lambda directories: no_memory["space"])
     changes = no_memory | {"packages": {**PACKAGES, "Python": "3.9.1"}}
     other = replace(GOOD, rank=1, node="b", wall_s=time.time(), **changes)
     with pytest.raises(SetupError) as raised:
-        examination.examine(Ranks([other]), replace(NEEDS, files=()), "a")
+        preflight.examine(Ranks([other]), replace(NEEDS, files=()), "a")
     lines = str(raised.value).splitlines()
     assert raised.value.agreed
     assert len(lines) == 3
@@ -291,7 +294,7 @@ def test_one_error_names_all_problems(monkeypatch):
 
 
 def software():
-    names = ("packages", "mpi_library", "mpi_files", "horovod", "num_gpus", "gpu_ids")
+    names = ("with_mpi", "packages", "mpi_library", "mpi_files", "horovod", "gpus", "gpu_ids")
     return {name: getattr(GOOD, name) for name in names}
 
 
@@ -329,11 +332,11 @@ def run_as(monkeypatch, environment, capsys):
 
     def run(launcher, rank, size, *arguments):
         layout = LaunchedRank(launcher, rank, size, rank, size, None, "a")
-        monkeypatch.setattr(command, "launched_rank", lambda: layout)
-        monkeypatch.setattr(command, "connect", SerialCommunicator)
+        monkeypatch.setattr(preflight, "launched_rank", lambda: layout)
+        monkeypatch.setattr(preflight, "connect", SerialCommunicator)
         code = 0
         try:
-            command.main(list(arguments))
+            preflight.main(list(arguments))
         except SystemExit as ended:
             code = ended.code
         return code, *capsys.readouterr()
@@ -363,21 +366,20 @@ def test_the_error_of_a_node_without_mpi_names_the_node(monkeypatch, environment
     def broken():
         raise SetupError("mpi4py cannot be used")
 
-    monkeypatch.setattr(command, "connect", broken)
+    monkeypatch.setattr(preflight, "connect", broken)
     monkeypatch.setenv("CANDLE_P1_NODE", "b")
     with pytest.raises(SystemExit) as ended:
-        command.main([])
+        preflight.main([])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: node b: mpi4py cannot be used\n"
 
 
 def test_the_command_shows_one_table(monkeypatch, run_as, tmp_path):
-    monkeypatch.setattr(facts, "find_software", lambda with_mpi: software())
+    monkeypatch.setattr(checks, "find_software", lambda with_mpi: software())
     file = tmp_path / "train.csv"
     file.write_text("1,2\n")
-    amounts = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
     files = ["--file", str(file), "--output", str(tmp_path / "new/results")]
-    code, output, _ = run_as("none", 0, 1, *amounts, *files)
+    code, output, _ = run_as("none", 0, 1, *NOTHING, *files)
     assert code == 0
     rows = [line.split(maxsplit=1) for line in output.splitlines()]
     assert rows[:2] == [["launcher", "none"], ["ranks", "1 on 1 node"]]
@@ -385,23 +387,23 @@ def test_the_command_shows_one_table(monkeypatch, run_as, tmp_path):
 
 
 def test_free_space_is_that_of_the_nearest_existing_directory(tmp_path):
-    space = facts.free_space(tmp_path / "not" / "yet")
+    space = checks.free_space(tmp_path / "not" / "yet")
     assert space.problem is None
     assert space.free_bytes > 0
     (tmp_path / "file").touch()
-    assert f"{tmp_path}/file " in facts.free_space(tmp_path / "file" / "below").problem
+    assert f"{tmp_path}/file " in checks.free_space(tmp_path / "file" / "below").problem
 
 
 def test_directories_without_permission_and_file_systems_that_are_down(monkeypatch, tmp_path):
-    monkeypatch.setattr(facts.os, "access", lambda path, mode: False)
-    assert str(tmp_path) in facts.free_space(tmp_path).problem
-    assert facts.find_files([tmp_path]) == {str(tmp_path): None}
+    monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
+    assert str(tmp_path) in checks.free_space(tmp_path).problem
+    assert checks.find_files([tmp_path]) == {str(tmp_path): None}
 
     def stale(path):
         raise OSError(116, "Stale file handle", str(path))
 
-    monkeypatch.setattr(facts.shutil, "disk_usage", stale)
-    assert facts.free_space(tmp_path).problem == f"{tmp_path}: Stale file handle"
+    monkeypatch.setattr(checks.shutil, "disk_usage", stale)
+    assert checks.free_space(tmp_path).problem == f"{tmp_path}: Stale file handle"
 
 
 def test_loaded_mpi_libraries(tmp_path):
@@ -420,8 +422,8 @@ def test_loaded_mpi_libraries(tmp_path):
     ]
     lines = [f"7f-80 r-xp 00000000 fe:00 1234    {path}" for path in (libraries + others) * 2]
     (tmp_path / "maps").write_text("\n".join([*lines, "7f-80 rw-p 0 0:0 0"]) + "\n")
-    assert facts.loaded_mpi_libraries(tmp_path / "maps") == libraries
-    assert facts.loaded_mpi_libraries(tmp_path / "absent") == []
+    assert checks.loaded_mpi_libraries(tmp_path / "maps") == libraries
+    assert checks.loaded_mpi_libraries(tmp_path / "absent") == []
 
 
 @pytest.mark.parametrize("needed", [("tensorflow", "mpi4py", "horovod"), ("jax", "mpi4py")])
@@ -430,25 +432,25 @@ def test_import_errors_are_facts(monkeypatch, needed):
         raise ImportError("libmpi.so.12: no such file\nand more")
 
     for name in ("visible_gpus", "mpi_library", "horovod_build"):
-        monkeypatch.setattr(facts.installation, name, broken)
-    monkeypatch.setattr(facts.importlib, "import_module", lambda name: None)
-    monkeypatch.setattr(facts, "choose_backend", lambda: needed[0])
-    found = facts.find_software(with_mpi=True)
+        monkeypatch.setattr(checks.installation, name, broken)
+    monkeypatch.setattr(checks.importlib, "import_module", lambda name: None)
+    monkeypatch.setattr(checks, "choose_backend", lambda: needed[0])
+    found = checks.find_software(with_mpi=True)
     assert found["unusable"] == dict.fromkeys(needed, "libmpi.so.12: no such file")
-    assert found["num_gpus"] is None
-    assert facts.find_software(with_mpi=False)["unusable"].keys() == {needed[0]}
+    assert found["gpus"] is None
+    assert checks.find_software(with_mpi=False)["unusable"].keys() == {needed[0]}
 
 
 def test_a_backend_that_is_unknown_is_a_fact(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    monkeypatch.setattr(facts.installation, "visible_gpus", lambda backend: ["H100"])
+    monkeypatch.setattr(checks.installation, "visible_gpus", lambda backend: ["H100"])
 
     def import_module(name):
         raise ImportError("No module named 'torch'")
 
-    monkeypatch.setattr(facts.importlib, "import_module", import_module)
-    found = facts.find_software(with_mpi=False)
+    monkeypatch.setattr(checks.importlib, "import_module", import_module)
+    found = checks.find_software(with_mpi=False)
     assert found["unusable"]["keras"].startswith("KERAS_BACKEND is torch")
 
 
@@ -462,7 +464,7 @@ def test_a_backend_that_is_unknown_is_a_fact(monkeypatch):
 def test_the_mpi_library_is_described_in_a_line(text, line, monkeypatch):
     mpi = SimpleNamespace(Get_library_version=lambda: text)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=mpi))
-    assert facts.installation.mpi_library() == line
+    assert checks.installation.mpi_library() == line
 
 
 @pytest.mark.parametrize(
@@ -481,6 +483,6 @@ def test_the_gpus_that_a_rank_sees(monkeypatch, visible, ids):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert facts.visible_gpu_ids() == ids
+    assert checks.visible_gpu_ids() == ids
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert facts.visible_gpu_ids() is None
+    assert checks.visible_gpu_ids() is None
