@@ -22,27 +22,11 @@ import numpy as np
 import psutil
 
 from candle_p1.bench import harness
-from candle_p1.bench.harness import (
-    MB,
-    Job,
-    Measured,
-    Result,
-    count_option,
-    format_significant,
-    interval,
-    megabytes,
-    option,
-)
+from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
+from candle_p1.bench.harness import format_significant as number
 from candle_p1.bench.interval import daly_interval_s, expected_ratio, young_interval_s
 from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
-from candle_p1.bench.savers import (
-    BackupSaver,
-    ModelSaver,
-    OwnSaver,
-    Saver,
-    WaitingSaver,
-    sync_tree,
-)
+from candle_p1.bench.savers import BACKUP, OURS, SAVERS, Saver, sync_tree
 from candle_p1.bench.task import BenchmarkTask, Outcome
 from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.errors import SetupError
@@ -54,13 +38,6 @@ if TYPE_CHECKING:
 
     from candle_p1.bench.training import Course
 
-OURS, BACKUP = "candle_p1", "BackupAndRestore"
-SAVERS: dict[str, type[Saver]] = {
-    OURS: OwnSaver,
-    "candle_p1, waiting": WaitingSaver,
-    BACKUP: BackupSaver,
-    "model.save": ModelSaver,
-}
 SAVES_PER_JOB = 2
 """Saves of a job that are timed, after a first one."""
 HOUR_S = 3600.0
@@ -120,16 +97,13 @@ class CheckpointTask(BenchmarkTask):
         for save, safe_s in zip(found["saves"], saver.safe_s, strict=True):
             save["safe_s"] = safe_s
         return {
+            **training.facts,
             **found,
             "state_bytes": state_bytes,
             "num_arrays": len(arrays),
             "file_bytes": sum(p.stat().st_size for p in target.rglob("*") if p.is_file()),
             "prepare_s": prepare_s,
             "restore_s": restore_s,
-            "steps_per_epoch": training.plan.steps_per_epoch,
-            "batch_size": training.plan.batch_size,
-            "threads": training.device.threads,
-            "device": training.device.name,
         }
 
     def _course(self, comm: Communicator, saver: Saver, state_bytes: int, found: Outcome) -> Course:
@@ -146,7 +120,7 @@ class CheckpointTask(BenchmarkTask):
         begin_s, first_save_s = time.monotonic(), 0.0
         while sampler and comm.broadcast(time.monotonic() - begin_s < SAMPLED_S):
             yield
-        for number in range(1 + SAVES_PER_JOB):
+        for save in range(1 + SAVES_PER_JOB):
             alone_s, beside_s, plain_s = [0.0] * ALONE_STEPS, [], 0.0
             for i in range(ALONE_STEPS):
                 alone_s[i], _ = yield
@@ -155,7 +129,7 @@ class CheckpointTask(BenchmarkTask):
             comm.barrier()
             first_save_s = first_save_s or time.monotonic()
             start = time.perf_counter()
-            saver.save(number)
+            saver.save(save)
             comm.barrier()
             wait_s = time.perf_counter() - start
             while comm.broadcast(saver.is_writing()):
@@ -196,16 +170,6 @@ def plain_write_s(path: Path, num_bytes: int) -> float:
     return elapsed_s
 
 
-@dataclass(frozen=True)
-class CheckpointJob(Job):
-    """A job that saves into a directory of its own, within that of the task."""
-
-    def run(self) -> list[Outcome]:
-        prefix, parent = ".candle-p1-bench-", self.task.directory
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as directory:
-            return Job.run(replace(self, task=replace(self.task, directory=directory)))
-
-
 @dataclass(kw_only=True)
 class Checkpoint(harness.BenchmarkComparison):
     """Measure what a checkpoint of BENCHMARK's training costs, beside Keras's ways to save it.
@@ -224,12 +188,8 @@ class Checkpoint(harness.BenchmarkComparison):
         "candle-p1 bench checkpoint nt3 --np 2 --directory . --json checkpoint.json",
     )
 
-    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
-    num_rounds: int = count_option(
-        3,
-        "Jobs of each variant, of two timed saves each. A 95 % interval of the median needs at"
-        " least 6 saves.",
-        "--rounds",
+    num_rounds: int = harness.rounds_option(
+        3, "Jobs of each variant, of two timed saves each", of=" saves"
     )
     mtbf_hours: float = option(
         24.0,
@@ -246,16 +206,16 @@ class Checkpoint(harness.BenchmarkComparison):
     )
 
     def jobs(self) -> list[Job]:
-        task = CheckpointTask(benchmark=self.benchmark, flags=self.flags, directory=self.directory)
-        timed: list[Job] = [
-            CheckpointJob(variant, replace(task, variant=variant), self.num_ranks)
+        timed = [
+            self.job(variant, CheckpointTask, variant=variant, directory=self.directory)
             for variant in SAVERS
         ]
-        sampled = [
-            replace(job, purpose="memory", task=replace(job.task, samples_memory=True))
-            for job in timed
-        ]
-        return [*sampled, *harness.rounds(timed, self.num_rounds)]
+        return [*harness.sampled(timed), *harness.rounds(timed, self.num_rounds)]
+
+    def run(self, job: Job) -> list[Outcome]:
+        prefix, parent = ".candle-p1-bench-", self.directory
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as directory:
+            return super().run(replace(job, task=replace(job.task, directory=directory)))
 
     def report(self, measured: Measured) -> dict[str, Any]:
         results, ours = super().report(measured)["results"], measured.of(OURS)
@@ -308,7 +268,7 @@ class Checkpoint(harness.BenchmarkComparison):
         return {**costs, "intervals": intervals}
 
     def result(self, variant: str, measured: Measured) -> Result:
-        jobs, sampled = measured.of(variant), measured.of(variant, "memory")[0]
+        jobs, sampled = measured.of(variant), measured.of(variant, MEMORY)[0]
         first = jobs[0][0]
         waits_s = _slowest(jobs, lambda rank: [save["wait_s"] for save in rank["saves"]])
         safe_s = _later(_slowest(jobs, lambda rank: [save["safe_s"] for save in rank["saves"]]))
@@ -345,7 +305,6 @@ class Checkpoint(harness.BenchmarkComparison):
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
         results, plain, ratio = report["results"], report["plain_write"], report["wait_ratio"]
-        number = format_significant
         yield (
             f"{report['benchmark']}: {megabytes(report['state_bytes'])} MB of state in"
             f" {count(report['num_arrays'], 'array')}, {count(report['num_ranks'], 'rank')} x"
@@ -358,17 +317,17 @@ class Checkpoint(harness.BenchmarkComparison):
             {
                 "variant": "variant",
                 "training\nwaits (s)": "median_s",
-                "{spread}\n(s)": interval,
+                "{spread}\n(s)": harness.interval,
                 "data are safe\nafter (s)": lambda r: r["safe"]["median_s"],
                 "rate\n(MB/s)": lambda r: r["bytes_per_s"] / MB,
                 "relative to the\nplain write": "relative_rate",
-                "{spread}": lambda r: interval(r, "relative_rate"),
+                "{spread}": lambda r: harness.interval(r, "relative_rate"),
             },
         )
         yield (
             "a plain synced write of as many bytes by one process, before each save: median"
-            f" {number(plain['median_s'])} s ({harness.spread(plain)} {interval(plain)}), which is"
-            f" {number(plain['bytes_per_s'] / MB)} MB/s in {report['directory']}"
+            f" {number(plain['median_s'])} s ({harness.spread(plain)} {harness.interval(plain)}),"
+            f" which is {number(plain['bytes_per_s'] / MB)} MB/s in {report['directory']}"
         )
         yield (
             f"{OURS}: training waits {number(ratio['value'])} times as long as for {BACKUP}"

@@ -1,9 +1,8 @@
 """Comparisons by measurement: jobs in fresh processes, in rounds, compared only where they agree.
 
 A verb of ``candle-p1 bench`` is one module of this package, whose `VERB` is a subclass of
-Comparison. The fields of the class are the options of the command, and its docstring is the help.
-It says which jobs are run, what becomes of their outcomes, and how that is shown. The pages on
-architecture have an example.
+Comparison. The fields of the class are the options of the command, and its docstring is the help;
+docs/architecture.md has an example.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich import box
 from rich.table import Table
 
-from candle_p1.bench.task import Outcome, run
+from candle_p1.bench.task import BenchmarkTask, Outcome, run
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.data.reader import FileSet
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from candle_p1.bench.other_environment import OtherEnvironment
 
 MB, GIGA = 1e6, 1e9
-TIME = "time"
-"""The purpose of the jobs whose times are compared."""
+TIME, MEMORY = "time", "memory"
+"""Purposes of jobs: those whose times are compared, and those whose memory is sampled."""
 
 Result = dict[str, Any]
 Columns = Mapping[str, str | Callable[[Any], Any]]
@@ -63,6 +62,12 @@ def count_option(default: int, text: str, flag: str) -> Any:
     return option(default, text, flag, within=(1, 100_000))
 
 
+def rounds_option(default: int, text: str, flag: str = "--rounds", of: str = "") -> Any:
+    """Returns the option for the number of rounds, whose help says how many an interval needs."""
+    needs = f"a 95 % interval of the median needs at least {MIN_VALUES}{of}."
+    return count_option(default, f"{text}; {needs}", flag)
+
+
 @dataclass(frozen=True)
 class Job:
     """A job of a comparison.
@@ -71,7 +76,7 @@ class Job:
         variant: What it measures.
         task: What each rank does: a BenchTask.
         num_ranks: Ranks, all on this machine.
-        purpose: TIME, or another one, such as "memory", for a job that is not timed.
+        purpose: TIME, or another one for a job that is not timed.
         round: From 1; 0 for a job that is in no round.
         other: The environment in which it runs; None: this one.
     """
@@ -86,10 +91,6 @@ class Job:
     def __str__(self) -> str:
         return f"{self.variant}, {self.purpose}" + (f" {self.round}" if self.round else "")
 
-    def run(self) -> list[Outcome]:
-        """Returns the outcome of each rank; see candle_p1.bench.task.run."""
-        return (self.other.run if self.other else run)(self.task, self.num_ranks, self.variant)
-
 
 def rounds(jobs: Sequence[Job], num_rounds: int) -> list[Job]:
     """Returns jobs in rounds, every second round in reverse order.
@@ -100,6 +101,13 @@ def rounds(jobs: Sequence[Job], num_rounds: int) -> list[Job]:
         replace(job, round=number)
         for number in range(1, num_rounds + 1)
         for job in (jobs if number % 2 else jobs[::-1])
+    ]
+
+
+def sampled(jobs: Sequence[Job]) -> list[Job]:
+    """Returns further jobs, of tasks with `samples_memory`, whose memory is sampled."""
+    return [
+        replace(job, purpose=MEMORY, task=replace(job.task, samples_memory=True)) for job in jobs
     ]
 
 
@@ -154,8 +162,10 @@ class Comparison:
         check_alone()
         return on_this_machine(max(job.num_ranks for job in self.jobs()), []).notes
 
-    def before(self, job: Job) -> None:
-        """Is called before each job."""
+    def run(self, job: Job) -> list[Outcome]:
+        """Runs a job, after what has to be prepared for it; returns the outcome of each rank."""
+        start = job.other.run if job.other else run
+        return start(job.task, job.num_ranks, job.variant)
 
     def measure(self, on_start: OnStart) -> dict[str, Any] | None:
         """Runs all jobs; returns what ``--json`` writes: the conditions, and ``results``.
@@ -169,8 +179,7 @@ class Comparison:
         started, measured, jobs = utc_now(), Measured(), self.jobs()
         for done, job in enumerate(jobs):
             on_start(done, len(jobs), str(job))
-            self.before(job)
-            measured.add(job, job.run())
+            measured.add(job, self.run(job))
         return self.report(measured) | self.conditions() | envelope(started)
 
     def conditions(self) -> dict[str, Any]:
@@ -208,7 +217,13 @@ class BenchmarkComparison(Comparison):
 
     benchmark: str
     flags: Sequence[str] = ()
+    num_ranks: Any = count_option(1, "Ranks, all on this machine.", "--np")
     files: FileSet = field(default_factory=lambda: FileSet.of({}), init=False)
+
+    def job(self, variant: str, kind: type[BenchmarkTask], /, **more: Any) -> Job:
+        """Returns a job of a variant on all ranks, whose task has further attributes."""
+        task = kind(benchmark=self.benchmark, flags=self.flags, **more)
+        return Job(variant, task, self.num_ranks)
 
     def prepare(self, progress: Progress | None = None) -> list[str]:
         """Locates the benchmark's files; synthetic ones are generated first if they are missing."""

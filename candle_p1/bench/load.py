@@ -23,16 +23,7 @@ import psutil
 
 from candle_p1.bench import harness
 from candle_p1.bench.file_cache import STATES, prepare_files
-from candle_p1.bench.harness import (
-    MB,
-    Job,
-    Measured,
-    Result,
-    count_option,
-    interval,
-    megabytes,
-    option,
-)
+from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
 from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import Benchmark, find_benchmark
@@ -85,7 +76,6 @@ class LoadTask(BenchmarkTask):
         return {"loader": self.method, "load_threads": self.threads}
 
     def measure(self, comm: Communicator) -> Outcome:
-        """Returns what this rank has measured; collective."""
         benchmark, params, files = self.locate(comm)
         threads = bind_cores(comm, self.threads)
         load_sample(params, comm, threads)
@@ -146,9 +136,7 @@ def choose_methods(text: str | None) -> list[str]:
         SetupError: A method needs a library that is not installed.
     """
     installed = installed_readers()
-    if text is None:
-        return installed
-    names = list(dict.fromkeys(map(str.strip, text.split(","))))
+    names = installed if text is None else list(dict.fromkeys(map(str.strip, text.split(","))))
     for name in names:
         if name not in READERS:
             near, known = did_you_mean(name, READERS), ", ".join(READERS)
@@ -182,17 +170,12 @@ class Load(harness.BenchmarkComparison):
         metavar="NAME,NAME,...",
         complete="loaders",
     )
-    num_ranks: int = count_option(1, "Ranks, which load at the same time, as in a run.", "--np")
     threads: int = option(
         0,
         "Threads of each rank, for loaders that use threads; 0 is its share of the cores.",
         within=(0, 1024),
     )
-    num_repeats: int = count_option(
-        6,
-        "Timed loads of each method; a 95 % interval of the median needs at least 6.",
-        "--repeats",
-    )
+    num_repeats: int = harness.rounds_option(6, "Timed loads of each method", "--repeats")
     file_cache: str = option(
         "warm",
         "Read the files once before every load, or drop them from the file cache.",
@@ -201,26 +184,14 @@ class Load(harness.BenchmarkComparison):
     picture: Path | None = option(None, "Draw the times into this PNG file.", is_file=True)
 
     def jobs(self) -> list[Job]:
-        """Returns the jobs in their order."""
         timed = [
-            Job(
-                method,
-                LoadTask(
-                    benchmark=self.benchmark, flags=self.flags, method=method, threads=self.threads
-                ),
-                self.num_ranks,
-            )
+            self.job(method, LoadTask, method=method, threads=self.threads)
             for method in choose_methods(self.methods)
         ]
         first = [replace(job, purpose="preparation") for job in timed if job.variant == CACHED]
-        sampled = [
-            replace(job, purpose="memory", task=replace(job.task, samples_memory=True))
-            for job in timed
-        ]
-        return [*first, *sampled, *harness.rounds(timed, self.num_repeats)]
+        return [*first, *harness.sampled(timed), *harness.rounds(timed, self.num_repeats)]
 
-    def before(self, job: Job) -> None:
-        """Warms or cools the files that a method reads, including those it has prepared."""
+    def run(self, job: Job) -> list[Outcome]:
         paths = self.paths()
         if job.variant == CACHED:
             params = job.task.bind(find_benchmark(self.benchmark))
@@ -233,9 +204,9 @@ class Load(harness.BenchmarkComparison):
                 if cache.source and cache.source["path"] in sources
             ]
         prepare_files(self.file_cache, paths)
+        return super().run(job)
 
     def report(self, measured: Measured) -> dict[str, Any]:
-        """Returns the results, the files, the jobs, and what the paper published."""
         results = super().report(measured)["results"]
         medians = {result["method"]: result["median_s"] for result in results}
         for result in results:
@@ -254,12 +225,8 @@ class Load(harness.BenchmarkComparison):
             },
             "results": results,
             "jobs": [
-                {
-                    "method": job.variant,
-                    "purpose": job.purpose,
-                    "repeat": job.round,
-                    "elapsed_s": harness.elapsed_s(ranks),
-                }
+                {"method": job.variant, "purpose": job.purpose, "repeat": job.round}
+                | {"elapsed_s": harness.elapsed_s(ranks)}
                 for job, ranks in measured
             ],
             "published": {
@@ -269,8 +236,7 @@ class Load(harness.BenchmarkComparison):
         }
 
     def result(self, variant: str, measured: Measured) -> Result:
-        """Returns the combined result of all jobs of a method."""
-        timed, (sampled,) = measured.of(variant), measured.of(variant, "memory")
+        timed, (sampled,) = measured.of(variant), measured.of(variant, MEMORY)
         memory = [rank["memory"] for rank in sampled if rank["memory"]]
         return {
             "method": variant,
@@ -292,7 +258,6 @@ class Load(harness.BenchmarkComparison):
         }
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
-        """Yields the lines and tables that show a comparison."""
         results, tables = report["results"], report["published"]["tables"]
         first, is_ranked = results[0], any(each["median_s"] >= RANKED_S for each in results)
         yield (
@@ -302,7 +267,7 @@ class Load(harness.BenchmarkComparison):
         columns: dict[str, Any] = {
             "method": "method",
             "median\n(s)": "median_s",
-            "{spread}\n(s)": interval,
+            "{spread}\n(s)": harness.interval,
             "MB/s": lambda r: r["file_bytes"] / MB / r["median_s"],
         }
         for name in first["speedup"] if is_ranked and len(results) > 1 else ():
@@ -342,7 +307,6 @@ class Load(harness.BenchmarkComparison):
                 yield f"  Table {each['table']}, {each['machine']}: {each['node']}"
 
     def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
-        """Draws the times of all repeats, beside the published ones."""
         if not self.picture:
             return
         tables, first = report["published"]["tables"], report["results"][0]

@@ -24,16 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness
 from candle_p1.bench.file_cache import prepare_files
-from candle_p1.bench.harness import (
-    MB,
-    Job,
-    Measured,
-    Result,
-    count_option,
-    interval,
-    megabytes,
-    option,
-)
+from candle_p1.bench.harness import MB, Job, Measured, Result, megabytes, option
 from candle_p1.bench.load import timed_load
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.data.reader import FileSet, Reader, loading
@@ -189,7 +180,7 @@ class Read(harness.BenchmarkComparison):
         "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
     )
 
-    ranks: Sequence[int] = option(
+    num_ranks: Any = option(
         "1,4",
         "The numbers of ranks to compare; each time is divided by that of the first number.",
         "--np",
@@ -204,14 +195,10 @@ class Read(harness.BenchmarkComparison):
         "--blocks",
         within=(0, 100_000),
     )
-    threads: int = count_option(
+    threads: int = harness.count_option(
         1, "Threads of each rank, which read a block together.", "--threads"
     )
-    num_repeats: int = count_option(
-        3,
-        "Loads with each number of ranks; a 95 % interval of the median needs at least 6.",
-        "--repeats",
-    )
+    num_repeats: int = harness.rounds_option(3, "Loads with each number of ranks", "--repeats")
     cold: bool = option(False, "Drop the files from the file cache before a load.")
     independent: bool = option(
         False, "Measure ranks that share nothing, too: what the machine itself allows."
@@ -232,22 +219,21 @@ class Read(harness.BenchmarkComparison):
         return notes
 
     def jobs(self) -> list[Job]:
-        task = ReadTask(
-            benchmark=self.benchmark,
-            flags=self.flags,
-            delay_s=self.delay_s,
-            num_blocks=self.num_blocks,
-            threads=self.threads,
-        )
-        jobs = [Job(count(number, "rank"), task, number) for number in self.ranks]
-        if self.independent:
-            alone = replace(task, independent=True)
-            more = [replace(job, task=alone, purpose=INDEPENDENT) for job in jobs]
-            jobs += [job for job in more if job.num_ranks > 1]
-        return harness.rounds(jobs, self.num_repeats)
+        more = {"delay_s": self.delay_s, "num_blocks": self.num_blocks, "threads": self.threads}
+        jobs = [
+            replace(self.job(count(number, "rank"), ReadTask, **more), num_ranks=number)
+            for number in self.num_ranks
+        ]
+        alone = [
+            replace(job, purpose=INDEPENDENT, task=replace(job.task, independent=True))
+            for job in jobs
+            if self.independent and job.num_ranks > 1
+        ]
+        return harness.rounds([*jobs, *alone], self.num_repeats)
 
-    def before(self, job: Job) -> None:
+    def run(self, job: Job) -> list[Outcome]:
         prepare_files(self._file_cache, self.paths())
+        return super().run(job)
 
     @property
     def _file_cache(self) -> str:
@@ -307,7 +293,7 @@ class Read(harness.BenchmarkComparison):
             {
                 "ranks": "ranks",
                 "median\n(s)": "median_s",
-                "{spread}\n(s)": interval,
+                "{spread}\n(s)": harness.interval,
                 f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
                 "reading at\na time": "mean_ranks",
             },
@@ -339,16 +325,12 @@ def _readings(job: Sequence[Outcome]) -> dict[str, ReadingFacts]:
 
 def _per_rank(facts: ReadingFacts) -> dict[str, list[float | None]]:
     """Returns the raw values of each rank; None for a rank that has not read."""
-    spreads = {
-        "begin_s": facts.begin,
-        "end_s": facts.end,
-        "busy_s": facts.busy,
-        "num_bytes": facts.read,
-    }
+    names = {"begin_s": "begin", "end_s": "end", "busy_s": "busy", "num_bytes": "read"}
+    found = {name: getattr(facts, of).values for name, of in names.items()}
     return {
-        name: [None if each != each else each for each in spread.values.tolist()]
-        for name, spread in spreads.items()
-        if spread.values is not None
+        name: [None if each != each else each for each in values.tolist()]
+        for name, values in found.items()
+        if values is not None
     }
 
 

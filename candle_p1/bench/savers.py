@@ -125,6 +125,15 @@ class WaitingSaver(OwnSaver):
     waits = True
 
 
+OURS, BACKUP = "candle_p1", "BackupAndRestore"
+SAVERS: dict[str, type[Saver]] = {
+    OURS: OwnSaver,
+    f"{OURS}, waiting": WaitingSaver,
+    BACKUP: BackupSaver,
+    "model.save": ModelSaver,
+}
+
+
 def sync_tree(directory: Path) -> None:
     """Waits until the files of a directory, and the directory itself, are on the disk."""
     for path in [*directory.rglob("*"), directory]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness, startup_baseline
 from candle_p1.bench.file_cache import prepare_files
-from candle_p1.bench.harness import Job, Measured, Result, count_option
+from candle_p1.bench.harness import Job, Measured, Result
 from candle_p1.bench.task import BenchmarkTask, Outcome, execute
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.launch_environment import module_command
@@ -70,51 +70,42 @@ class StartupTask(BenchmarkTask):
         return {}
 
 
-@dataclass(frozen=True)
-class RunJob(Job):
-    """A run, as users start it."""
-
-    def run(self) -> list[Outcome]:
-        """Starts it, and waits for its end; returns what its record and the clock say."""
-        with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
-            limits = [word for flag, value in LIMITS.items() for word in (f"--{flag}", value)]
-            command = [*module_command("candle_p1.cli"), "run", self.task.benchmark]
-            command += ["--np", str(self.num_ranks), "--", *self.task.flags, *limits]
-            command += ["--output_dir", f"{name}/output"]
-            began_s, ended_s = _run_timed(TIMED, command, Path(name), self.variant)
-            (path,) = Path(name, "output").rglob(RECORD_NAME)
-            return [outcome_of(read_record(path), began_s, ended_s)]
+def start_run(task: StartupTask, num_ranks: int) -> Outcome:
+    """Starts a run, and waits for its end; returns what its record and the clock say."""
+    with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
+        limits = [word for flag, value in LIMITS.items() for word in (f"--{flag}", value)]
+        command = [*module_command("candle_p1.cli"), "run", task.benchmark, "--np", str(num_ranks)]
+        command += ["--", *task.flags, *limits, "--output_dir", f"{name}/output"]
+        began_s, ended_s = _run_timed(TIMED, command, Path(name), RUN)
+        (path,) = Path(name, "output").rglob(RECORD_NAME)
+        return outcome_of(read_record(path), began_s, ended_s)
 
 
-@dataclass(frozen=True)
-class BaselineJob(Job):
-    """Processes that import a framework and read files."""
+def start_baseline(framework: str, paths: Sequence[Path], num_processes: int) -> Outcome:
+    """Starts processes that import a framework and read files, and waits for their end.
 
-    framework: str = "json"
-    paths: Sequence[Path] = ()
+    Returns:
+        The times of the slowest one: ``elapsed_s``, and by part ``parts_s``.
 
-    def run(self) -> list[Outcome]:
-        """Starts them, and waits for their end; returns the times of the slowest one, in s.
-
-        Raises:
-            RuntimeError: A process failed; holds everything that all of them printed.
-        """
-        with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
-            num = str(self.num_ranks)
-            program = [sys.executable, startup_baseline.__file__, self.framework, f"{name}/outcome"]
-            command = [num, *program, num, *map(str, self.paths)]
-            (began_s,) = _run_timed(TIMED_TOGETHER, command, Path(name), self.variant)
-            ends = [path.read_text().split() for path in Path(name).glob("outcome.*")]
-            if len(ends) < self.num_ranks:
-                output = Path(name, "output.log").read_text()
-                raise RuntimeError(f"a process of the baseline failed:\n{output}")
-        python_s, imported_s, read_s = max(([*map(float, each)] for each in ends), key=max)
-        parts_s = {
-            "Python": python_s - began_s,
-            f"import {self.framework}": imported_s - python_s,
-            "reading the files' bytes": read_s - imported_s,
-        }
-        return [{"elapsed_s": sum(parts_s.values()), "parts_s": parts_s}]
+    Raises:
+        RuntimeError: A process failed; holds everything that all of them printed.
+    """
+    num = str(num_processes)
+    with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
+        program = [sys.executable, startup_baseline.__file__, framework, f"{name}/outcome"]
+        command = [num, *program, num, *map(str, paths)]
+        (began_s,) = _run_timed(TIMED_TOGETHER, command, Path(name), BASELINE)
+        ends = [path.read_text().split() for path in Path(name).glob("outcome.*")]
+        if len(ends) < num_processes:
+            output = Path(name, "output.log").read_text()
+            raise RuntimeError(f"a process of the baseline failed:\n{output}")
+    python_s, imported_s, read_s = max(([*map(float, each)] for each in ends), key=max)
+    parts_s = {
+        "Python": python_s - began_s,
+        f"import {framework}": imported_s - python_s,
+        "reading the files' bytes": read_s - imported_s,
+    }
+    return {"elapsed_s": sum(parts_s.values()), "parts_s": parts_s}
 
 
 def _run_timed(script: str, command: list[str], directory: Path, name: str) -> list[float]:
@@ -199,21 +190,21 @@ class Startup(harness.BenchmarkComparison):
         "candle-p1 bench startup p1b2 --np 2 --rounds 3 --json startup.json",
     )
 
-    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
-    num_rounds: int = count_option(
-        6, "Starts of each kind; a 95 % interval of the median needs at least 6.", "--rounds"
-    )
+    num_rounds: int = harness.rounds_option(6, "Starts of each kind")
 
     def jobs(self) -> list[Job]:
-        task = StartupTask(benchmark=self.benchmark, flags=self.flags)
-        task.choose_backend()
-        paths, framework = self.paths(), choose_backend()
-        run = RunJob(RUN, task, self.num_ranks)
-        baseline = BaselineJob(BASELINE, task, self.num_ranks, framework=framework, paths=paths)
-        return harness.rounds([run, baseline], self.num_rounds)
+        kinds = [self.job(variant, StartupTask) for variant in (RUN, BASELINE)]
+        return harness.rounds(kinds, self.num_rounds)
 
-    def before(self, job: Job) -> None:
+    def run(self, job: Job) -> list[Outcome]:
         prepare_files("warm", self.paths())
+        if job.variant == RUN:
+            return [start_run(job.task, self.num_ranks)]
+        return [start_baseline(self._framework(), self.paths(), self.num_ranks)]
+
+    def _framework(self) -> str:
+        self.jobs()[0].task.choose_backend()
+        return choose_backend()
 
     def report(self, measured: Measured) -> dict[str, Any]:
         runs, baselines = (
@@ -223,7 +214,7 @@ class Startup(harness.BenchmarkComparison):
         return {
             "num_ranks": self.num_ranks,
             "num_rounds": self.num_rounds,
-            "framework": choose_backend(),
+            "framework": self._framework(),
             "file_bytes": sum(self.file_bytes().values()),
             **super().report(measured),
             "median_ratio": statistics.median(ratios),
@@ -259,16 +250,12 @@ class Startup(harness.BenchmarkComparison):
             "from the last measurement to the command's end": run["end"],
         }
         rows += [{**times, "name": name} for name, times in rest.items() if times]
-        yield harness.table(
-            rows,
-            {
-                "": "name",
-                "median (s)": lambda row: f"{row['median_s']:.3f}",
-                "{spread} (s)": lambda row: "{:.3f} to {:.3f}".format(
-                    *(row["ci95_s"] or row["range_s"])
-                ),
-            },
-        )
+        columns: harness.Columns = {
+            "": "name",
+            "median (s)": lambda row: f"{row['median_s']:.3f}",
+            "{spread} (s)": lambda row: _interval(*(row["ci95_s"] or row["range_s"])),
+        }
+        yield harness.table(rows, columns)
         yield (
             f"the start takes {harness.format_significant(report['median_ratio'])} times as long as"
             f" the baseline ({harness.spread(run)} {harness.interval(report, 'ratio')}), for which"
@@ -279,3 +266,7 @@ class Startup(harness.BenchmarkComparison):
 
 
 VERB = Startup
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.3f} to {high:.3f}"

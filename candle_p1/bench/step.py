@@ -16,18 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness, roofline, step_prediction
-from candle_p1.bench.harness import (
-    GIGA,
-    MB,
-    Job,
-    Measured,
-    Result,
-    count_option,
-    interval,
-    megabytes,
-    ms,
-    option,
-)
+from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, megabytes, ms, option
 from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
 from candle_p1.bench.other_environment import OtherEnvironment
 from candle_p1.bench.step_differences import check, difference, elements
@@ -111,12 +100,9 @@ class StepTask(BenchmarkTask):
         training = prepare_training(self, comm, partners=partners, num_steps=self.all_steps)
         device, size, model = training.device, training.plan.batch_size, training.models[0]
         found: Outcome = {
-            "batch_size": size,
-            "threads": device.threads,
-            "device": device.name,
+            **training.facts,
             "has_fast_kernels": fast.exist(on_cpu=not device.is_gpu),
             "flops": roofline.matrix_product_flops(model, size),
-            "matrix_bytes": training.matrix_bytes,
             "roofline": None,
             "memory": [],
             "predictions": {},
@@ -218,19 +204,14 @@ class Step(harness.BenchmarkComparison):
         "candle-p1 bench step nt3 --keras2 .venv-keras2 --by_weight",
     )
 
-    num_ranks: int = count_option(1, "Number of ranks, all on this machine.", "--np")
     baseline: str = option(
         "plain",
         "Compare with plain Keras (several ranks: with one process, and with ranks that do not"
         " average gradients), or with nothing.",
         choices=["plain", "none"],
     )
-    num_steps: int = count_option(5, "Timed steps of a job, after a warm-up.", "--steps")
-    num_rounds: int = count_option(
-        2,
-        "Jobs of each variant. A 95 % interval of the median needs at least 6 steps in total.",
-        "--rounds",
-    )
+    num_steps: int = harness.count_option(5, "Timed steps of a job, after a warm-up.", "--steps")
+    num_rounds: int = harness.rounds_option(2, "Jobs of each variant", of=" steps in total")
     compare_env: str | None = option(
         None,
         "Measure the same in turn in the environment of this interpreter, such as one with JAX"
@@ -258,12 +239,8 @@ class Step(harness.BenchmarkComparison):
         is_same = self.other.backend == choose_backend()
         return f"other {self.other.backend}" if is_same else self.other.backend
 
-    @property
-    def _task(self) -> StepTask:
-        return StepTask(benchmark=self.benchmark, flags=self.flags, num_steps=self.num_steps)
-
     def prepare(self, progress: harness.Progress | None = None) -> list[str]:
-        params = self._task.bind(find_benchmark(self.benchmark))
+        params = self._params()
         if self.keras2 is not None:
             if self.num_ranks > 1 or self.baseline == "none":
                 raise ParameterError(
@@ -285,32 +262,36 @@ class Step(harness.BenchmarkComparison):
 
     def variants(self) -> list[Job]:
         """Returns a job of each variant, that of a run first; then those of the other Python."""
-        task = self._task
-        here = [Job(OURS, task, self.num_ranks)]
-        plain = replace(task, kernels="plain", inputs="arrays")
+        more: dict[str, Any] = {"num_steps": self.num_steps}
+        here = [self.job(OURS, StepTask, **more)]
+        plain = {**more, "kernels": "plain", "inputs": "arrays"}
         if self.baseline == "plain" and self.num_ranks > 1:
-            alone = replace(task, averages_gradients=False)
-            here += [Job(ALONE, alone, self.num_ranks), Job(ONE_PROCESS, task)]
+            here.append(self.job(ALONE, StepTask, **more, averages_gradients=False))
+            here.append(replace(here[0], variant=ONE_PROCESS, num_ranks=1))
         elif self.baseline == "plain":
             names = find_benchmark(self.benchmark).other_sample_names
-            more = [Job(f"plain, {name}", replace(plain, inputs=name)) for name in names]
-            here += [Job(PLAIN, plain), *more]
+            inputs = {PLAIN: "arrays", **{f"plain, {name}": name for name in names}}
+            here += [
+                self.job(name, StepTask, **plain | {"inputs": of}) for name, of in inputs.items()
+            ]
         there = [
             replace(job, variant=f"{job.variant}, {self.other_name}", other=self.other)
             for job in here
             if self.other is not None
         ]
         if self.keras2 is not None:
-            here.append(Job(KERAS2, replace(plain, keras2=self.keras2)))
+            here.append(self.job(KERAS2, StepTask, **plain, keras2=self.keras2))
         return [*here, *there]
+
+    def _params(self) -> ParameterSet:
+        task = StepTask(benchmark=self.benchmark, flags=self.flags)
+        return task.bind(find_benchmark(self.benchmark))
 
     def _random_parameters(self) -> list[str]:
         """Returns what makes a step draw random numbers, as flags, if Keras 2 is compared."""
-        if self.keras2 is None:
-            return []
-        benchmark = find_benchmark(self.benchmark)
-        params = self._task.bind(benchmark)
-        return [f"--{name} {params[name]:g}" for name in benchmark.random_parameters(params)]
+        params = self._params()
+        names = find_benchmark(self.benchmark).random_parameters(params) if self.keras2 else ()
+        return [f"--{name} {params[name]:g}" for name in names]
 
     def jobs(self) -> list[Job]:
         variants = self.variants()
@@ -340,7 +321,7 @@ class Step(harness.BenchmarkComparison):
             first, *rest = (job.variant for job in variants if job.other == other)
             for name in rest:
                 is_random = name != KERAS2 or not self._random_parameters()
-                purpose = harness.TIME if is_random else DETERMINISTIC
+                purpose = TIME if is_random else DETERMINISTIC
                 pair = (measured.of(each, purpose)[0][0] for each in (first, name))
                 found[name] = difference(*pair)
         return found
@@ -417,7 +398,7 @@ class Step(harness.BenchmarkComparison):
             "variant": "variant",
             "ranks x\nthreads": lambda r: f"{r['num_ranks']} x {r['threads']}",
             "median\n(ms)": lambda r: ms(r["median_s"]),
-            "{spread}\n(ms)": lambda r: interval(r, unit=1e-3),
+            "{spread}\n(ms)": lambda r: harness.interval(r, unit=1e-3),
             "samples\n/s": "samples_per_s",
             "GFLOP\n/s": lambda r: r["flops_per_s"] and r["flops_per_s"] / GIGA,
         }

@@ -47,6 +47,17 @@ class Training:
     allreduces: list[AllreduceLog | None]
     matrix_bytes: int
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What outcomes say of a training."""
+        return {
+            "steps_per_epoch": self.plan.steps_per_epoch,
+            "batch_size": self.plan.batch_size,
+            "threads": self.device.threads,
+            "device": self.device.name,
+            "matrix_bytes": self.matrix_bytes,
+        }
+
     def batches(self, samples: Samples | None = None) -> TrainBatches:
         """Returns the batches that this rank trains on; of the training samples by default."""
         samples, seed = samples or self.data.train, self.params["rng_seed"]

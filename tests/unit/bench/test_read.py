@@ -19,7 +19,7 @@ def outcome(elapsed_s, reads):
 
 
 def comparison(ranks=(1, 2), **conditions):
-    return Read(benchmark="nt3", ranks=ranks, num_blocks=8, **conditions)
+    return Read(benchmark="nt3", num_ranks=ranks, num_blocks=8, **conditions)
 
 
 def tables(ours, report):

@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 from rich.table import Table
 
-from candle_p1.bench import startup_baseline
-from candle_p1.bench.startup import BASELINE, RUN, BaselineJob, RunJob, Startup, outcome_of
+from candle_p1.bench import startup, startup_baseline
+from candle_p1.bench.startup import BASELINE, RUN, Startup, outcome_of, start_baseline
 from candle_p1.data.reader import FileSet
 from candle_p1.records.record import make_record
 from candle_p1.records.spread import Seconds
@@ -87,19 +87,19 @@ def compare(tmp_path, monkeypatch):
     file, started, runs_s = tmp_path / "train.csv", [], iter([6.0, 9.0, 8.0])
     file.write_text("1,2\n")
 
-    def run(job):
-        started.append((RUN, job.num_ranks))
+    def run(task, num_ranks):
+        started.append((RUN, num_ranks))
         total_s = next(runs_s)
         parts_s = {"load": 1.0, "other": total_s - 1.0}
-        return [{"elapsed_s": total_s, "parts_s": parts_s, "step_s": None, "end_s": 0.5}]
+        return {"elapsed_s": total_s, "parts_s": parts_s, "step_s": None, "end_s": 0.5}
 
-    def run_baseline(job):
-        started.append((BASELINE, job.num_ranks))
-        assert job.paths == [file]
-        return [{"elapsed_s": 3.0, "parts_s": {"Python": 0.5, f"import {job.framework}": 2.5}}]
+    def run_baseline(framework, paths, num_processes):
+        started.append((BASELINE, num_processes))
+        assert paths == [file]
+        return {"elapsed_s": 3.0, "parts_s": {"Python": 0.5, f"import {framework}": 2.5}}
 
-    monkeypatch.setattr(RunJob, "run", run)
-    monkeypatch.setattr(BaselineJob, "run", run_baseline)
+    monkeypatch.setattr(startup, "start_run", run)
+    monkeypatch.setattr(startup, "start_baseline", run_baseline)
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     comparison = Startup(benchmark="nt3", num_ranks=NUM_RANKS, num_rounds=3)
     comparison.files = FileSet.of({"train": file})
@@ -144,11 +144,11 @@ def test_the_shares_of_a_file_are_all_of_it(tmp_path, num_bytes):
 def test_the_baseline_says_when_it_was_done(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"1,2\n")
-    (found,) = BaselineJob(BASELINE, None, 2, framework="json", paths=[path]).run()
+    found = start_baseline("json", [path], 2)
     assert list(found["parts_s"]) == ["Python", "import json", "reading the files' bytes"]
     assert min(found["parts_s"].values()) >= 0
 
 
 def test_a_framework_that_cannot_be_imported_is_reported():
     with pytest.raises(RuntimeError, match="no_such_framework"):
-        BaselineJob(BASELINE, None, framework="no_such_framework").run()
+        start_baseline("no_such_framework", [], 1)
