@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.toml_file import read_toml
 
@@ -40,17 +40,14 @@ TABLE_1 = {
 
 @dataclass(frozen=True)
 class Published:
-    """A published value, or a statement without a number.
+    """A published value, or a statement without a number (`value` is None).
 
     Attributes:
         quantity: The name of a Quantity, or what a finding asks for.
-        says: The statement.
         section: The section, or a table that stands for itself.
-        figure: The figure or table that shows it; "" where there is none.
         benchmark: Its name; "" where the value is about all of them.
         mode: strong, weak, batch, or any.
         machine: Where it was measured; "" where it does not depend on it.
-        value: The number; None where the statement has none.
         to: The upper end of a range that begins with the value.
         num_ranks: The number of ranks that it was found with, or the largest one.
         loaders: The loaders of whose runs it tells; () where that does not matter.
@@ -81,16 +78,8 @@ class Published:
         return f"published ({place}): {self.says}"
 
 
-@dataclass(frozen=True)
-class PublishedLoading:
-    """Seconds to load one file: a cell of Table 3 or 4.
-
-    Attributes:
-        machine: Where it was measured.
-        role: train or test.
-        loader: original or chunked.
-        file_mb: The size of the file, in MB as the paper writes it.
-    """
+class PublishedLoading(NamedTuple):
+    """Seconds to load one file, of a size in MB as the paper writes it: a cell of Table 3 or 4."""
 
     table: int
     machine: str
@@ -124,14 +113,14 @@ def published(
     those of the experiment's runs that have times.
     """
     used = experiment.loaders if loaders is None else set(loaders)
-    fitting = [
+    return [
         each
+        for quantity in quantities
         for each in _stated()
-        if each.benchmark == experiment.benchmark
+        if (each.quantity, each.benchmark) == (quantity, experiment.benchmark)
         and each.mode in (experiment.mode, "any")
         and used.issuperset(each.loaders)
     ]
-    return [each for name in quantities for each in fitting if each.quantity == name]
 
 
 def published_epochs(experiment: Experiment) -> int | None:
@@ -141,23 +130,20 @@ def published_epochs(experiment: Experiment) -> int | None:
 
 def all_published() -> list[Published]:
     """Returns every published value, in the order of the file; its Tables 1, 3 and 4 come last."""
-    table_1 = [
-        Published(
-            row,
-            f"{title} {number_words(cells[row])} {unit}".rstrip(),
-            "Table 1",
-            benchmark=benchmark,
-            value=cells[row],
-            unit=unit,
-        )
-        for benchmark, cells in _content()["table_1"].items()
-        for row, (title, unit) in TABLE_1.items()
-    ]
-    return [
-        *_stated(),
-        *table_1,
-        *(each for name in _content()["table_1"] for each in _cells(name)),
-    ]
+    found = list(_stated())
+    for benchmark, cells in _content()["table_1"].items():
+        for row, (title, unit) in TABLE_1.items():
+            says = f"{title} {number_words(cells[row])} {unit}".rstrip()
+            facts: dict[str, Any] = {"benchmark": benchmark, "value": cells[row], "unit": unit}
+            found.append(Published(row, says, "Table 1", **facts))
+    for benchmark in _content()["table_1"]:
+        for each in published_loading(benchmark):
+            says = f"{each.seconds} s to load the {each.role} file of {each.file_mb} MB"
+            facts = {"benchmark": benchmark, "machine": each.machine, "loaders": (each.loader,)}
+            facts |= {"value": each.seconds, "unit": "s"}
+            says += f" (loader {each.loader})"
+            found.append(Published("load_s", says, f"Table {each.table}", **facts))
+    return found
 
 
 def published_table_1(benchmark: str) -> dict[str, Number]:
@@ -187,48 +173,26 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
     ]
 
 
-def _cells(benchmark: str) -> list[Published]:
-    """Returns the cells of Tables 3 and 4 as values."""
-    return [
-        Published(
-            "load_s",
-            f"{each.seconds} s to load the {each.role} file of {each.file_mb} MB"
-            f" (loader {each.loader})",
-            f"Table {each.table}",
-            benchmark=benchmark,
-            machine=each.machine,
-            value=each.seconds,
-            unit="s",
-            loaders=(each.loader,),
-        )
-        for each in published_loading(benchmark)
-    ]
+def number_words(number: Number) -> str:
+    """Returns a number as the paper writes it, for example 1,120 or 0.001."""
+    return number if isinstance(number, str) else f"{number:,}"
 
 
 @cache
 def _stated() -> list[Published]:
-    """Returns the values of all groups."""
-    return [
-        _value(**{name: value for name, value in group.items() if name != "values"} | entry)
-        for group in _content()["groups"]
-        for entry in group["values"]
-    ]
-
-
-def _value(
-    says: str, *, ranks: int | None = None, loaders: Collection[str] = (), **fields: Any
-) -> Published:
-    """Returns a value, with its numbers in what it says."""
-    if fields["quantity"].startswith(GAINS):
-        loaders = (ORIGINAL_LOADER, METHOD_LOADER)
-    numbers = {"value": fields.get("value"), "to": fields.get("to"), "ranks": ranks}
-    words = {name: number_words(number) for name, number in numbers.items() if number is not None}
-    return Published(says=says.format(**words), num_ranks=ranks, loaders=tuple(loaders), **fields)
-
-
-def number_words(number: Number) -> str:
-    """Returns a number as the paper writes it, for example 1,120 or 0.001."""
-    return number if isinstance(number, str) else f"{number:,}"
+    """Returns the values of all groups, with their numbers in what they say."""
+    found = []
+    for group in _content()["groups"]:
+        for entry in group["values"]:
+            facts = {name: each for name, each in (group | entry).items() if name != "values"}
+            ranks, loaders = facts.pop("ranks", None), facts.pop("loaders", ())
+            if facts["quantity"].startswith(GAINS):
+                loaders = (ORIGINAL_LOADER, METHOD_LOADER)
+            numbers = {"value": facts.get("value"), "to": facts.get("to"), "ranks": ranks}
+            words = {name: number_words(n) for name, n in numbers.items() if n is not None}
+            says = facts.pop("says").format(**words)
+            found.append(Published(says=says, num_ranks=ranks, loaders=tuple(loaders), **facts))
+    return found
 
 
 @cache

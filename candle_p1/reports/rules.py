@@ -53,7 +53,6 @@ from candle_p1.reports.quality import (
 from candle_p1.reports.speed import (
     NO_METHOD_PAIR,
     NO_OTHER_PAIR,
-    Pair,
     improvements,
     method_pairs,
     other_pairs,
@@ -145,13 +144,9 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
     return Finding(rule, sentences, told, tuple(unsure[:MAX_SENTENCES]), missing)
 
 
-def _improvement(
-    experiment: Experiment,
-    quantity: Quantity,
-    pairs_of: Callable[[Experiment], Sequence[Pair]],
-    without: str,
-) -> Iterator[Claim]:
+def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iterator[Claim]:
     """Yields by how much series improve a quantity, if it can be compared."""
+    pairs_of, without, _ = PAIRS[table]
     if quantity is ENERGY:
         parts = covered(experiment.runs)
         if not parts:
@@ -419,11 +414,13 @@ def _told(estimate: Estimate) -> str:
     return f"{number(estimate.value)} ({interval(estimate)})"
 
 
-GAIN = "{quantity} of {other} compared with {base}: {gains}"
 LOADS = "{ranks}, loading the {role} file ({mb} MB) takes {seconds} s with {method}; {factors}"
 FIRST = "{ranks}, {first} has {most}, {value}; the next is {second} with {next}, {ahead}{left_out}"
-METHOD = {"pairs_of": method_pairs, "without": NO_METHOD_PAIR}
-OTHER = {"pairs_of": other_pairs, "without": NO_OTHER_PAIR}
+PAIRS = {
+    "improvement": (method_pairs, NO_METHOD_PAIR, "the paper's loading"),
+    "other-improvement": (other_pairs, NO_OTHER_PAIR, "other loaders and kernels"),
+}
+"""The pairs of series that tables of improvements compare, what to say of none, and their name."""
 
 RULES = (
     Rule(
@@ -434,39 +431,18 @@ RULES = (
         ("dominates",),
         is_headline=True,
     ),
-    Rule(
-        "Total time with the paper's loading",
-        "improvement",
-        GAIN,
-        partial(_improvement, quantity=TOTAL, **METHOD),
-        ("improvement_total_s",),
-        is_headline=True,
-        in_table=True,
-    ),
-    Rule(
-        "Total time with other loaders and kernels",
-        "other-improvement",
-        GAIN,
-        partial(_improvement, quantity=TOTAL, **OTHER),
-        is_headline=True,
-        in_table=True,
-    ),
-    Rule(
-        "Energy with the paper's loading",
-        "improvement",
-        GAIN,
-        partial(_improvement, quantity=ENERGY, **METHOD),
-        ("improvement_energy_j",),
-        is_headline=True,
-        in_table=True,
-    ),
-    Rule(
-        "Energy with other loaders and kernels",
-        "other-improvement",
-        GAIN,
-        partial(_improvement, quantity=ENERGY, **OTHER),
-        is_headline=True,
-        in_table=True,
+    *(
+        Rule(
+            f"{quantity.title.capitalize()} with {compared}",
+            table,
+            "{quantity} of {other} compared with {base}: {gains}",
+            partial(_improvement, quantity=quantity, table=table),
+            (f"improvement_{quantity.name}",) if table == "improvement" else (),
+            is_headline=True,
+            in_table=True,
+        )
+        for quantity in (TOTAL, ENERGY)
+        for table, (_, _, compared) in PAIRS.items()
     ),
     Rule(
         "Epochs per rank",
