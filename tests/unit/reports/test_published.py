@@ -10,6 +10,8 @@ from candle_p1.parameters.parameter import Origin
 from candle_p1.parameters.parameter_file import read_any, read_entries
 from candle_p1.reports.published import (
     GAINS,
+    METHOD_LOADER,
+    ORIGINAL_LOADER,
     TABLE_1,
     all_published,
     candle_defaults,
@@ -21,7 +23,6 @@ from candle_p1.reports.published import (
     published_table_1,
     sources,
 )
-from candle_p1.reports.speed import METHOD_LOADER, ORIGINAL_LOADER
 from tests.candle import CANDLE
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")

@@ -7,18 +7,14 @@ import io
 
 import numpy as np
 import pytest
-from candle_p1.reports.figures.power import MAX_LINES, power_caption, power_figure, read_measured
 
-from candle_p1.records.power_file import write_traces
-from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.records.record import read_record, write_record
 from candle_p1.records.spread import Joules, Watts
 from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.experiments import group
 from candle_p1.reports.figures.lines import energy
 from candle_p1.reports.frame import Run
-from candle_p1.reports.sections import TOPICS, topic_table
-from tests.planted_records import changed, plant, planted_record
+from candle_p1.reports.sections import TOPICS
+from tests.planted_records import changed, planted_record
 
 NUM_GPUS, NUM_NODES = 12, 2
 
@@ -61,7 +57,7 @@ def measured(record, power_w, **facts):
 
 def rows_of(experiment, slug):
     (topic,) = [each for each in TOPICS if each.slug == slug]
-    table = topic_table(experiment, topic, "nt3")
+    table = topic.make_table(experiment, "nt3")
     return table, list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
@@ -144,51 +140,3 @@ def test_a_comparison_has_the_power_per_gpu_too():
     rows = {row.quantity.name: row for row in pairing.rows}
     assert rows["power_per_gpu_w"].change.value == pytest.approx(1.5)
     assert rows["energy_per_gpu_j"].change.value == pytest.approx(1.5)
-
-
-def with_traces(path, num_nodes=1, num_gpus=2):
-    """Adds readings to a planted record, the first GPU at 50 W and each other one 10 W above."""
-    run = Run(path, read_record(path))
-    times_s = np.arange(0.0, run["total_s"], 0.5)
-    channels = [Channel("node", "node", "node", "cray", "power")]
-    channels += [Channel(f"gpu{i}", f"GPU {i}", "gpu", "nvml", "power") for i in range(num_gpus)]
-    traces = [
-        Trace(channel, times_s, np.full_like(times_s, 40 + 10 * i), 0.5)
-        for i, channel in enumerate(channels)
-    ]
-    names = [f"power-{node:04d}.csv" for node in range(num_nodes)]
-    for node, name in enumerate(names):
-        write_traces(path.with_name(name), traces, node, 0.0)
-    record = changed(run.record, {"energy.traces": names, "num_nodes": num_nodes})
-    write_record(path, changed(record, {"energy.power_hz": 2.0}))
-    return Run(path, read_record(path))
-
-
-def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path):
-    slow = with_traces(plant(tmp_path, num_ranks=4, load_s=20.0, energy_j=1.0), num_nodes=2)
-    fast = with_traces(plant(tmp_path, num_ranks=4, load_s=2.0, energy_j=1.0), num_nodes=2)
-    slow.path.with_name("power-0001.csv").write_text("is not read")
-    runs = [read_measured(name, run) for name, run in (("original", slow), ("chunked", fast))]
-    figure = power_figure(runs)
-    first, second = figure.axes
-    assert first.get_xlim() == second.get_xlim() == (0, slow["total_s"])
-    assert first.get_ylim() == second.get_ylim()
-    assert first.get_title(loc="left") == "original, 4 ranks, node 0 of 2"
-    (legend,) = figure.legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["node 0: GPU 0", "node 0: GPU 1", "node 0: node"]
-    assert [line.get_ydata()[0] for line in first.lines] == [50, 60, 40]
-    assert "at 2 Hz" in power_caption(runs)
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert boxes
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
-        assert not any(axes._left_title.get_window_extent().overlaps(box) for box in boxes)
-
-
-def test_more_devices_than_can_be_told_apart_are_counted(tmp_path):
-    run = with_traces(plant(tmp_path, num_ranks=2, energy_j=1.0), num_gpus=MAX_LINES + 2)
-    each = read_measured("all", run)
-    assert len(power_figure([each]).axes[0].lines) == MAX_LINES
-    assert "3 further devices" in power_caption([each])

@@ -18,6 +18,7 @@ from candle_p1.reports.statistics import (
     median_interval,
     summarize,
 )
+from candle_p1.reports.words import cell, interval, number
 
 TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
 
@@ -106,3 +107,28 @@ def test_a_ratio_scales_and_inverts_with_its_sets(x, y, factor):
         assert theirs == pytest.approx(factor * ours)
         assert inverse == pytest.approx(1 / ours)
     assert estimate.confidence == scaled.confidence == pytest.approx(turned.confidence)
+
+
+def test_numbers_have_three_digits_and_four_after_a_one():
+    texts = {
+        41.234: "41.2", 12.345: "12.35", 0.012345: "0.0123", 1.0: "1.000", 0.0: "0",
+        12345.6: "12,346", 0.98765: "0.988", 0.0063: "0.0063", 0.00042: "0.00042",
+        -0.0000123: "-0.000012",
+    }  # fmt: skip
+    assert [number(value) for value in texts] == list(texts.values())
+    assert (number(-0.0), number(float("nan"))) == ("0", "not a number")
+
+
+def test_intervals_name_their_kind():
+    for estimate, words, text in (
+        (estimate_median([1.0]), "no interval, 1 run", "1.000"),
+        (estimate_median([2.0, 3.0]), "range 2.00 to 3.00, 2 runs", "2.50 [2.00 to 3.00]"),
+        (estimate_median([2.0] * 6), "95 % interval 2.00 to 2.00, 6 runs", "2.00 (2.00 to 2.00)"),
+        (
+            estimate_ratio([2.0] * 3, [1.0] * 3),
+            "90 % interval 2.00 to 2.00, 3 against 3 runs: too few for 95 %",
+            "2.00 [2.00 to 2.00; 90 %]",
+        ),
+    ):
+        assert (interval(estimate), cell(estimate)) == (words, text)
+    assert cell(Estimate(0.5, -0.001, 20.0, 0.95, (6,))) == "0.500 (0.0 to 20.0)"

@@ -1,0 +1,249 @@
+"""The figures of reports and of a run's page: what they show of planted numbers, and refuse."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from candle_p1.errors import DataError, RecordError
+from candle_p1.figures import curves, training_curves
+from candle_p1.records.per_rank import PER_RANK_NAME
+from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.record import read_record
+from candle_p1.reports.drawing import count_axis, new_figure
+from candle_p1.reports.experiments import group
+from candle_p1.reports.figures.lines import epochs_per_rank, quality, scaling
+from candle_p1.reports.figures.over_time import MAX_LINES, power_over_time
+from candle_p1.reports.figures.registry import KINDS, draw_figures
+from candle_p1.reports.figures.time import (
+    phases_figure,
+    phases_svg,
+    ranks_over_time,
+    time_shares,
+)
+from candle_p1.reports.frame import Run, read_runs
+from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.render import render_page
+from candle_p1.reports.report import run_page
+from tests.planted_records import changed, plant, planted_record
+
+TRAINED = {"loss": 0.5, "val_loss": 0.6, "accuracy": 0.9, "val_accuracy": None}
+
+
+def experiment_of(records):
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    return experiment
+
+
+def study_in(directory):
+    (experiment,) = group(read_runs([directory]).runs)
+    return experiment
+
+
+def page_of(run):
+    return render_page(run_page(run))
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def with_traces(path, num_nodes=1, num_gpus=2, reading="power"):
+    """Adds readings to a planted record, the first GPU at 50 W and each other one 10 W above."""
+    run = Run(path, read_record(path))
+    times_s = np.arange(0.0, run["total_s"], 0.5)
+    watts = [np.full_like(times_s, 40 + 10 * i) for i in range(num_gpus + 1)]
+    channels = [Channel("node", "node", "node", "cray", reading)]
+    channels += [Channel(f"gpu{i}", f"GPU {i}", "gpu", "nvml", reading) for i in range(num_gpus)]
+    traces = [
+        Trace(channel, times_s, 0.5 * np.cumsum(power) if reading == "energy" else power, 0.5)
+        for channel, power in zip(channels, watts, strict=True)
+    ]
+    names = [f"power-{node:04d}.csv" for node in range(num_nodes)]
+    for node, name in enumerate(names):
+        write_traces(path.with_name(name), traces, node, 0.0)
+    record = changed(run.record, {"energy.traces": names, "num_nodes": num_nodes})
+    return Run(path, changed(record, {"energy.power_hz": 2.0}))
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = plant(tmp_path, num_ranks=3, wait_s=1.0, trained=TRAINED, energy_j=5.0)
+    return Run(path, read_record(path))
+
+
+def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
+    kinds = [kind for kind in KINDS if kind.slug == "improvement"]
+    records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
+    ((drawing,), _) = draw_figures(experiment_of(records), "t", kinds)
+    assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
+    for base in ("original", "chunked"):
+        assert f"against loader {base}" in drawing.svg
+
+
+def test_the_axis_of_many_ranks_shows_the_first_and_the_last():
+    _, (axes,) = new_figure(1)
+    count_axis(axes, [1, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072], "ranks")
+    low, high = axes.get_xlim()
+    assert low < 1 < 3072 < high
+    ticks = axes.get_xticks()
+    assert (ticks[0], ticks[-1]) == (1, 3072)
+    assert min(np.diff(np.log2(ticks))) > 1
+
+
+@pytest.mark.parametrize("counts", [(2,), (1, 2), (1, 2, 4, 8)])
+def test_bars_have_one_width_and_stand_over_their_labels(counts):
+    experiment = experiment_of(planted_record("nt3", num, epochs=8) for num in counts)
+    (axes,) = time_shares(experiment, experiment.series).axes
+    low, high = axes.get_xlim()
+    assert {bar.get_x() + bar.get_width() / 2 for bar in axes.patches} == set(axes.get_xticks())
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(num) for num in counts]
+    assert max(bar.get_width() for bar in axes.patches) < (high - low) / 3
+    assert (low + high) / 2 == pytest.approx(np.mean(axes.get_xticks()))
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100 * len(counts))
+
+
+def test_scaling_names_its_ideal_and_shares_end_at_one():
+    experiment = experiment_of(
+        planted_record("nt3", n, epochs=8, quality={"accuracy": 1.0}, naive={"accuracy": 0.5})
+        for n in (1, 2)
+    )
+    figure = scaling(experiment, experiment.series)
+    assert legend_of(figure) == ["all runs", "ideal"]
+    assert all(axes.get_ylim()[0] == 0 for axes in figure.axes)
+    shares = quality(experiment, experiment.series)
+    assert shares.axes[-1].get_ylim()[0] < 0.5  # the naive predictor's is shown
+    for drawn in (shares, curves({"accuracy": [0.5, 1.0]}, title="")):
+        assert all(axes.get_ylim()[1] <= 1.03 for axes in drawn.axes)
+
+
+def test_many_numbers_of_ranks_are_counted_together_against_epochs():
+    records = [
+        planted_record("nt3", num, epochs=epochs, epochs_scaling="weak", quality={"accuracy": 0.9})
+        for num in (1, 2, 4, 8, 16, 32, 64, 128)
+        for epochs in (4, 8)
+    ]
+    for chosen, labels in ((records, ["all runs"]), (records[:4], ["1 rank", "2 ranks"])):
+        experiment = experiment_of(chosen)
+        figure = epochs_per_rank(experiment, experiment.series)
+        assert legend_of(figure) == labels
+        assert [text.get_text() for text in figure.axes[0].texts] == ["published: 8"]
+
+
+def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
+    load_s = [2.0] * 40 + [2.5] + [2.0] * 59
+    plant(tmp_path, "nt3", 100, epochs=100, load_s=load_s, wait_s=4.0)
+    experiment = study_in(tmp_path)
+    (axes,) = ranks_over_time(experiment, experiment.series).axes
+    shown = [int(label.get_text()) for label in axes.get_yticklabels()]
+    assert (shown[0], shown[-1], len(shown)) == (0, 99, 13)
+    assert 40 in shown  # the slowest loader
+    drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
+    assert {(3.0, 2.0), (3.0, 2.5), (5.5, 4.0)} <= drawn  # loading, then waiting
+    (tmp_path / "run000/per_rank.npz").unlink()
+    experiment = study_in(tmp_path)
+    with pytest.raises(MissingDataError, match=r"per_rank\.npz"):
+        ranks_over_time(experiment, experiment.series)
+
+
+@pytest.mark.parametrize("reading", ["power", "energy"])
+def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, reading):
+    slow, fast, damaged = (
+        with_traces(
+            plant(tmp_path, num_ranks=4, loader=loader, load_s=load_s, energy_j=1.0), 2, 2, reading
+        )
+        for loader, load_s in (("original", 20.0), ("chunked", 2.0), ("dask", 2.0))
+    )
+    slow.path.with_name("power-0001.csv").write_text("is not read")
+    damaged.path.with_name("power-0000.csv").write_text("time")
+    (experiment,) = group([slow, fast, damaged])
+    figure, caption = power_over_time(experiment, experiment.series)
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0, slow["total_s"])
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_title(loc="left") == "loader original, 4 ranks, node 0 of 2"
+    assert legend_of(figure) == ["node 0: GPU 0", "node 0: GPU 1", "node 0: node"]
+    assert [line.get_ydata()[0] for line in first.lines] == [50, 60, 40]
+    assert "at 2 Hz" in caption
+    assert str(damaged.path.with_name("power-0000.csv")) in caption
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert boxes
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+        assert not any(axes._left_title.get_window_extent().overlaps(box) for box in boxes)
+
+
+def test_more_devices_than_can_be_told_apart_are_counted(tmp_path):
+    (experiment,) = group([with_traces(plant(tmp_path, energy_j=1.0), num_gpus=MAX_LINES + 2)])
+    figure, caption = power_over_time(experiment, experiment.series)
+    assert len(figure.axes[0].lines) == MAX_LINES
+    assert "3 further devices" in caption
+
+
+def test_every_rank_and_phase_of_a_run_is_drawn_in_a_colour_of_its_own(run):
+    (axes,) = phases_figure(run).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
+    colors = {bar.get_facecolor() for bar in axes.patches}
+    assert len(colors) == len({"startup", "load", "wait", "train"})
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["startup, 3.00 s", "load, 2.00 s", "wait, 1.000 s", "train, 16.50 s"]
+
+
+def test_power_is_drawn_only_where_it_was_measured(run):
+    assert len(phases_figure(run).axes) == 1
+    measured = with_traces(run.path)
+    figure = phases_figure(measured)
+    assert len(figure.axes[1].lines) == 3
+    assert legend_of(figure)[-1] == "node 0: node"
+    assert "GPU 0" in page_of(measured)
+    absent = changed(run.record, {"energy": {"kind": "absent", "reason": "no sensor"}})
+    assert len(phases_figure(Run(run.path, absent)).axes) == 1
+
+
+def test_the_page_says_what_data_and_limits_the_run_had(run):
+    page = page_of(run)
+    assert page.index("synthetic") < page.index("<svg")
+    assert page.count("<svg") == 2
+    assert "limited" not in page
+    for text in ("loss", "accuracy", "training", "validation", "epoch"):
+        assert re.search(rf">{text}</text>", page), text
+    content = {"parameters.train_steps": {"value": 2, "origin": "flag"}, "data.synthetic": False}
+    content |= {"training.stopped": "early_stop", "plan.epochs_per_rank": 900}
+    page = page_of(Run(run.path, changed(run.record, content)))
+    assert " of 900 epochs: early_stop" in page
+    assert "train_steps 2" in page[: page.index("<svg")]
+    assert "synthetic" not in page[: page.index("<svg")]
+
+
+def test_curves_of_one_epoch_are_a_file(tmp_path):
+    training_curves(tmp_path / "history.png", {"loss": [1.0]}, title="one epoch")
+    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_is_named(run):
+    measured = with_traces(run.path)
+    path = run.path.with_name("power-0000.csv")
+    path.write_text("time")
+    assert str(path) in page_of(measured)
+    with pytest.raises(DataError, match="power-0000"):
+        phases_svg(measured)
+    raw = run.path.with_name(PER_RANK_NAME)
+    raw.write_bytes(b"damaged")
+    page = page_of(Run(run.path, run.record))
+    assert PER_RANK_NAME in page
+    assert page.count("<svg") == 1
+    raw.unlink()
+    with pytest.raises(RecordError, match="beside the record"):
+        phases_svg(Run(run.path, run.record))
+
+
+def test_a_run_that_failed_early_has_a_page(tmp_path):
+    path = plant(tmp_path, num_ranks=2, status="failed")
+    page = page_of(Run(path, read_record(path)))
+    assert "failed" in page
+    assert "<svg" not in page
