@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.tables import plain_table
+from candle_p1.bench.harness import plain_table
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.reports.published import (

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import click
 
-from candle_p1.cli.bench_gpu import gpu_command
 from candle_p1.cli.bench_verbs import Verbs
 
 
 @click.group("bench", cls=Verbs)
 def command() -> None:
     """Measure and compare: loaders, reading, steps, messages, checkpoints, start-up, GPUs."""
-
-
-command.add_command(gpu_command)

@@ -220,7 +220,7 @@ def test_every_precision_is_measured(execute, tmp_path):
     assert "MEASURED ON CPUs" in output
     assert min(report["device"]["flops_per_s"].values()) > 0
     found = [(each["precision"], each["variant"]) for each in report["results"]]
-    kinds = ("as in a run", "plain Keras")
+    kinds = ("candle_p1", "plain Keras")
     assert found == [(name, kind) for name in ("float32", "tf32", "bfloat16") for kind in kinds]
     for result in report["results"]:
         assert len(result["blocks_s"]) >= 6  # three of each round

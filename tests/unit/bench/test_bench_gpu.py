@@ -1,73 +1,75 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from candle_p1.bench import gpu, gpu_energy, show_gpu
-from candle_p1.bench.gpu import DeviceFacts, DeviceJob, GpuJob, GpuMeasurement, GpuOutcome
-from candle_p1.cli.bench_gpu import gpu_command
+from candle_p1.bench import gpu, harness
+from candle_p1.bench.gpu import OURS, PLAIN, Gpu
+from candle_p1.bench.gpu_task import PRECISIONS, DeviceTask, EnergyMeter, GpuTask
+from candle_p1.cli.bench import command
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import SetupError
 
-DEVICE = DeviceFacts(
-    kind="NVIDIA H100",
-    platform="cuda 12090",
-    driver="570.1",
-    num_devices=4,
-    memory_bytes=60 << 30,
-    flops_per_s={"float32": 50e12, "tf32": 400e12, "bfloat16": 800e12},
-    copy_bytes_per_s=3e12,
-    upload_bytes_per_s=50e9,
-)
-OUTCOME = GpuOutcome(
-    steps_s=[0.010, 0.011, 0.013],
-    steps_per_epoch=56,
-    batch_size=20,
-    flops=1e12,
-    optimizer_bytes=3_000_000_000,
-    prepared_s=20.0,
-    first_step_s=8.0,
-    step_energies_j={"energy": 5.0, "power": 4.5},
-    no_energy=None,
-)
+DEVICE = {
+    "kind": "NVIDIA H100",
+    "platform": "cuda 12090",
+    "driver": "570.1",
+    "num_devices": 4,
+    "memory_bytes": 60 << 30,
+    "flops_per_s": {"float32": 50e12, "tf32": 400e12, "bfloat16": 800e12},
+    "copy_bytes_per_s": 3e12,
+    "upload_bytes_per_s": 50e9,
+}
+OUTCOME = {
+    "steps_s": [0.010, 0.011, 0.013],
+    "steps_per_epoch": 56,
+    "batch_size": 20,
+    "flops": 1e12,
+    "optimizer_bytes": 3_000_000_000,
+    "prepared_s": 20.0,
+    "first_step_s": 8.0,
+    "step_energies_j": {"energy": 5.0, "power": 4.5},
+    "no_energy": None,
+}
 
 
 @pytest.fixture
 def measure(monkeypatch):
-    """Measures with jobs whose outcomes a function (job, number of ranks) returns."""
+    """Measures with jobs whose outcomes a function of the task returns."""
 
     def measure(outcome_of, **conditions):
         jobs = []
 
-        def run(job, num_ranks):
-            jobs.append((job, num_ranks))
-            return [DEVICE] if type(job) is DeviceJob else [outcome_of(job)] * num_ranks
+        def run(task, num_ranks, name):
+            jobs.append((task, num_ranks))
+            return [DEVICE] if type(task) is DeviceTask else [outcome_of(task)] * num_ranks
 
-        monkeypatch.setattr(gpu, "run", run)
-        monkeypatch.setattr(gpu, "launch", lambda *arguments: None)
+        monkeypatch.setattr(harness, "run", run)
+        monkeypatch.setattr(gpu, "on_this_machine", lambda *_: SimpleNamespace(notes=[]))
         monkeypatch.setattr(gpu, "find_spec", lambda name: True)
-        measurement = GpuMeasurement(("nt3",), **conditions)
-        device = measurement.measure_device(lambda *progress: None)
-        return measurement.measure(device, lambda *progress: None), jobs[1:]
+        monkeypatch.setattr(gpu, "locate_files", lambda *_: None)
+        comparison = Gpu(benchmarks=("nt3",), **conditions)
+        assert comparison.prepare() == []
+        return comparison.measure(lambda *progress: None), jobs[1:]
 
     return measure
 
 
-def by_precision(job):
+def by_precision(task):
     """Plain Keras takes twice as long; the first start of a job is slower than the next."""
-    factor = {"float32": 4.0, "tf32": 2.0, "bfloat16": 1.0}[job.precision]
-    factor *= 2 if job.inputs == "arrays" else 1
-    return replace(OUTCOME, steps_s=[factor * seconds for seconds in OUTCOME.steps_s])
+    factor = {"float32": 4.0, "tf32": 2.0, "bfloat16": 1.0}[task.precision]
+    factor *= 2 if task.inputs == "arrays" else 1
+    return OUTCOME | {"steps_s": [factor * seconds for seconds in OUTCOME["steps_s"]]}
 
 
 def test_every_precision_is_compared_with_plain_keras(measure):
     report, jobs = measure(by_precision, num_ranks=1)
-    names = [(job.precision, job.inputs) for job, _ in jobs]
-    in_order = [(name, each) for name in gpu.PRECISIONS for each in ("samples", "arrays")]
+    names = [(task.precision, task.inputs) for task, _ in jobs]
+    in_order = [(name, each) for name in PRECISIONS for each in ("samples", "arrays")]
     assert names == [*in_order, *reversed(in_order)]
     assert {num_ranks for _, num_ranks in jobs} == {1}
     ours, plain, *_, best, _ = report["results"]
@@ -76,30 +78,22 @@ def test_every_precision_is_compared_with_plain_keras(measure):
     assert ours["epoch_s"] == pytest.approx(56 * 4 * 0.011)
     assert ours["samples_per_s"] == pytest.approx(20 / 0.044)
     assert ours["epoch_energies_j"] == {"energy": 280.0, "power": 252.0}
+    assert [each["variant"] for each in (ours, plain)] == [OURS, PLAIN]
     assert best["precision"] == "bfloat16"
-
-
-def test_the_bound_has_the_rate_of_its_precision(measure):
-    report, _ = measure(by_precision, num_ranks=1)
-    bounds_s = [each["bound_s"] for each in report["results"]]
-    assert bounds_s[0] == pytest.approx(1e12 / 50e12 + 1e-3)
-    assert bounds_s[2] == pytest.approx(1e12 / 400e12 + 1e-3)
-    assert bounds_s[4] == pytest.approx(1e12 / 800e12 + 1e-3)
+    # The bound has the rate of its precision.
+    bounds_s = [each["bound_s"] for each in report["results"][::2]]
+    assert bounds_s == pytest.approx([1e12 / rate + 1e-3 for rate in (50e12, 400e12, 800e12)])
 
 
 def test_a_job_computes_in_its_precision_with_a_cache_of_its_own(measure):
     _, jobs = measure(by_precision, num_ranks=1)
     products = "JAX_DEFAULT_MATMUL_PRECISION"
-    found = {job.precision: (job.settings["data_type"], job.environment) for job, _ in jobs}
-    assert {name: type_ for name, (type_, _) in found.items()} == {
-        "float32": "f32",
-        "tf32": "f32",
-        "bfloat16": "bf16",
+    found = {
+        task.precision: (task.settings["data_type"], task.environment[products]) for task, _ in jobs
     }
-    assert found["float32"][1][products] == "highest"
-    assert found["tf32"][1][products] == "tensorfloat32"
-    assert all(job.settings["engine"] == "jax" for job, _ in jobs)
-    caches = [job.environment["JAX_COMPILATION_CACHE_DIR"] for job, _ in jobs]
+    assert found == PRECISIONS
+    assert all(task.settings["engine"] == "jax" for task, _ in jobs)
+    caches = [task.environment["JAX_COMPILATION_CACHE_DIR"] for task, _ in jobs]
     assert len(set(caches)) == 6
     assert caches == [*caches[:6], *reversed(caches[:6])]  # warm in the second round
 
@@ -107,10 +101,10 @@ def test_a_job_computes_in_its_precision_with_a_cache_of_its_own(measure):
 def test_the_first_round_starts_cold(measure):
     seen = set()
 
-    def outcome(job):
-        is_first = job.cache_dir not in seen
-        seen.add(job.cache_dir)
-        return replace(OUTCOME, first_step_s=30.0 if is_first else 2.0)
+    def outcome(task):
+        is_first = task.cache_dir not in seen
+        seen.add(task.cache_dir)
+        return OUTCOME | {"first_step_s": 30.0 if is_first else 2.0}
 
     report, _ = measure(outcome, num_ranks=1, num_rounds=3)
     for result in report["results"]:
@@ -127,23 +121,24 @@ def test_all_gpus_train_together_unless_told_otherwise(measure):
 
 
 def test_on_cpus_no_gpu_is_seen():
-    assert GpuJob("nt3", [], "cpu").environment["JAX_PLATFORMS"] == "cpu"
-    assert "JAX_PLATFORMS" not in GpuJob("nt3", [], "gpu").environment
+    environments = [
+        GpuTask(benchmark="nt3", device=device, precision="tf32").environment
+        for device in ("cpu", "gpu")
+    ]
+    assert [each.get("JAX_PLATFORMS") for each in environments] == ["cpu", None]
 
 
 def text(report):
-    from rich.console import Console
-
     console = Console(width=200)
     with console.capture() as capture:
-        for part in show_gpu.parts(report):
+        for part in Gpu().render(report):
             console.print(part)
     return capture.get()
 
 
 def first_row(shown):
     """Returns the words of the first row of the table of steps."""
-    words = ["nt3,", "as", "in", "a", "run", "float32"]
+    words = ["nt3,", OURS, "float32"]
     rows = map(str.split, shown.splitlines())
     return next(row for row in rows if row[: len(words)] == words)
 
@@ -160,8 +155,8 @@ def test_the_tables_show_all_variants(measure):
 
 
 def test_what_is_not_measured_is_not_a_number(measure):
-    nothing = replace(OUTCOME, flops=None, step_energies_j={}, no_energy="no sensor")
-    report, _ = measure(lambda job: nothing, num_rounds=1, device="cpu")
+    nothing = OUTCOME | {"flops": None, "step_energies_j": {}, "no_energy": "no sensor"}
+    report, _ = measure(lambda task: nothing, num_rounds=1, device="cpu")
     shown = text(report)
     assert "MEASURED ON CPUs" in shown
     assert "energy: absent (no sensor)" in shown
@@ -170,7 +165,7 @@ def test_what_is_not_measured_is_not_a_number(measure):
 
 def test_without_jax_there_is_one_message(monkeypatch):
     monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    result = CliRunner().invoke(gpu_command, ["nt3"])
+    result = CliRunner().invoke(command, ["gpu", "nt3"])
     assert isinstance(result.exception, SetupError)
     assert "ENGINE=jax GPU=1" in str(result.exception)
 
@@ -211,8 +206,8 @@ def nvml(monkeypatch):
 def sampled(num_samples):
     """The energies between the first and the last of some samples, one a second."""
     clock = iter(range(10**6))
-    meter = gpu_energy.EnergyMeter(SerialCommunicator())
-    sampler = meter._sampler
+    meter = EnergyMeter(SerialCommunicator())
+    sampler = meter.sampler
     if sampler is not None:
         times = {"now": 0.0}
         sampler._clock = lambda: times["now"]

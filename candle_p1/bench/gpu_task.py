@@ -1,0 +1,341 @@
+"""What the ranks of ``candle-p1 bench gpu`` do: measure the device, and time blocks of steps.
+
+Steps are not timed one by one, because that would make the host wait for each of them, which a run
+does not.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from candle_p1.bench.task import BenchmarkTask, Outcome, seconds_of
+from candle_p1.distributed.comm import Communicator
+from candle_p1.distributed.gpus import GPUS_VARIABLE, why_none
+from candle_p1.distributed.installation import visible_gpus
+from candle_p1.errors import SetupError
+from candle_p1.instrument.power.amd import AmdSource
+from candle_p1.instrument.power.gpus import JobGpus, visible_here
+from candle_p1.instrument.power.nvml import NvmlSource
+from candle_p1.instrument.power.sampler import Sampler
+from candle_p1.instrument.power.source import SensorError
+
+if TYPE_CHECKING:
+    from candle_p1.data.batches import TrainBatches
+
+NUM_PRODUCTS = NUM_PASSES = 8
+"""Products, and passes through an array, that follow one another without the host."""
+MATRIX_SIZE = {"gpu": 8192, "cpu": 1024}
+ARRAY_BYTES = {"gpu": 1 << 30, "cpu": 1 << 26}
+REPEATS = 5
+DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
+WARM_UP_STEPS = 3
+"""Steps that are not timed, after the first one, in which XLA compiles."""
+MIN_BLOCKS, MAX_BLOCKS = 3, 10_000
+MAX_ARRAY_BYTES = 2 << 30
+"""How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
+HZ = 20.0
+"""NVML updates its values every 20 to 100 ms."""
+
+
+class Precision(NamedTuple):
+    """How matrix products are computed.
+
+    Attributes:
+        data_type: The value of ``--data_type``.
+        products: That of JAX_DEFAULT_MATMUL_PRECISION. On GPUs "highest" computes with all bits of
+            float32, and "tensorfloat32" with 10 of its 23 where the device has that (NVIDIA from
+            Ampere on), which is also what JAX does by default. CPUs always use all bits.
+    """
+
+    data_type: str
+    products: str
+
+
+PRECISIONS = {
+    "float32": Precision("f32", "highest"),
+    "tf32": Precision("f32", "tensorfloat32"),
+    "bfloat16": Precision("bf16", "default"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTask(BenchmarkTask):
+    """Asks JAX what the device is, "gpu" or "cpu", and measures what it can do."""
+
+    device: str = "gpu"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """One epoch, with JAX and its fastest kernels, as jobs of the paper's sizes have them."""
+        return super().settings | {"engine": "jax", "deterministic": False}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Chooses the device."""
+        return {} if self.device == "gpu" else {"JAX_PLATFORMS": "cpu", GPUS_VARIABLE: "0"}
+
+    def measure(self, comm: Communicator) -> Outcome:
+        """Returns the device and its rates; bytes are those read and written.
+
+        Raises:
+            SetupError: A GPU is to be measured, and JAX finds none.
+        """
+        try:
+            found = visible_gpus("jax") if self.device == "gpu" else []
+        except SetupError:
+            found = []
+        if self.device == "gpu" and not found:
+            lack = why_none("jax")
+            raise SetupError(
+                f"JAX finds no GPU: {lack.why}. Fix: {lack.fix}; to try this command on CPUs, add"
+                " --device cpu --size small"
+            )
+        import jax
+
+        device, num_bytes = jax.devices()[0], ARRAY_BYTES[self.device]
+        array = jax.numpy.zeros(num_bytes // 4, "float32")
+        of_host = np.zeros(num_bytes // 16, np.float32)
+        add = jax.jit(lambda x: jax.lax.fori_loop(0, NUM_PASSES, lambda _, each: each + 1, x))
+        return {
+            "kind": str(device.device_kind),
+            "platform": " ".join(str(device.client.platform_version).split()),
+            "driver": _driver(),
+            "num_devices": len(found) or 1,
+            "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+            "flops_per_s": {
+                name: _products_per_s(MATRIX_SIZE[self.device], precision)
+                for name, precision in PRECISIONS.items()
+            },
+            "copy_bytes_per_s": 2.0 * NUM_PASSES * num_bytes / _seconds(lambda: add(array)),
+            "upload_bytes_per_s": of_host.nbytes
+            / _seconds(lambda: jax.device_put(of_host, device, may_alias=False)),
+        }
+
+
+def _seconds(work: Any) -> float:
+    import jax
+
+    return seconds_of(lambda: jax.block_until_ready(work()), REPEATS)
+
+
+def _products_per_s(size: int, precision: Precision) -> float:
+    """Returns the floating-point operations per second of products of square matrices."""
+    import jax
+
+    dtype = "bfloat16" if precision.data_type == "bf16" else "float32"
+    values = np.random.default_rng(0).standard_normal((size, size), np.float32) / size**0.5
+    matrix = jax.numpy.asarray(values, dtype)
+
+    def multiply(given: Any) -> Any:
+        def product(_: int, other: Any) -> Any:
+            return jax.numpy.matmul(given, other, precision=precision.products)
+
+        return jax.lax.fori_loop(0, NUM_PRODUCTS, product, given)
+
+    compiled = jax.jit(multiply)
+    return 2.0 * NUM_PRODUCTS * size**3 / _seconds(lambda: compiled(matrix))
+
+
+def _driver() -> str | None:
+    """Returns what the driver says of its version, without blanks in a row."""
+    for name in DRIVER_FILES:
+        try:
+            return " ".join(Path(name).read_text().splitlines()[0].split())
+        except (OSError, IndexError):
+            continue
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTask(DeviceTask):
+    """Trains a benchmark.
+
+    Attributes:
+        precision: One of PRECISIONS.
+        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays.
+        num_steps: The steps of a timed block; fewer if an epoch has fewer.
+        seconds: How long blocks are timed.
+        cache_dir: The directory of compiled programs.
+    """
+
+    precision: str
+    inputs: str = "samples"
+    num_steps: int = 200
+    seconds: float = 10.0
+    cache_dir: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Adds the precision."""
+        return super().settings | {"data_type": PRECISIONS[self.precision].data_type}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Adds the precision of products, and the cache, which keeps all programs."""
+        return super().environment | {
+            "JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[self.precision].products,
+            "JAX_COMPILATION_CACHE_DIR": self.cache_dir,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+    def measure(self, comm: Communicator) -> Outcome:
+        """Returns what this rank has measured; collective.
+
+        ``steps_s`` has the time of a step for each timed block; ``prepared_s`` is the time from the
+        process's start until data and model were ready, and ``first_step_s`` that from there to the
+        end of the first step, which is compiled in it; ``step_energies_j`` is the energy of a step,
+        by the devices' counters ("energy") and by integrated power.
+        """
+        import keras
+
+        from candle_p1.bench.roofline import matrix_product_flops, optimizer_bytes
+        from candle_p1.bench.training import prepare_training
+        from candle_p1.data.samples import join_batches
+        from candle_p1.models.fast.batches import for_fit
+
+        training = prepare_training(self, comm)
+        if training.device.is_gpu != (self.device == "gpu"):
+            raise SetupError(f"this rank computes on {training.device.name}").on_all_ranks()
+        plan, (model,), batches = training.plan, training.models, training.batches()
+        num_steps = min(self.num_steps, plan.steps_per_epoch)
+        if self.inputs == "arrays":
+            batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]))
+            num_steps = max(1, min(num_steps, MAX_ARRAY_BYTES // batch_bytes))
+            x, y = join_batches([batches[step] for step in range(num_steps)])
+            given = {"x": x, "y": y, "batch_size": plan.batch_size}
+        else:
+            given = {"x": for_fit(_blocks(batches, num_steps))}
+        options: dict[str, Any] = given | {"shuffle": False, "verbose": 0}
+        prepared_s = time.time() - psutil.Process().create_time()
+        begin = time.perf_counter()
+        model.fit(steps_per_epoch=1, **options)
+        first_step_s = time.perf_counter() - begin
+        model.fit(steps_per_epoch=min(WARM_UP_STEPS, num_steps), **options)
+        timer = _timed_blocks(comm, self.seconds)
+        comm.barrier()
+        meter = EnergyMeter(comm)
+        with meter.sampler or nullcontext():
+            model.fit(epochs=MAX_BLOCKS, callbacks=[timer], **options)
+        steps = len(timer.seconds) * num_steps
+        energies_j, no_energy = meter.energies_j(timer.begin_s, timer.end_s)
+        return {
+            "steps_s": [seconds / num_steps for seconds in timer.seconds],
+            "steps_per_epoch": plan.steps_per_epoch,
+            "batch_size": plan.batch_size,
+            "flops": matrix_product_flops(model, plan.batch_size),
+            "optimizer_bytes": optimizer_bytes(model),
+            "prepared_s": prepared_s,
+            "first_step_s": first_step_s,
+            "step_energies_j": {reading: j / steps for reading, j in energies_j.items()},
+            "no_energy": no_energy,
+        }
+
+
+def _blocks(batches: TrainBatches, num_steps: int) -> Any:
+    """Returns the batches of an epoch, of which each of Keras's epochs takes a number in turn.
+
+    Keras itself would end an epoch of ``steps_per_epoch`` early where the batches end.
+    """
+    import keras
+
+    class Blocks(keras.utils.PyDataset):  # type: ignore[misc]
+        first = 0
+
+        def __len__(self) -> int:
+            return num_steps
+
+        def __getitem__(self, step: int) -> tuple[Any, Any]:
+            return batches[(self.first + step) % len(batches)]
+
+        def on_epoch_end(self) -> None:
+            self.first += num_steps
+
+    return Blocks()
+
+
+def _timed_blocks(comm: Communicator, limit_s: float) -> Any:
+    """Returns what times blocks of steps, which are Keras's epochs, until rank 0 has had enough.
+
+    The first block is not timed: something is still compiled in it. `begin_s` and `end_s` are those
+    of all others, by time.perf_counter.
+    """
+    import keras
+
+    class TimedBlocks(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seconds: list[float] = []
+            self.begin_s = self.end_s = self._start_s = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            self._start_s = time.perf_counter()
+            if epoch == 1:
+                self.begin_s = self._start_s
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            assert logs is not None
+            float(logs["loss"])  # waits for the last step
+            self.end_s = time.perf_counter()
+            if epoch == 0:
+                return
+            self.seconds.append(self.end_s - self._start_s)
+            enough = len(self.seconds) >= MIN_BLOCKS and self.end_s - self.begin_s >= limit_s
+            if comm.broadcast(enough):
+                self.model.stop_training = True
+
+    return TimedBlocks()
+
+
+class EnergyMeter:
+    """Samples the GPUs of this job on rank 0's node; a null object where none can be read.
+
+    Both readings of a card are sampled at the same time, so that they can be compared: where NVML's
+    counter and the integral of its power differ, one of them is wrong. All ranks must make one.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        job = JobGpus(comm.local.allgather(visible_here()))
+        self.sampler: Sampler | None = None
+        self._absent = "rank 0 measures it"
+        if comm.rank:
+            return
+        sources, reasons = [], {}
+        for make in (
+            lambda: NvmlSource(job, ("energy",)),
+            lambda: NvmlSource(job, ("power",)),
+            lambda: AmdSource(job),
+        ):
+            try:
+                sources.append(make())
+            except SensorError as error:
+                reasons[str(error)] = None
+        self._absent = "; ".join(reasons)
+        if sources:
+            self.sampler = Sampler(sources, HZ)
+
+    def energies_j(self, begin_s: float, end_s: float) -> tuple[dict[str, float], str | None]:
+        """Returns the energy of all GPUs by reading, and why there is none.
+
+        The interval is that between two times of time.perf_counter.
+        """
+        if self.sampler is None:
+            return {}, self._absent
+        found: dict[str, float] = {}
+        reasons: dict[str, str] = {}
+        for trace in self.sampler.traces():
+            reading, energy = trace.channel.reading, trace.energy(begin_s, end_s)
+            if energy.energy_j is None or energy.few_samples:
+                reasons[reading] = energy.reason or "too few samples: raise --seconds"
+            else:
+                found[reading] = found.get(reading, 0.0) + energy.energy_j
+        # A sum without one of the cards would be too small.
+        found = {reading: joules for reading, joules in found.items() if reading not in reasons}
+        return found, None if found else "; ".join(reasons.values())
