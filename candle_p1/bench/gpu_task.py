@@ -24,7 +24,7 @@ from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
 
 if TYPE_CHECKING:
     from candle_p1.data.batches import TrainBatches
@@ -307,7 +307,8 @@ class EnergyMeter:
         self._absent = "rank 0 measures it"
         if comm.rank:
             return
-        sources, reasons = [], {}
+        sources: list[PowerSource] = []
+        reasons: dict[str, None] = {}
         for make in (
             lambda: NvmlSource(job, ("energy",)),
             lambda: NvmlSource(job, ("power",)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 import candle_p1.bench
 from candle_p1.cli.base import (
@@ -27,12 +28,12 @@ from candle_p1.cli.base import (
     json_option,
     write_json,
 )
-from candle_p1.cli.bench_options import with_progress
+from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from candle_p1.bench.harness import Comparison
+    from candle_p1.bench.harness import Comparison, OnStart
 
 MAX_RANKS = 1024
 COMPLETIONS = {"loaders": complete_loaders, "benchmarks": complete_benchmark}
@@ -132,7 +133,7 @@ def _measure(comparison: Comparison, json_file: Path | None) -> None:
         notes = comparison.prepare(progress)
     for note in notes:
         screen.say(f"note: {note}")
-    report = with_progress(comparison.measure)
+    report = _with_progress(comparison.measure)
     if report is None:  # another rank shows it
         return
     for part in comparison.render(report):
@@ -140,3 +141,18 @@ def _measure(comparison: Comparison, json_file: Path | None) -> None:
     write_json(json_file, report)
     for line in comparison.draw(report):
         screen.say(line)
+
+
+def _with_progress(measure: Callable[[OnStart], Any]) -> Any:
+    """Returns what a function measures, with a bar of the jobs that it starts."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with signals_interrupt(), Screen().bar(*columns, TimeElapsedColumn()) as bar:
+            task = bar.add_task("", total=None)
+
+            def on_start(done: int, total: int, what: str) -> None:
+                bar.update(task, completed=done, total=total, description=what)
+
+            return measure(on_start)
+    except Interrupted as interrupted:
+        raise click.exceptions.Exit(128 + interrupted.number) from None

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from candle_p1.bench import worker
+from candle_p1.bench import task
 from candle_p1.distributed import devices
 from tools.simulated import SimulatedJob
 
@@ -25,7 +25,9 @@ def bound(monkeypatch):
         monkeypatch.setattr(devices, "core_quota", lambda: math.inf)
         monkeypatch.setattr(os, "sched_setaffinity", lambda process, mine: cores.append(mine))
         monkeypatch.delenv("OMP_PROC_BIND", raising=False)
-        threads = SimulatedJob(num_ranks, num_ranks).run(lambda comm: worker.bind(comm, threads))
+        threads = SimulatedJob(num_ranks, num_ranks).run(
+            lambda comm: task.bind_cores(comm, threads)
+        )
         return threads, sorted(cores)
 
     return bound
