@@ -82,7 +82,12 @@ def command(
     from candle_p1.modelling.communication import measured_for
     from candle_p1.modelling.forecast import Changes
     from candle_p1.reports.experiments import MODES
-    from candle_p1.reports.forecasts import PAPER_MODES, forecast_paper, forecast_runs
+    from candle_p1.reports.forecasts import (
+        PAPER_MODES,
+        forecast_paper,
+        forecast_runs,
+        forecast_tables,
+    )
     from candle_p1.training.screen import Screen
 
     screen = Screen()
@@ -112,8 +117,8 @@ def command(
     else:
         found = forecast_paper(benchmark, (mode,) if mode else PAPER_MODES, ranks, changed)
     for each in found:
-        for table in each.tables():
+        for table in forecast_tables(each):
             screen.say(table.to_rich())
-        for line in (*each.published, *each.notes):
+        for line in (*each["published"], *each["notes"]):
             screen.say(line)
-    write_json(json_file, [each.to_dict() for each in found])
+    write_json(json_file, found)

@@ -58,31 +58,26 @@ def command(
     and predictions have intervals, from a bootstrap over runs; bad fits are named.
     """
     from candle_p1.modelling.communication import measured_for
-    from candle_p1.reports.model_page import make_model_report
-    from candle_p1.reports.render import Page, write_page
+    from candle_p1.reports.model_page import model_page
+    from candle_p1.reports.render import write_page
     from candle_p1.training.screen import Screen
 
     screen = Screen()
     runs = read_runs(directories, screen).runs
     communication = measured_for(comm, [run.record for run in runs]) if comm else None
-    report = make_model_report(runs, communication, held_out or (), draws=out is not None)
-    for note in report.notes:
+    page, content = model_page(runs, communication, held_out or (), draws=out is not None)
+    for note in page.notes:
         screen.say(note)
-    for section in report.sections:
-        screen.say(f"\n{section.title}")
-        for note in section.notes:
-            screen.say(note)
+    for section in page.sections:
+        for line in (f"\n{section.title}", *section.notes):
+            screen.say(line)
         for name, reason in section.missing:
             screen.say(f"{name}: {reason}")
         for table in section.tables:
             screen.say(table.to_rich())
-    write_json(json_file, report.content)
+    write_json(json_file, content)
     if out:
-        intro = (
-            "Times and energies that are predicted from records of runs. What was measured is"
-            " called so; everything else is a prediction.",
-        )
-        page = Page("CANDLE Pilot1: model", intro, report.notes, report.sections)
-        text = json.dumps(report.content, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         path = write_page(page, out, {"model.json": text})
-        screen.say(f"{path}: {count(len(runs), 'run')}, {report.num_models} modelled series")
+        num_models = sum(len(section["series"]) for section in content["sections"])
+        screen.say(f"{path}: {count(len(runs), 'run')}, {num_models} modelled series")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from candle_p1.errors import ModelError
@@ -12,7 +11,7 @@ from candle_p1.modelling.laws import JobShape
 from candle_p1.modelling.paper import LoaderTimes, PaperInputs, paper_source
 from candle_p1.reports.experiments import MODES, group
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.model_page import FORECAST_HEADINGS, INTERVAL, Row, ends, forecast_cells
+from candle_p1.reports.model_page import INTERVAL, Row, forecast_row, to_table
 from candle_p1.reports.modelled import fitted_words, model_experiment
 from candle_p1.reports.published import (
     METHOD_LOADER,
@@ -31,6 +30,7 @@ PAPER_MODES = (STRONG, WEAK)
 """The modes of which the paper prints enough for a model."""
 
 SPAN = "Low and high are the ends of the span of all readings, which has no probability."
+UNEQUAL = "the ranks cannot have equal shares of the epochs; rounded up"
 TAKEN_FROM_NT3 = (
     "loading in a job, the broadcast overhead and the rest: they are taken from NT3, the first two"
     " in proportion to the loading of one process (Table 3)"
@@ -61,95 +61,52 @@ MISSING = {
 grow with the ranks, of which no time is printed."""
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What is predicted for one benchmark and mode of scaling, as it stands in JSON.
-
-    Attributes:
-        title: Benchmark, mode and machine.
-        changes: What is changed, in words.
-        confidence: That of the intervals; None for spans of readings.
-        gains_relative_to: The series that gains compare with; "" where there is only one.
-        points: What `forecast` returns.
-        best: What `best_scale` returns for each series.
-        as_it_is: The points without the changes; None where nothing is changed.
-        notes: From what it is made, and what it cannot know.
-        published: The gains that the paper prints.
-        checks: Those that the prediction is not made from, each with what is predicted.
-    """
-
-    title: str
-    changes: str
-    confidence: float | None
-    gains_relative_to: str
-    points: Sequence[dict[str, Any]]
-    best: Sequence[dict[str, Any]]
-    as_it_is: Sequence[dict[str, Any]] | None
-    notes: Sequence[str]
-    published: Sequence[str] = ()
-    checks: Sequence[dict[str, Any]] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns everything as JSON."""
-        return asdict(self)
-
-    def tables(self) -> Iterator[ReportTable]:
-        """Yields the forecasts, the best numbers of ranks, and the checks."""
-        title = self.title
-        if self.as_it_is:
-            yield self._points_table("as-it-is", f"{title}, as it is", self.as_it_is)
-            title = f"{title}, {self.changes}"
-        yield self._points_table("forecast", title, self.points)
-        yield self._best_table()
-        if self.checks:
-            yield self._checks_table()
-
-    def _points_table(self, slug: str, title: str, points: Sequence[dict[str, Any]]) -> ReportTable:
-        rows: list[Row] = []
-        for point in points:
-            remarks = []
-            if not point["can_run"]:
-                remarks.append("the ranks cannot have equal shares of the epochs; rounded up")
-            if point["extrapolation"] > 1:
-                remarks.append("not measured")
-            gains = (*ends(point["gain_percent"]), *ends(point["energy_gain_percent"]))
-            rows.append((point["series"], *forecast_cells(point), *gains, ", ".join(remarks)))
-        headings = (
-            "series", *FORECAST_HEADINGS, "gain (%)", "gain, low", "gain, high", "energy gain (%)",
-            "energy gain, low", "energy gain, high", "note",
-        )  # fmt: skip
-        note = INTERVAL if self.confidence else SPAN
-        return ReportTable(slug, title, headings, rows, (note,)).without_empty_columns()
-
-    def _best_table(self) -> ReportTable:
-        names = ("efficient_ranks", "least_energy_ranks", "least_energy_delay_ranks")
+def forecast_tables(found: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Yields the forecasts, the best numbers of ranks, and the checks of `forecast_runs`."""
+    title = found["title"]
+    note = INTERVAL if found["confidence"] else SPAN
+    if found["as_it_is"]:
+        yield to_table("as-it-is", f"{title}, as it is", _rows(found["as_it_is"]), note)
+        title = f"{title}, {found['changes']}"
+    yield to_table("forecast", title, _rows(found["points"]), note)
+    names = {
+        "most ranks with a scaling efficiency of 70 %": "efficient_ranks",
+        "ranks of least energy": "least_energy_ranks",
+        "ranks of least energy times time": "least_energy_delay_ranks",
+    }
+    rows = [
+        {"series": each["series"]}
+        | {heading: _whole(each[name]) for heading, name in names.items()}
+        for each in found["best"]
+    ]
+    most = max(each["searched"][-1] for each in found["best"])
+    yield to_table("best", f"The best scale, of up to {count(most, 'rank')}", rows)
+    if found["checks"]:
         rows = [
-            (each["series"], *(int(n) if n else n for name in names for n in ends(each[name])))
-            for each in self.best
+            {
+                "ranks": each["ranks"],
+                "printed (%)": f"{each['printed_percent']:.2f}",
+                "predicted (%)": each["predicted_percent"],
+                "difference (points)": each["predicted_percent"]["value"] - each["printed_percent"],
+                "note": each["note"],
+            }
+            for each in found["checks"]
         ]
-        most = max(each["searched"][-1] for each in self.best)
-        title = f"The best scale, of up to {count(most, 'rank')}"
-        headings = (
-            "series", "most ranks with a scaling efficiency of 70 %", "low", "high",
-            "ranks of least energy", "energy, low", "energy, high",
-            "ranks of least energy times time", "product, low", "product, high",
-        )  # fmt: skip
-        return ReportTable("best", title, headings, rows).without_empty_columns()
-
-    def _checks_table(self) -> ReportTable:
-        rows = []
-        for each in self.checks:
-            printed, found = each["printed_percent"], each["predicted_percent"]
-            difference = found["value"] - printed
-            rows.append(
-                (each["ranks"], f"{printed:.2f}", *found.values(), difference, each["note"])
-            )
-        headings = (
-            "ranks", "printed (%)", "predicted (%)", "low (%)", "high (%)", "difference (points)",
-            "note",
-        )  # fmt: skip
         title = "The gain in time that the paper prints, and what follows from its other numbers"
-        return ReportTable("checks", title, headings, rows).without_empty_columns()
+        yield to_table("checks", title, rows)
+
+
+def _rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
+    rows = []
+    for point in points:
+        notes = [] if point["can_run"] else [UNEQUAL]
+        notes += ["not measured"] if point["extrapolation"] > 1 else []
+        rows.append(forecast_row(point) | {"note": ", ".join(notes)})
+    return rows
+
+
+def _whole(interval: Mapping[str, float] | None) -> dict[str, int] | None:
+    return {name: int(num) for name, num in interval.items()} if interval else None
 
 
 def _forecast(
@@ -158,23 +115,22 @@ def _forecast(
     ranks: Sequence[int],
     changes: Changes,
     base: str,
-    notes: Sequence[str],
     **more: Any,
-) -> Forecast:
-    sources, plain = source_of(changes), None
-    if changes != Changes():
-        plain = forecast(source_of(Changes()), ranks, base)
-    return Forecast(
-        title,
-        str(changes),
-        next(iter(sources.values())).confidence,
-        base,
-        forecast(sources, ranks, base),
-        [best_scale(name, source, ranks) for name, source in sources.items()],
-        plain,
-        notes,
-        **more,
-    )
+) -> dict[str, Any]:
+    sources = source_of(changes)
+    is_changed = changes != Changes()
+    return {
+        "title": title,
+        "changes": str(changes),
+        "confidence": next(iter(sources.values())).confidence,
+        "gains_relative_to": base,
+        "points": forecast(sources, ranks, base),
+        "best": [best_scale(name, source, ranks) for name, source in sources.items()],
+        "as_it_is": forecast(source_of(Changes()), ranks, base) if is_changed else None,
+        "notes": [],
+        "published": [],
+        "checks": [],
+    } | more
 
 
 def forecast_runs(
@@ -185,17 +141,23 @@ def forecast_runs(
     changes: Changes,
     ranks_per_node: int | None = None,
     allreduce_s: Callable[[JobShape], float] | None = None,
-) -> list[Forecast]:
-    """Returns forecasts from records.
+) -> list[dict[str, Any]]:
+    """Returns forecasts from records, as JSON, one for each mode of strong, weak and batch.
 
     Args:
         runs: The runs.
         benchmark: Its name.
-        modes: strong, weak, batch, or some of them.
+        modes: Those that are wanted.
         ranks: The numbers of ranks.
         changes: What is changed.
         ranks_per_node: The ranks that fill a node; None if it is that of the runs.
         allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
+
+    Returns:
+        ``title``, ``changes``, ``confidence`` (None for spans of readings), ``gains_relative_to``
+        (a series), ``points`` as `forecast` returns them and ``as_it_is`` without the changes,
+        ``best`` of `best_scale`, ``notes``, and of the paper the gains that are ``published`` and,
+        as ``checks``, those that the forecast is not made from, with what is predicted.
 
     Raises:
         ModelError: There are no runs of the benchmark, or too few.
@@ -225,7 +187,7 @@ def forecast_runs(
         def source_of(changed: Changes, each_of: Any = modelled) -> dict[str, ForecastSource]:
             return {each.name: each.source(changed) for each in each_of}
 
-        found.append(_forecast(title, source_of, ranks, changes, base, notes))
+        found.append(_forecast(title, source_of, ranks, changes, base, notes=notes))
     if not found:
         known = sorted({run["benchmark"] for run in runs if run["is_timed"]})
         raise ModelError(
@@ -238,7 +200,7 @@ def forecast_runs(
 
 def forecast_paper(
     benchmark: str, modes: Sequence[str], ranks: Sequence[int], changes: Changes
-) -> list[Forecast]:
+) -> list[dict[str, Any]]:
     """Returns forecasts of the paper's runs on Summit, from what the paper prints.
 
     Raises:
@@ -268,8 +230,8 @@ def forecast_paper(
             each["predicted_percent"] = point["gain_percent"]
         published = [str(each) for each in _stated(benchmark, mode, "improvement_total_s")]
         title = f"{benchmark.upper()} on {MACHINE}, {MODES[mode]}, from published values"
-        more = {"published": published, "checks": checks}
-        found.append(_forecast(title, source_of, ranks, changes, base, notes, **more))
+        more = {"notes": notes, "published": published, "checks": checks}
+        found.append(_forecast(title, source_of, ranks, changes, base, **more))
     return found
 
 

@@ -1,12 +1,9 @@
-"""The models of experiments as sections of a page: figures, tables and JSON.
-
-``candle-p1 model`` shows all of it, a report the figures and the what-if table.
-"""
+"""The models of experiments: sections of a page with figures and tables, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -15,24 +12,35 @@ import numpy as np
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.communication import CommunicationFit
-from candle_p1.modelling.fit import BAD_FIT, PARAMETER_CONFIDENCE, PhaseFit
+from candle_p1.modelling.fit import BAD_FIT, PARAMETER_CONFIDENCE
 from candle_p1.modelling.forecast import Changes, forecast
-from candle_p1.modelling.laws import PHASES, JobShape
+from candle_p1.modelling.laws import PHASES
 from candle_p1.modelling.model import RunModel
-from candle_p1.modelling.samples import Interval, interval_of
+from candle_p1.modelling.samples import interval_of
 from candle_p1.reports.experiments import Experiment, group
 from candle_p1.reports.figures.model import draw_models
 from candle_p1.reports.frame import Run
-from candle_p1.reports.modelled import BEYOND, ModelledSeries, fitted_words, model_experiment
-from candle_p1.reports.render import ReportTable, Section
+from candle_p1.reports.modelled import (
+    BEYOND,
+    Missing,
+    ModelledSeries,
+    fitted_words,
+    model_experiment,
+)
+from candle_p1.reports.render import Page, ReportTable, Section
 from candle_p1.reports.sections import free_slug
 from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
 
-Row = tuple[Any, ...]
+Row = dict[str, Any]
+"""Cells, some of which are intervals, by heading."""
 
 INTERVAL = "Low and high are the ends of 90 % prediction intervals for single runs."
 WHOLE_RUN = "whole run"
+LEAD = (
+    "Times and energies that are predicted from records of runs. What was measured is called so;"
+    " everything else is a prediction."
+)
 NOTES = (
     "Phases are the mean over ranks; they add up to the time of a run. Each is fitted by itself,"
     " with coefficients that cannot be negative, and of several laws the one that predicts held-out"
@@ -42,47 +50,14 @@ NOTES = (
 )
 
 
-def model_section(experiment: Experiment, slug: str) -> Section | None:
-    """Returns what a report shows of the models of an experiment; None if there is none.
-
-    Args:
-        experiment: The runs.
-        slug: The beginning of the names of its files.
-    """
-    modelled, missing = model_experiment(experiment)
-    if not modelled:
-        return None
-    figures, not_drawn = draw_models(modelled, slug)
-    tables = [what_if_table(modelled, slug)]
-    missing += not_drawn
-    return Section(f"{slug}-model", "Model", figures=figures, missing=missing, tables=tables)
-
-
-@dataclass(frozen=True)
-class ModelReport:
-    """The models of some runs.
-
-    Attributes:
-        notes: On all of them together.
-        sections: One for each experiment.
-        content: All models as JSON.
-        num_models: The number of series that have one.
-    """
-
-    notes: Sequence[str]
-    sections: Sequence[Section]
-    content: dict[str, Any]
-    num_models: int
-
-
-def make_model_report(
+def model_page(
     runs: Sequence[Run],
     communication: CommunicationFit | None = None,
     held_out: Collection[int] = (),
     *,
     draws: bool = True,
-) -> ModelReport:
-    """Returns the models of some runs.
+) -> tuple[Page, dict[str, Any]]:
+    """Returns the models of some runs, as a page and as JSON.
 
     Args:
         runs: The runs.
@@ -93,50 +68,67 @@ def make_model_report(
     Raises:
         ModelError: No series has enough runs; says what each lacks.
     """
-    notes = list(NOTES)
-    allreduce_s: Callable[[JobShape], float] | None = None
+    sections: list[Section] = []
+    notes, content = list(NOTES), []
     if communication:
-        allreduce_s = communication.allreduce_s
         notes.append(
             f"Measured: {communication}, with 95 % intervals. Of this time, the share that is"
             " exposed is fitted."
         )
-    sections: list[Section] = []
-    content, num_models = [], 0
+    allreduce_s = communication.allreduce_s if communication else None
     for experiment in group(runs):
         if experiment.runs.empty:
             continue
         modelled, missing = model_experiment(experiment, allreduce_s, held_out=held_out)
-        num_models += len(modelled)
         slug = free_slug(experiment, {each.slug for each in sections})
         times = [time for each in modelled for time in _held_out_times(each, held_out)]
-        figures, not_drawn = draw_models(modelled, slug) if draws and modelled else ([], [])
-        tables = list(_tables(modelled, times, slug)) if modelled else []
-        sections.append(
-            Section(
-                slug,
-                experiment.title,
-                [f"On {experiment.machine or 'an unknown machine'}."],
-                list(_notes(modelled, times)) if modelled else [],
-                figures=figures,
-                missing=[*missing, *not_drawn],
-                tables=tables,
-            )
-        )
+        section = _section(slug, experiment.title, modelled, missing, times, draws=draws)
+        lead = [f"On {experiment.machine or 'an unknown machine'}."]
+        sections.append(replace(section, lead=lead))
         content.append(
             {
                 "benchmark": experiment.benchmark,
                 "mode": experiment.mode,
                 "machine": str(experiment.machine or ""),
-                "missing": [list(each) for each in missing],
+                "missing": missing,
                 "series": [{"series": each.name} | _as_json(each.model) for each in modelled],
                 "held_out": times,
             }
         )
-    if not num_models:
+    if not any(each["series"] for each in content):
         reasons = [f"{name}: {reason}" for each in content for name, reason in each["missing"]]
         raise ModelError("; ".join(reasons) or "no run with valid times has finished")
-    return ModelReport(notes, sections, {"notes": notes, "sections": content}, num_models)
+    page = Page("CANDLE Pilot1: model", [LEAD], notes, sections)
+    return page, {"notes": notes, "sections": content}
+
+
+def model_section(experiment: Experiment, slug: str) -> Section | None:
+    """Returns what a report shows of the models of an experiment; None if there is none.
+
+    Args:
+        experiment: The runs.
+        slug: The beginning of the names of its files.
+    """
+    modelled, missing = model_experiment(experiment)
+    return _section(slug, "Model", modelled, missing) if modelled else None
+
+
+def _section(
+    slug: str,
+    title: str,
+    modelled: Sequence[ModelledSeries],
+    missing: Missing,
+    times: Sequence[Row] = (),
+    *,
+    draws: bool = True,
+) -> Section:
+    if not modelled:
+        return Section(slug, title, missing=missing)
+    figures, not_drawn = draw_models(modelled, slug) if draws else ([], [])
+    tables = list(_tables(modelled, times, slug))
+    notes = list(_notes(modelled, times))
+    missing = [*missing, *not_drawn]
+    return Section(slug, title, notes=notes, figures=figures, missing=missing, tables=tables)
 
 
 def _as_json(model: RunModel) -> dict[str, Any]:
@@ -147,10 +139,7 @@ def _as_json(model: RunModel) -> dict[str, Any]:
         "form_error_per_doubling": model.form_error,
         "extrapolation_errors": list(model.extrapolation_errors),
         "parameters": [
-            {
-                name: None if isinstance(value, float) and not isfinite(value) else value
-                for name, value in each._asdict().items()
-            }
+            {name: None if v == np.inf else v for name, v in each._asdict().items()}
             | {"confidence": PARAMETER_CONFIDENCE}
             for each in model.parameters
         ],
@@ -167,19 +156,16 @@ def _as_json(model: RunModel) -> dict[str, Any]:
     }
 
 
-def _held_out_times(each: ModelledSeries, held_out: Collection[int]) -> Iterator[dict[str, Any]]:
+def _held_out_times(each: ModelledSeries, held_out: Collection[int]) -> Iterator[Row]:
     """Yields the whole time and the phases of the runs that were held out, beside predictions."""
-    for num_ranks, runs in each.runs.items():
-        if num_ranks not in held_out:
-            continue
-        predicted = each.source().samples(num_ranks)
+    for num_ranks in each.runs.keys() & held_out:
+        runs, predicted = each.runs[num_ranks], each.source().samples(num_ranks)
         times = {WHOLE_RUN: ([run.total_s for run in runs], predicted.total_s)}
         for phase in PHASES:
             measured_s = [run.phases_s[phase] for run in runs]
-            if phase in predicted.phases_s:
-                times[phase] = measured_s, predicted.phases_s[phase]
-            elif any(measured_s):  # no run that the model was fitted to has the phase
-                times[phase] = measured_s, np.zeros(1)
+            if phase in predicted.phases_s or any(measured_s):
+                # Without samples, no run that the model was fitted to has the phase.
+                times[phase] = measured_s, predicted.phases_s.get(phase, np.zeros(1))
         for phase, (measured_s, samples) in times.items():
             found = interval_of(samples)
             yield {
@@ -192,18 +178,15 @@ def _held_out_times(each: ModelledSeries, held_out: Collection[int]) -> Iterator
             }
 
 
-def _notes(modelled: Sequence[ModelledSeries], times: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _notes(modelled: Sequence[ModelledSeries], times: Sequence[Row]) -> Iterator[str]:
     yield fitted_words(modelled)
     whole = [each for each in times if each["phase"] == WHOLE_RUN]
     if whole:
-        inside, num = (
-            sum(each["inside"] for each in whole),
-            sum(len(e["measured_s"]) for e in whole),
-        )
-        ranks = sorted({each["ranks"] for each in whole})
+        num, inside = sum(len(e["measured_s"]) for e in whole), sum(e["inside"] for e in whole)
         yield (
-            f"Held out were {count(num, 'run')} on {listed(ranks)} ranks; of these,"
-            f" {inside} {'is' if inside == 1 else 'are'} in the 90 % prediction intervals."
+            f"Held out were {count(num, 'run')} on {listed(sorted({e['ranks'] for e in whole}))}"
+            f" ranks; of these, {inside} {'is' if inside == 1 else 'are'} in the 90 % prediction"
+            " intervals."
         )
     for each in modelled:
         bad = [fit.name for fit in each.model.phases if fit.is_bad]
@@ -217,168 +200,149 @@ def _notes(modelled: Sequence[ModelledSeries], times: Sequence[dict[str, Any]]) 
 
 
 def _tables(
-    modelled: Sequence[ModelledSeries], times: Sequence[dict[str, Any]], slug: str
+    modelled: Sequence[ModelledSeries], times: Sequence[Row], slug: str
 ) -> Iterator[ReportTable]:
-    yield _sizes_table(modelled, slug)
-    yield what_if_table(modelled, slug)
-    yield _parameters_table(modelled, slug)
-    yield _fits_table(modelled, slug)
-    if times:
-        yield _held_out_table(times, slug)
-
-
-def _sizes_table(modelled: Sequence[ModelledSeries], slug: str) -> ReportTable:
-    rows: list[Row] = []
+    fitted = fitted_words(modelled)
+    pools: dict[int, list[ModelledSeries]] = {}
     for each in modelled:
-        source = each.source()
-        for num in each.counts():
-            found = source.samples(num)
-            interval = interval_of(found.total_s)
-            runs = each.runs.get(num)
-            measured_s = median(run.total_s for run in runs) if runs else None
-            off = 100 * (interval["value"] / measured_s - 1) if measured_s else None
-            note = "held out" if runs and num not in each.model.rank_counts else ""
-            measured = (each.name, num, measured_s, len(runs) if runs else None)
-            rows.append((*measured, *ends(interval), off, found.extrapolation, note))
-    headings = (
-        "series", "ranks", "measured (s)", "runs", "model (s)", "low (s)", "high (s)",
-        "model is off by (%)", "extrapolation factor", "note",
-    )  # fmt: skip
+        pools.setdefault(id(each.model), []).append(each)
+    models = {"; ".join(e.name for e in pool): pool[0].model for pool in pools.values()}
     title = "Model: measured and predicted total time"
-    return _table(f"{slug}-model-sizes", title, headings, rows, INTERVAL, fitted_words(modelled))
-
-
-FORECAST_HEADINGS = (
-    "ranks", "time (s)", "low (s)", "high (s)", "energy (J)", "low (J)", "high (J)",
-    "scaling efficiency", "low", "high", "extrapolation factor",
-)  # fmt: skip
-
-
-def forecast_cells(point: dict[str, Any]) -> Row:
-    """Returns the cells of a forecast beneath FORECAST_HEADINGS."""
-    intervals = [ends(point[name]) for name in ("time_s", "energy_j", "efficiency")]
-    return (point["ranks"], *(end for each in intervals for end in each), point["extrapolation"])
-
-
-def ends(interval: Interval | None) -> Row:
-    """Returns the cells of an interval."""
-    return tuple(interval.values()) if interval else (None,) * 3
-
-
-def what_if_table(modelled: Sequence[ModelledSeries], slug: str) -> ReportTable:
-    """Returns predictions with a faster file system or network, and with more epochs."""
-    rows: list[Row] = []
-    for each in modelled:
-        measured = max(each.runs)
-        ranks = [num for num in each.counts() if num in (measured, BEYOND * measured)]
-        twice = 2 * each.rule.at(measured).epochs
-        changes = {
-            "as it is": Changes(),
-            "file system twice as fast": Changes(file_system=2),
-            "network twice as fast": Changes(network=2),
-            f"{count(twice, 'epoch')} per rank": Changes(epochs_per_rank=twice),
-        }
-        rows += [
-            (each.name, name, *forecast_cells(point))
-            for name, changed in changes.items()
-            for point in forecast({each.name: each.source(changed)}, ranks)
-        ]
-    headings = ("series", "what if", *FORECAST_HEADINGS)
+    rows = [row for each in modelled for row in _size_rows(each)]
+    yield to_table(f"{slug}-model-sizes", title, rows, INTERVAL, fitted)
     note = (
         "Of loaders that read while they parse, the share of loading that is reading is unknown:"
         " with another file system, it is sampled uniformly between 0 and 1."
     )
-    notes = (INTERVAL, note, fitted_words(modelled))
-    return _table(f"{slug}-what-if", "Model: what if", headings, rows, *notes)
-
-
-def _parameters_table(modelled: Sequence[ModelledSeries], slug: str) -> ReportTable:
-    rows: list[Row] = [
-        (
-            name,
-            each.phase or "power of the whole run",
-            each.name,
-            each.value,
-            each.low,
-            each.high if isfinite(each.high) else None,
-            each.unit,
-            each.runs,
-        )
-        for name, model in _models(modelled)
-        for each in model.parameters
-        if isfinite(each.value)  # an infinite rate: the term takes no time
-    ]
+    rows = [row for each in modelled for row in _what_if_rows(each)]
+    yield to_table(f"{slug}-what-if", "Model: what if", rows, INTERVAL, note, fitted)
     note = (
         "Low and high are the ends of 95 % intervals, from a bootstrap over runs. A rate without a"
         " high end may be infinite, that is, its term may take no time."
     )
-    headings = ("series", "phase", "parameter", "value", "low", "high", "unit", "runs")
-    slug = f"{slug}-model-parameters"
-    return _table(slug, "Model: parameters", headings, rows, note, fitted_words(modelled))
-
-
-def _fits_table(modelled: Sequence[ModelledSeries], slug: str) -> ReportTable:
-    rows: list[Row] = []
-    notes = []
-    for name, model in _models(modelled):
-        for fit in model.phases:
-            missed = None if fit.held_out is None else 100 * fit.held_out
-            largest = 100 * float(np.abs(fit.residuals).max())
-            rows.append((name, fit.name, len(fit.chosen), missed, largest, _remark(fit)))
-        bad = [fit.name for fit in model.phases if fit.is_bad]
-        if bad:
-            missed_by = f"held-out runs are missed by more than {percent(BAD_FIT)}"
-            notes.append(f"{name}: {missed_by} in {listed(bad)}.")
-    notes.append(
-        "Relative to the mean time of the phase, or 0.5 % of the total time if that is longer."
-        " All runs of a size are held out at a time where three sizes or more were measured, else"
-        " one run."
+    rows = [row for name, model in models.items() for row in _parameter_rows(name, model)]
+    yield to_table(f"{slug}-model-parameters", "Model: parameters", rows, note, fitted)
+    note = (
+        "Missed is relative to the mean time of the phase, or 0.5 % of the total time if that is"
+        " longer. All runs of a size are held out at a time where three sizes or more were"
+        f" measured, else one run. A fit is bad where these are missed by more than"
+        f" {percent(BAD_FIT)}."
     )
-    headings = (
-        "series", "phase", "terms", "held-out runs missed by (%)", "largest residual (%)", "remark",
-    )  # fmt: skip
+    rows = [row for name, model in models.items() for row in _fit_rows(name, model)]
     title = "Model: how well phases are fitted"
-    return _table(f"{slug}-model-fits", title, headings, rows, *notes, fitted_words(modelled))
+    yield to_table(f"{slug}-model-fits", title, rows, note, fitted)
+    if times:
+        note = (
+            "The models were not fitted to these runs. Measured is their median. Intervals of"
+            " phases do not add up to that of the whole run."
+        )
+        title = "Model: runs that were held out"
+        yield to_table(f"{slug}-model-held-out", title, _held_rows(times), INTERVAL, note)
 
 
-def _remark(fit: PhaseFit) -> str:
-    words = ["bad fit"] if fit.is_bad else []
-    if fit.rivals:
-        names = [" and ".join(term.name for term in each) for each in fit.rivals]
-        words.append(f"these runs cannot tell it from: {'; '.join(names)}")
-    return ", ".join(words)
+def _size_rows(each: ModelledSeries) -> Iterator[Row]:
+    for num in each.counts():
+        found, runs = each.source().samples(num), each.runs.get(num, ())
+        interval = interval_of(found.total_s)
+        measured_s = median(run.total_s for run in runs) if runs else None
+        off = 100 * (interval["value"] / measured_s - 1) if measured_s else None
+        yield {
+            "series": each.name,
+            "ranks": num,
+            "measured (s)": measured_s,
+            "runs": len(runs) or None,
+            "model (s)": interval,
+            "model is off by (%)": off,
+            "extrapolation factor": found.extrapolation,
+            "note": "held out" if runs and num not in each.model.rank_counts else "",
+        }
 
 
-def _models(modelled: Sequence[ModelledSeries]) -> list[tuple[str, RunModel]]:
-    """Returns every model once, with the names of its series."""
-    models = {id(each.model): each.model for each in modelled}
+def _what_if_rows(each: ModelledSeries) -> Iterator[Row]:
+    """Yields predictions with a faster file system or network, and with more epochs."""
+    measured = max(each.runs)
+    ranks = [num for num in each.counts() if num in (measured, BEYOND * measured)]
+    epochs = 2 * each.rule.at(measured).epochs
+    for name, changes in {
+        "as it is": Changes(),
+        "file system twice as fast": Changes(file_system=2),
+        "network twice as fast": Changes(network=2),
+        f"{count(epochs, 'epoch')} per rank": Changes(epochs_per_rank=epochs),
+    }.items():
+        for point in forecast({each.name: each.source(changes)}, ranks):
+            yield {"series": each.name, "what if": name} | forecast_row(point)
+
+
+def forecast_row(point: Mapping[str, Any]) -> Row:
+    """Returns the cells of a forecast."""
+    names = {
+        "series": "series",
+        "ranks": "ranks",
+        "time (s)": "time_s",
+        "energy (J)": "energy_j",
+        "scaling efficiency": "efficiency",
+        "extrapolation factor": "extrapolation",
+        "gain (%)": "gain_percent",
+        "energy gain (%)": "energy_gain_percent",
+    }
+    return {heading: point[name] for heading, name in names.items()}
+
+
+def _parameter_rows(name: str, model: RunModel) -> Iterator[Row]:
+    for each in model.parameters:
+        if isfinite(each.value):  # else the term takes no time
+            high = each.high if isfinite(each.high) else None
+            yield {
+                "series": name,
+                "phase": each.phase or "power of the whole run",
+                "parameter": each.name,
+                "value": {"value": each.value, "low": each.low, "high": high},
+                "unit": each.unit,
+                "runs": each.runs,
+            }
+
+
+def _fit_rows(name: str, model: RunModel) -> Iterator[Row]:
+    for fit in model.phases:
+        remarks = ["bad fit"] if fit.is_bad else []
+        if fit.rivals:
+            names = [" and ".join(term.name for term in each) for each in fit.rivals]
+            remarks.append(f"these runs cannot tell it from: {'; '.join(names)}")
+        yield {
+            "series": name,
+            "phase": fit.name,
+            "terms": len(fit.chosen),
+            "held-out runs missed by (%)": fit.held_out and 100 * fit.held_out,
+            "largest residual (%)": 100 * float(np.abs(fit.residuals).max()),
+            "remark": ", ".join(remarks),
+        }
+
+
+def _held_rows(times: Sequence[Row]) -> list[Row]:
     return [
-        ("; ".join(each.name for each in modelled if each.model is model), model)
-        for model in models.values()
+        {
+            "series": each["series"],
+            "ranks": each["ranks"],
+            "phase": each["phase"],
+            "measured (s)": median(each["measured_s"]),
+            "runs": len(each["measured_s"]),
+            "of these, in the interval": each["inside"],
+            "predicted (s)": each["predicted_s"],
+            "predicted less measured (s)": each["predicted_s"]["value"]
+            - median(each["measured_s"]),
+        }
+        for each in times
     ]
 
 
-def _held_out_table(times: Sequence[dict[str, Any]], slug: str) -> ReportTable:
-    rows: list[Row] = []
-    for each in times:
-        measured_s, found = median(each["measured_s"]), each["predicted_s"]
-        runs = len(each["measured_s"]), each["inside"]
-        known = (each["series"], each["ranks"], each["phase"], measured_s, *runs)
-        rows.append((*known, *found.values(), found["value"] - measured_s))
-    headings = (
-        "series", "ranks", "phase", "measured (s)", "runs", "of these, in the interval",
-        "predicted (s)", "low (s)", "high (s)", "predicted less measured (s)",
-    )  # fmt: skip
-    note = (
-        "The models were not fitted to these runs. Measured is their median. Low and high are the"
-        " ends of 90 % prediction intervals for single runs; those of phases do not add up to that"
-        " of the whole run."
-    )
-    slug = f"{slug}-model-held-out"
-    return _table(slug, "Model: runs that were held out", headings, rows, note)
-
-
-def _table(
-    slug: str, title: str, headings: Sequence[str], rows: Sequence[Row], *notes: str
-) -> ReportTable:
-    return ReportTable(slug, title, headings, rows, notes).without_empty_columns()
+def to_table(slug: str, title: str, rows: Sequence[Row], *notes: str) -> ReportTable:
+    """Returns a table in which each interval has three columns, without empty columns."""
+    intervals = {name for row in rows for name, cell in row.items() if isinstance(cell, dict)}
+    headings = []
+    for name in rows[0]:
+        headings += [name, f"{name}, low", f"{name}, high"] if name in intervals else [name]
+    cells: list[list[Any]] = [[] for _ in rows]
+    for row, flat in zip(rows, cells, strict=True):
+        for name, cell in row.items():
+            flat += (cell.values() if cell else (None,) * 3) if name in intervals else [cell]
+    return ReportTable(slug, title, headings, cells, notes).without_empty_columns()

@@ -126,6 +126,6 @@ def test_what_the_paper_does_not_print_is_named():
         paper_inputs("p1b3")
     for benchmark in MISSING:
         for found in forecast_paper(benchmark, ("strong", "weak"), [384], Changes()):
-            assert any(note.startswith("not printed: ") for note in found.notes)
-            assert any("Table 3" in note for note in found.notes)
-            assert found.points[0]["energy_j"] is None
+            assert any(note.startswith("not printed: ") for note in found["notes"])
+            assert any("Table 3" in note for note in found["notes"])
+            assert found["points"][0]["energy_j"] is None
