@@ -16,8 +16,8 @@ from candle_p1.reports.modelled import fitted_words, model_experiment
 from candle_p1.reports.published import (
     METHOD_LOADER,
     ORIGINAL_LOADER,
-    Published,
     all_published,
+    not_printed,
     published_loading,
     published_table_1,
 )
@@ -31,34 +31,6 @@ PAPER_MODES = (STRONG, WEAK)
 
 SPAN = "Low and high are the ends of the span of all readings, which has no probability."
 UNEQUAL = "the ranks cannot have equal shares of the epochs; rounded up"
-TAKEN_FROM_NT3 = (
-    "loading in a job, the broadcast overhead and the rest: they are taken from NT3, the first two"
-    " in proportion to the loading of one process (Table 3)"
-)
-NO_ENERGY = "power and energy are printed only as {}, so no energy is predicted"
-MISSING = {
-    "nt3": (
-        "start-up, preprocessing and evaluation: they follow from the largest gain under weak"
-        " scaling (52.44 %), if that is on the fewest GPUs; without it they would be 0 or more",
-        "the time per epoch on 3,072 GPUs is only said to be more than 3 times that on 1",
-        "the broadcast overhead is printed for 384 and 768 GPUs; elsewhere the nearer one stands",
-        "whether the 153 s of loading on 384 GPUs include the broadcast of 43 s that follows",
-        NO_ENERGY.format("changes"),
-    ),
-    "p1b1": (
-        "the time per epoch: it follows from the gains under weak scaling (75.24 to 79.50 %)",
-        TAKEN_FROM_NT3,
-        "the paper runs P1B1 with at least 4 epochs per GPU, so on at most 96 GPUs",
-        NO_ENERGY.format("savings"),
-    ),
-    "p1b2": (
-        "the time per epoch: it follows from the gains under weak scaling (48.63 to 56.62 %)",
-        TAKEN_FROM_NT3,
-        NO_ENERGY.format("savings"),
-    ),
-}
-"""What the paper does not print, and what stands for it. P1B3 trains one epoch with batches that
-grow with the ranks, of which no time is printed."""
 
 
 def forecast_tables(found: Mapping[str, Any]) -> Iterator[ReportTable]:
@@ -81,17 +53,17 @@ def forecast_tables(found: Mapping[str, Any]) -> Iterator[ReportTable]:
     ]
     most = max(each["searched"][-1] for each in found["best"])
     yield to_table("best", f"The best scale, of up to {count(most, 'rank')}", rows)
-    if found["checks"]:
-        rows = [
-            {
-                "ranks": each["ranks"],
-                "printed (%)": f"{each['printed_percent']:.2f}",
-                "predicted (%)": each["predicted_percent"],
-                "difference (points)": each["predicted_percent"]["value"] - each["printed_percent"],
-                "note": each["note"],
-            }
-            for each in found["checks"]
-        ]
+    rows = [
+        {
+            "ranks": each["ranks"],
+            "printed (%)": f"{each['printed_percent']:.2f}",
+            "predicted (%)": each["predicted_percent"],
+            "difference (points)": each["predicted_percent"]["value"] - each["printed_percent"],
+            "note": each["note"],
+        }
+        for each in found["checks"]
+    ]
+    if rows:
         title = "The gain in time that the paper prints, and what follows from its other numbers"
         yield to_table("checks", title, rows)
 
@@ -117,8 +89,9 @@ def _forecast(
     base: str,
     **more: Any,
 ) -> dict[str, Any]:
-    sources = source_of(changes)
-    is_changed = changes != Changes()
+    sources, as_it_is = source_of(changes), None
+    if changes != Changes():
+        as_it_is = forecast(source_of(Changes()), ranks, base)
     return {
         "title": title,
         "changes": str(changes),
@@ -126,11 +99,9 @@ def _forecast(
         "gains_relative_to": base,
         "points": forecast(sources, ranks, base),
         "best": [best_scale(name, source, ranks) for name, source in sources.items()],
-        "as_it_is": forecast(source_of(Changes()), ranks, base) if is_changed else None,
-        "notes": [],
-        "published": [],
-        "checks": [],
-    } | more
+        "as_it_is": as_it_is,
+        **({"published": [], "checks": []} | more),
+    }
 
 
 def forecast_runs(
@@ -171,9 +142,8 @@ def forecast_runs(
         reasons += lacking
         if not modelled:
             continue
-        names = [each.name for each in modelled]
         originals = [e.name for e in modelled if e.settings.get("loader") == ORIGINAL_LOADER]
-        base = next(iter(originals), names[0] if len(names) > 1 else "")
+        base = next(iter(originals), modelled[0].name if len(modelled) > 1 else "")
         notes = [fitted_words(modelled), *lacking]
         notes += [
             f"{each.name}: {fit.name} is badly fitted; held-out runs are missed by"
@@ -221,7 +191,7 @@ def forecast_paper(
         notes = [
             "Nothing here was measured: it follows from numbers that the paper prints, which are"
             " listed below. Low and high are the ends of the span of all ways to read them.",
-            *(f"not printed: {each}" for each in MISSING[benchmark]),
+            *(f"not printed: {each}" for each in not_printed()[benchmark]),
             *(f"used: {each}" for each in inputs_used(benchmark)),
         ]
         checks = gains_to_check(benchmark, mode)
@@ -241,60 +211,48 @@ def paper_inputs(benchmark: str) -> PaperInputs:
     Raises:
         ModelError: It does not print enough.
     """
-    if benchmark not in MISSING:
+    if benchmark not in not_printed():
         raise ModelError(
             f"the paper prints too little about {benchmark} on {MACHINE} for a model: choose one of"
-            f" {', '.join(MISSING)}, or give runs with --from"
+            f" {', '.join(not_printed())}, or give runs with --from"
         )
     (gains,) = _stated(benchmark, WEAK, "improvement_total_s")
-    (of_nt3,) = _stated("nt3", WEAK, "improvement_total_s")
-    (weak_epochs,) = _stated("", WEAK, "epochs_per_rank")
-    loading = {
-        loader: sum(
-            each.seconds
-            for each in published_loading(benchmark)
-            if (each.machine, each.loader) == (MACHINE, loader)
-        )
-        for loader in LoaderTimes._fields
-    }
+    cells = [each for each in published_loading(benchmark) if each.machine == MACHINE]
     common: Any = {
-        "loading": LoaderTimes(**loading),
+        "loading": LoaderTimes(
+            *(sum(e.seconds for e in cells if e.loader == name) for name in LoaderTimes._fields)
+        ),
         "epochs": int(published_table_1(benchmark)["epochs"]),
-        "weak_epochs": weak_epochs.value,
+        "weak_epochs": _stated("", WEAK, "epochs_per_rank")[0].value,
         "weak_gains": (gains.value, gains.to),
-        "most_ranks": of_nt3.num_ranks,
+        "most_ranks": _stated("nt3", WEAK, "improvement_total_s")[0].num_ranks,
     }
     if benchmark != "nt3":
         return PaperInputs(**common, nt3=paper_inputs("nt3"))
     # On one rank, the time of an epoch under weak scaling is more precise. The last is a bound.
     *times, last = _stated("nt3", STRONG, "epoch_s") + _stated("nt3", WEAK, "epoch_s")
-    epochs_s: dict[Any, Any] = {each.num_ranks: each.value for each in times}
-    epochs_s[last.num_ranks] = _number(last) * epochs_s[1]
-    overheads: dict[Any, Any] = {}
+    epochs_s = {each.num_ranks: each.value for each in times}
+    overheads: dict[int, dict[str, float]] = {}
     for mode in PAPER_MODES:
         for each in _stated("nt3", mode, "broadcast_overhead_s"):
             overheads.setdefault(each.num_ranks, {})[each.loaders[0]] = each.value
-    (load,) = _stated("nt3", STRONG, "load_s")
     return PaperInputs(
         **common,
-        epochs_s=epochs_s,
-        at_least=last.num_ranks or 0,
-        loading_in_job_s=_number(load),
+        epochs_s=epochs_s | {last.num_ranks: last.value * epochs_s[1]},
+        at_least=last.num_ranks,
+        loading_in_job_s=_stated("nt3", STRONG, "load_s")[0].value,
         broadcasts_s={ranks: LoaderTimes(**times) for ranks, times in overheads.items()},
     )
 
 
 def inputs_used(benchmark: str) -> list[str]:
     """Returns the published values that the model of a benchmark is made from, in words."""
-    cells = {
-        name: [e for e in all_published() if (e.section, e.benchmark) == ("Table 3", name)]
-        for name in (benchmark, "nt3")
-    }
-    used = list(map(str, cells[benchmark]))
-    if benchmark != "nt3":
-        used += map(str, (*_stated(benchmark, WEAK, "improvement_total_s"), *cells["nt3"]))
-    gains = _stated("nt3", WEAK, "improvement_total_s")
-    used += [f"{each}; of these, only the largest" for each in gains]
+    used = []
+    for name in dict.fromkeys((benchmark, "nt3")):
+        cells = [e for e in all_published() if (e.section, e.benchmark) == ("Table 3", name)]
+        gains = _stated(name, WEAK, "improvement_total_s")
+        used += [*map(str, cells)]
+        used += [f"{e}{'; of these, only the largest' * (name == 'nt3')}" for e in gains]
     for mode in PAPER_MODES:
         for quantity in ("epoch_s", "load_s", "broadcast_overhead_s"):
             used += map(str, _stated("nt3", mode, quantity))
@@ -314,26 +272,16 @@ def gains_to_check(benchmark: str, mode: str) -> list[dict[str, Any]]:
     most = gain.num_ranks or _stated("nt3", STRONG, "improvement_total_s")[0].num_ranks
     notes = {most: ""}
     for each in _stated(benchmark, "any", "epochs_to_run") if mode == STRONG else ():
-        notes = {
-            each.num_ranks: "the most GPUs on which the paper runs it",
-            most: f"the paper runs it on at most {each.num_ranks}",
-        }
-    return [
-        {"ranks": ranks, "printed_percent": gain.value, "note": note}
-        for ranks, note in notes.items()
-    ]
+        notes = {each.num_ranks: "the most GPUs on which the paper runs it"}
+        notes[most] = f"the paper runs it on at most {each.num_ranks}"
+    return [{"ranks": p, "printed_percent": gain.value, "note": note} for p, note in notes.items()]
 
 
-def _stated(benchmark: str, mode: str, quantity: str) -> list[Published]:
-    wanted = (benchmark, MACHINE, mode, quantity, "section")
+def _stated(benchmark: str, mode: str, quantity: str) -> list[Any]:
+    wanted = (benchmark, MACHINE, mode, quantity)
     return [
         each
         for each in all_published()
-        if wanted
-        == (each.benchmark, each.machine, each.mode, each.quantity, each.section.split()[0])
+        if (each.benchmark, each.machine, each.mode, each.quantity) == wanted
+        and each.section.startswith("section")
     ]
-
-
-def _number(each: Published) -> float:
-    assert isinstance(each.value, (int, float))
-    return float(each.value)

@@ -146,6 +146,11 @@ def all_published() -> list[Published]:
     return found
 
 
+def not_printed() -> dict[str, list[str]]:
+    """Returns what a forecast of the paper's runs lacks, and what stands for it, by benchmark."""
+    return dict(_content()["not_printed"])
+
+
 def published_table_1(benchmark: str) -> dict[str, Number]:
     """Returns the benchmark's column of Table 1, by the keys of TABLE_1; {} where it has none."""
     return dict(_content()["table_1"].get(benchmark, {}))
