@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from candle_p1.reports.columns import LOAD, TOTAL, TRAIN, phase_time
+from candle_p1.reports.experiments import Experiment, Series
 from candle_p1.reports.frame import STRONG, WEAK
 from candle_p1.reports.render import ReportTable
 from candle_p1.reports.words import file_name
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from candle_p1.reports.experiments import Experiment, Series
-
-PARAMETER = "processes"
-METRIC = "time_s"
 MODES = (STRONG, WEAK)
 """Where the batch size also grows with the ranks, a model of one parameter would not hold."""
 
 MIN_POINTS = 2
 CALL_PATHS = {
-    "total": TOTAL,
-    "total->load": LOAD,
-    "total->broadcast": phase_time("broadcast"),
-    "total->train": TRAIN,
+    "total": "total_s",
+    "total->load": "phase_load_s",
+    "total->broadcast": "phase_broadcast_s",
+    "total->train": "phase_train_s",
 }
+"""The columns of the table of runs, by Extra-P's names."""
 
 INDEX_NAME = "files.csv"
-INDEX_HEADINGS = ("file", "benchmark", "mode", "machine", "series", "points")
 
 
 def extrap_files(experiments: Iterable[Experiment]) -> dict[str, str]:
@@ -43,40 +36,31 @@ def extrap_files(experiments: Iterable[Experiment]) -> dict[str, str]:
     INDEX_NAME lists the series of all files; without any series there is no such file.
     """
     files: dict[str, str] = {}
-    index: list[tuple[str, ...]] = []
+    index = []
     for experiment in experiments:
-        for series in experiment.series if experiment.mode in MODES else ():
-            text = "".join(f"{line}\n" for line in _lines(series))
-            if not text:
+        for series in experiment.series:
+            if experiment.mode not in MODES or len(series.timed) < MIN_POINTS:
                 continue
-            name = _name(experiment, series, files)
-            files[name] = text
+            parts = file_name(experiment.benchmark), experiment.mode, file_name(series.name)
+            ends = ("", *(f"-{i}" for i in range(1, len(files) + 1)))
+            names = (f"{'-'.join(parts)}{end}.jsonl" for end in ends)
+            name = next(each for each in names if each not in files)
+            files[name] = "".join(f"{line}\n" for line in _lines(series))
             of = (experiment.benchmark, experiment.mode, str(experiment.machine), series.name)
             index.append((name, *of, str(len(series.timed))))
     if index:
-        files[INDEX_NAME] = ReportTable("", "", INDEX_HEADINGS, tuple(index)).to_csv()
+        headings = ("file", "benchmark", "mode", "machine", "series", "points")
+        files[INDEX_NAME] = ReportTable("", "", headings, index).to_csv()
     return files
 
 
 def _lines(series: Series) -> Iterator[str]:
-    if len(series.timed) < MIN_POINTS:
-        return
-    for path, quantity in CALL_PATHS.items():
-        values = {point.num_ranks: point.values(quantity) for point in series.timed}
-        if not all(values.values()):
-            continue  # Extra-P needs all points of a call path
-        for num_ranks, seconds in values.items():
+    for (path, column), point in itertools.product(CALL_PATHS.items(), series.timed):
+        if all(each.values(column) for each in series.timed):  # Extra-P needs all of them
             line = {
-                "params": {PARAMETER: num_ranks},
+                "params": {"processes": point.num_ranks},
                 "callpath": path,
-                "metric": METRIC,
-                "value": seconds,
+                "metric": "time_s",
+                "value": point.values(column),
             }
             yield json.dumps(line, allow_nan=False)
-
-
-def _name(experiment: Experiment, series: Series, taken: Collection[str]) -> str:
-    """Returns a file name that describes the series and is not taken."""
-    stem = f"{file_name(experiment.benchmark)}-{experiment.mode}-{file_name(series.name)}"
-    names = (f"{stem}{f'-{i}' if i else ''}.jsonl" for i in itertools.count())
-    return next(name for name in names if name not in taken)
