@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +13,17 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from candle_p1.cluster.process import Interrupted
+from candle_p1.cli import cli
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
 from candle_p1.studies import execute
-from candle_p1.studies.display import render_status, show_plan
+from candle_p1.studies.display import render_status
 from candle_p1.studies.plan import Choice, make_plan, read_plan
 from candle_p1.studies.state import states_of
-from candle_p1.studies.study_file import read_study
+from candle_p1.studies.study_file import list_studies, read_study
 from candle_p1.training.screen import Screen
 from tests.conftest import wait_until
 
@@ -59,11 +62,14 @@ def perform(plan, retry_failed=False):
     return {state.run.name: state.status for state in states}
 
 
-def statuses(plan):
-    return {state.run.name: state.status for state in states_of(plan.runs)}
+def study(*argv):
+    result = CliRunner().invoke(cli, ["study", *map(str, argv)])
+    if isinstance(result.exception, CandleError):
+        raise result.exception
+    return result
 
 
-def test_all_runs_are_executed_in_order_and_none_is_repeated(plan, capsys):
+def test_all_runs_are_executed_in_order_and_none_is_repeated(plan, capsys, tmp_path):
     this = plan()
     assert list(perform(this).values()) == ["ok", "ok"]
     lines = capsys.readouterr().out.splitlines()
@@ -77,6 +83,7 @@ def test_all_runs_are_executed_in_order_and_none_is_repeated(plan, capsys):
         assert log == "training\ncandle-p1 study: the run has ended with code 0\n"
     perform(plan())
     assert capsys.readouterr().out.splitlines() == ["2 of 2 runs are already done"]
+    assert study("show", tmp_path / "mine.toml", "-o", tmp_path / "out").output.count("# ok") == 2
     perform(plan(repeats=3))
     assert "3/3  does-train-np1-r2" in capsys.readouterr().out
     assert len(list((plan().directory).glob("*/run.json"))) == 3
@@ -112,17 +119,21 @@ def test_records_with_other_parameters_are_not_overwritten(plan):
         perform(plan(flags=["--color", "blue"], repeats=1))
 
 
-def test_two_processes_never_work_on_one_study(plan):
+def test_a_study_that_cannot_be_executed_is_refused(plan, tmp_path, monkeypatch):
     this = plan()
     with execute._locked(this.directory), pytest.raises(SetupError, match="mine-small"):
-        perform(this)
-    perform(this)
-
-
-def test_a_directory_that_cannot_be_written_is_an_error(plan, tmp_path):
+        perform(this)  # as another process would
+    with pytest.raises(ParameterError, match="100000 ranks"):
+        perform(plan(ranks=[100000], flags=["--epochs_scaling", "weak"]))
+    shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").touch()
     with pytest.raises(SetupError, match="mine-small"):
-        perform(plan())
+        perform(this)
+    with pytest.raises(SetupError, match="mine-small"):
+        this.write_manifest()
+    monkeypatch.setenv("PMIX_RANK", "0")
+    with pytest.raises(ParameterError, match="launcher"):
+        perform(this)
 
 
 @pytest.mark.extended
@@ -142,79 +153,51 @@ def test_a_run_that_an_earlier_session_left_is_waited_for(plan, monkeypatch):
         left.wait()
 
 
-@pytest.fixture
-def not_ignored():
-    """Makes Ctrl-C count even if the tests run in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, number, not_ignored):
-    this = plan(flags=["--toy_s", "1"], repeats=2)
+def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, number, tmp_path, monkeypatch):
+    this = plan(flags=["--toy_s", "1"])
     record = this.runs[1].directory() / "run.json"
-    killer = threading.Thread(
-        target=_when,
-        args=(
-            lambda: record.exists() and record.stat().st_size,
-            lambda: os.kill(os.getpid(), number),
-        ),
-    )
+    argv = ["run", str(tmp_path / "mine.toml"), "-o", str(tmp_path / "out"), "--toy_s", "1"]
+
+    def kill():
+        deadline = time.monotonic() + 60
+        while not (record.exists() and record.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(sys, "argv", ["candle-p1", "study", *argv])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored here
+    killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(Interrupted) as raised:
-        perform(this)
-    assert raised.value.number == number
+    result = study(*argv)
     killer.join()
-    assert statuses(this) == {"does-train-np1-r0": "ok", "does-train-np1-r1": "interrupted"}
-    before = (this.runs[0].directory() / "run.json").stat().st_mtime_ns
+    signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 128 + number
+    assert result.output.endswith(f"\n$ candle-p1 study {shlex.join(argv)}\n")
+    assert [state.status for state in states_of(this.runs)] == ["ok", "interrupted"]
+    first = (this.runs[0].directory() / "run.json").stat().st_mtime_ns
     assert list(perform(this).values()) == ["ok", "ok"]
-    assert (this.runs[0].directory() / "run.json").stat().st_mtime_ns == before
+    assert (this.runs[0].directory() / "run.json").stat().st_mtime_ns == first
     assert (this.directory / "does-train-np1-r1-attempt2/run.json").exists()
 
 
-def _when(condition, action, limit_s=60):
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    action()
-
-
-def test_a_study_is_refused_with_too_many_ranks_and_under_a_launcher(plan, monkeypatch):
-    with pytest.raises(ParameterError, match="100000 ranks"):
-        perform(plan(ranks=[100000], flags=["--epochs_scaling", "weak"]))
-    monkeypatch.setenv("PMIX_RANK", "0")
-    with pytest.raises(ParameterError, match="launcher"):
-        perform(plan())
-
-
-def test_the_plan_is_shown_as_text(plan, capsys):
-    this = plan(flags=["--color", "a b"])
-    show_plan(this, states_of(this.runs), Screen())
-    lines = capsys.readouterr().out.splitlines()
-    argv = f"candle-p1 run {TOY} --color 'a b' --does train --rng_seed"
-    assert f"results: {this.directory}" in lines
-    assert f"1  does-train-np1-r0: {argv} 7102" in lines
-    assert f"2  does-train-np1-r1: {argv} 7103" in lines
-    assert lines[-1] == "2 runs, at most 10 min"
-    perform(this)
-    capsys.readouterr()
-    show_plan(this, states_of(this.runs), Screen())
-    assert capsys.readouterr().out.count("  # ok") == 2
-
-
 @pytest.mark.extended
-def test_a_directory_tells_the_status_of_its_study_even_if_it_was_moved(
+def test_a_study_with_a_failed_run_ends_with_code_1_even_if_it_was_moved(
     plan, tmp_path, monkeypatch
 ):
     this = plan(["fail", "train"])
-    perform(this)
+    result = study("run", tmp_path / "mine.toml", "-o", tmp_path / "out")
+    assert (result.exit_code, result.output.splitlines()[0]) == (1, "mine, small: a study")
+    assert result.output.endswith(f"runs took 2 s in total; records: {this.directory}\n")
+    by_name = study("status", tmp_path / "mine.toml", "-o", tmp_path / "out")
+    assert "2 of 4 runs are done, 2 failed" in by_name.output
+    assert by_name.output == study("status", this.directory).output
+    assert by_name.output in result.output
     assert read_plan(this.directory).runs == this.runs
-    moved = this.directory.rename(tmp_path / "moved")
-    monkeypatch.chdir(moved)
+    monkeypatch.chdir(this.directory.rename(tmp_path / "moved"))
     found = read_plan(Path())
-    assert found.directory == moved
+    assert found.directory == tmp_path / "moved"
     table, *lines = render_status(found, states_of(found.runs))
     assert {column.header: list(column.cells) for column in table.columns} == {
         "point": ["does-fail-np1", "does-train-np1"],
@@ -222,9 +205,7 @@ def test_a_directory_tells_the_status_of_its_study_even_if_it_was_moved(
         "failed": ["2", "0"],
         "median total (s)": ["", "1.0"],
     }
-    assert len(lines) == 3
-    assert f"planted failed; see {moved}/does-fail-np1-r0/study.log" in lines[0] + lines[1]
-    assert lines[2] == "2 of 4 runs are done, 2 failed"
+    assert f"planted failed; see {tmp_path}/moved/does-fail-np1-r0/study.log" in "".join(lines)
 
 
 def test_a_run_that_was_submitted_as_a_job_is_left_alone(plan):
@@ -240,3 +221,35 @@ def test_a_directory_without_a_study_is_refused(tmp_path, text):
         (tmp_path / "study.json").write_text(text)
     with pytest.raises(RecordError, match=r"study\.json"):
         read_plan(tmp_path)
+
+
+def test_the_list_has_every_study_with_what_it_shows():
+    lines = study("list").output.splitlines()
+    assert [line.split(":")[0] for line in lines] == list_studies()
+    assert any("Figure 10" in line for line in lines if line.startswith("batch-p1b3: "))
+
+
+def test_show_and_dry_run_say_the_same_and_start_nothing(plan, tmp_path):
+    this = plan()
+    argv = [tmp_path / "mine.toml", "-o", tmp_path / "out", "--color", "a b"]
+    shown = study("show", *argv)
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    command = f"candle-p1 run {TOY} --color 'a b' --does train --rng_seed"
+    assert f"results: {this.directory}" in lines
+    assert f"1  does-train-np1-r0: {command} 7102" in lines
+    assert f"2  does-train-np1-r1: {command} 7103" in lines
+    assert lines[-1] == "2 runs, at most 10 min"
+    for flag in ("--dry_run", "--dry-run"):
+        assert study("run", *argv, flag).output == shown.output
+    assert not this.directory.exists()
+    with pytest.raises(RecordError, match=r"mine-small .*study\.json"):
+        study("status", *argv[:3])
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1;2", "a", "-1", "9" * 20])
+def test_numbers_of_ranks_are_read_from_text(text):
+    runs = study("show", "strong-nt3", "--ranks", "4, 1,4").output
+    assert {number for number in range(9) if f"-np{number}-" in runs} == {1, 4}
+    result = study("show", "strong-nt3", f"--ranks={text}")
+    assert (result.exit_code, "--ranks" in result.output) == (2, True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ name = "short"
 [sizes.small]
 ranks = [1, 2]
 """
+FIRST = ["long-color-a_b-np2", "short-color-a_b-np1", "long-color-red-np1"]
 ONE = f'title = "one"\nbenchmark = "{TOY}"\nrepeats = 1\nminutes = 5\n[sizes.small]\nranks = [1]\n'
 
 
@@ -44,23 +46,16 @@ def names(plan):
     return [run.name for run in plan.runs]
 
 
-def test_points_are_all_combinations(plan):
-    points = {run.point for run in plan().runs}
-    assert points == {
-        f"{variant}-color-{color}-np{ranks}"
-        for variant in ("long", "short")
-        for color in ("red", "a_b")
-        for ranks in (1, 2)
-    }
-
-
-def test_each_block_holds_every_point_once_in_its_own_order(plan):
+def test_each_block_holds_every_combination_once_in_its_own_order(plan):
     runs = plan().runs
     blocks = [runs[start : start + 8] for start in (0, 8, 16)]
     orders = [[run.point for run in block] for block in blocks]
     assert [{run.repeat for run in block} for block in blocks] == [{0}, {1}, {2}]
-    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    points = product(("long", "short"), ("a_b", "red"), (1, 2))
+    expected = [f"{variant}-color-{color}-np{ranks}" for variant, color, ranks in points]
+    assert [sorted(order) for order in orders] == [expected] * 3
     assert orders[0] != orders[1] != orders[2]
+    assert orders[0][:3] == FIRST  # the same on every machine, in every version
 
 
 def test_the_order_depends_on_the_seed_and_not_on_other_ranks_and_repeats(plan):
@@ -88,25 +83,15 @@ def test_all_attributes_of_a_run(plan, tmp_path):
     ]
 
 
-def test_values_of_every_type_become_arguments(plan):
-    text = ONE.replace(
-        "[sizes", "flags = { shape = [1, 2], verbose = true, dropout = 1e-5 }\n[sizes"
-    )
-    run = plan(text).runs[0]
-    assert " ".join(run.command_flags(run.directory())).startswith(
-        "--shape 1 2 --verbose True --dropout 1e-05 "
-    )
-    assert (run.settings["shape"], run.settings["verbose"]) == ([1, 2], True)
-
-
-def test_a_traced_study_puts_each_timeline_beside_the_record(plan, tmp_path):
-    text = ONE.replace("[1]", "[1, 2]").replace("[sizes", "timeline = true\n[sizes")
+def test_values_of_every_type_become_arguments_and_timelines_lie_beside_the_records(plan):
+    keys = "timeline = true\nflags = { shape = [1, 2], verbose = true, dropout = 1e-5 }\n[sizes"
+    text = ONE.replace("[1]", "[1, 2]").replace("[sizes", keys)
     one, two = sorted(plan(text).runs, key=lambda run: run.num_ranks)
-    assert "--timeline" not in one.command_flags(one.directory())  # a single rank has none
-    assert two.command_flags(two.directory())[-2:] == [
-        "--timeline",
-        f"{two.directory()}/timeline.json",
-    ]
+    argv = [run.command_flags(run.directory()) for run in (one, two)]
+    assert " ".join(argv[0]).startswith("--shape 1 2 --verbose True --dropout 1e-05 ")
+    assert (one.settings["shape"], one.settings["verbose"]) == ([1, 2], True)
+    assert "--timeline" not in argv[0]  # a single rank has none
+    assert argv[1][-2:] == ["--timeline", f"{two.directory()}/timeline.json"]
     assert "timeline" not in two.settings
     off = f"{text}[sizes.off]\nranks = [2]\ntimeline = false\n"
     assert not plan(off, size="off").runs[0].timeline
@@ -128,13 +113,9 @@ def test_threads_and_environment_variables_are_crossed_too(plan):
         for cycle in "15"
         for threads in "12"
     }
-    single = plan(ONE.replace("[sizes", "threads = 3\n[sizes")).runs[0]
-    assert (single.point, single.variables) == ("np1", {"OMP_NUM_THREADS": "3"})
-
-
-def test_with_several_benchmarks_names_contain_the_benchmark(plan):
-    text = ONE.replace(f'"{TOY}"', f'["{TOY}", "nt3"]')
+    text = ONE.replace("[sizes", "threads = 3\n[sizes").replace(f'"{TOY}"', f'["{TOY}", "nt3"]')
     assert sorted(names(plan(text))) == ["nt3-np1-r0", "toy-np1-r0"]
+    assert plan(text).runs[0].variables == {"OMP_NUM_THREADS": "3"}
 
 
 def test_flags_of_the_command_line_apply_to_all_runs(plan):
@@ -145,32 +126,26 @@ def test_flags_of_the_command_line_apply_to_all_runs(plan):
 
 
 @pytest.mark.parametrize(
-    ("flags", "problem"),
+    ("old", "new", "flags", "problem"),
     [
-        (["--color", "blue"], "--color "),
-        (["--toy_s", "1"], "--toy_s "),
-        (["--output_dir", "x"], "--output_dir "),
-        (["--epocs", "4"], "--epocs .*'--epochs'"),
-        (["--epochs", "5"], r"mine\.toml, .*5 epochs .*2 ranks"),
+        ("", "", "--color blue", "--color "),
+        ("", "", "--toy_s 1", "--toy_s "),
+        ("", "", "--output_dir x", "--output_dir "),
+        ("", "", "--epocs 4", "--epocs .*'--epochs'"),
+        ("", "", "--epochs 5", r"mine\.toml, .*5 epochs .*2 ranks"),
+        ("", "", "--ckpt_directory x", "ckpt_directory "),
+        ("flags.epochs = 8", "flags.epoch = 8", "", r"mine\.toml, long-.*--epoch "),
+        ("flags.epochs = 8", "flags.epochs = 0", "", r"mine\.toml, .*epochs = 0 "),
+        ('name = "short"', 'name = "short"\ntoy_s = 2.5', "", "long-.* short-"),
+        ('"a b"', '"a_b", "a b"', "", "long-color-a_b-np1"),
+        ("repeats = 3", "repeats = 2000", "", "10,000"),
     ],
 )
-def test_wrong_flags_are_refused(plan, flags, problem):
+def test_what_the_benchmark_would_refuse_is_refused_before_anything_runs(
+    plan, old, new, flags, problem
+):
     with pytest.raises(ParameterError, match=problem):
-        plan(flags=flags)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("flags.epochs = 8", "flags.epoch = 8", r"mine\.toml, long-.*--epoch "),
-        ("flags.epochs = 8", "flags.epochs = 0", r"mine\.toml, .*epochs = 0 "),
-        ('name = "short"', 'name = "short"\ntoy_s = 2.5', "long-.* short-"),
-        ('"a b"', '"a_b", "a b"', "long-color-a_b-np1"),
-    ],
-)
-def test_what_the_benchmark_would_refuse_is_refused_before_anything_runs(plan, old, new, problem):
-    with pytest.raises(ParameterError, match=problem):
-        plan(STUDY.replace(old, new))
+        plan(STUDY.replace(old, new), flags=flags.split())
 
 
 def test_a_missing_data_file_is_named(plan):

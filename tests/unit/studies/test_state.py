@@ -57,87 +57,78 @@ def write(run):
 
     def write(status="ok", attempt=1, changes=(), num_ranks=2, settings=None):
         variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "3", "OMP_OTHER": "1"}
-        directory = run.directory(attempt)
-        directory.mkdir()
-        record = toy_record(
-            SETTINGS | {"output_dir": "x"} | dict(changes),
-            num_ranks,
-            status,
-            settings=variables | (settings or {}),
-        )
-        write_record(directory / "run.json", record)
+        parameters = SETTINGS | {"output_dir": "x"} | dict(changes)
+        record = toy_record(parameters, num_ranks, status, settings=variables | (settings or {}))
+        run.directory(attempt).mkdir(exist_ok=True)
+        write_record(run.directory(attempt) / "run.json", record)
         return record
 
     return write
 
 
-def test_a_run_without_a_record_waits(run):
-    state = state_of(run)
-    assert (state.status, state.directory, state.is_due()) == ("waiting", None, True)
-    run.directory().mkdir()
-    (run.directory() / "study.log").touch()
-    (run.directory() / "job.sh.failed").touch()  # a job that failed before its ranks started
-    assert state_of(run).status == "waiting"
-    assert run.next_directory() == run.directory()
-
-
-def test_a_run_with_a_record_that_is_ok_is_done(run, write):
-    write(settings={"OMP_OTHER": "7"})  # which the study does not set
-    state = state_of(run)
-    assert (state.status, state.directory, state.total_s) == ("ok", run.directory(), 10)
-    assert not state.is_due(retry_failed=True)
-
-
-@pytest.mark.parametrize("pids", [[], [1]])
-def test_a_running_record_counts_only_while_its_processes_are_alive(run, write, pids, monkeypatch):
-    monkeypatch.setattr(state_module, "pids_of", lambda directory: pids)
-    write("running")
-    state = state_of(run)
-    assert state.status == ("running" if pids else "interrupted")
-    assert state.is_due() == (not pids)
-
-
-@pytest.mark.parametrize("can_continue", [False, True])
-def test_a_run_with_an_empty_record_was_interrupted(run, can_continue):
-    run.directory().mkdir()
-    (run.directory() / "run.json").touch()
-    state = state_of(with_checkpoints(run) if can_continue else run)
-    assert (state.status, state.next_directory) == ("interrupted", run.directory(2))
-
-
-def test_an_interrupted_run_is_repeated_and_a_failed_one_only_on_request(run, write):
-    write("interrupted")
-    assert state_of(run).is_due()
-    write("failed", attempt=2)
-    state = state_of(run)
-    assert (state.status, state.directory) == ("failed", run.directory(2))
-    assert (state.is_due(), state.is_due(retry_failed=True)) == (False, True)
-    assert run.next_directory() == run.directory(3)
-    write("ok", attempt=10)
-    assert state_of(run).status == "ok"
-    (run.directory() / "run.json").unlink()
-    run.directory().rmdir()
-    assert state_of(run).status == "ok"
-    assert run.next_directory() == run.directory(11)
-    (run.directory(10) / "run.json").unlink()
-    (run.directory(10) / "job.sh").touch()
-    assert state_of(run).status == "submitted"
-    assert run.next_directory() == run.directory(10)
+STATUSES = ("ok", "failed", "interrupted", "running")
+CHAIN = "jobs 2\nbegun\nended 138\n"
 
 
 @pytest.mark.parametrize(
-    ("log", "status"),
+    ("attempts", "status", "current", "following"),
     [
-        ("training\n", "interrupted"),
-        (f"training\n{END}", "failed"),
-        (f"{END}{CONTINUED}training\n", "interrupted"),
-        (f"{END}{CONTINUED}{END}", "failed"),
+        ({}, "waiting", None, 1),
+        ({1: {"study.log": "", "job.sh.failed": ""}}, "waiting", None, 1),
+        ({1: {"job.sh": ""}}, "submitted", 1, 1),
+        ({1: "ok"}, "ok", 1, 2),
+        ({1: "running"}, "interrupted", 1, 2),
+        ({1: {"running": "", "job.sh": ""}}, "running", 1, 2),  # on other machines
+        ({1: {"run.json": ""}}, "interrupted", 1, 2),
+        ({1: "interrupted"}, "interrupted", 1, 2),
+        ({1: "interrupted", 2: "failed"}, "failed", 2, 3),
+        ({1: "interrupted", 2: "failed", 10: "ok"}, "ok", 10, 11),
+        ({2: "failed", 10: "ok"}, "ok", 10, 11),  # the first was removed
+        ({2: "failed", 10: {"job.sh": ""}}, "submitted", 10, 10),
+        ({1: {"failed": "", "study.log": "training\n"}}, "interrupted", 1, 2),  # the study died
+        ({1: {"failed": "", "study.log": f"training\n{END}"}}, "failed", 1, 2),
+        ({1: {"failed": "", "study.log": f"{END}{CONTINUED}"}}, "interrupted", 1, 2),
+        ({1: {"failed": "", "study.log": f"{END}{CONTINUED}{END}"}}, "failed", 1, 2),
+        ({1: {"interrupted": "", "job.sh": "", "job.chain": CHAIN}}, "submitted", 1, 2),
+        ({1: {"interrupted": "", "job.sh": "", "job.chain": CHAIN * 2}}, "interrupted", 1, 2),
     ],
 )
-def test_a_run_that_failed_when_its_study_was_killed_counts_as_interrupted(run, write, log, status):
-    write("failed")
-    (run.directory() / "study.log").write_text(log)
-    assert state_of(run).status == status
+def test_the_state_of_a_run_follows_from_its_directories(
+    run, write, attempts, status, current, following
+):
+    for attempt, files in attempts.items():
+        run.directory(attempt).mkdir()
+        for name, text in ({files: ""} if isinstance(files, str) else files).items():
+            if name in STATUSES:
+                write(name, attempt)
+            else:
+                (run.directory(attempt) / name).write_text(text)
+    state = state_of(run)
+    directory = None if current is None else run.directory(current)
+    assert (state.status, state.directory) == (status, directory)
+    assert state.next_directory == run.directory(following)
+    assert state.is_due() == (status in ("waiting", "interrupted"))
+    assert state.is_due(retry_failed=True) == (status in ("waiting", "interrupted", "failed"))
+    goes_on = current and status == "interrupted" and "run.json" not in attempts[1]
+    again = state_of(with_checkpoints(run))
+    assert again.is_continued == bool(goes_on)
+    assert again.next_directory == run.directory(1 if goes_on else following)
+
+
+def test_without_restarts_an_interrupted_run_begins_anew(run, write):
+    write("interrupted", changes={"ckpt_restart_mode": "off", "ckpt_every_s": 60.0})
+    assert state_of(with_checkpoints(run, "off")).next_directory == run.directory(2)
+
+
+def test_a_run_that_is_ok_has_a_time(run, write):
+    write(settings={"OMP_OTHER": "7"})  # which the study does not set
+    assert state_of(run).total_s == 10
+
+
+def test_a_running_record_counts_while_its_processes_are_alive(run, write, monkeypatch):
+    monkeypatch.setattr(state_module, "pids_of", lambda directory: [1])
+    write("running")
+    assert (state_of(run).status, state_of(run).is_due()) == ("running", False)
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
@@ -180,19 +171,6 @@ def test_checkpoints_and_added_parameters_make_no_other_run(run, write, monkeypa
         state_of(another)
 
 
-def test_a_run_that_was_submitted_as_a_job_is_left_to_its_scheduler(run, write):
-    run.directory().mkdir()
-    (run.directory() / "job.sh").touch()
-    state = state_of(run)
-    assert (state.status, state.is_due(retry_failed=True)) == ("submitted", False)
-    run.directory().joinpath("job.sh").unlink()
-    run.directory().rmdir()
-    write("running")
-    assert state_of(run).status == "interrupted"
-    (run.directory() / "job.sh").touch()  # its processes are on other machines
-    assert state_of(run).status == "running"
-
-
 def test_a_record_that_cannot_be_read_is_named(run, write):
     write()
     (run.directory() / "run.json").write_text("{")
@@ -213,43 +191,6 @@ def test_processes_are_identified_by_their_command_line(run):
         finally:
             process.kill()
             process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("status", "mode", "attempt"),
-    [
-        ("interrupted", "auto", 1),
-        ("running", "auto", 1),
-        ("interrupted", "off", 2),
-        ("failed", "auto", 2),
-        ("ok", "auto", 2),
-    ],
-)
-def test_an_interrupted_run_with_checkpoints_goes_on_in_its_directory(
-    run, write, status, mode, attempt
-):
-    write(status, changes={"ckpt_every_s": 60.0, "ckpt_restart_mode": mode})
-    state = state_of(with_checkpoints(run, mode))
-    assert state.is_continued == (attempt == 1)
-    assert state.next_directory == run.directory(attempt)
-
-
-def test_a_run_is_left_to_the_jobs_of_its_chain(run, write):
-    on = with_checkpoints(run)
-    write("interrupted", changes={"ckpt_every_s": 60.0})
-    chain = run.directory() / "job.chain"
-    (run.directory() / "job.sh").touch()
-    chain.write_text("jobs 2\nbegun\nended 138\n")
-    state = state_of(on)
-    assert (state.status, state.directory) == ("submitted", run.directory())
-    assert not state.is_due(retry_failed=True)
-    chain.rename(run.directory() / "kept")  # as told once the jobs have been cancelled
-    (run.directory() / "job.sh").unlink()
-    assert state_of(on).is_continued
-    (run.directory() / "kept").rename(chain)
-    chain.write_text("jobs 2\nbegun\nended 138\nbegun\nended 138\n")
-    state = state_of(on)
-    assert (state.status, state.next_directory) == ("interrupted", run.directory())
 
 
 def complete(run, code=1, **how):
