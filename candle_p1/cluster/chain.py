@@ -34,19 +34,14 @@ USER_ERROR = 2
 
 @dataclass(frozen=True)
 class Chain:
-    """The jobs of a chain so far.
+    """The jobs of a chain so far."""
 
-    Attributes:
-        directory: The directory of the record.
-        num_jobs: How many were submitted; 0 if there is no chain.
-        codes: For each job that has begun, its exit code, or None if its script has not ended.
-        times: For each of them, when the record that it found had been changed, in seconds since
-            1970; None if there was none.
-    """
-
-    directory: Path
-    num_jobs: int
+    directory: Path  # The directory of the record
+    num_jobs: int  # How many were submitted; 0 if there is no chain
+    # For each job that has begun, its exit code, or None if its script has not ended.
     codes: tuple[int | None, ...]
+    # For each of them, when the record that it found had been changed, in seconds since 1970;
+    # None if there was none.
     times: tuple[int | None, ...]
 
     @classmethod

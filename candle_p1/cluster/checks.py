@@ -44,8 +44,7 @@ MPI_LIBRARY = re.compile(
 """An MPI library (Open MPI, MPICH, Intel MPI, Spectrum MPI, or Cray MPICH, which has one for each
 compiler), but not the libraries that come with it (libmpi_cxx, libmpi_mpifh, libmpi_gtl_cuda)."""
 
-INSTALL = "install candle-p1[{}] or candle-p1[{}], or start the Python that has it by its path"
-INSTALL_BACKEND = (
+INSTALL = (
     "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax-mpi] or candle-p1[jax-gpu], for JAX"
     " in place of TensorFlow and Horovod; or start the Python that has it by its path"
 )
@@ -59,8 +58,7 @@ SAME_EVERYWHERE = (
     " share, or copy the environment to every node again"
 )
 ONE_MPI = "set MPI4PY_LIBMPI to the library that belongs to the launcher"
-ONE_MPI_FOR_HOROVOD = f"{ONE_MPI}, and build Horovod with its mpicxx on PATH: make setup MPI=system"
-INSTALL_FOR_GPUS = "install candle-p1[{}] ({} GPU=1); request GPUs from the scheduler"
+BUILD_WITH_IT = ", and build Horovod with its mpicxx on PATH: make setup MPI=system"
 MORE_GPUS = (
     "check nvidia-smi and CUDA_VISIBLE_DEVICES there, request the GPUs from the scheduler, exclude"
     " the node, or state how many GPUs a node needs: --gpus"
@@ -80,21 +78,13 @@ MORE_SPACE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        name: What was examined.
-        value: What was found.
-        problem: What is wrong with it; None if nothing is.
-        fix: What to do about it.
-        fatal: Whether several ranks cannot train until it is fixed.
-    """
-
-    name: str
-    value: str
-    problem: str | None = None
-    fix: str = ""
-    fatal: bool = False
+    name: str  # What was examined
+    value: str  # What was found
+    problem: str | None = None  # What is wrong with it; None if nothing is
+    fix: str = ""  # What to do about it
+    fatal: bool = False  # Whether several ranks cannot train until it is fixed
 
     def show(self, screen: Screen) -> None:
         """Shows the finding in a line, and its problem as a warning."""
@@ -105,29 +95,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs on every node.
+    """What a job needs on every node."""
 
-    Attributes:
-        output: The directory for results.
-        data: The directory for data sets and caches.
-        files: Data files that every node has to see.
-        num_gpus: GPUs of a node; None is what most nodes have.
-        gpus_origin: What says so: a flag or a variable.
-        shm_gib: Free space in /dev/shm.
-        memory_gib: Available memory.
-        disk_gib: Free disk space, for results and for data each.
-        clock_s: The largest difference between a node's clock and the median, in s.
-    """
-
-    output: Path = Path("output")
-    data: Path = field(default_factory=data_directory)
-    files: tuple[Path, ...] = ()
-    num_gpus: int | None = None
-    gpus_origin: str = "--gpus"
-    shm_gib: float = 1.0
-    memory_gib: float = 8.0
-    disk_gib: float = 4.0
-    clock_s: float = 5.0
+    output: Path = Path("output")  # The directory for results
+    data: Path = field(default_factory=data_directory)  # The directory for data sets and caches
+    files: tuple[Path, ...] = ()  # Data files that every node has to see
+    num_gpus: int | None = None  # GPUs of a node; None is what most nodes have
+    gpus_origin: str = "--gpus"  # What says so: a flag or a variable
+    shm_gib: float = 1.0  # Free space in /dev/shm
+    memory_gib: float = 8.0  # Available memory
+    disk_gib: float = 4.0  # Free disk space, for results and for data each
+    clock_s: float = 5.0  # The largest difference between a node's clock and the median, in s
 
 
 class FreeSpace(NamedTuple):
@@ -140,50 +118,36 @@ class FreeSpace(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What one rank found on its node.
+    """What one rank found on its node."""
 
-    Attributes:
-        rank: The rank.
-        node: The name of its node; "" is this machine.
-        local_rank: The rank within the node.
-        local_size: The number of ranks on the node.
-        with_mpi: Whether several ranks need MPI, and with TensorFlow Horovod.
-        backend: What Keras computes with: "tensorflow" or "jax".
-        packages: The versions of packages that are installed.
-        unusable: What could not be imported or used, and why.
-        mpi_library: Name and version of the MPI library; None if there is none.
-        mpi: The MPI library that this rank has initialized; None if it has none.
-        mpi_files: The MPI libraries that this process has loaded.
-        horovod: What Horovod was built with; empty if it cannot be used, or is not needed.
-        gpus: The names of the GPUs that the backend sees; None if it cannot be used.
-        gpu_lack: Why it sees none; None if it does.
-        gpu_ids: The UUIDs of the visible GPUs; None if they cannot be told apart.
-        has_driver: Whether an NVIDIA driver is installed.
-        space: The memory, and the directories that a job writes to, by purpose.
-        files: Sizes of the data files, by path; None for those that cannot be read.
-        wall_s: The wall clock when all ranks read theirs, in seconds since 1970.
-        step_s: By how much the wall clock gained on the monotonic one during the examination.
-    """
-
-    rank: int = 0
-    node: str = ""
-    local_rank: int = 0
-    local_size: int = 1
-    with_mpi: bool = True
-    backend: str = "tensorflow"
+    rank: int = 0  # The rank
+    node: str = ""  # The name of its node; "" is this machine
+    local_rank: int = 0  # The rank within the node
+    local_size: int = 1  # The number of ranks on the node
+    with_mpi: bool = True  # Whether several ranks need MPI, and with TensorFlow Horovod
+    backend: str = "tensorflow"  # What Keras computes with: "tensorflow" or "jax"
+    # The versions of packages that are installed.
     packages: Mapping[str, str] = field(default_factory=dict)
+    # What could not be imported or used, and why.
     unusable: Mapping[str, str] = field(default_factory=dict)
-    mpi_library: str | None = None
+    mpi_library: str | None = None  # Name and version of the MPI library; None if there is none
+    # The MPI library that this rank has initialized; None if it has none.
     mpi: MpiLibrary | None = None
-    mpi_files: Sequence[str] = ()
+    mpi_files: Sequence[str] = ()  # The MPI libraries that this process has loaded
+    # What Horovod was built with; empty if it cannot be used, or is not needed.
     horovod: Mapping[str, bool] = field(default_factory=dict)
+    # The names of the GPUs that the backend sees; None if it cannot be used.
     gpus: Sequence[str] | None = None
-    gpu_lack: Lack | None = None
+    gpu_lack: Lack | None = None  # Why it sees none; None if it does
+    # The UUIDs of the visible GPUs; None if they cannot be told apart.
     gpu_ids: Sequence[str] | None = None
-    has_driver: bool = False
+    has_driver: bool = False  # Whether an NVIDIA driver is installed
+    # The memory, and the directories that a job writes to, by purpose.
     space: Mapping[str, FreeSpace] = field(default_factory=dict)
+    # Sizes of the data files, by path; None for those that cannot be read.
     files: Mapping[str, int | None] = field(default_factory=dict)
-    wall_s: float = 0.0
+    wall_s: float = 0.0  # The wall clock when all ranks read theirs, in seconds since 1970
+    # By how much the wall clock gained on the monotonic one during the examination.
     step_s: float = 0.0
 
     @property
@@ -212,7 +176,7 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
     backend = probe("keras", choose_backend) or "tensorflow"
     with_horovod = with_mpi and engine_of(backend) == "horovod"
     gpus = probe(backend, partial(installation.visible_gpus, backend))
-    if "keras" not in unusable:
+    if unusable.keys().isdisjoint(("keras", backend)):
         probe("keras", lambda: importlib.import_module("keras"))
     return {
         "with_mpi": with_mpi,
@@ -263,9 +227,8 @@ def find_space(directories: Mapping[str, Path]) -> dict[str, FreeSpace]:
     """Returns the available memory, and the disk space in directories, by purpose."""
     paths = {SHARED_MEMORY: shared_file.MEMORY, **directories}
     available = min(psutil.virtual_memory().available, environment.memory_limit_bytes())
-    return {name: free_space(path) for name, path in paths.items()} | {
-        MEMORY: FreeSpace("", available)
-    }
+    space = {name: free_space(path) for name, path in paths.items()}
+    return space | {MEMORY: FreeSpace("", available)}
 
 
 def free_space(path: Path) -> FreeSpace:
@@ -313,20 +276,19 @@ def check_packages(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding
     names = ["Python", "candle-p1", "keras", backend]
     if facts[0].with_mpi:
         names += ["horovod", "mpi4py"] if engine == "horovod" else ["mpi4py"]
-    extras = ENGINES[engine].extras
-    unusable_fixes = {"horovod": REBUILD_HOROVOD, "mpi4py": INSTALL_MPI.format(extras[0])}
+    fixes = {"horovod": REBUILD_HOROVOD, "mpi4py": INSTALL_MPI.format(ENGINES[engine].extras[0])}
+    reported = set[int]()
     for name in names:
         versions = [one.packages.get(name, "none") for one in facts]
         same = _same(name, versions, facts)
-        unusable = [one for one in facts if name in one.unusable]
+        unusable = [one for one in facts if name in one.unusable and one.rank not in reported]
         if set(versions) == {"none"}:
-            fix = INSTALL_BACKEND if name == backend else INSTALL.format(*extras)
-            yield _fault(name, "none", facts, "it is not installed", fix)
+            yield _fault(name, "none", facts, "it is not installed", INSTALL)
         elif unusable and not same.fatal:
             what = f"cannot be used: {unusable[0].unusable[name]}"
-            here = SAME_EVERYWHERE if len(facts) > 1 else INSTALL_BACKEND
-            fix = unusable_fixes.get(name, here)
+            fix = fixes.get(name, SAME_EVERYWHERE if len(facts) > 1 else INSTALL)
             yield _fault(name, same.value, unusable, what, fix)
+            reported |= {one.rank for one in unusable}  # the others follow from it
         else:
             yield same
 
@@ -346,7 +308,8 @@ def check_mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         is_horovod = facts[0].engine == "horovod"
         users = "mpi4py and Horovod use" if is_horovod else "this process has loaded"
         what = f"{users} different MPI libraries, {' and '.join(several[0].mpi_files)}"
-        yield _fault("MPI", library, several, what, ONE_MPI_FOR_HOROVOD if is_horovod else ONE_MPI)
+        fix = ONE_MPI + BUILD_WITH_IT if is_horovod else ONE_MPI
+        yield _fault("MPI", library, several, what, fix)
     elif limits:
         yield _fault("MPI", library, [one for one, _ in limits], *limits[0][1])
     else:
@@ -363,7 +326,7 @@ def check_gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         nodes[one.node].append(one)
     counts = {node: _gpus_of_node(ranks) for node, ranks in nodes.items()}
     wanted = mode(counts.values()) if needs.num_gpus is None else needs.num_gpus
-    value = _range(counts.values(), "{:.0f} per node") if any(counts.values()) else "none"
+    fault = partial(_fault, "GPUs", _range(counts.values(), "{:.0f} per node", "none"))
     fewer = [one for one in usable if counts[one.node] < wanted]
     crowded = [one for one in usable if 1 < len(one.gpus or ()) < one.local_size]
     sharing = [one for one in usable if _share_one(nodes[one.node])]
@@ -373,22 +336,20 @@ def check_gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         lack, origin = fewer[0].gpu_lack, f" ({needs.gpus_origin})"
         what = f"{count(wanted, 'GPU')} needed{'' if needs.num_gpus is None else origin}, but "
         what += f"none is visible: {lack.why}" if lack else f"only {counts[fewer[0].node]} visible"
-        yield _fault("GPUs", value, fewer, what, f"{lack.fix}; {USE_CPUS}" if lack else MORE_GPUS)
+        yield fault(fewer, what, f"{lack.fix}; {USE_CPUS}" if lack else MORE_GPUS)
     elif crowded:
         what = f"{crowded[0].local_size} ranks share {len(crowded[0].gpus or ())} GPUs"
-        yield _fault("GPUs", value, crowded, what, "start at most one rank per GPU")
+        yield fault(crowded, what, "start at most one rank per GPU")
     elif sharing:
-        yield _fault("GPUs", value, sharing, "all ranks see the same single GPU", GPU_EACH)
+        yield fault(sharing, "all ranks see the same single GPU", GPU_EACH)
     elif blind:
         what = f"an NVIDIA driver is installed but {BACKENDS[blind[0].backend]} sees no GPU"
         kind = ENGINES[blind[0].engine]
-        fix = INSTALL_FOR_GPUS.format(kind.extras[1], kind.set_up)
-        yield _fault("GPUs", value, blind, what, fix, fatal=False)
-    elif without_nccl:
-        what = "Horovod was built without NCCL, so gradients are averaged on the CPU"
-        yield _fault("GPUs", value, without_nccl, what, "make setup GPU=1", fatal=False)
+        fix = f"install candle-p1[{kind.extras[1]}] ({kind.set_up} GPU=1); request GPUs from the"
+        yield fault(blind, what, f"{fix} scheduler", fatal=False)
     else:
-        yield Finding("GPUs", value)
+        what = "Horovod was built without NCCL, so gradients are averaged on the CPU"
+        yield fault(without_nccl, what, "make setup GPU=1", fatal=False)
 
 
 def check_space(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
@@ -402,14 +363,10 @@ def check_space(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         value = _range([each.free_bytes / GIB for each in found], "{:.1f} GiB free") + place
         closed = [one for one in facts if one.space[name].problem]
         small = [one for one in facts if one.space[name].free_bytes < needed * GIB]
+        what = f"{least.free_bytes / GIB:.1f} GiB free{place}, but {needed:.1f} GiB needed"
         if closed:
             what = str(closed[0].space[name].problem)
-            yield _fault(name, value, closed, what, MORE_SPACE[name])
-        elif small:
-            what = f"{least.free_bytes / GIB:.1f} GiB free{place}, but {needed:.1f} GiB needed"
-            yield _fault(name, value, small, what, MORE_SPACE[name])
-        else:
-            yield Finding(name, value)
+        yield _fault(name, value, closed or small, what, MORE_SPACE[name])
 
 
 def check_files(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
@@ -422,34 +379,33 @@ def check_files(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         if absent:
             fix = "put it on a file system that all nodes share, or copy it to every node"
             yield _fault(name, "missing", absent, f"{path} does not exist or is not readable", fix)
-        elif odd:
-            what = f"{path} has {odd[0].files[path]} bytes, but {common} on the other nodes"
-            yield _fault(name, "different", odd, what, "copy it to every node again")
         else:
-            yield Finding(name, f"{common} bytes")
+            size = odd[0].files[path] if odd else common
+            what = f"{path} has {size} bytes, but {common} on the other nodes"
+            yield _fault(name, f"{common} bytes", odd, what, "copy it to every node again")
 
 
 def check_clocks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     """Whether the clocks of all nodes are right, and were not changed in between."""
     times = sorted(one.wall_s for one in facts)
-    middle = times[len(times) // 2]
-    value = f"within {times[-1] - times[0]:.3f} s"
-    wrong = [one for one in facts if abs(one.wall_s - middle) > needs.clock_s]
+    off_s = {one.rank: one.wall_s - times[len(times) // 2] for one in facts}
+    wrong = [one for one in facts if abs(off_s[one.rank]) > needs.clock_s]
     stepped = [one for one in facts if abs(one.step_s) > STEPPED_S]
-    fix = "ask the machine's administrators (NTP), or exclude the node"
+    what = ""
     if wrong:
-        what = f"the clock is off by {wrong[0].wall_s - middle:+.1f} s"
-        yield _fault("clocks", value, wrong, what, fix)
+        what = f"the clock is off by {off_s[wrong[0].rank]:+.1f} s"
     elif stepped:
         what = f"the clock was changed by {stepped[0].step_s:+.1f} s during the preflight"
-        yield _fault("clocks", value, stepped, what, fix)
-    else:
-        yield Finding("clocks", value)
+    fix = "ask the machine's administrators (NTP), or exclude the node"
+    yield _fault("clocks", f"within {times[-1] - times[0]:.3f} s", wrong or stepped, what, fix)
 
 
 def _fault(
     name: str, value: str, on: Sequence[NodeFacts], what: str, fix: str, fatal: bool = True
 ) -> Finding:
+    """Returns a finding with a problem of these ranks; without one if there are none."""
+    if not on:
+        return Finding(name, value)
     where = f"{name_nodes(one.node for one in on)}: " if on[0].node else ""
     return Finding(name, value, f"{where}{name}: {what}", fix, fatal)
 
@@ -458,8 +414,6 @@ def _same(name: str, values: Sequence[str], facts: Sequence[NodeFacts]) -> Findi
     """Returns a finding that is fatal if ranks differ."""
     common = mode(values)
     odd = {one.rank: value for one, value in zip(facts, values, strict=True) if value != common}
-    if not odd:
-        return Finding(name, common)
     what = f"{', '.join(dict.fromkeys(odd.values()))}, but {common} elsewhere"
     on = [one for one in facts if one.rank in odd]
     return _fault(name, common, on, what, SAME_EVERYWHERE)
@@ -485,6 +439,8 @@ def _gpu_ids(ranks: Sequence[NodeFacts]) -> set[str]:
     return {name for one in ranks if one.gpus for name in one.gpu_ids or ()}
 
 
-def _range(values: Iterable[float], form: str) -> str:
+def _range(values: Iterable[float], form: str, none: str = "") -> str:
     texts = list(dict.fromkeys(form.format(value) for value in sorted(values)))
+    if none and not any(values):
+        return none
     return texts[0] if len(texts) == 1 else f"{texts[0].split()[0]} to {texts[-1]}"

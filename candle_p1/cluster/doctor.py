@@ -7,21 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from candle_p1.benchmark import list_benchmarks, search_path
-from candle_p1.cluster.checks import (
-    GIB,
-    INSTALL_MPI,
-    Check,
-    Finding,
-    Needs,
-    NodeFacts,
-    check_engine,
-    check_gpus,
-    check_mpi,
-    check_packages,
-    check_space,
-    find_software,
-    free_space,
-)
+from candle_p1.cluster import checks
+from candle_p1.cluster.checks import Finding, Needs, NodeFacts
 from candle_p1.cluster.launchers import find_mpirun, mpirun_version
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed.backend import ENGINES
@@ -33,7 +20,7 @@ from candle_p1.records import environment
 
 def examine() -> Iterator[Finding]:
     """Yields findings about this installation; some of them take seconds."""
-    facts = [NodeFacts(**find_software(with_mpi=True) | {"mpi": _mpi_alone()})]
+    facts = [NodeFacts(**checks.find_software(with_mpi=True) | {"mpi": _mpi_alone()})]
     needs = Needs(data=Needs.output)
     for check in FOR_RANKS:
         yield from check(facts, needs)
@@ -58,7 +45,10 @@ def _check_threads(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding
 
 
 def _check_launcher(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    library, fix = facts[0].mpi_library, INSTALL_MPI.format(ENGINES[facts[0].engine].extras[0])
+    library, fix = (
+        facts[0].mpi_library,
+        checks.INSTALL_MPI.format(ENGINES[facts[0].engine].extras[0]),
+    )
     try:
         version = mpirun_version(path := find_mpirun())
     except (OSError, SetupError, subprocess.SubprocessError) as error:
@@ -78,26 +68,26 @@ def _check_horovod(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding
 
 def _check_gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     names, lack = facts[0].gpus, facts[0].gpu_lack
-    for finding in check_gpus(facts, needs):
+    for finding in checks.check_gpus(facts, needs):
         value = f"{len(names)} x {names[0]}" if names else f"none: {lack.why if lack else ''}"
         yield replace(finding, value=value)
 
 
 def _check_machine(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     yield Finding("cores", f"{len(environment.available_cores())} x {environment.cpu_model()}")
-    memory_gib = environment.memory_limit_bytes() / GIB
+    memory_gib = environment.memory_limit_bytes() / checks.GIB
     problem = "full-size data sets need more" if memory_gib < needs.memory_gib else None
     yield Finding("memory", f"{memory_gib:.1f} GiB", problem, "use --size small on this machine")
 
 
 def _check_data(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     try:
-        space = {"data": free_space(data_directory())}
+        space = {"data": checks.free_space(data_directory())}
     except SetupError as error:
         what, _, fix = str(error).partition(": ")
         yield Finding("data", "none", what, fix)
     else:
-        yield from check_space([replace(facts[0], space=space)], needs)
+        yield from checks.check_space([replace(facts[0], space=space)], needs)
 
 
 def _check_benchmarks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
@@ -107,12 +97,8 @@ def _check_benchmarks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Find
     yield Finding("benchmarks", ", ".join(found) or "none", problem, fix)
 
 
-FOR_RANKS: Sequence[Check] = (
-    check_engine,
-    check_packages,
-    check_mpi,
-    _check_threads,
-    _check_launcher,
-    _check_horovod,
+FOR_RANKS: Sequence[checks.Check] = (
+    *(checks.check_engine, checks.check_packages, checks.check_mpi),
+    *(_check_threads, _check_launcher, _check_horovod),
 )
-OF_MACHINE: Sequence[Check] = (_check_gpus, _check_machine, _check_data, _check_benchmarks)
+OF_MACHINE: Sequence[checks.Check] = (_check_gpus, _check_machine, _check_data, _check_benchmarks)

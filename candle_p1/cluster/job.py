@@ -41,21 +41,15 @@ OF_DIRECTORIES = ("output_dir", "data_dir", "ckpt_directory", "stage_dir")
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What a user chooses about all jobs of a command, whatever they run.
+    """What a user chooses about all jobs of a command, whatever they run."""
 
-    Attributes:
-        project: The project to charge.
-        queue: The queue; None takes the machine's default.
-        exclude: Names of nodes that jobs must not use.
-        container: The image of a container in which the ranks run; None is no container.
-        staged: The archive of the environment that jobs copy to the storage of their nodes (see
-            candle_p1.cluster.staging); None is no copy.
-    """
-
-    project: str | None = None
-    queue: str | None = None
-    exclude: Sequence[str] = ()
+    project: str | None = None  # The project to charge
+    queue: str | None = None  # The queue; None takes the machine's default
+    exclude: Sequence[str] = ()  # Names of nodes that jobs must not use
+    # The image of a container in which the ranks run; None is no container.
     container: str | None = None
+    # The archive of the environment that jobs copy to the storage of their nodes (see
+    # candle_p1.cluster.staging); None is no copy.
     staged: str | None = None
 
 
@@ -64,40 +58,26 @@ NO_OPTIONS = JobOptions()
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job: where it runs, for how long, and what it executes.
+    """A job: where it runs, for how long, and what it executes."""
 
-    Attributes:
-        machine: Where it runs.
-        layout: Its nodes and ranks.
-        name: Its name in the scheduler.
-        program: The script of the benchmark; relative paths start at the top of the checkout.
-        flags: Flags of the benchmark.
-        minutes: Its time limit, in minutes.
-        output: Path of the output file, without the suffix that the scheduler adds.
-        options: What the user chooses.
-        root: The checkout; None is the directory from which the job is submitted.
-        venv: The virtual environment; None is .venv of the checkout.
-        heading: Comment lines at the top of the script.
-        environment: Environment variables of this job alone.
-        study_script: The path of the script, if the job is a run of a study. Such a script takes
-            flags and nodes from the study alone, and renames itself if it fails early.
-        chain_directory: The directory of the record, if the job is one of several that continue
-            the run in it (see candle_p1.cluster.chain).
-    """
-
-    machine: Machine
-    layout: Layout
-    name: str
-    program: str
-    flags: Sequence[str]
-    minutes: int
-    output: str
-    options: JobOptions = NO_OPTIONS
-    root: str | None = None
-    venv: str | None = None
-    heading: Sequence[str] = ()
+    machine: Machine  # Where it runs
+    layout: Layout  # Its nodes and ranks
+    name: str  # Its name in the scheduler
+    program: str  # The script of the benchmark; relative paths start at the top of the checkout
+    flags: Sequence[str]  # Flags of the benchmark
+    minutes: int  # Its time limit, in minutes
+    output: str  # Path of the output file, without the suffix that the scheduler adds
+    options: JobOptions = NO_OPTIONS  # What the user chooses
+    root: str | None = None  # The checkout; None is the directory from which the job is submitted
+    venv: str | None = None  # The virtual environment; None is .venv of the checkout
+    heading: Sequence[str] = ()  # Comment lines at the top of the script
+    # Environment variables of this job alone.
     environment: Mapping[str, str] = field(default_factory=dict)
+    # The path of the script, if the job is a run of a study. Such a script takes flags and
+    # nodes from the study alone, and renames itself if it fails early.
     study_script: str | None = None
+    # The directory of the record, if the job is one of several that continue the run in it
+    # (see candle_p1.cluster.chain).
     chain_directory: str | None = None
 
     @property

@@ -33,15 +33,12 @@ MAX_RANKS_PER_CORE = 8
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line, and what the user should know about it.
+    """A command line, and what the user should know about it."""
 
-    Attributes:
-        command: What to execute.
-        notes: Explanations of what is not obvious, for the user.
-    """
-
-    command: list[str]
-    notes: list[str] = field(default_factory=list)
+    command: list[str]  # What to execute
+    notes: list[str] = field(
+        default_factory=list
+    )  # Explanations of what is not obvious, for the user
 
 
 def mpirun(

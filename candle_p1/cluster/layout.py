@@ -13,28 +13,17 @@ from candle_p1.text import count
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a job on its nodes.
+    """The ranks of a job on its nodes."""
 
-    Attributes:
-        num_nodes: The number of nodes.
-        ranks_per_node: Ranks on each node.
-        cores_per_rank: Cores of each rank; None leaves them to the launcher.
-        cpus_per_core: CPUs of a core, as the launcher counts them.
-        gpus_per_rank: GPUs of each rank.
-        gpu_binding: Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun.
-        core_ranges: The cores of each rank of a node, such as "1-8"; empty leaves them to the
-            launcher.
-        threads_per_rank: OMP_NUM_THREADS of each rank; None leaves it to the rank.
-    """
-
-    num_nodes: int
-    ranks_per_node: int
-    cores_per_rank: int | None = None
-    cpus_per_core: int = 1
-    gpus_per_rank: int = 0
-    gpu_binding: str = "none"
+    num_nodes: int  # The number of nodes
+    ranks_per_node: int  # Ranks on each node
+    cores_per_rank: int | None = None  # Cores of each rank; None leaves them to the launcher
+    cpus_per_core: int = 1  # CPUs of a core, as the launcher counts them
+    gpus_per_rank: int = 0  # GPUs of each rank
+    gpu_binding: str = "none"  # Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun
+    # The cores of each rank of a node, such as "1-8"; empty leaves them to the launcher.
     core_ranges: Sequence[str] = ()
-    threads_per_rank: int | None = None
+    threads_per_rank: int | None = None  # OMP_NUM_THREADS of each rank; None leaves it to the rank
 
     @property
     def num_ranks(self) -> int:

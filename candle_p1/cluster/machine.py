@@ -39,90 +39,64 @@ CoreRange = Annotated[str, Field(pattern=r"^\d+-\d+$")]
 
 
 class Container(TomlTable):
-    """How a machine runs containers.
+    """How a machine runs containers."""
 
-    Attributes:
-        runtime: What runs them: a name in candle_p1.cluster.containers.RUNTIMES.
-        options: Its options; bash expands "$" in them.
-        setup: Lines of bash that a job with a container runs before.
-    """
-
-    runtime: str = "apptainer"
-    options: list[str] = Field(default_factory=list)
+    runtime: str = "apptainer"  # What runs them: a name in candle_p1.cluster.job.RUNTIMES
+    options: list[str] = Field(default_factory=list)  # Its options; bash expands "$" in them
+    # Lines of bash that a job with a container runs before.
     setup: list[str] = Field(default_factory=list)
 
 
 class Machine(TomlTable):
-    """A machine. None means unknown, or left to the scheduler; it is not checked.
+    """A machine. None means unknown, or left to the scheduler; it is not checked."""
 
-    Attributes:
-        name: What ``--machine`` calls it; the name of its file.
-        title: What people call it.
-        scheduler: A name in candle_p1.cluster.schedulers.SCHEDULERS.
-        launcher: What starts ranks: a name in candle_p1.cluster.launchers.COMMAND_LINES.
-        ranks_per_node: Ranks on each node, unless a job asks for another number.
-        num_nodes: The most nodes of one job.
-        cores_per_node: Cores that a job can use.
-        sockets: The numbers of the cores of each socket that a job can use, such as "1-51", for
-            launchers that bind ranks to lists of cores; needed where some cores are reserved.
-        cpus_per_core: CPUs of a core, as the launcher counts them: 2 where hardware threads count.
-        gpus_per_node: GPUs as a program sees them: a GCD or a tile counts as one.
-        cores_per_rank: Cores of each rank.
-        gpus_per_rank: GPUs of each rank.
-        gpu_binding: Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun: "none" shows
-            all, which NCCL needs to reach the others directly; ranks take theirs by local rank.
-        threads_per_rank: OMP_NUM_THREADS of each rank.
-        launcher_options: Further arguments of the launcher.
-        project_required: Whether users have to name a project that their jobs are charged to.
-        queue: The default queue; None leaves the choice to the scheduler.
-        queue_option: The option that names the queue, where it is not the scheduler's usual one.
-        shared_nodes: Whether jobs share nodes, so that each has to request its cores and GPUs (used
-            with PBS; the other schedulers always know).
-        directives: Further directives of a job, without the scheduler's prefix.
-        minutes: Default time limit of a job, in minutes.
-        min_nodes: Fewest nodes of a job in the default queue.
-        time_limits: Pairs of nodes and minutes, ascending: the longest time limit in the default
-            queue of jobs with at most that many nodes.
-        queues: Other queues, each with its fewest nodes, its most nodes and its longest time limit
-            in minutes.
-        modules: Environment modules that a job loads.
-        setup: Lines of bash that a job runs after loading them.
-        environment: Environment variables of a job, which the user's own override; bash expands
-            "$" in them.
-        container: How it runs containers.
-        local_storage: Directory on a node's own storage, as bash expands it in a job.
-        sources: Where each of these values comes from, by attribute.
-    """
-
-    name: str
-    title: str
-    scheduler: str
-    launcher: str
-    ranks_per_node: NonNegativeInt
-    num_nodes: NonNegativeInt | None = None
-    cores_per_node: NonNegativeInt | None = None
+    name: str  # What ``--machine`` calls it; the name of its file
+    title: str  # What people call it
+    scheduler: str  # A name in candle_p1.cluster.schedulers.SCHEDULERS
+    launcher: str  # What starts ranks: a name in candle_p1.cluster.launchers.COMMAND_LINES
+    ranks_per_node: NonNegativeInt  # Ranks on each node, unless a job asks for another number
+    num_nodes: NonNegativeInt | None = None  # The most nodes of one job
+    cores_per_node: NonNegativeInt | None = None  # Cores that a job can use
+    # The numbers of the cores of each socket that a job can use, such as "1-51", for
+    # launchers that bind ranks to lists of cores; needed where some cores are reserved.
     sockets: list[CoreRange] = Field(default_factory=list)
+    # CPUs of a core, as the launcher counts them: 2 where hardware threads count.
     cpus_per_core: NonNegativeInt = 1
-    gpus_per_node: NonNegativeInt = 0
-    cores_per_rank: NonNegativeInt | None = None
-    gpus_per_rank: NonNegativeInt = 0
+    gpus_per_node: NonNegativeInt = 0  # GPUs as a program sees them: a GCD or a tile counts as one
+    cores_per_rank: NonNegativeInt | None = None  # Cores of each rank
+    gpus_per_rank: NonNegativeInt = 0  # GPUs of each rank
+    # Which of a node's GPUs a rank sees, as --gpu-bind of Slurm's srun: "none" shows all,
+    # which NCCL needs to reach the others directly; ranks take theirs by local rank.
     gpu_binding: str = "none"
-    threads_per_rank: NonNegativeInt | None = None
-    launcher_options: list[str] = Field(default_factory=list)
+    threads_per_rank: NonNegativeInt | None = None  # OMP_NUM_THREADS of each rank
+    launcher_options: list[str] = Field(default_factory=list)  # Further arguments of the launcher
+    # Whether users have to name a project that their jobs are charged to.
     project_required: bool = False
-    queue: str | None = None
+    queue: str | None = None  # The default queue; None leaves the choice to the scheduler
+    # The option that names the queue, where it is not the scheduler's usual one.
     queue_option: str | None = None
+    # Whether jobs share nodes, so that each has to request its cores and GPUs (used with PBS;
+    # the other schedulers always know).
     shared_nodes: bool = False
+    # Further directives of a job, without the scheduler's prefix.
     directives: list[str] = Field(default_factory=list)
-    minutes: NonNegativeInt = 60
-    min_nodes: NonNegativeInt = 1
+    minutes: NonNegativeInt = 60  # Default time limit of a job, in minutes
+    min_nodes: NonNegativeInt = 1  # Fewest nodes of a job in the default queue
+    # Pairs of nodes and minutes, ascending: the longest time limit in the default queue of
+    # jobs with at most that many nodes.
     time_limits: Annotated[list[Pair], AfterValidator(_ascending)] = Field(default_factory=list)
+    # Other queues, each with its fewest nodes, its most nodes and its longest time limit in
+    # minutes.
     queues: dict[str, QueueLimits] = Field(default_factory=dict)
-    modules: list[str] = Field(default_factory=list)
+    modules: list[str] = Field(default_factory=list)  # Environment modules that a job loads
+    # Lines of bash that a job runs after loading them.
     setup: list[str] = Field(default_factory=list)
+    # Environment variables of a job, which the user's own override; bash expands "$" in them.
     environment: dict[str, str] = Field(default_factory=dict)
-    container: Container = Container()
+    container: Container = Container()  # How it runs containers
+    # Directory on a node's own storage, as bash expands it in a job.
     local_storage: str | None = None
+    # Where each of these values comes from, by attribute.
     sources: dict[str, str] = Field(default_factory=dict)
 
     def longest_minutes(self, num_nodes: int) -> int | None:

@@ -45,11 +45,7 @@ def guarded(command: Sequence[str], parent: int) -> list[str]:
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end.
-
-    Attributes:
-        number: The signal.
-    """
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

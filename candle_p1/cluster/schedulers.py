@@ -31,68 +31,47 @@ def warning_s(minutes: int) -> int:
 
 @dataclass(frozen=True)
 class ArraySyntax:
-    """How a scheduler writes job arrays.
+    """How a scheduler writes job arrays."""
 
-    Attributes:
-        index: The environment variable that holds the index of a job.
-        first: The first index.
-        options: The options that request an array, with "{first}" and "{last}" for its indices, and
-            "{limit}" for the number of jobs that may run at the same time, as "%4", or "".
-        name: The name of an array, with these and "{name}".
-        place: What stands for the index in the name of an output file.
-        own_id: The id of one job as others may wait for it, with the array's "{id}" and "{index}".
-    """
-
-    index: str
-    first: int
+    index: str  # The environment variable that holds the index of a job
+    first: int  # The first index
+    # The options that request an array, with "{first}" and "{last}" for its indices, and
+    # "{limit}" for the number of jobs that may run at the same time, as "%4", or "".
     options: Sequence[str]
-    place: str
+    place: str  # What stands for the index in the name of an output file
+    # The id of one job as others may wait for it, with the array's "{id}" and "{index}".
     own_id: str
-    name: str = "{name}"
+    name: str = "{name}"  # The name of an array, with these and "{name}"
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A scheduler.
+    """A scheduler."""
 
-    Attributes:
-        prefix: What its directives begin with; "" if it has none.
-        submit: The command that submits a script, with its constant options.
-        job_id: A regular expression that finds the job's id in the output of that command.
-        wait: The options that make a job wait until another one has ended, with "{}" for its id.
-        directives: The options for the name, size, time and output of a job, with values of
-            candle_p1.cluster.job; those without a value are left out.
-        array: How it writes job arrays; None if it has none.
-        exclude: The option that keeps a job off nodes; "" if it has none.
-        excludes_in_script: Whether scripts leave nodes out themselves, because the scheduler
-            cannot: the job then requests one more for each.
-        output: The options that give a further job of a chain an output of its own, with "{}" for
-            its path without a suffix; () if the name in the directives contains the job's id.
-        project_option: The option that names the project.
-        queue_option: The option that names the queue.
-        separator: What stands between a long option and its value.
-        suffix: The suffix of its scripts.
-        sends_warning: Whether it signals a job before its time is over.
-        waits_for_success: Whether a job starts only if the one it waits for has succeeded.
-        preamble: A line that its scripts need before all others.
-    """
-
-    prefix: str
-    submit: Sequence[str]
-    job_id: str
+    prefix: str  # What its directives begin with; "" if it has none
+    submit: Sequence[str]  # The command that submits a script, with its constant options
+    job_id: str  # A regular expression that finds the job's id in the output of that command
+    # The options that make a job wait until another one has ended, with "{}" for its id.
     wait: Sequence[str]
+    # The options for the name, size, time and output of a job, with values of
+    # candle_p1.cluster.job; those without a value are left out.
     directives: Sequence[str]
-    array: ArraySyntax | None = None
-    exclude: str = ""
+    array: ArraySyntax | None = None  # How it writes job arrays; None if it has none
+    exclude: str = ""  # The option that keeps a job off nodes; "" if it has none
+    # Whether scripts leave nodes out themselves, because the scheduler cannot: the job then
+    # requests one more for each.
     excludes_in_script: bool = False
+    # The options that give a further job of a chain an output of its own, with "{}" for its
+    # path without a suffix; () if the name in the directives contains the job's id.
     output: Sequence[str] = ()
-    project_option: str = "-A"
-    queue_option: str = "-q"
-    separator: str = " "
-    suffix: str = ".sh"
-    sends_warning: bool = False
+    project_option: str = "-A"  # The option that names the project
+    queue_option: str = "-q"  # The option that names the queue
+    separator: str = " "  # What stands between a long option and its value
+    suffix: str = ".sh"  # The suffix of its scripts
+    sends_warning: bool = False  # Whether it signals a job before its time is over
+    # Whether a job starts only if the one it waits for has succeeded.
     waits_for_success: bool = False
-    preamble: str = ""
+    preamble: str = ""  # A line that its scripts need before all others
 
     def submit_command(
         self, script: str | Path, after: str | None = None, output: str | None = None

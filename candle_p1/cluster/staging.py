@@ -13,59 +13,45 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from candle_p1.errors import SetupError
 from candle_p1.records.environment import SOURCE_NAME, source_commit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 ARCHIVES = ".staged"
 """The directory in the checkout that holds archives."""
 OF_SYSTEM = ("/usr", "/usr/local")
 """Where a Python is the operating system's, which every node has."""
 _NOT_IN_BASE = ("site-packages", "test", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip")
+_OF_CHECKOUT = re.compile(
+    r"site-packages/(candle_p1/|(__pycache__/)?(?=[^/]*editable)[^/]*candle_p1[^/]*$)"
+)
+"""How an editable installation finds the checkout, or part of one."""
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """A file or symbolic link of an archive.
-
-    Attributes:
-        name: Its path in the archive.
-        path: The file.
-        target: What a symbolic link refers to; None is a regular file.
-    """
-
-    name: str
-    path: Path
-    target: str | None = None
+class _Packed(NamedTuple):
+    name: str  # Its path in the archive
+    path: Path  # The file or symbolic link
+    target: str | None = None  # What a symbolic link refers to; None is a regular file
 
 
 @dataclass(frozen=True)
 class StagedEnvironment:
-    """The environment that this process runs in, as an archive.
+    """The environment that this process runs in, as an archive."""
 
-    Attributes:
-        path: The archive, which is named by its content: the same files are packed once.
-        members: What belongs into it.
-    """
-
-    path: Path
-    members: Sequence[_Packed]
+    path: Path  # The archive, which is named by its content: the same files are packed once
+    members: Sequence[_Packed]  # What belongs into it
 
     @classmethod
     def of(cls, root: Path) -> StagedEnvironment:
-        """Finds the files of the environment; nothing is written yet.
-
-        Args:
-            root: The checkout.
+        """Finds the files of the environment and of the checkout `root`; writes nothing yet.
 
         Raises:
             SetupError: This Python does not belong to a virtual environment.
@@ -75,7 +61,7 @@ class StagedEnvironment:
                 f"{sys.executable} does not belong to a virtual environment, which --stage_env"
                 f" copies to the nodes: run make setup in {root}, and then .venv/bin/candle-p1"
             )
-        members = list(_members(root))
+        members = [*_python(), *_package(root)]
         return cls(root / ARCHIVES / f"env-{_digest(members)}.tar", members)
 
     def write(self) -> int:
@@ -93,26 +79,22 @@ class StagedEnvironment:
             raise SetupError(f"cannot write {self.path}: {error.strerror}") from error
 
 
-def _members(root: Path) -> Iterator[_Packed]:
-    """Yields what belongs into an archive, in a fixed order."""
+def _python() -> Iterator[_Packed]:
+    """Yields the virtual environment and its Python, in a fixed order."""
     venv, base = Path(sys.prefix), Path(sys.base_prefix)
     python = Path(sys.executable).resolve()
     with_base = str(base) not in OF_SYSTEM
     for member in _tree(venv, "venv"):
-        if _refers_to_checkout(member):
-            continue
         if with_base and member.name == "venv/bin/python":
-            yield _Packed(member.name, member.path, f"../../base/bin/{python.name}")
-        else:
+            yield member._replace(target=f"../../base/bin/{python.name}")
+        elif not _OF_CHECKOUT.search(member.name):
             yield member
     if with_base:
         yield _Packed(f"base/bin/{python.name}", python)
-        libraries = base / "lib"
-        yield from _files(sorted(libraries.glob("*.so*")), base, "base")
-        for directory in sorted(libraries.glob(f"python{sys.version_info[0]}.*")):
+        yield from (_packed(path, base, "base") for path in sorted((base / "lib").glob("*.so*")))
+        for directory in sorted((base / "lib").glob(f"python{sys.version_info[0]}.*")):
             skipped = {directory / name for name in _NOT_IN_BASE} | set(directory.glob("config-*"))
             yield from _tree(directory, f"base/lib/{directory.name}", skipped)
-    yield from _package(root)
 
 
 def _package(root: Path) -> Iterator[_Packed]:
@@ -129,33 +111,20 @@ def _package(root: Path) -> Iterator[_Packed]:
     yield from (known[name] for name in sorted(known))
 
 
-def _refers_to_checkout(member: _Packed) -> bool:
-    """Whether this is how an editable installation finds the checkout, or part of one."""
-    place, _, name = member.name.partition("site-packages/")
-    if not place or not name:
-        return False
-    own = name.removeprefix("__pycache__/")
-    is_finder = "editable" in own and "candle_p1" in own and "/" not in own
-    return is_finder or name.startswith("candle_p1/")
-
-
-def _tree(directory: Path, name: str, skipped: Iterable[Path] = ()) -> Iterator[_Packed]:
+def _tree(directory: Path, name: str, skipped: Collection[Path] = ()) -> Iterator[_Packed]:
     """Yields the files and symbolic links below a directory, by name."""
-    skipped = set(skipped)
     for parent, directories, files in os.walk(directory):
         below = Path(parent)
         links = [each for each in directories if (below / each).is_symlink()]
         directories[:] = sorted(
             each for each in directories if each not in links and below / each not in skipped
         )
-        yield from _files((below / each for each in sorted([*files, *links])), directory, name)
+        yield from (_packed(below / each, directory, name) for each in sorted([*files, *links]))
 
 
-def _files(paths: Iterable[Path], directory: Path, name: str) -> Iterator[_Packed]:
-    """Yields files and symbolic links of a directory."""
-    for path in paths:
-        target = str(path.readlink()) if path.is_symlink() else None
-        yield _Packed(f"{name}/{path.relative_to(directory)}", path, target)
+def _packed(path: Path, directory: Path, name: str) -> _Packed:
+    target = str(path.readlink()) if path.is_symlink() else None
+    return _Packed(f"{name}/{path.relative_to(directory)}", path, target)
 
 
 def _digest(members: Iterable[_Packed]) -> str:

@@ -145,14 +145,10 @@ def write_script(script: Path, text: str, num_jobs: int | None = None) -> None:
 def submit(
     job: JobRequest, script: Path, after: str | None = None, num_jobs: int | None = None
 ) -> list[str]:
-    """Submits a script to the scheduler; returns the ids of its jobs.
+    """Submits a script after a job with the id `after`, as often as its chain has jobs.
 
-    Args:
-        job: The job.
-        script: Its script.
-        after: The id of a job that has to end before this one may start.
-        num_jobs: How many jobs the chain has, if the job is one of a chain, as in `write_script`.
-            Each of them waits for the end of the one before.
+    Returns:
+        The ids of the jobs, each of which waits for the end of the one before.
 
     Raises:
         SetupError: There is no scheduler here, or it refuses the first job; the script is removed,
@@ -195,14 +191,9 @@ def _submit(job: JobRequest, script: Path, after: str | None, output: str | None
 
 
 def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
-    """Runs a job on this machine; one of a chain up to so many times, until its run is complete.
+    """Runs the command of a job up to `num_jobs` times, until the run in a directory is complete.
 
     Ctrl-C reaches the job that is running. Its end is awaited, and no other job follows.
-
-    Args:
-        command: The command that starts it.
-        directory: The directory of its record.
-        num_jobs: The number of jobs in the chain.
 
     Returns:
         The exit code of the last job.
@@ -240,21 +231,13 @@ def array_syntax(job: JobRequest) -> ArraySyntax:
 
 @dataclass(frozen=True)
 class JobArray:
-    """A job array: one submission for many jobs, which do not wait for each other.
+    """A job array: one submission for many jobs, which do not wait for each other."""
 
-    Attributes:
-        name: Its name in the scheduler.
-        jobs: Its jobs, which request the same number of nodes for the same time.
-        scripts: Their scripts.
-        at_once: How many of them may run at the same time; None is all.
-        directory: Where the array's script and output go.
-    """
-
-    name: str
-    jobs: Sequence[JobRequest]
-    scripts: Sequence[Path]
-    at_once: int | None
-    directory: Path
+    name: str  # Its name in the scheduler
+    jobs: Sequence[JobRequest]  # Its jobs, which request the same number of nodes for the same time
+    scripts: Sequence[Path]  # Their scripts
+    at_once: int | None  # How many of them may run at the same time; None is all
+    directory: Path  # Where the array's script and output go
 
     @property
     def is_array(self) -> bool:
@@ -295,10 +278,9 @@ class JobArray:
         )
 
     def submit(self, after: str | None = None) -> str:
-        """Submits the array, or its only job; the jobs have their scripts already. Returns the id.
+        """Submits the array, or its only job, after the array with the id `after`; returns the id.
 
-        Args:
-            after: The id of an array or job that has to end before any of these jobs may start.
+        The jobs have their scripts already.
 
         Raises:
             SetupError: There is no scheduler here, or it refuses the array; the scripts are
@@ -316,8 +298,9 @@ class JobArray:
                 release(script.parent)
             raise
         array_id, syntax = job.scheduler.read_job_id(output), array_syntax(job)
+        ids = {self.script: array_id}
         for index, script in enumerate(self.scripts, syntax.first):
-            own_id = syntax.own_id.format(id=array_id, index=index)
+            ids[script] = syntax.own_id.format(id=array_id, index=index)
+        for script, own_id in ids.items():
             write_atomically(script.with_name(ID_NAME), f"{own_id}\n")
-        write_atomically(self.script.with_name(ID_NAME), f"{array_id}\n")
         return array_id

@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,15 +53,12 @@ def check_facts(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
 
 
 def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:
-    """Examines every node; collective.
+    """Examines every node; collective. Returns findings that are not fatal, on every rank the same.
 
     Args:
         comm: The ranks of the job, or one rank of each node.
         needs: What the job needs.
         node: The name of this rank's node.
-
-    Returns:
-        The findings, none of which is fatal; the same on every rank.
 
     Raises:
         SetupError: A node lacks something. The error covers all nodes and is the same on all ranks.
@@ -99,46 +95,52 @@ def _find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
     )
 
 
-def _finite(_: click.Context, option: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):  # click lets nan through
-        raise click.BadParameter(f"{value} is not a finite number.", param=option)
-    return value
+class _Amount(click.FloatRange):
+    """A finite number from 0 on; click lets nan through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return (
+            number
+            if math.isfinite(number)
+            else self.fail(f"{value} is not a finite number.", param, ctx)
+        )
 
 
-def _amount(flag: str, description: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    default = getattr(Needs, flag.removeprefix("--").replace("-", "_"))
-    option = partial(click.option, flag, type=click.FloatRange(0), callback=_finite)
-    return option(default=default, show_default=True, help=description)
+def _option(flag: str, name: str, kind: Any, text: str) -> Callable[..., Any]:
+    default = getattr(Needs, name)
+    return click.option(
+        flag,
+        name,
+        type=kind,
+        multiple=isinstance(default, tuple),
+        default=default,
+        show_default=bool(default),
+        help=text,
+    )
+
+
+AMOUNT, PATH = _Amount(min=0), click.Path(path_type=Path)
 
 
 @click.command("preflight", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Needs.output,
-    show_default=True,
-    help="Directory for results.",
-)
-@click.option(
-    "--file",
-    "files",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A data file that every node has to see; may be repeated.",
-)
-@click.option(
+@_option("--output", "output", PATH, "Directory for results.")
+@_option("--file", "files", PATH, "A data file that every node has to see; may be repeated.")
+@_option(
     "--gpus",
     "num_gpus",
-    type=click.IntRange(0),
-    help="GPUs that a node needs; default: what the job asked for, or what most nodes have.",
+    click.IntRange(0),
+    "GPUs that a node needs; default: what the job asked for, or what most nodes have.",
 )
-@_amount("--shm-gib", "GiB that have to be free in /dev/shm.")
-@_amount("--memory-gib", "GiB of memory that have to be free.")
-@_amount(
+@_option("--shm-gib", "shm_gib", AMOUNT, "GiB that have to be free in /dev/shm.")
+@_option("--memory-gib", "memory_gib", AMOUNT, "GiB of memory that have to be free.")
+@_option(
     "--disk-gib",
+    "disk_gib",
+    AMOUNT,
     "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
 )
-@_amount("--clock-s", "Seconds by which a node's clock may be off.")
+@_option("--clock-s", "clock_s", AMOUNT, "Seconds by which a node's clock may be off.")
 def command(**needs: Any) -> Needs:
     """Examine every node of a job; exit with code 2 if one lacks what the job needs.
 
