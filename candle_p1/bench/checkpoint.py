@@ -319,7 +319,7 @@ class Checkpoint(harness.BenchmarkComparison):
                 "training\nwaits (s)": "median_s",
                 "{spread}\n(s)": harness.interval,
                 "data are safe\nafter (s)": lambda r: r["safe"]["median_s"],
-                "rate\n(MB/s)": lambda r: r["bytes_per_s"] / MB,
+                "rate\n(MB/s)": ("bytes_per_s", MB),
                 "relative to the\nplain write": "relative_rate",
                 "{spread}": lambda r: harness.interval(r, "relative_rate"),
             },
@@ -339,7 +339,7 @@ class Checkpoint(harness.BenchmarkComparison):
             results,
             {
                 "variant": "variant",
-                "memory beyond\ntraining's (MB)": lambda r: megabytes(r["peak_bytes"]),
+                "memory beyond\ntraining's (MB)": ("peak_bytes", MB),
                 "in copies of\nthe state": lambda r: r["peak_bytes"] and f"{r['peak_copies']:.2f}",
                 "steps while it\nis written": "num_steps_beside",
                 "which take\n(times as long)": lambda r: r["step_slowdown"] or "",

@@ -36,7 +36,7 @@ TIME, MEMORY = "time", "memory"
 """Purposes of jobs: those whose times are compared, and those whose memory is sampled."""
 
 Result = dict[str, Any]
-Columns = Mapping[str, str | Callable[[Any], Any]]
+Columns = Mapping[str, str | tuple[str, float] | Callable[[Any], Any]]
 OnStart = Callable[[int, int, str], None]
 """Called before each job with the number of jobs done, that of all jobs, and the job's name."""
 Progress = Callable[[str, int, int], None]
@@ -319,21 +319,23 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
 
     Args:
         rows: The results; at least one.
-        columns: By heading, what a column shows: a key of the results, or a function of a result.
-            A number is shown with three digits, an integer with all, None as "not measured". In a
-            heading, "{spread}" stands for what `interval` shows.
+        columns: By heading, what a column shows: a key of the results, a key with a unit to divide
+            by, or a function of a result. A number is shown with three digits, an integer with all,
+            None as "not measured". In a heading, "{spread}" stands for what `interval` shows.
     """
     kind = spread(rows[0])
     found = plain_table(*(heading.replace("{spread}", kind) for heading in columns))
     for row in rows:
-        cells = (row[of] if isinstance(of, str) else of(row) for of in columns.values())
-        found.add_row(*map(_text, cells))
+        found.add_row(*(_cell(row, of) for of in columns.values()))
     return found
 
 
-def _text(value: Any) -> str:
+def _cell(row: Mapping[str, Any], of: str | tuple[str, float] | Callable[[Any], Any]) -> str:
+    key, unit = of if isinstance(of, tuple) else (of, None)
+    value = key(row) if callable(key) else row[key]
     if value is None:
         return "not measured"
+    value = value / unit if unit else value
     return format_significant(value) if isinstance(value, float) else str(value)
 
 

@@ -289,7 +289,7 @@ class Load(harness.BenchmarkComparison):
                 ),
                 "of the node\n(MB, matrices)": lambda r: _of(r["peak_bytes"], r["matrix_bytes"]),
                 "read\n(MB, files)": lambda r: _of(r["bytes_read"], r["file_bytes"]),
-                "from storage\n(MB)": lambda r: megabytes(r["storage_bytes_read"]),
+                "from storage\n(MB)": ("storage_bytes_read", MB),
             },
         )
         if rows := list(_file_rows(report, is_ranked)):

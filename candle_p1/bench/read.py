@@ -344,7 +344,7 @@ def _ranks(values: Mapping[str, Sequence[Any]]) -> Table:
         "first read": lambda row: _seconds(row["begin_s"]),
         "last read ended": lambda row: _seconds(row["end_s"]),
         "reading": lambda row: _seconds(row["busy_s"]),
-        "MB": lambda row: row["num_bytes"] / MB,
+        "MB": ("num_bytes", MB),
     }
     found = harness.table(rows[:MAX_SHOWN_RANKS], columns)
     if len(rows) > MAX_SHOWN_RANKS:

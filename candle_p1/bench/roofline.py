@@ -91,8 +91,8 @@ def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = Fal
 
 def optimizer_bytes(model: Any) -> int:
     """Returns the bytes an update reads (weights, gradients, state) and writes (weights, state)."""
-    weights = _num_bytes(model.trainable_weights)
-    return 3 * weights + 2 * _num_bytes(_states(model.optimizer))
+    state = [variable for variable in model.optimizer.variables if variable.ndim > 0]
+    return 3 * _num_bytes(model.trainable_weights) + 2 * _num_bytes(state)  # without counters
 
 
 def state_bytes(model: Any) -> int:
@@ -102,23 +102,24 @@ def state_bytes(model: Any) -> int:
 
 
 def matmul_flops_per_s(size: int = MATRIX_SIZE, of: Reduce = statistics.median) -> float:
-    """Returns the rate of float32 matrix products, with the threads the framework uses here.
+    """Returns the rate of float32 matrix products, with the threads the framework uses here."""
+    return 2.0 * size**3 / matmul_s((size, size, size), REPEATS, of)
 
-    Args:
-        size: The rows and columns of the matrices.
-        of: Makes one time of those of all calls.
-    """
+
+def matmul_s(shape: tuple[int, int, int], num_calls: int, of: Reduce) -> float:
+    """Returns the time of a product of float32 matrices, (m, k) by (k, n), in s; see seconds_of."""
     import keras
 
-    random = np.random.default_rng(0)
-    shape = (size, size)
-    matrix = keras.ops.convert_to_tensor(random.random(shape, dtype=np.float32))
+    m, k, n = shape
+    random = np.random.default_rng(0).random
+    one = keras.ops.convert_to_tensor(random((m, k), dtype=np.float32))
+    other = keras.ops.convert_to_tensor(random((k, n), dtype=np.float32))
 
     def multiply() -> None:
-        product = keras.ops.matmul(matrix, matrix)
+        product = keras.ops.matmul(one, other)
         np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
 
-    return 2.0 * size**3 / seconds_of(multiply, REPEATS, of)
+    return seconds_of(multiply, num_calls, of)
 
 
 def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
@@ -136,11 +137,6 @@ def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
 def fastest_rates(num_threads: int) -> Rates:
     """Returns the rates of the fastest of some calls, which the costs of convolutions refer to."""
     return Rates(matmul_flops_per_s(SMALLER_MATRIX_SIZE, min), copy_bytes_per_s(num_threads, min))
-
-
-def _states(optimizer: Any) -> list[Any]:
-    """Returns the variables that the algorithm needs, without counters."""
-    return [variable for variable in optimizer.variables if variable.ndim > 0]
 
 
 def _num_bytes(variables: list[Any]) -> int:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness, roofline, step_prediction
-from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, megabytes, ms, option
+from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, ms, option
 from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
 from candle_p1.bench.other_environment import OtherEnvironment
 from candle_p1.bench.step_differences import check, difference, elements
@@ -397,10 +397,10 @@ class Step(harness.BenchmarkComparison):
         columns: dict[str, Any] = {
             "variant": "variant",
             "ranks x\nthreads": lambda r: f"{r['num_ranks']} x {r['threads']}",
-            "median\n(ms)": lambda r: ms(r["median_s"]),
+            "median\n(ms)": ("median_s", 1e-3),
             "{spread}\n(ms)": lambda r: harness.interval(r, unit=1e-3),
             "samples\n/s": "samples_per_s",
-            "GFLOP\n/s": lambda r: r["flops_per_s"] and r["flops_per_s"] / GIGA,
+            "GFLOP\n/s": ("flops_per_s", GIGA),
         }
         if len(results) > 1:
             columns["speed-up of\nthe first"] = lambda r: ours["speedup"].get(r["variant"], 1.0)
@@ -434,9 +434,9 @@ class Step(harness.BenchmarkComparison):
             results,
             {
                 "variant": "variant",
-                "memory of\nthe node (MB)": lambda r: megabytes(r["peak_bytes"]),
-                "weights, gradients,\nstate (MB)": lambda r: r["state_bytes"] / MB,
-                "matrices\n(MB)": lambda r: r["matrix_bytes"] / MB,
+                "memory of\nthe node (MB)": ("peak_bytes", MB),
+                "weights, gradients,\nstate (MB)": ("state_bytes", MB),
+                "matrices\n(MB)": ("matrix_bytes", MB),
             },
         )
         yield from harness.remarks(report, "step")

@@ -14,15 +14,13 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.bench.harness import format_significant, ms, table
-from candle_p1.bench.roofline import optimizer_bytes
-from candle_p1.bench.task import seconds_of
+from candle_p1.bench.harness import Columns, format_significant, table
+from candle_p1.bench.roofline import matmul_s, optimizer_bytes
 from candle_p1.models.fast import CHUNK
 from candle_p1.models.fast.convolution_costs import FACTORS, choose, seconds
 
@@ -80,19 +78,7 @@ def dense_products(model: Any, batch_size: int) -> list[tuple[int, int, int]]:
 
 def gemm_s(products: Iterable[tuple[int, int, int]]) -> float:
     """Returns the time of matrix products, each alone, in s: the sum of the fastest calls."""
-    import keras
-
-    total = 0.0
-    for m, k, n in products:
-        one = keras.ops.ones((m, k), "float32")
-        other = keras.ops.ones((k, n), "float32")
-
-        def multiply(one: Any = one, other: Any = other) -> None:
-            product = keras.ops.matmul(one, other)
-            np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
-
-        total += seconds_of(multiply, NUM_CALLS, min)
-    return total
+    return sum(matmul_s(product, NUM_CALLS, min) for product in products)
 
 
 def predict(
@@ -119,41 +105,33 @@ def predict(
         optimizer that is none of PLAIN_PASSES.
     """
     import keras
+    from keras.layers import Flatten, InputLayer, MaxPooling1D, Reshape
 
     if not isinstance(model, keras.Sequential):
         return None
     convolutions = _convolutions(model, batch_size)
-    passes = _optimizer_passes(model, is_fast=is_fast)
-    if convolutions is None or passes is None:
+    update_bytes = optimizer_bytes(model) if is_fast else _plain_update_bytes(model)
+    if convolutions is None or update_bytes is None:
         return None
-    algorithms = {name: _algorithm(of, is_fast=is_fast) for name, of in convolutions.items()}
-    outputs = sum(
-        batch_size * math.prod(layer.output.shape[1:])
-        for layer in model.layers
-        if not layer.weights and not isinstance(layer, _passing())
-    )
-    found = {
+    algorithms = {name: _algorithm(of) if is_fast else "plain" for name, of in convolutions.items()}
+    # Of the others, some pass their input on, and the work of a pooling is that of a convolution.
+    passing = (InputLayer, Reshape, Flatten, MaxPooling1D)
+    others = [each for each in model.layers if not each.weights and not isinstance(each, passing)]
+    float_s = FLOAT_BYTES * batch_size / rates.bytes_per_s
+    if batches_s is None:
+        batches_s = BATCH_PASSES * float_s * math.prod(model.inputs[0].shape[1:])
+    parts = {
         "convolutions_s": sum(
             seconds(algorithms[name], of, rates, FACTORS) for name, of in convolutions.items()
         ),
         "dense_s": dense_s,
-        "optimizer_s": passes / rates.bytes_per_s,
-        "other_layers_s": LAYER_PASSES * FLOAT_BYTES * outputs / rates.bytes_per_s,
-        "batches_s": _copying_s(model, batch_size, rates) if batches_s is None else batches_s,
+        "optimizer_s": update_bytes / rates.bytes_per_s,
+        "other_layers_s": sum(
+            LAYER_PASSES * float_s * math.prod(layer.output.shape[1:]) for layer in others
+        ),
+        "batches_s": batches_s,
     }
-    return {**found, "total_s": sum(found.values()), "algorithms": algorithms}
-
-
-def _copying_s(model: Any, batch_size: int, rates: Rates) -> float:
-    values: float = batch_size * math.prod(model.inputs[0].shape[1:])
-    return BATCH_PASSES * FLOAT_BYTES * values / rates.bytes_per_s
-
-
-def _passing() -> tuple[Any, ...]:
-    """Returns the layers that pass their input on, or whose work is that of a convolution."""
-    from keras import layers
-
-    return layers.InputLayer, layers.Reshape, layers.Flatten, layers.MaxPooling1D
+    return {**parts, "total_s": sum(parts.values()), "algorithms": algorithms}
 
 
 def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
@@ -171,8 +149,7 @@ def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
     for layer, following in zip(layers, [*layers[1:], None], strict=True):
         if isinstance(layer, keras.layers.MaxPooling1D) and layer.pool_size == (1,):
             continue
-        is_convolution = "conv" in type(layer).__name__.lower()
-        if not is_convolution:
+        if "conv" not in type(layer).__name__.lower():
             before = None
             continue
         if not isinstance(layer, Conv1D):
@@ -187,26 +164,18 @@ def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
             del found[name]
             of = replace(of, length=first.length, first_taps=first.taps, gives_gradient=False)
         found[layer.name] = of
-        before = (layer.name, of) if pool == 1 and _rectifies(layer) else None
+        rectifies = layer.activation is keras.activations.relu
+        before = (layer.name, of) if pool == 1 and rectifies else None
     return found
 
 
-def _rectifies(layer: Any) -> bool:
-    import keras
-
-    return layer.activation is keras.activations.relu
-
-
-def _algorithm(of: Convolution, *, is_fast: bool) -> str:
-    if not is_fast or of.length < CHUNK + of.taps:
+def _algorithm(of: Convolution) -> str:
+    if of.length < CHUNK + of.taps:
         return "plain"
     return "tiled" if of.first_taps else choose(of)
 
 
-def _optimizer_passes(model: Any, *, is_fast: bool) -> int | None:
-    """Returns the bytes that an update reads and writes; None if they are not known."""
-    if is_fast:
-        return optimizer_bytes(model)
+def _plain_update_bytes(model: Any) -> int | None:
     kinds = {cls.__name__ for cls in type(model.optimizer).__mro__}
     passes = [num for name, num in PLAIN_PASSES.items() if name in kinds]
     weights = sum(int(np.prod(v.shape)) for v in model.trainable_weights)
@@ -255,30 +224,21 @@ def compare_prediction(
     return {"steps": steps, "speedup": speedup}
 
 
-def _ms(key: str, step: Mapping[str, Any]) -> str:
-    return ms(step[key])
-
-
 def render(prediction: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yields a table and a line that show what `compare_prediction` returned."""
     steps, speedup = prediction["steps"], prediction["speedup"]
-    columns = {
-        "convo-\nlutions": "convolutions_s",
-        "dense": "dense_s",
-        "opti-\nmizer": "optimizer_s",
-        "other\nlayers": "other_layers_s",
-        "batches": "batches_s",
-        "total": "total_s",
-        "fastest\nmeasured": "fastest_s",
+    columns: Columns = {
+        "predicted step (ms)": "name",
+        "convo-\nlutions": ("convolutions_s", 1e-3),
+        "dense": ("dense_s", 1e-3),
+        "opti-\nmizer": ("optimizer_s", 1e-3),
+        "other\nlayers": ("other_layers_s", 1e-3),
+        "batches": ("batches_s", 1e-3),
+        "total": ("total_s", 1e-3),
+        "fastest\nmeasured": ("fastest_s", 1e-3),
+        "deviation": lambda step: f"{100 * step['deviation']:+.0f} %",
     }
-    yield table(
-        [{**step, "name": name} for name, step in steps.items()],
-        {
-            "predicted step (ms)": "name",
-            **{name: partial(_ms, key) for name, key in columns.items()},
-            "deviation": lambda step: f"{100 * step['deviation']:+.0f} %",
-        },
-    )
+    yield table([{**step, "name": name} for name, step in steps.items()], columns)
     used = next(iter(steps.values()))["algorithms"].items()
     algorithms = ", ".join(f"{layer} {algorithm}" for layer, algorithm in used)
     yield (
