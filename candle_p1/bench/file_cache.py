@@ -5,61 +5,56 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from candle_p1.errors import DataError, SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
 MAX_RESIDENT = 0.01
 """The share of a cold file that may still be in the cache."""
+STATES = ("warm", "cold")
 
 
-def warm(paths: Iterable[Path]) -> None:
-    """Reads every file once, which puts it into the cache."""
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.read(BLOCK_BYTES):
-                pass
-
-
-def cool(paths: Iterable[Path]) -> None:
-    """Drops every file from the page cache, and checks that it is gone.
+def prepare_files(state: str, paths: Iterable[Path]) -> None:
+    """Brings files into one of STATES.
 
     This does not reach caches of the storage itself, such as that of a virtual machine's host.
 
     Raises:
+        DataError: A file cannot be read.
         SetupError: The kernel keeps a file's pages, because its file system is in memory or another
             process has mapped it; or the kernel cannot be asked.
     """
     for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # dirty pages cannot be dropped
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        resident = resident_share(path)
-        if resident > MAX_RESIDENT:
-            raise SetupError(
-                f"{path}: {resident:.0%} of it cannot be dropped from the file cache, so reading it"
-                " cold cannot be measured: use a copy on a disk, or --file_cache warm"
-            )
+        try:
+            _warm(path) if state == "warm" else _cool(path)
+        except OSError as error:
+            raise DataError(f"cannot read the file: {error.strerror}", path) from error
 
 
-PREPARATIONS: dict[str, Callable[[Iterable[Path]], None]] = {"warm": warm, "cold": cool}
+def _warm(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(BLOCK_BYTES):
+            pass
 
 
-STATES = list(PREPARATIONS)
+def _cool(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # dirty pages cannot be dropped
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    resident = resident_share(path)
+    if resident > MAX_RESIDENT:
+        raise SetupError(
+            f"{path}: {resident:.0%} of it cannot be dropped from the file cache, so reading it"
+            " cold cannot be measured: use a copy on a disk, or --file_cache warm"
+        )
 
 
 def resident_share(path: Path) -> float:
     """Returns the share of a file's pages that are in the page cache.
 
     If the user may not write to the file, the kernel answers 1.
-
-    Raises:
-        SetupError: The system call mincore() fails.
     """
     num_bytes = path.stat().st_size
     if num_bytes == 0:
@@ -78,15 +73,3 @@ def resident_share(path: Path) -> float:
         problem = os.strerror(ctypes.get_errno())
         raise SetupError(f"{path}: the file cache cannot be inspected: {problem}")
     return sum(page & 1 for page in pages) / len(pages)
-
-
-def prepare_files(state: str, paths: Iterable[Path]) -> None:
-    """Brings files into a state, "warm" or "cold".
-
-    Raises:
-        DataError: One of them cannot be read.
-    """
-    try:
-        PREPARATIONS[state](paths)
-    except OSError as error:
-        raise DataError(f"cannot read the file: {error.strerror}", error.filename) from error

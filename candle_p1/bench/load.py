@@ -310,23 +310,24 @@ class Load(harness.BenchmarkComparison):
         if not self.picture:
             return
         tables, first = report["published"]["tables"], report["results"][0]
+        published = {
+            f"{each['machine']} (Table {each['table']})": {
+                name: sum(file[f"{name}_s"] for file in each["files"].values())
+                for name in BASELINES
+            }
+            for each in tables
+        }
         files = {role: megabytes(file["file_bytes"]) for role, file in report["files"].items()}
         each = ", ".join(f"{role} {size}" for role, size in files.items())
         named = f" ({each})" if 1 < len(files) <= MAX_NAMED else f" in {count(len(files), 'file')}"
         kind = " of synthetic data" if report["synthetic"] else ""
+        size = f"{megabytes(first['file_bytes'])} MB{named}{kind}"
         sizes = [str(file["file_mb"]) for file in tables[0]["files"].values()] if tables else []
         compared_times(
             self.picture,
             {result["method"]: result["repeats_s"] for result in report["results"]},
-            {
-                f"{each['machine']} (Table {each['table']})": {
-                    method: sum(file[f"{method}_s"] for file in each["files"].values())
-                    for method in BASELINES
-                }
-                for each in tables
-            },
-            title=f"{report['benchmark']}: loading {megabytes(first['file_bytes'])} MB{named}"
-            f"{kind},\n{_conditions(first)}",
+            published,
+            title=f"{report['benchmark']}: loading {size},\n{_conditions(first)}",
             published_title=f"published, files of {' + '.join(sizes)} MB",
         )
         yield f"picture: {self.picture}"
@@ -361,21 +362,17 @@ def _file_rows(report: Mapping[str, Any], is_ranked: bool) -> Iterator[dict[str,
             yield {"machine": "this one", "file": role, "size": f"{size} MB", **times}
     for each in report["published"]["tables"]:
         for role, file in each["files"].items():
-            yield {
-                "machine": f"{each['machine']} (published)",
-                "file": role,
-                "size": f"{file['file_mb']} MB",
-                **{name: f"{file[f'{name}_s']:.2f}" for name in BASELINES},
-                "speed-up": file["original_s"] / file["chunked_s"],
-            }
+            slow, fast = file["original_s"], file["chunked_s"]
+            times = {"original": f"{slow:.2f}", "chunked": f"{fast:.2f}", "speed-up": slow / fast}
+            machine, size = f"{each['machine']} (published)", f"{file['file_mb']} MB"
+            yield {"machine": machine, "file": role, "size": size, **times}
 
 
 def published_tables(benchmark: str) -> list[dict[str, Any]]:
     """Returns the values of the paper's Tables 3 and 4 for a benchmark; [] if there are none.
 
     Each entry has the number of its ``table``, the ``machine`` and its ``node``, and ``files``: for
-    each role ("train", "test") the size ``file_mb`` as printed in the paper, in MB, and the times
-    of the methods, ``original_s`` and ``chunked_s``.
+    each role the size ``file_mb``, as printed, and the times ``original_s`` and ``chunked_s``.
     """
     tables: dict[int, dict[str, Any]] = {}
     for cell in published_loading(benchmark):

@@ -16,14 +16,11 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from candle_p1.distributed.launch_environment import module_command
 from candle_p1.instrument.usage import memory_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 INTERVAL_S = 0.05
 
@@ -35,21 +32,14 @@ class MemorySampler:
     """Samples the memory of this process until `stop`, or until this process ends."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            module_command(__name__),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        command = module_command(__name__)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert self._process.stdout is not None
         self._process.stdout.readline()  # printed after the first sample
 
     def stop(self) -> MemorySamples:
-        """Takes a last sample; returns all samples, or [] if the kernel does not support them.
-
-        Raises:
-            RuntimeError: The sampling process has failed.
-        """
+        """Takes a last sample; returns all samples, or [] if the kernel does not support them."""
         output, _ = self._process.communicate("stop\n")
         if self._process.returncode:
             raise RuntimeError(f"the memory sampler ended with code {self._process.returncode}")
@@ -81,8 +71,7 @@ def _sample_parent() -> None:
 
     def sample() -> None:
         if file.exists():
-            num_bytes = memory_bytes(file.read_text())
-            samples.append((time.monotonic(), num_bytes))
+            samples.append((time.monotonic(), memory_bytes(file.read_text())))
 
     sample()
     print("ready", flush=True)

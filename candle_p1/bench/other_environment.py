@@ -54,29 +54,24 @@ class OtherEnvironment:
         Raises:
             ParameterError: It cannot be started, or has not this version of this package.
         """
+        command, given = [python, "-c", PROGRAM], f"--compare_env {python}"
         try:
             done = subprocess.run(
-                [python, "-c", PROGRAM],
-                env=_variables(),
-                capture_output=True,
-                text=True,
-                timeout=DESCRIBE_S,
-                check=False,
+                command, env=_variables(), capture_output=True, text=True, timeout=DESCRIBE_S
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             why = getattr(error, "strerror", f"it takes more than {DESCRIBE_S} s")
-            raise ParameterError(f"--compare_env {python} cannot be started: {why}") from error
+            raise ParameterError(f"{given} cannot be started: {why}") from error
         if done.returncode:
             why = (done.stderr.strip() or f"it ends with code {done.returncode}").splitlines()[-1]
             raise ParameterError(
-                f"--compare_env {python} cannot import candle_p1: {why}. Install this package"
-                " there, too"
+                f"{given} cannot import candle_p1: {why}. Install this package there, too"
             )
-        found = json.loads(done.stdout)
-        if found["version"] != candle_p1.__version__:
+        found, here = json.loads(done.stdout), candle_p1.__version__
+        if found["version"] != here:
             raise ParameterError(
-                f"--compare_env {python} has candle_p1 {found['version']}, and this is"
-                f" {candle_p1.__version__}: install the same version there"
+                f"{given} has candle_p1 {found['version']}, and this is {here}: install the same"
+                " version there"
             )
         return cls(python, found["backend"])
 

@@ -124,15 +124,8 @@ def _is_divided(path: Path) -> bool:
 def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
     """Returns files with this rank's share of the lines of each; small ones as they are.
 
-    A share begins with the file's first line, whether that is a header or a row.
-
-    Args:
-        files: The files.
-        directory: Where the shares are written.
-        comm: The ranks.
-
-    Raises:
-        DataError: A file cannot be read or written.
+    The shares are written into the directory, and begin with the file's first line, whether that is
+    a header or a row.
     """
     paths = dict(files.paths)
     for role, path in files.paths.items():
@@ -232,12 +225,8 @@ class Read(harness.BenchmarkComparison):
         return harness.rounds([*jobs, *alone], self.num_repeats)
 
     def run(self, job: Job) -> list[Outcome]:
-        prepare_files(self._file_cache, self.paths())
+        prepare_files("cold" if self.cold else "warm", self.paths())
         return super().run(job)
-
-    @property
-    def _file_cache(self) -> str:
-        return "cold" if self.cold else "warm"
 
     def report(self, measured: Measured) -> dict[str, Any]:
         results = super().report(measured)["results"]
@@ -249,7 +238,7 @@ class Read(harness.BenchmarkComparison):
             "delay_s": self.delay_s,
             "num_blocks": self.num_blocks,
             "threads": self.threads,
-            "file_cache": self._file_cache,
+            "file_cache": "cold" if self.cold else "warm",
             "results": results,
         }
 
@@ -339,7 +328,7 @@ def _ranks(values: Mapping[str, Sequence[Any]]) -> Table:
         {"rank": rank, **dict(zip(values, of_rank, strict=True))}
         for rank, of_rank in enumerate(zip(*values.values(), strict=True))
     ]
-    columns: dict[str, Any] = {
+    columns: harness.Columns = {
         "rank": "rank",
         "first read": lambda row: _seconds(row["begin_s"]),
         "last read ended": lambda row: _seconds(row["end_s"]),

@@ -17,15 +17,9 @@ from candle_p1.errors import CandleError
 class Saver:
     """A function of Keras's, called on rank 0. Keras syncs nothing, so that is done afterwards.
 
-    Args:
-        model: The model, compiled and built.
-        comm: The ranks, all of which call `save`, `sync` and `finish`.
-        directory: An empty directory.
-        prepares: Whether to allocate memory before training, as a run does.
-
-    Attributes:
-        safe_s: For each save, the time from its begin until its data were on the disk, in s;
-            complete once `finish` has returned.
+    All ranks call `save`, `sync` and `finish`. Then `safe_s` has, for each save, the time from its
+    begin until its data were on the disk, in s. If the saver `prepares`, it allocates memory before
+    training, as a run does.
     """
 
     def __init__(self, model: Any, comm: Communicator, directory: Path, *, prepares: bool) -> None:
@@ -53,8 +47,7 @@ class Saver:
     def finish(self) -> float | None:
         """Ends saving, and gives the model the values of the last save, verified.
 
-        Returns:
-            The time of the latter, in s; None if it is not measured for this way of saving.
+        Returns the time of the latter, in s; None if it is not measured for this way of saving.
         """
         return None
 

@@ -158,11 +158,6 @@ class StepTask(BenchmarkTask):
         It adds to what is found: ``steps_s``, the time of each timed step; ``losses``, after every
         step; ``updates``, by weight what the warm-up has added to some of its elements; ``values``,
         the same elements after all timed steps; and ``memory`` during a further step.
-
-        Args:
-            comm: The ranks.
-            weights: Returns a model's trainable weights by name.
-            found: What is found.
         """
 
         def course(callback: Any) -> Course:

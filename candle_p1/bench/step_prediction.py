@@ -45,11 +45,7 @@ NUM_CALLS = 10
 
 
 def batch_s(batches: Iterable[Any]) -> float:
-    """Returns how long it takes to make a batch if nothing else is done, in s; 0 for only one.
-
-    Args:
-        batches: What ``fit`` takes.
-    """
+    """Returns how long it takes to make a batch if nothing else is done, in s; 0 for only one."""
     begin, num = 0.0, 0
     for num, _ in enumerate(islice(batches, MAX_BATCHES + 1)):
         if num == 0:  # for which a thread has to start
@@ -100,9 +96,8 @@ def predict(
         dense_s: The time of the dense layers' products.
         batches_s: The time that making the batch takes from the step; None: it is part of arrays.
 
-    Returns:
-        None if the model has what is not counted: branches, convolutions of another kind, or an
-        optimizer that is none of PLAIN_PASSES.
+    Returns None if the model has what is not counted: branches, convolutions of another kind, or an
+    optimizer that is none of PLAIN_PASSES.
     """
     import keras
     from keras.layers import Flatten, InputLayer, MaxPooling1D, Reshape
@@ -203,11 +198,7 @@ def compare_prediction(
 
     The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
     compared with the shortest predictions. A deviation is that of the prediction, relative to the
-    measurement.
-
-    Args:
-        fastest_s: The fastest step of each variant.
-        predictions: What each round predicted, by variant: of a run, and of plain Keras.
+    measurement. Predictions are by variant, those of each round.
     """
     steps: dict[str, dict[str, Any]] = {}
     for name in fastest_s:

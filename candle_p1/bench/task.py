@@ -70,15 +70,10 @@ class BenchTask:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkTask(BenchTask):
-    """What the ranks of a job measure, with a benchmark.
-
-    Attributes:
-        own_flags: Flags of the benchmark that the job sets itself, with what to do instead.
-        benchmark: The benchmark's name, path or module.
-        flags: Flags for the benchmark.
-    """
+    """What the ranks of a job measure, with a benchmark."""
 
     own_flags: ClassVar[Mapping[str, str]] = {}
+    """Flags of the benchmark that the job sets itself, with what to do instead."""
 
     benchmark: str
     flags: Sequence[str] = ()
@@ -93,11 +88,7 @@ class BenchmarkTask(BenchTask):
         choose_backend(self.bind(find_benchmark(self.benchmark)).get("engine", AUTO))
 
     def bind(self, benchmark: Benchmark) -> ParameterSet:
-        """Returns the benchmark's parameters for this job.
-
-        Raises:
-            CandleError: A flag is wrong, or is set by the job itself; or a file is missing.
-        """
+        """Returns the benchmark's parameters; raises CandleError for flags that are wrong."""
         params = benchmark.read_parameters(self.flags)
         for name, instead in self.own_flags.items():
             if params.origin(name).kind == "flag":
@@ -105,25 +96,16 @@ class BenchmarkTask(BenchTask):
         return params.replace(self.settings)
 
     def locate(self, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileSet]:
-        """Returns the benchmark, its parameters and its files; collective.
-
-        Raises:
-            CandleError: One of them is wrong; the same on every rank.
-        """
+        """Returns the benchmark, its parameters and its files; collective, as its errors are."""
         benchmark = Attempt(lambda: find_benchmark(self.benchmark)).agree(comm)
         params = Attempt(lambda: self.bind(benchmark)).agree(comm)
         return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
 
 
 def run(task: BenchTask, num_ranks: int, name: str) -> list[Outcome]:
-    """Runs a job until it ends; returns the outcome of each rank.
+    """Runs a job, of this name in messages, until it ends; returns the outcome of each rank.
 
     The job ends with this call, even if an exception ends it. Call it from the main thread.
-
-    Args:
-        task: What each rank does.
-        num_ranks: The ranks.
-        name: What is measured, for messages.
 
     Raises:
         CandleError: The job ended with an error that the user can resolve, which is its message.
@@ -188,13 +170,7 @@ def bind_cores(comm: Communicator, threads: int) -> int:
 
     As in a run, ranks have no cores of their own if there are too few. Unlike in a run, a rank that
     is alone has no more cores than threads, so that its time can be compared with that of several.
-
-    Args:
-        comm: The ranks.
-        threads: The threads of each rank; 0 is its share of the cores.
-
-    Returns:
-        The number of its threads.
+    Returns the number of threads, which is its share of the cores if 0 are asked for.
     """
     cores = NodeCores.of(comm)
     num = threads or cores.threads(comm.local_rank)[0]
@@ -207,11 +183,7 @@ def bind_cores(comm: Communicator, threads: int) -> int:
 
 
 def load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
-    """Loads a few numbers as `params` say, so that imports are not timed later; collective.
-
-    Raises:
-        CandleError: Some rank cannot load; the same on every rank.
-    """
+    """Loads a few numbers as `params` say, so that imports are not timed later; collective."""
     directory = Path(sys.argv[1])
     path = directory / "sample.csv"
     on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)

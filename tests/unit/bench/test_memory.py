@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.bench.file_cache import cool, resident_share, warm
+from candle_p1.bench.file_cache import prepare_files, resident_share
 from candle_p1.bench.load import _bytes_read
 from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
 from candle_p1.errors import SetupError
@@ -64,7 +64,7 @@ def test_bytes_that_are_read_are_counted_and_those_of_mapped_files_are_not(tmp_p
 def test_a_file_that_has_been_read_is_in_the_file_cache(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(MIB + 5))
-    warm([file])
+    prepare_files("warm", [file])
     assert resident_share(file) == 1
     (tmp_path / "empty").touch()
     assert resident_share(tmp_path / "empty") == 0
@@ -79,4 +79,4 @@ def test_a_file_that_stays_in_the_cache_is_not_cold(tmp_path):
     ):
         assert sum(mapped[::4096]) == 0  # mapped pages are not dropped
         with pytest.raises(SetupError, match="100%"):
-            cool([file])
+            prepare_files("cold", [file])
