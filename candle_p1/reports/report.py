@@ -91,7 +91,9 @@ def _section(
     experiment: Experiment, slug: str, findings: Iterable[Finding], *, with_model: bool
 ) -> Section:
     figures, missing = draw_figures(experiment, slug)
-    parts = [_part(experiment, topic, slug, findings, figures) for topic in TOPICS]
+    made = (_part(experiment, topic, slug, findings, figures) for topic in TOPICS)
+    parts = [part for part in made if part]
+    placed = {figure.slug for part in parts for figure in part.figures}
     if with_model:
         from candle_p1.reports.model_page import model_section
 
@@ -111,8 +113,9 @@ def _section(
         experiment.title,
         [_where(experiment)],
         notes_on(experiment),
+        figures=[each for each in figures if each.slug not in placed],
         missing=missing,
-        sections=[*(part for part in parts if part), common],
+        sections=[*parts, common],
     )
 
 

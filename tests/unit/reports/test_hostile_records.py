@@ -147,9 +147,11 @@ def test_damaged_raw_values_leave_out_one_figure(tmp_path, monkeypatch):
     (tmp_path / "run000/per_rank.npz").write_bytes(b"damaged")
     chosen = [kind for kind in registry.KINDS if kind.slug in ("parts", "ranks")]
     monkeypatch.setattr(registry, "KINDS", chosen)
-    (section,) = make_report(read_runs([tmp_path])).sections
-    assert [figure.slug for figure in section.figures] == ["nt3-strong-parts"]
-    assert "per_rank.npz" in dict(section.missing)["What each rank does when"]
+    page, _ = make_report(read_runs([tmp_path]))
+    figures = [figure.slug for section in page.all_sections for figure in section.figures]
+    assert figures == ["nt3-strong-parts"]
+    (reason,) = (section.missing for section in page.all_sections if section.missing)
+    assert "per_rank.npz" in dict(reason)["What each rank does when"]
 
 
 def test_names_in_records_do_not_choose_where_files_go(tmp_path, monkeypatch, valid):

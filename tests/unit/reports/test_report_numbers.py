@@ -29,6 +29,10 @@ def experiment_of(*records):
     return experiment
 
 
+def ends(estimate):
+    return estimate.value, estimate.low, estimate.high
+
+
 def strong(total_s, num_ranks, **kwargs):
     """Returns a record of a strong-scaling study with this total, 8 epochs in all."""
     train_s = total_s - 2.0
@@ -51,13 +55,10 @@ def test_planted_speedups_and_efficiencies_of_strong_scaling():
     two, four = speedups(experiment, experiment.series[0], TOTAL)
     assert two.base_s == pytest.approx(40)
     assert (two.base.num_ranks, two.point.num_ranks) == (1, 2)
-    assert two.speedup.value == pytest.approx(1.6)
+    assert ends(two.speedup) == pytest.approx((1.6, 1.6, 1.6))
     assert two.efficiency.value == pytest.approx(0.8)
-    assert (two.speedup.low, two.speedup.high) == pytest.approx((1.6, 1.6))
-    assert four.speedup.value == pytest.approx(2.5)
-    assert four.efficiency.value == pytest.approx(0.625)
-    assert (four.speedup.low, four.speedup.high) == pytest.approx((1.25, 5))
-    assert (four.efficiency.low, four.efficiency.high) == pytest.approx((0.3125, 1.25))
+    assert ends(four.speedup) == pytest.approx((2.5, 1.25, 5))
+    assert ends(four.efficiency) == pytest.approx((0.625, 0.3125, 1.25))
     assert four.speedup.is_confident
     assert four.speedup.num == (4, 4)
     (alone, _) = speedups(experiment, experiment.series[0], TRAIN)
@@ -103,14 +104,13 @@ def test_planted_improvements_are_found_exactly():
     *counted, over_all = compared(40.0, 30.0)
     assert [each.num_ranks for each in counted] == [1, 2, 4]
     for each in counted:
-        assert each.percent.value == pytest.approx(25)
+        low, high = 100 * (1 - 0.75 * 1.02), 100 * (1 - 0.75 / 1.02)
+        assert ends(each.percent) == pytest.approx((25, low, high))
         assert each.percent.confidence == pytest.approx(0.9)
-        assert each.percent.low == pytest.approx(100 * (1 - 0.75 * 1.02))
-        assert each.percent.high == pytest.approx(100 * (1 - 0.75 / 1.02))
         assert each.verdict == TOO_FEW
     assert over_all.num_ranks is None
     assert over_all.percent.num == (9,)
-    assert (over_all.percent.low, over_all.percent.high) == pytest.approx((25, 25))
+    assert ends(over_all.percent) == pytest.approx((25, 25, 25))
     assert over_all.verdict == SIGNIFICANT
 
 
@@ -158,10 +158,8 @@ def test_only_settings_of_the_paper_are_bases_of_improvements():
     assert len(found) == len(set(found)) == 2 * (3 * 5 + 4)
     method = [pair for pair in found if pair.is_method]
     assert method == method_pairs(experiment)
-    assert {(pair.base.settings["loader"], pair.other.settings["loader"]) for pair in method} == {
-        ("original", "chunked")
-    }
-    assert len(method) == 4
+    loaders = {(pair.base.settings["loader"], pair.other.settings["loader"]) for pair in method}
+    assert (loaders, len(method)) == ({("original", "chunked")}, 4)
     assert {*method, *other_pairs(experiment)} == {*found}
 
 
@@ -181,11 +179,9 @@ def test_where_quality_falls_by_epochs_per_rank():
     experiment = experiment_of(*records, *few)
     (all_runs,) = epoch_groups(experiment, quality_on_test("accuracy"))
     assert all_runs.name == ""
-    assert {epochs: sorted(by) for epochs, by in all_runs.by_epochs.items()} == {
-        1: [1, 2],
-        2: [1, 2],
-        4: [1, 2],
-    }
+    assert {epochs: [*by] for epochs, by in all_runs.by_epochs.items()} == dict.fromkeys(
+        (1, 2, 4), [1, 2]
+    )
     assert len(all_runs.values(4)) == 6  # two loaders with the same seeds learn the same
     two, one = accuracy_drops(all_runs, 4, True)
     assert (two.epochs, one.epochs) == (2, 1)
