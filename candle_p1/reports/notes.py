@@ -112,7 +112,7 @@ def _data(experiment: Experiment) -> Iterator[str]:
 def _settings(experiment: Experiment) -> Iterator[str]:
     """Names what differs between clusters and laptops, or between runs that should be alike."""
     runs = experiment.runs
-    for column in sorted(name for name in runs if name.startswith("version_")):
+    for column in sorted(name for name in map(str, runs) if name.startswith("version_")):
         values = sorted(set(known(runs, column)))
         if len(values) > 1:
             name = column.removeprefix("version_")

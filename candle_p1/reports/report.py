@@ -97,7 +97,7 @@ def _section(
     if with_model:
         from candle_p1.reports.model_page import model_section
 
-        parts.append(model_section(experiment, slug))
+        parts += filter(None, [model_section(experiment, slug)])
     unsaid = [
         Statement(each.rule.title, [f"{why}." for why in (*each.inconclusive, each.missing) if why])
         for each in findings

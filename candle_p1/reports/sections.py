@@ -114,7 +114,7 @@ def _quality(experiment: Experiment) -> Content:
     if not name:
         return [], [], []
     batch_size = ("batch size", _batch_size)
-    shown = [EPOCHS_PER_RANK, batch_size, *c.qualities(name), c.naive(name)]
+    shown: list[Column] = [EPOCHS_PER_RANK, batch_size, *c.qualities(name), c.naive(name)]
     return of_points(experiment, shown)
 
 

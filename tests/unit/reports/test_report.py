@@ -96,6 +96,13 @@ def test_the_page_says_what_is_missing(written):
     assert "67.68 %" not in text
 
 
+def test_models_are_fitted_only_where_it_is_asked(tmp_path):
+    for num_ranks in (1, 2, 4):
+        plant(tmp_path, "nt3", num_ranks)
+    assert invoke(tmp_path, "-o", tmp_path / "out", "--model").exit_code == 0
+    assert (tmp_path / "out/tables/nt3-strong-what-if.csv").exists()
+
+
 def test_failed_runs_alone_make_a_report(tmp_path):
     plant(tmp_path, "p1b1", 2, status="failed")
     result = invoke(tmp_path, "-o", tmp_path / "out")
