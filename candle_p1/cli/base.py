@@ -102,14 +102,16 @@ def write_json(json_file: Path | None, content: Any) -> None:
     Raises:
         ParameterError: The file cannot be written.
     """
+    if json_file is None:
+        return
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     if json_file == STDOUT:
         click.echo(text, nl=False, file=click.get_current_context().meta[_STDOUT_KEY])
-    elif json_file:
-        from candle_p1.training.screen import Screen
+        return
+    from candle_p1.training.screen import Screen
 
-        write_output("--json", json_file, text)
-        Screen().say(f"results: {json_file}")
+    write_output("--json", json_file, text)
+    Screen().say(f"results: {json_file}")
 
 
 def read_runs(paths: Iterable[Path], screen: Screen) -> Runs:

@@ -20,10 +20,10 @@ from candle_p1.cli.base import Command, complete_benchmark, json_option, write_j
 )
 @json_option("all fields of the values, and Table 1,")
 def command(benchmark: str | None, as_csv: bool, json_file: Path | None) -> None:
-    """Show the published values that reports compare with, each with its place.
+    """Show the published values that reports compare with, and where they were published.
 
-    They are about BENCHMARK, or by default about all of them. The paper's Table 1 is shown beside
-    what CANDLE's parameter files say, and what is trained here by default.
+    These are the values for BENCHMARK, by default for all of them. The paper's Table 1 is shown
+    beside what CANDLE's parameter files say, and what is trained here by default.
     """
     from candle_p1.bench.published import collect, parts, to_csv
     from candle_p1.training.screen import Screen

@@ -66,7 +66,7 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("study", cls=Group)
 def command() -> None:
-    """Sweeps over ranks and parameters: run unattended, resumed, and never repeated needlessly."""
+    """Run sweeps over ranks and parameters unattended, and resume them."""
 
 
 @command.command("list", cls=Command, examples=["candle-p1 study list"])

@@ -53,17 +53,14 @@ def test_commands_execute_no_code_of_the_working_directory(argv):
     assert "Traceback" not in done.stderr
 
 
-def test_names_of_benchmarks_do_not_refer_to_the_working_directory(benchmark_folders):
+def test_names_of_benchmarks_do_not_refer_to_the_working_directory(benchmark_folders, tmp_path):
     assert "planted" not in list_benchmarks()
     assert find_benchmark("nt3").folder == benchmark_folders / "nt3"
     with pytest.raises(ParameterError, match=r"'planted'.*\./planted"):
         find_benchmark("planted")
-
-
-def test_a_benchmark_in_the_working_directory_is_found_by_its_path(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/mine.py").write_text("")
-    for path in ("./mine", "mine/", str(tmp_path / "mine")):
+    for path in ("./mine", "mine/", str(tmp_path / "mine")):  # by its path it is found
         with pytest.raises(ParameterError, match="defines no Benchmark"):
             find_benchmark(path)
 
