@@ -50,19 +50,14 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]
     name = "N,N,..."
 
     def __init__(self, most: int = 10**9) -> None:
-        self.most = most
+        self.number = click.IntRange(1, most)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[int]:
         """Returns the numbers, or fails as click's other types do."""
-        words = [word.strip() for word in value.split(",")]
-        for word in words:
-            if not re.fullmatch(r"[1-9][0-9]{0,9}", word) or int(word) > self.most:
-                self.fail(
-                    f"{word!r} is not an integer from 1 to {self.most:,}, as in 1,2,4.", param, ctx
-                )
-        return list(dict.fromkeys(map(int, words)))
+        numbers = [self.number.convert(word.strip(), param, ctx) for word in value.split(",")]
+        return list(dict.fromkeys(numbers))
 
 
 def number_option(
@@ -97,11 +92,7 @@ def json_option(what: str = "all results") -> Callable[..., Any]:
 
 
 def write_json(json_file: Path | None, content: Any) -> None:
-    """Writes what --json asks for, if it is given.
-
-    Raises:
-        ParameterError: The file cannot be written.
-    """
+    """Writes what --json asks for, if it is given."""
     if json_file is None:
         return
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -110,7 +101,7 @@ def write_json(json_file: Path | None, content: Any) -> None:
         return
     from candle_p1.training.screen import Screen
 
-    write_output("--json", json_file, text)
+    write_atomically(json_file, text)
     Screen().say(f"results: {json_file}")
 
 
@@ -228,18 +219,6 @@ class BenchmarkCommand(Command):
             parameters = benchmark.declaration.parameters
             found += _matching((f"--{name}" for name in parameters), incomplete)
         return found
-
-
-def write_output(flag: str, path: Path, content: str | bytes) -> None:
-    """Writes the file that an option names.
-
-    Raises:
-        ParameterError: It cannot be written.
-    """
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise ParameterError(f"{flag} {path}: {error.strerror}") from error
 
 
 def complete_flags(

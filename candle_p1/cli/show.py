@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from candle_p1.cli.base import Command, file_option, read_runs, write_output
+from candle_p1.cli.base import Command, file_option, read_runs
 from candle_p1.errors import ParameterError
+from candle_p1.files import write_atomically
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.text import count
 
@@ -61,7 +62,7 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
 
     for flag, path, make in (("--html", html, page), ("--picture", picture, phases_svg)):
         if path:
-            write_output(flag, path, make(runs[0]))
+            write_atomically(path, make(runs[0]))
             screen.say(f"{flag.lstrip('-')}: {path}")
 
 
