@@ -102,7 +102,7 @@ class Gpu(harness.Comparison):
         self.benchmarks = self.benchmarks or BENCHMARKS
         found, flags = [find_benchmark(name) for name in self.benchmarks], ["--size", self.size]
         task = DeviceTask(benchmark=self.benchmarks[0], flags=flags, device=self.device)
-        self.facts = Job("the device", task).run()[0]
+        self.facts = self.run(Job("the device", task))[0]
         on_gpus: int = self.facts["num_devices"]
         self.num_ranks = self.num_ranks or (on_gpus if self.device == "gpu" else 1)
         notes = on_this_machine(self.num_ranks, []).notes

@@ -7,8 +7,10 @@ does not.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +44,10 @@ MAX_ARRAY_BYTES = 2 << 30
 """How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
 HZ = 20.0
 """NVML updates its values every 20 to 100 ms."""
+
+
+Times = list[tuple[float, float]]
+"""Begins and ends, by time.perf_counter, in s."""
 
 
 class Precision(NamedTuple):
@@ -100,13 +106,14 @@ class DeviceTask(BenchmarkTask):
         import jax
 
         device, num_bytes = jax.devices()[0], ARRAY_BYTES[self.device]
+        drivers = [path for path in map(Path, DRIVER_FILES) if path.is_file()]
         array = jax.numpy.zeros(num_bytes // 4, "float32")
         of_host = np.zeros(num_bytes // 16, np.float32)
         add = jax.jit(lambda x: jax.lax.fori_loop(0, NUM_PASSES, lambda _, each: each + 1, x))
         return {
             "kind": str(device.device_kind),
             "platform": " ".join(str(device.client.platform_version).split()),
-            "driver": _driver(),
+            "driver": " ".join(drivers[0].read_text().splitlines()[0].split()) if drivers else None,
             "num_devices": len(found) or 1,
             "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
             "flops_per_s": {
@@ -133,24 +140,11 @@ def _products_per_s(size: int, precision: Precision) -> float:
     values = np.random.default_rng(0).standard_normal((size, size), np.float32) / size**0.5
     matrix = jax.numpy.asarray(values, dtype)
 
-    def multiply(given: Any) -> Any:
-        def product(_: int, other: Any) -> Any:
-            return jax.numpy.matmul(given, other, precision=precision.products)
+    def product(_: int, other: Any) -> Any:
+        return jax.numpy.matmul(matrix, other, precision=precision.products)
 
-        return jax.lax.fori_loop(0, NUM_PRODUCTS, product, given)
-
-    compiled = jax.jit(multiply)
+    compiled = jax.jit(lambda other: jax.lax.fori_loop(0, NUM_PRODUCTS, product, other))
     return 2.0 * NUM_PRODUCTS * size**3 / _seconds(lambda: compiled(matrix))
-
-
-def _driver() -> str | None:
-    """Returns what the driver says of its version, without blanks in a row."""
-    for name in DRIVER_FILES:
-        try:
-            return " ".join(Path(name).read_text().splitlines()[0].split())
-        except (OSError, IndexError):
-            continue
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,21 +207,20 @@ class GpuTask(DeviceTask):
             given = {"x": x, "y": y, "batch_size": plan.batch_size}
         else:
             given = {"x": for_fit(_blocks(batches, num_steps))}
-        options: dict[str, Any] = given | {"shuffle": False, "verbose": 0}
+        fit = partial(model.fit, **given, shuffle=False, verbose=0)
         prepared_s = time.time() - psutil.Process().create_time()
         begin = time.perf_counter()
-        model.fit(steps_per_epoch=1, **options)
+        fit(steps_per_epoch=1)
         first_step_s = time.perf_counter() - begin
-        model.fit(steps_per_epoch=min(WARM_UP_STEPS, num_steps), **options)
-        timer = _timed_blocks(comm, self.seconds)
+        fit(steps_per_epoch=min(WARM_UP_STEPS, num_steps))
         comm.barrier()
         meter = EnergyMeter(comm)
         with meter.sampler or nullcontext():
-            model.fit(epochs=MAX_BLOCKS, callbacks=[timer], **options)
-        steps = len(timer.seconds) * num_steps
-        energies_j, no_energy = meter.energies_j(timer.begin_s, timer.end_s)
+            blocks = _time_blocks(fit, model, comm, self.seconds)
+        energies_j, no_energy = meter.energies_j(blocks[0][0], blocks[-1][1])
+        steps = len(blocks) * num_steps
         return {
-            "steps_s": [seconds / num_steps for seconds in timer.seconds],
+            "steps_s": [(end - begin) / num_steps for begin, end in blocks],
             "steps_per_epoch": plan.steps_per_epoch,
             "batch_size": plan.batch_size,
             "flops": matrix_product_flops(model, plan.batch_size),
@@ -261,37 +254,29 @@ def _blocks(batches: TrainBatches, num_steps: int) -> Any:
     return Blocks()
 
 
-def _timed_blocks(comm: Communicator, limit_s: float) -> Any:
-    """Returns what times blocks of steps, which are Keras's epochs, until rank 0 has had enough.
+def _time_blocks(fit: Callable[..., Any], model: Any, comm: Communicator, limit_s: float) -> Times:
+    """Returns when blocks of steps, which are Keras's epochs, began and ended; collective.
 
-    The first block is not timed: something is still compiled in it. `begin_s` and `end_s` are those
-    of all others, by time.perf_counter.
+    Rank 0 says when there are enough. The first block is left out: something is still compiled in
+    it.
     """
     import keras
 
-    class TimedBlocks(keras.callbacks.Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seconds: list[float] = []
-            self.begin_s = self.end_s = self._start_s = 0.0
+    begins: list[float] = []
+    ends: list[float] = []
 
-        def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            self._start_s = time.perf_counter()
-            if epoch == 1:
-                self.begin_s = self._start_s
+    def end(epoch: int, logs: dict[str, float]) -> None:
+        float(logs["loss"])  # waits for the last step
+        ends.append(time.perf_counter())
+        enough = epoch >= MIN_BLOCKS and ends[-1] - begins[1] >= limit_s
+        if epoch and comm.broadcast(enough):
+            model.stop_training = True
 
-        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            assert logs is not None
-            float(logs["loss"])  # waits for the last step
-            self.end_s = time.perf_counter()
-            if epoch == 0:
-                return
-            self.seconds.append(self.end_s - self._start_s)
-            enough = len(self.seconds) >= MIN_BLOCKS and self.end_s - self.begin_s >= limit_s
-            if comm.broadcast(enough):
-                self.model.stop_training = True
-
-    return TimedBlocks()
+    timer = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: begins.append(time.perf_counter()), on_epoch_end=end
+    )
+    fit(epochs=MAX_BLOCKS, callbacks=[timer])
+    return list(zip(begins, ends, strict=True))[1:]
 
 
 class EnergyMeter:
