@@ -2,124 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
-import socket
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from candle_p1.datasets import download, registry
-from candle_p1.datasets.fetch import fetch
 from candle_p1.errors import DataError, ParameterError
+from tests.unit.datasets.conftest import CONTENT, NAME, reply
 
 # urllib3 and requests leave it to Python to close a socket whose server has sent nonsense.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-NAME = "a.csv"
-CONTENT = bytes(range(256)) * 400
-
-
-class RawServer:
-    """Answers each connection with the next of some answers; the last one is repeated.
-
-    An answer is the bytes to send, or a function that is called with the connection and the text
-    of the request.
-    """
-
-    def __init__(self, *answers):
-        self._answers, self.requests = list(answers), []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.closed = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        while not self.closed.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
-            threading.Thread(target=self._answer, args=(connection, answer), daemon=True).start()
-
-    def _answer(self, connection, answer):
-        with connection:
-            request = b""
-            while b"\r\n\r\n" not in request:
-                block = connection.recv(4096)
-                if not block:
-                    return
-                request += block
-            self.requests.append(request.decode())
-            try:
-                if isinstance(answer, bytes):
-                    connection.sendall(answer)
-                else:
-                    answer(connection, request)
-            except OSError:
-                return
-
-    def drip(self, connection, *_, before=b"", block=b"x", pause_s=0.02):
-        """Sends one small block after the other until the test ends."""
-        connection.sendall(before)
-        while not self.closed.wait(pause_s):
-            connection.sendall(block)
-
-    def close(self):
-        self.closed.set()
-        self._listener.close()
-
-
-def reply(content=CONTENT, status="200 OK", length=True, **headers):
-    """Returns an answer; underscores in the headers' names stand for hyphens."""
-    lines = [f"HTTP/1.1 {status}", "Connection: close"]
-    lines += [f"Content-Length: {len(content)}"] if length else []
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forgotten_sockets():
-    yield
-    gc.collect()
-
-
-@pytest.fixture
-def serve():
-    servers = []
-
-    def serve(*answers):
-        servers.append(RawServer(*answers))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def get(environment, tmp_path, monkeypatch):
-    """Fetches a.csv, with no pauses between attempts."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
-    monkeypatch.setattr(download, "time", clock)
-
-    def get(url, name=NAME, **options):
-        options = {"num_retries": 1, "notify": get.said.append} | options
-        return fetch("none", [name], url, get.directory, **options)[0]
-
-    get.directory, get.said = tmp_path / "data", []
-    return get
-
-
-def left_behind(directory):
-    return {path.name for path in directory.iterdir()} - {".lock"}
-
 
 PART = {"status": "206 Partial Content", "ETag": '"1"'}
 REDIRECT = {"content": b"", "status": "302 Found"}
@@ -177,16 +73,12 @@ def test_an_unusable_answer_is_one_message_and_leaves_nothing(serve, get, answer
     with pytest.raises(DataError, match=NAME) as refused:
         get(serve(answer).url)
     assert "secret" not in str(refused.value)
-    assert left_behind(get.directory) == set()
+    assert get.left() == set()
 
 
 def test_a_redirect_from_https_to_http_is_refused():
-    response = SimpleNamespace(
-        is_redirect=True,
-        url="https://x.org/a",
-        headers={"Location": "http://x.org/b"},
-        close=lambda: None,
-    )
+    response = SimpleNamespace(is_redirect=True, url="https://x.org/a", close=lambda: None)
+    response.headers = {"Location": "http://x.org/b"}
     with pytest.raises(download.CannotDownloadError):
         download._check_redirect(response)
     response.headers["Location"] = "/b"
@@ -195,37 +87,37 @@ def test_a_redirect_from_https_to_http_is_refused():
 
 def test_a_file_without_a_known_end_is_kept_but_its_checksum_is_not_recorded(serve, get):
     server = serve(reply(CONTENT[:1000], length=False), reply())
-    assert get(server.url).file_bytes == 1000
+    assert get(server.url)[0].file_bytes == 1000
     assert NAME in get.said[-1]
-    assert left_behind(get.directory) == {NAME}
+    assert get.left() == {NAME}
     (get.directory / NAME).unlink()
-    assert get(server.url).file_bytes == len(CONTENT)
+    assert get(server.url)[0].file_bytes == len(CONTENT)
     assert NAME in json.loads((get.directory / "fetched.json").read_text())["files"]
 
 
 def test_the_end_of_a_chunked_file_is_known(serve, get):
     chunks = b"3\r\nabc\r\n0\r\n\r\n"
     server = serve(reply(chunks, length=False, Transfer_Encoding="chunked"))
-    assert get(server.url).file_bytes == 3
-    assert left_behind(get.directory) == {NAME, "fetched.json"}
+    assert get(server.url)[0].file_bytes == 3
+    assert get.left() == {NAME, "fetched.json"}
 
 
 @pytest.mark.parametrize(
-    "of_another_version",
+    ("etag", "range_"),
     [
-        {"ETag": '"2"', "Content_Range": f"bytes 50000-{len(CONTENT) - 1}/{len(CONTENT)}"},
-        {"ETag": '"1"', "Content_Range": f"bytes 50000-{len(CONTENT)}/{len(CONTENT) + 1}"},
-        {"ETag": '"1"', "Content_Range": f"bytes 40000-{len(CONTENT) - 1}/{len(CONTENT)}"},
+        ('"2"', f"bytes 50000-{len(CONTENT) - 1}/{len(CONTENT)}"),
+        ('"1"', f"bytes 50000-{len(CONTENT)}/{len(CONTENT) + 1}"),
+        ('"1"', f"bytes 40000-{len(CONTENT) - 1}/{len(CONTENT)}"),
     ],
 )
-def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, of_another_version):
+def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, etag, range_):
     monkeypatch.setattr(download, "BLOCK_BYTES", 50_000)
     cut = reply(CONTENT[:50_000], length=False, Content_Length=len(CONTENT), ETag='"1"')
-    part = reply(b"x" * 50_000, status="206 Partial Content", **of_another_version)
+    part = reply(b"x" * 50_000, status="206 Partial Content", ETag=etag, Content_Range=range_)
     server = serve(cut, part, reply(ETag='"2"'))
     get(server.url, num_retries=3)
-    assert (get.directory / NAME).read_bytes() == CONTENT
-    assert ["Range:" in request for request in server.requests] == [False, True, False]
+    assert get.content() == CONTENT
+    assert server.header("Range") == [None, "bytes=50000-", None]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +137,7 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, b
     )
     with pytest.raises(DataError, match=r"bytes in 0\.3 s"):
         get(server.url, min_kib_per_s=100)
-    assert NAME not in left_behind(get.directory)
+    assert NAME not in get.left()
 
 
 def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatch):
@@ -259,15 +151,14 @@ def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatc
             connection.sendall(rest[byte : byte + 100])
 
     get(serve(slowly).url, min_kib_per_s=0)
-    assert (get.directory / NAME).read_bytes() == CONTENT
+    assert get.content() == CONTENT
 
 
 def test_a_server_that_closes_after_each_byte_is_given_up(serve, get, monkeypatch):
     monkeypatch.setattr(download, "BLOCK_BYTES", 1)
 
     def one_more(connection, request):
-        words = request.decode()
-        start = int(words.partition("Range: bytes=")[2].partition("-")[0] or 0)
+        start = int(request.partition("Range: bytes=")[2].partition("-")[0] or 0)
         range_ = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
         status = {"status": "206 Partial Content", "Content_Range": range_} if start else {}
         left = len(CONTENT) - start
@@ -286,13 +177,13 @@ def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, mon
     server = serve(lambda c, _: server.drip(c, before=head, block=bytes(100_000), pause_s=0))
     with pytest.raises(DataError, match="1000 bytes"):
         get(server.url)
-    assert left_behind(get.directory) == set()
+    assert get.left() == set()
 
 
 def test_a_file_larger_than_the_disk_is_not_begun(serve, get):
     with pytest.raises(DataError, match=os.strerror(28)):
         get(serve(reply(length=False, Content_Length=10**17)).url)
-    assert left_behind(get.directory) == set()
+    assert get.left() == set()
 
 
 NESTED = "[" * 100_000
@@ -335,8 +226,8 @@ def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
     text = state.replace("URL", f"{server.url}/{NAME}").encode(errors="surrogatepass")
     (get.directory / f".{NAME}.partial.json").write_bytes(text)
     get(server.url)
-    assert (get.directory / NAME).read_bytes() == CONTENT
-    assert "Range:" not in server.requests[0]
+    assert get.content() == CONTENT
+    assert server.header("Range") == [None]
 
 
 @pytest.mark.parametrize(
@@ -378,6 +269,8 @@ def test_a_record_of_downloads_that_is_a_directory_is_one_message(get):
 @pytest.mark.parametrize(
     "url",
     [
+        "http://me:sec@x.org:99999/",
+        "http://me:sec/sec@x.org/",
         "",
         "/data",
         "ftp://x.org/a",
@@ -404,15 +297,9 @@ def test_a_record_of_downloads_that_is_a_directory_is_one_message(get):
     ],
 )
 def test_a_bad_url_is_one_message(get, url):
-    with pytest.raises(ParameterError, match="data_url"):
+    with pytest.raises(ParameterError, match="data_url") as refused:
         get(url)
-
-
-def test_a_password_in_a_bad_url_is_not_shown(get):
-    for url in ("http://me:secret@x.org:99999/", "http://me:sec/secret@x.org/"):
-        with pytest.raises(ParameterError) as refused:
-            get(url)
-        assert "sec" not in str(refused.value)
+    assert "sec" not in str(refused.value)  # the password
 
 
 @pytest.mark.parametrize("url", ["file:///" + "x" * 5000, "file:///a%00b", "file:///dev/zero"])
@@ -420,7 +307,7 @@ def test_a_bad_local_url_is_one_message(get, url):
     with pytest.raises(DataError, match=NAME):
         get(url)
     with pytest.raises(DataError, match="zero"):
-        get("file:///dev", name="zero")
+        get("file:///dev", "zero")
 
 
 @pytest.mark.parametrize(
@@ -429,7 +316,7 @@ def test_a_bad_local_url_is_one_message(get, url):
 )
 def test_a_name_that_is_not_one_of_a_file_is_one_message(get, name):
     with pytest.raises(ParameterError, match=re.escape(repr(name))):
-        get("file:///tmp", name=name)
+        get("file:///tmp", name)
 
 
 @pytest.mark.parametrize("source", ["server", "directory"])
@@ -438,7 +325,7 @@ def test_a_pipe_for_the_partial_file_is_replaced(serve, get, tmp_path, source):
     os.mkfifo(get.directory / f".{NAME}.partial")
     (tmp_path / NAME).write_bytes(CONTENT)
     get(serve(reply()).url if source == "server" else tmp_path.as_uri())
-    assert (get.directory / NAME).read_bytes() == CONTENT
+    assert get.content() == CONTENT
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
@@ -447,4 +334,4 @@ def test_what_is_not_a_file_is_neither_read_nor_replaced(serve, get, kind):
     (os.mkfifo if kind == "pipe" else os.mkdir)(get.directory / NAME)
     with pytest.raises(DataError, match=NAME):
         get(serve(reply()).url)
-    assert left_behind(get.directory) == {NAME}
+    assert get.left() == {NAME}
