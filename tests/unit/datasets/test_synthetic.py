@@ -1,22 +1,16 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import subprocess
 import sys
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.data.manifest import MANIFEST_NAME, Manifest, synthetic_facts
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, make
 from candle_p1.errors import DataError, ParameterError
-
-MIB = 2**20
 
 
 class Tiny(SyntheticRecipe):
@@ -38,7 +32,10 @@ def cache(monkeypatch, tmp_path):
 
 
 def test_the_manifest_describes_the_files(tmp_path):
-    manifest = make(Tiny(), "small", tmp_path / "out", 7)
+    calls = []
+    manifest = make(Tiny(), "small", tmp_path / "out", 7, lambda *call: calls.append(call))
+    assert [call[0] for call in calls] == ["a.csv"] * 3 + ["b.csv"] * 3
+    assert calls[2][1:] == (16, 16)
     path = tmp_path / "out/a.csv"
     assert manifest == Manifest.read(path.parent)
     assert manifest.files["a.csv"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -81,11 +78,9 @@ def test_a_damaged_manifest_is_ignored(tmp_path, text):
     assert Manifest.read(tmp_path) is None
     assert synthetic_facts(tmp_path / "a.csv") is None
     assert manifest.whole
-
-
-def test_a_pipe_for_a_partial_file_is_replaced(tmp_path):
-    os.mkfifo(tmp_path / ".a.csv.partial")
-    assert make(Tiny(), "small", tmp_path, 1).whole
+    files = {"a\0b": {"bytes": 1, "sha256": ""}}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"made_of": MADE_OF, "files": files}))
+    assert not Manifest.read(tmp_path).whole  # there is no such file
 
 
 def test_a_data_set_is_made_once_and_made_again_when_damaged(cache):
@@ -119,7 +114,8 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make(Interrupted(), "small", tmp_path, 1)
     assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
-    assert make(Tiny(), "small", tmp_path, 1).files
+    os.mkfifo(tmp_path / ".a.csv.partial")
+    assert make(Tiny(), "small", tmp_path, 1).whole
 
 
 def test_an_unwritable_directory_and_an_unknown_size_are_errors(tmp_path):
@@ -128,13 +124,6 @@ def test_an_unwritable_directory_and_an_unknown_size_are_errors(tmp_path):
         make(Tiny(), "small", tmp_path / "file/below", 1)
     with pytest.raises(ParameterError, match="medium"):
         make(Tiny(), "medium", tmp_path, 1)
-
-
-def test_progress_ends_at_the_size_of_the_file(tmp_path):
-    calls = []
-    make(Tiny(), "small", tmp_path / "out", 1, lambda *call: calls.append(call))
-    assert [call[0] for call in calls] == ["a.csv"] * 3 + ["b.csv"] * 3
-    assert calls[2][1:] == (16, 16)
 
 
 PROGRAM = """
@@ -155,68 +144,3 @@ def test_only_one_of_several_processes_makes_the_data():
     ]
     results = sorted(process.communicate(timeout=60)[0].split() for process in processes)
     assert results == [["2", "0"]] * 3 + [["2", "2"]]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", list_benchmarks())
-def test_the_seed_determines_the_bytes(name):
-    def contents(seed):
-        return [b"".join(f.blocks) for f in find_benchmark(name).recipe.files("small", seed)]
-
-    first = contents(1)
-    assert contents(1) == first
-    assert not set(contents(2)) & set(first)
-
-
-@pytest.mark.parametrize(
-    ("name", "role", "num_rows", "num_columns", "num_bytes", "tolerance"),
-    [
-        ("nt3", "train", 1120, 60_484, 597 * MIB, 0.03),
-        ("nt3", "test", 280, 60_484, 150 * MIB, 0.03),
-        ("p1b1", "train", 3000, 60_485, 771 * MIB, 0.02),
-        ("p1b1", "test", 1000, 60_485, 258 * MIB, 0.02),
-        ("p1b2", "train", 3000, 28_206, 169_631_113, 0.005),
-        ("p1b2", "test", 1000, 28_206, 56_690_533, 0.005),
-    ],
-)
-def test_full_files_have_the_published_size(
-    name, role, num_rows, num_columns, num_bytes, tolerance
-):
-    recipe = find_benchmark(name).recipe
-    file = next(f for f in recipe.files("full", 2019) if f.name == recipe.roles[role])
-    lines = b"".join(itertools.islice(file.blocks, 4)).splitlines(keepends=True)
-    assert {line.count(b",") + 1 for line in lines} == {num_columns}
-    header = b"" if name == "nt3" else lines.pop(0)
-    estimate = len(header) + num_rows * np.mean([len(line) for line in lines])
-    assert estimate == pytest.approx(num_bytes, rel=tolerance)
-    assert file.num_bytes_estimate == pytest.approx(num_bytes, rel=max(tolerance, 0.01))
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("name", "drawn"), [("p1b1", "Genes"), ("p1b2", "Genome")])
-def test_full_tables_of_cases_have_the_published_rows(monkeypatch, name, drawn):
-    recipe = find_benchmark(name).recipe
-    drawn = getattr(sys.modules[type(recipe).__module__], drawn)
-    monkeypatch.setattr(drawn, "tumor", lambda *_, seed: np.zeros(3, np.int64))
-    files = {file.name: file for file in recipe.files("full", 1)}
-    for role, num_rows in (("train", 3000), ("test", 1000)):
-        blocks = files[recipe.roles[role]].blocks
-        assert sum(block.count(b"\n") for block in blocks) == 1 + num_rows
-
-
-@pytest.mark.parametrize(("name", "num_rows"), [("p1b1", (400, 200)), ("p1b2", (320, 160))])
-def test_small_tables_of_cases_have_the_published_layout(small_data, name, num_rows):
-    roles = find_benchmark(name).recipe.roles
-    train, test = (pd.read_csv(small_data(name) / roles[role]) for role in ("train", "test"))
-    assert (train.shape, test.shape) == tuple((num, 302) for num in num_rows)
-    assert list(train.columns) == list(test.columns)
-    assert list(train.columns[:2]) == ["case_id", "cancer_type"]
-    assert train.columns[2:].is_unique
-    cases = {*train["case_id"], *test["case_id"]}
-    assert len(cases) == sum(num_rows)  # no patient is in both files
-
-
-def test_a_manifest_with_an_impossible_name_is_not_whole(tmp_path):
-    files = {"a\0b": {"bytes": 1, "sha256": ""}}
-    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"made_of": MADE_OF, "files": files}))
-    assert not Manifest.read(tmp_path).whole
