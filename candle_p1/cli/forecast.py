@@ -6,21 +6,16 @@ from pathlib import Path
 
 import click
 
-from candle_p1.cli.base import (
-    Command,
-    NumberList,
-    complete_machine,
-    json_option,
-    read_runs,
-    write_json,
-)
-from candle_p1.cli.model import comm_option
+from candle_p1.cli import base
+from candle_p1.cli.model import PATH, comm_option
 from candle_p1.errors import ModelError, ParameterError
+
+MODES = ("strong", "weak", "batch")
 
 
 @click.command(
     "forecast",
-    cls=Command,
+    cls=base.Command,
     examples=[
         "candle-p1 forecast nt3 --machine summit --ranks 384,3072",
         "candle-p1 forecast nt3 --ranks 8,16 --from output",
@@ -30,26 +25,21 @@ from candle_p1.errors import ModelError, ParameterError
 @click.argument("benchmark")
 @click.option(
     "--machine",
-    shell_complete=complete_machine,
+    shell_complete=base.complete_machine,
     help="The machine. With --from, its ranks per node are used, by default those of the runs."
     " Without, it has to be summit: the paper's published values are used.",
 )
-@click.option(
-    "--ranks",
-    type=NumberList(10**6),
-    required=True,
-    help="Numbers of ranks, such as 384,3072.",
-)
+@click.option("--ranks", type=base.NumberList(10**6), required=True, help="Numbers of ranks.")
 @click.option(
     "--from",
     "directories",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A directory of runs to predict from; may be given several times.",
 )
 @click.option(
     "--mode",
-    type=click.Choice(("strong", "weak", "batch")),
+    type=click.Choice(MODES),
     help="The mode of scaling; by default all for which there is something to predict from.",
 )
 @comm_option
@@ -61,7 +51,7 @@ from candle_p1.errors import ModelError, ParameterError
     help="What if: file_system or network faster by a factor, or other epochs, epochs_per_rank"
     " or batch_size; may be given several times.",
 )
-@json_option("the forecasts")
+@base.json_option("the forecasts")
 def command(
     benchmark: str,
     machine: str | None,
@@ -81,23 +71,18 @@ def command(
     from candle_p1.cluster.machine import load_machine
     from candle_p1.modelling.communication import measured_for
     from candle_p1.modelling.forecast import Changes
-    from candle_p1.reports.experiments import MODES
-    from candle_p1.reports.forecasts import (
-        PAPER_MODES,
-        forecast_paper,
-        forecast_runs,
-        forecast_tables,
-    )
+    from candle_p1.reports import forecasts
     from candle_p1.training.screen import Screen
 
-    screen = Screen()
+    screen, modes = Screen(), (mode,) if mode else MODES
     ranks, changed = sorted(ranks), Changes.parse(changes)
     if directories:
         per_node = (load_machine(machine).ranks_per_node or None) if machine else None
-        runs = read_runs(directories, screen).runs
+        runs = base.read_runs(directories, screen).runs
         allreduce_s = measured_for(comm, [r.record for r in runs]).allreduce_s if comm else None
-        modes = (mode,) if mode else tuple(MODES)
-        found = forecast_runs(runs, benchmark, modes, ranks, changed, per_node, allreduce_s)
+        found = forecasts.forecast_runs(
+            runs, benchmark, modes, ranks, changed, per_node, allreduce_s
+        )
         if per_node:
             screen.say(
                 f"--machine {machine}: {per_node} ranks on each node; all rates and powers are"
@@ -106,19 +91,16 @@ def command(
     elif comm:
         raise ParameterError("--comm is used with --from DIR: published values have no use for it")
     elif machine != "summit":
-        raise ModelError(
-            f"--machine {machine}: the paper prints enough only for summit; give runs with"
-            " --from DIR"
-            if machine
-            else "give runs with --from DIR, or --machine summit for the paper's values"
-        )
+        given = f"--machine {machine}: the paper prints enough only for summit; " if machine else ""
+        other = "" if machine else ", or --machine summit for the paper's values"
+        raise ModelError(f"{given}give runs with --from DIR{other}")
     elif mode == "batch":
         raise ModelError("--mode batch: the paper prints enough only for strong and weak")
     else:
-        found = forecast_paper(benchmark, (mode,) if mode else PAPER_MODES, ranks, changed)
+        found = forecasts.forecast_paper(benchmark, modes, ranks, changed)
     for each in found:
-        for table in forecast_tables(each):
+        for table in forecasts.forecast_tables(each):
             screen.say(table.to_rich())
         for line in (*each["published"], *each["notes"]):
             screen.say(line)
-    write_json(json_file, found)
+    base.write_json(json_file, found)

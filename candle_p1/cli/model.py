@@ -10,10 +10,9 @@ import click
 from candle_p1.cli.base import Command, NumberList, json_option, read_runs, write_json
 from candle_p1.text import count
 
+PATH = click.Path(path_type=Path)
 comm_option = click.option(
-    "--comm",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A measurement of communication, from bench comm; gives latency and bandwidth.",
+    "--comm", type=PATH, help="What bench comm has measured: gives latency and bandwidth."
 )
 
 
@@ -26,9 +25,7 @@ comm_option = click.option(
         "candle-p1 model output --comm comm.json -o model",
     ],
 )
-@click.argument(
-    "directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=PATH)
 @comm_option
 @click.option(
     "--hold_out",
@@ -40,8 +37,7 @@ comm_option = click.option(
     "-o",
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to write: index.html, which needs no other file, model.json, figures/"
-    " and tables/.",
+    help="Directory for index.html, which needs no other file, model.json, figures/ and tables/.",
 )
 @json_option("the models: parameters with intervals, residuals")
 def command(
@@ -64,15 +60,14 @@ def command(
 
     screen = Screen()
     runs = read_runs(directories, screen).runs
-    communication = measured_for(comm, [run.record for run in runs]) if comm else None
-    page, content = model_page(runs, communication, held_out or (), draws=out is not None)
+    measured = measured_for(comm, [run.record for run in runs]) if comm else None
+    page, content = model_page(runs, measured, held_out or (), draws=out is not None)
     for note in page.notes:
         screen.say(note)
     for section in page.sections:
-        for line in (f"\n{section.title}", *section.notes):
+        missing = (f"{name}: {reason}" for name, reason in section.missing)
+        for line in (f"\n{section.title}", *section.notes, *missing):
             screen.say(line)
-        for name, reason in section.missing:
-            screen.say(f"{name}: {reason}")
         for table in section.tables:
             screen.say(table.to_rich())
     write_json(json_file, content)

@@ -180,7 +180,7 @@ def forecast_paper(
     inputs = paper_inputs(benchmark)
     base = f"loader {ORIGINAL_LOADER}"
     found = []
-    for mode in modes:
+    for mode in [each for each in modes if each in PAPER_MODES]:
 
         def source_of(changed: Changes, mode: str = mode) -> dict[str, ForecastSource]:
             return {
