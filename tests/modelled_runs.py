@@ -77,4 +77,4 @@ def lawful_run(random, num_ranks, noise=0.05, times=lawful_times, **changes):
         for name, seconds in times(shape).items()
     }
     watts = {"": WATTS * num_ranks * (1 + 0.02 * random.standard_normal())}
-    return Observation(shape, phases_s, sum(phases_s.values()), watts, "simulated", None)
+    return Observation(None, shape, phases_s, sum(phases_s.values()), watts, "simulated", None)

@@ -49,6 +49,7 @@ class Observation:
     """One run, as a model sees it.
 
     Attributes:
+        record: The record of the run.
         shape: Its size, and what each of its ranks did.
         phases_s: The seconds of each phase, mean over ranks; they add up to the time of the run.
         total_s: That time.
@@ -59,6 +60,7 @@ class Observation:
             loader reads while it parses, so that it is unknown.
     """
 
+    record: RunRecord
     shape: JobShape
     phases_s: Mapping[str, float]
     total_s: float
@@ -168,10 +170,8 @@ class ShapeRule:
         )
 
 
-def observe(record: RunRecord) -> Observation | None:
-    """Returns what a model takes from a record; None if the run did not finish."""
-    if record.status != "ok":
-        return None
+def observe(record: RunRecord) -> Observation:
+    """Returns what a model takes from the record of a run that has finished."""
     shape, total_s = _shape(record), record.total_s or 0.0
     watts: dict[str, float] = {}
     energy = record.energy
@@ -185,7 +185,7 @@ def observe(record: RunRecord) -> Observation | None:
     phases_s, reading_share = _phases_s(record), None
     if phases_s[LOAD] and shape.shares_loading:
         reading_share = min(1.0, _mean_s(record, "load", "read") / phases_s[LOAD])
-    return Observation(shape, phases_s, total_s, watts, kind, reading_share)
+    return Observation(record, shape, phases_s, total_s, watts, kind, reading_share)
 
 
 def _shape(record: RunRecord) -> JobShape:

@@ -158,7 +158,7 @@ def _as_json(model: RunModel) -> dict[str, Any]:
 
 def _held_out_times(each: ModelledSeries, held_out: Collection[int]) -> Iterator[Row]:
     """Yields the whole time and the phases of the runs that were held out, beside predictions."""
-    for num_ranks in each.runs.keys() & held_out:
+    for num_ranks in sorted(each.runs.keys() & held_out):
         runs, predicted = each.runs[num_ranks], each.source().samples(num_ranks)
         times = {WHOLE_RUN: ([run.total_s for run in runs], predicted.total_s)}
         for phase in PHASES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,60 +84,53 @@ def model_experiment(
     modelled: list[ModelledSeries] = []
     missing: Missing = []
     for pool in pools.values():
-        runs = {each: _observed(each) for each in pool}
-        crowded = _drop_crowded(runs.values())
-        used: dict[Series, list[Any]] = {}
-        for each, found in runs.items():
-            used[each] = [run for num, some in found.items() if num not in held_out for run in some]
+        crowded: Counter[int] = Counter()
+        runs = {each: _observed(each, crowded) for each in pool}
+        used = {
+            each: [run for num, some in found.items() if num not in held_out for run in some]
+            for each, found in runs.items()
+        }
+        for each in pool:
             if not used[each]:
-                missing.append(
-                    (each.name, "all of its runs are held out" if found else _left_out(crowded))
-                )
+                reason = "all of its runs are held out" if runs[each] else _left_out(crowded)
+                missing.append((each.name, reason))
         pool = [each for each in pool if used[each]]
         if not pool:
             continue
         try:
-            rules = [ShapeRule.of([r for r, _ in used[each]], ranks_per_node) for each in pool]
-            model = fit_model([found for each in pool for _, found in used[each]], allreduce_s)
+            rules = [ShapeRule.of([o.record for o in used[e]], ranks_per_node) for e in pool]
+            model = fit_model([run for each in pool for run in used[each]], allreduce_s)
         except ModelError as error:
-            settings = dict(pool[0].settings)
-            if len(pool) > 1:
-                settings = {k: v for k, v in settings.items() if k not in POOLED}
+            settings = {
+                k: v for k, v in pool[0].settings.items() if k not in POOLED or not pool[1:]
+            }
             reason = "; ".join(filter(None, (str(error), _left_out(crowded))))
             missing.append((describe(settings) or "all runs", reason))
             continue
         for each, rule in zip(pool, rules, strict=True):
-            observed = {num: [found for _, found in some] for num, some in runs[each].items()}
-            modelled.append(
-                ModelledSeries(each.name, each.settings, model, rule, observed, crowded)
-            )
+            of_series = (each.name, each.settings, model, rule, runs[each], crowded)
+            modelled.append(ModelledSeries(*of_series))
     return modelled, missing
 
 
-def _observed(series: Series) -> dict[int, list[Any]]:
-    """Returns the records of a series' timed runs with what models see, by number of ranks."""
-    return {
-        point.num_ranks: [
-            (run.record, found) for run in point.runs["run"] if (found := observe(run.record))
-        ]
-        for point in series.timed
-    }
-
-
-def _drop_crowded(pool: Iterable[dict[int, list[Any]]]) -> Counter[int]:
-    """Takes away the runs with more threads than cores, and returns how many, by ranks."""
-    dropped: Counter[int] = Counter()
-    for runs in pool:
-        for num, some in list(runs.items()):
-            runs[num] = [each for each in some if not each[1].shape.is_crowded]
-            dropped[num] += len(some) - len(runs[num])
-            if not runs[num]:
-                del runs[num]
-    return +dropped
+def _observed(series: Series, crowded: Counter[int]) -> dict[int, list[Observation]]:
+    """Returns the runs by number of ranks; counts those with more threads than cores apart."""
+    found = {}
+    for point in series.timed:
+        runs = [observe(run.record) for run in point.runs["run"]]
+        fitting = [run for run in runs if not run.shape.is_crowded]
+        crowded[point.num_ranks] += len(runs) - len(fitting)
+        if fitting:
+            found[point.num_ranks] = fitting
+    return found
 
 
 def _left_out(crowded: Mapping[int, int]) -> str:
-    told = [f"{count(num, 'run')} on {count(ranks, 'rank')}" for ranks, num in crowded.items()]
+    told = [
+        f"{count(num, 'run')} on {count(ranks, 'rank')}"
+        for ranks, num in sorted(crowded.items())
+        if num
+    ]
     return f"left out, with more threads on a node than cores: {listed(told)}" if told else ""
 
 

@@ -46,8 +46,7 @@ def test_one_rank_neither_waits_nor_communicates():
     assert sum(found.phases_s.values()) == pytest.approx(found.total_s)
 
 
-def test_a_run_without_times_or_power_is_no_observation_of_them():
-    assert observe(record(status="failed")) is None
+def test_a_run_without_power_is_no_observation_of_it():
     assert observe(record()).watts == {}
     assert observe(record(energy_j=60.0)).watts[""] == pytest.approx(60 / record().total_s)
 
