@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,25 +32,6 @@ large."""
 
 TOO_MUCH = 1e-10
 """Terms are the same for these runs if the smallest singular value is this share of the largest."""
-
-
-class FittedParameter(NamedTuple):
-    """A coefficient of a model.
-
-    Attributes:
-        phase: The phase to which it belongs; for a power, what it is the power of.
-        low: The lower end of its interval of PARAMETER_CONFIDENCE.
-        high: The upper end; infinite for a rate whose term may take no time.
-        runs: The number of runs that it was fitted to.
-    """
-
-    phase: str
-    name: str
-    unit: str
-    value: float
-    low: float
-    high: float
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -104,10 +85,7 @@ class PhaseFit:
         return [
             each
             for i, each in enumerate(self.candidates)
-            if i != self.choices[0]
-            and self.coefficients[i] is not None
-            and len(each) == len(self.chosen)
-            and self.scores[0, i] <= least
+            if i != self.choices[0] and len(each) == len(self.chosen) and self.scores[0, i] <= least
         ]
 
     @property
@@ -124,20 +102,23 @@ class PhaseFit:
                 predicted = np.where(self.choices == i, coefficients @ row, predicted)
         return predicted
 
-    def parameters(self) -> list[FittedParameter]:
-        """Returns the coefficients of the chosen terms."""
-        coefficients = self.coefficients[self.choices[0]]
-        assert coefficients is not None
-        runs = int(self.used.sum())
+    def parameters(self) -> list[dict[str, Any]]:
+        """Returns the coefficients of the chosen terms, with intervals of PARAMETER_CONFIDENCE.
+
+        Those of rates are the inverse; infinite, if the term takes no time.
+        """
+        coefficients: Any = self.coefficients[self.choices[0]]
         tail = 50 * (1 - PARAMETER_CONFIDENCE)
         found = []
         for term, samples in zip(self.chosen, coefficients.T, strict=True):
-            low, high = np.percentile(samples[1:], [tail, 100 - tail])
-            value = samples[0]
+            ends = (samples[0], *np.percentile(samples[1:], [tail, 100 - tail]))
+            value, low, high = map(float, ends)
             if term.is_rate:
                 value, low, high = (1 / each if each > 0 else inf for each in (value, high, low))
-            ends = float(value), float(low), float(high)
-            found.append(FittedParameter(self.name, term.name, term.unit, *ends, runs))
+            interval = {"value": value, "low": low, "high": high}
+            fitted = {"confidence": PARAMETER_CONFIDENCE, "runs": int(self.used.sum())}
+            told: dict[str, Any] = {"phase": self.name, "name": term.name, "unit": term.unit}
+            found.append(told | interval | fitted)
         return found
 
 
@@ -149,7 +130,7 @@ def fit_phase(
     scale: Array,
     random: np.random.Generator,
 ) -> PhaseFit:
-    """Returns the fit of a phase, by the candidate that predicts held-out runs of a sample best.
+    """Returns the fit of a phase by the candidate that predicts held-out runs best.
 
     All runs of a size are held out at a time where at least two sizes remain, so that candidates
     are judged by how they extrapolate; else one run at a time. A candidate with more terms has to
@@ -160,7 +141,7 @@ def fit_phase(
         name: Its name.
         tried: The candidates.
         shapes: Those of the runs.
-        samples: Its times, shape (samples, runs); the first sample was measured.
+        samples: Its times, shape (samples, runs), of which the first was measured.
         scale: What deviations are relative to, shape (runs,).
         random: For ties.
 
@@ -177,15 +158,12 @@ def fit_phase(
     folds = np.array([shapes.index(shape) for shape in shapes])[used]
     if len(np.unique(folds)) <= 2:
         folds = np.arange(len(folds))
-    coefficients = [
-        nonnegative_least_squares(design, values) if _is_determined(design) else None
-        for design in designs
-    ]
+    determined = np.array(list(map(_is_determined, designs)))
+    coefficients: list[Any] = [None] * len(tried)
     scores = np.full((len(values), len(tried)), np.inf)
-    for i, design in enumerate(designs):
-        if coefficients[i] is not None:
-            scores[:, i] = _held_out_errors(design, values, folds)
-    determined = np.array([each is not None for each in coefficients])
+    for i in np.flatnonzero(determined):
+        coefficients[i] = nonnegative_least_squares(designs[i], values)
+        scores[:, i] = _held_out_errors(designs[i], values, folds)
     if not determined.any():
         raise ValueError(f"these runs determine no candidate for {name}")
     num_terms = np.array([len(each) for each in tried])
@@ -199,10 +177,8 @@ def fit_phase(
     order = random.random(tied.shape)
     order[0] = np.arange(len(tried)) / len(tried)
     choices = np.where(tied, order, np.inf).argmin(axis=1)
-    chosen = coefficients[choices[0]]
-    assert chosen is not None
     residuals = np.zeros(len(shapes))
-    residuals[used] = values[0] - designs[choices[0]] @ chosen[0]
+    residuals[used] = values[0] - designs[choices[0]] @ coefficients[choices[0]][0]
     return PhaseFit(name, tried, choices, coefficients, scores, used, residuals)
 
 

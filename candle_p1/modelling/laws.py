@@ -87,11 +87,6 @@ class JobShape:
         readers = self.ranks_on_node * self.load_threads
         return min(readers, self.cores_per_node or readers)
 
-    @property
-    def several(self) -> int:
-        """1 if there are several ranks, else 0."""
-        return int(self.num_ranks > 1)
-
 
 class ModelTerm(NamedTuple):
     """A term, which is multiplied by a coefficient.
@@ -139,7 +134,7 @@ _RATES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
         "rate at which nodes exchange rows",
         lambda s: s.file_bytes * (s.num_nodes - 1) / s.num_nodes,
     ),
-    "tree_bytes": ("rate of the broadcast", lambda s: s.several * s.weight_bytes),
+    "tree_bytes": ("rate of the broadcast", lambda s: (s.num_ranks > 1) * s.weight_bytes),
     "sent": (  # to average gradients of G bytes, a rank sends 2 G (P - 1) / P
         "rate at which gradients are averaged, as far as back-propagation does not hide it",
         lambda s: s.steps * 2 * s.weight_bytes * (s.num_ranks - 1) / s.num_ranks,
@@ -152,7 +147,7 @@ _TIMES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
     "doubling": ("start-up, for each doubling of the ranks", lambda s: log2(s.num_ranks)),
     # The largest of P normal deviates, in standard deviations, to leading order.
     "slowest": ("standard deviation of the ranks' loading", lambda s: sqrt(2 * log(s.num_ranks))),
-    "meet": ("meeting before the broadcast", lambda s: s.several),
+    "meet": ("meeting before the broadcast", lambda s: s.num_ranks > 1),
     "levels": ("broadcast, for each level of the tree", lambda s: log2(s.num_ranks)),
     "sample": ("computing, for each sample", lambda s: s.samples),
     "sample_shared": (
@@ -176,7 +171,7 @@ _TIMES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
     ),
     "imbalance": (
         "waiting for the slowest rank, for each step",
-        lambda s: s.steps * s.several,
+        lambda s: s.steps * (s.num_ranks > 1),
     ),
     "epoch": ("validation of an epoch", lambda s: s.epochs),
     "epoch_shared": ("validation of an epoch, on one rank", lambda s: s.epochs / s.num_ranks),
@@ -232,7 +227,7 @@ def candidates(
     """
     if phase == EXPOSED and allreduce_s is not None:
         name = "share of the measured allreduce that is exposed"
-        return [(ModelTerm(name, "", lambda s: s.steps * s.several * allreduce_s(s)),)]
+        return [(ModelTerm(name, "", lambda s: s.steps * allreduce_s(s)),)]
     if phase == LOAD and any(shape.shares_loading for shape in shapes):
         phase = LOAD_TOGETHER
     return [tuple(_TERMS[t] for t in law.split(" + ")) for law in _LAWS[phase].split(" | ")]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import log2
+from typing import Any
 
 import numpy as np
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.fit import FittedParameter, PhaseFit, fit_phase
+from candle_p1.modelling.fit import PhaseFit, fit_phase
 from candle_p1.modelling.laws import PHASES, POWER, Candidate, JobShape, candidates
 from candle_p1.modelling.observations import POWER_GROUPS, Observation
 from candle_p1.modelling.samples import Array, TimeSamples
@@ -72,19 +73,15 @@ class RunModel:
         return sorted({each.shape.num_ranks for each in self.observations})
 
     @property
-    def parameters(self) -> list[FittedParameter]:
+    def parameters(self) -> list[dict[str, Any]]:
         """The coefficients of all phases and powers."""
         return [each for fit in (*self.phases, *self.powers) for each in fit.parameters()]
-
-    def extrapolation(self, num_ranks: int) -> float:
-        """Returns by which factor a number of ranks is outside those that were measured."""
-        least, most = self.rank_counts[0], self.rank_counts[-1]
-        return max(1.0, num_ranks / most, least / num_ranks)
 
     def predict(self, shape: JobShape) -> TimeSamples:
         """Returns single runs: with their scatter, and what extrapolating adds."""
         times = {fit.name: fit.at(shape) for fit in self.phases}
-        factor = self.extrapolation(shape.num_ranks)
+        fewest, *_, most = self.rank_counts
+        factor = max(1.0, shape.num_ranks / most, fewest / shape.num_ranks)
         form = np.exp(log2(factor) * self.form)
         least = SMALLEST_SHARE * np.sum(list(times.values()), axis=0)
         for fit in self.phases:

@@ -12,7 +12,7 @@ import numpy as np
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.communication import CommunicationFit
-from candle_p1.modelling.fit import BAD_FIT, PARAMETER_CONFIDENCE
+from candle_p1.modelling.fit import BAD_FIT
 from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.laws import PHASES
 from candle_p1.modelling.model import RunModel
@@ -139,8 +139,7 @@ def _as_json(model: RunModel) -> dict[str, Any]:
         "form_error_per_doubling": model.form_error,
         "extrapolation_errors": list(model.extrapolation_errors),
         "parameters": [
-            {name: None if v == np.inf else v for name, v in each._asdict().items()}
-            | {"confidence": PARAMETER_CONFIDENCE}
+            {name: None if value == np.inf else value for name, value in each.items()}
             for each in model.parameters
         ],
         "phases": [
@@ -290,15 +289,15 @@ def forecast_row(point: Mapping[str, Any]) -> Row:
 
 def _parameter_rows(name: str, model: RunModel) -> Iterator[Row]:
     for each in model.parameters:
-        if isfinite(each.value):  # else the term takes no time
-            high = each.high if isfinite(each.high) else None
+        if isfinite(each["value"]):  # else the term takes no time
+            high = each["high"] if isfinite(each["high"]) else None
             yield {
                 "series": name,
-                "phase": each.phase or "power of the whole run",
-                "parameter": each.name,
-                "value": {"value": each.value, "low": each.low, "high": high},
-                "unit": each.unit,
-                "runs": each.runs,
+                "phase": each["phase"] or "power of the whole run",
+                "parameter": each["name"],
+                "value": {"value": each["value"], "low": each["low"], "high": high},
+                "unit": each["unit"],
+                "runs": each["runs"],
             }
 
 

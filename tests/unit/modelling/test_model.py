@@ -42,9 +42,10 @@ def test_known_parameters_are_in_their_intervals_in_90_to_98_of_100_cases(models
     covered, known = Counter(), Counter()
     for model in models:
         for each in model.parameters:
-            if each.name in TRUE:
-                known[each.name] += 1
-                covered[each.name] += each.low <= TRUE[each.name] <= each.high
+            name = each["name"]
+            if name in TRUE:
+                known[name] += 1
+                covered[name] += each["low"] <= TRUE[name] <= each["high"]
     assert set(known) == set(TRUE)
     assert min(known.values()) > 0.8 * CASES  # the law that was planted is the one that is found
     assert 0.90 <= sum(covered.values()) / sum(known.values()) <= 0.98
@@ -80,7 +81,13 @@ def test_few_runs_give_wider_intervals_than_many():
 
 def test_a_model_says_how_far_it_extrapolates():
     model = model_of(0)
-    assert [model.extrapolation(num) for num in (1, 3, 4, 8, 40)] == [1, 1, 1, 2, 10]
+    assert [model.predict(shape_of(num)).extrapolation for num in (1, 3, 4, 8, 40)] == [
+        1,
+        1,
+        1,
+        2,
+        10,
+    ]
     near, far = (model.predict(shape_of(num)).total_s for num in (8, 64))
     assert np.std(far) / np.median(far) > 1.5 * np.std(near) / np.median(near)
     # What extrapolating adds is assumed where two sizes tell nothing of it.
@@ -120,7 +127,7 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
         for _ in range(3)
     ]
     model = fit_model(runs)
-    found = {each.name: each.value for each in model.parameters}
+    found = {each["name"]: each["value"] for each in model.parameters}
     assert found["computing, for each step"] == pytest.approx(0.02, rel=0.1)
     assert found["computing, for each sample"] == pytest.approx(SAMPLE_S, rel=0.1)
     # Other epochs and a batch size between those that ran.
@@ -153,9 +160,9 @@ def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
         return 2 * lawful_times(shape)[EXPOSED] / shape.steps
 
     model = fit_model(runs, allreduce_s)
-    (share,) = (each for each in model.parameters if each.phase == EXPOSED)
-    assert share.low < 0.5 < share.high
-    assert share.value == pytest.approx(0.5, rel=0.05)
+    (share,) = (each for each in model.parameters if each["phase"] == EXPOSED)
+    assert share["low"] < 0.5 < share["high"]
+    assert share["value"] == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +187,8 @@ def test_the_same_seed_gives_the_same_model():
     first, second = model_of(3), model_of(3)
     assert first.parameters == second.parameters
     assert first.parameters != model_of(4).parameters
-    (rate,) = (each for each in first.parameters if each.phase == LOAD)
-    assert rate.low < BYTES_PER_S < rate.high
+    (rate,) = (each for each in first.parameters if each["phase"] == LOAD)
+    assert rate["low"] < BYTES_PER_S < rate["high"]
 
 
 def test_cores_that_slow_each_other_are_told_from_the_runs():
