@@ -21,13 +21,13 @@ def test_the_phases_of_a_run_add_up_to_its_time():
     found = observe(record(wait_s=1.5, communication_s=3.0, epoch_s=2.0))
     assert set(found.phases_s) == set(PHASES)
     assert sum(found.phases_s.values()) == pytest.approx(found.total_s)
-    assert found.phases_s[STARTUP] == 3.0
-    assert found.phases_s[LOAD] == 5.0  # the mean over ranks
-    assert found.phases_s[WAIT] == 1.5
-    assert found.phases_s[EXPOSED] == 3.0
-    # 24 epochs of 2 s and the first step of 0.5 s, without 3 s of communication; the first step
-    # exceeds the others by 0.3 s.
-    assert found.phases_s[COMPUTE] == pytest.approx(24 * 2 + 0.5 - 3.0 - 0.3)
+    # Loading is the mean over ranks. Computing is 24 epochs of 2 s and the first step of 0.5 s,
+    # without 3 s of communication; the first step exceeds the others by 0.3 s.
+    expected = {STARTUP: 3.0, LOAD: 5.0, WAIT: 1.5, EXPOSED: 3.0, COMPUTE: 24 * 2 + 0.5 - 3 - 0.3}
+    assert {name: found.phases_s[name] for name in expected} == pytest.approx(expected)
+    alone = observe(record(1, wait_s=1.0))
+    assert alone.phases_s[WAIT] == alone.phases_s[EXPOSED] == 0
+    assert sum(alone.phases_s.values()) == pytest.approx(alone.total_s)
 
 
 def test_exposed_communication_and_validation_are_those_of_the_epochs():
@@ -40,15 +40,10 @@ def test_exposed_communication_and_validation_are_those_of_the_epochs():
     assert found.phases_s[VALIDATE] == pytest.approx(24 * 0.25)
 
 
-def test_one_rank_neither_waits_nor_communicates():
-    found = observe(record(1, wait_s=1.0))
-    assert found.phases_s[WAIT] == found.phases_s[EXPOSED] == 0
-    assert sum(found.phases_s.values()) == pytest.approx(found.total_s)
-
-
-def test_a_run_without_power_is_no_observation_of_it():
+def test_power_is_that_of_the_whole_run_and_of_phases_with_samples_enough():
     assert observe(record()).watts == {}
-    assert observe(record(energy_j=60.0)).watts[""] == pytest.approx(60 / record().total_s)
+    measured = record(energy_j=60.0)
+    assert observe(measured).watts[""] == pytest.approx(60 / measured.total_s)
 
 
 @pytest.mark.parametrize(
@@ -70,29 +65,21 @@ def test_epochs_are_shared_as_in_the_plan(scaling, counts, epochs):
 def test_other_numbers_of_ranks_have_the_steps_of_their_own_plans(
     data_parallel, batch_scaling, max_steps
 ):
-    def plan(num_ranks):
-        return ScalingPlan.make(
-            num_ranks=num_ranks,
-            epochs=48,
-            batch_size=20,
-            learning_rate=0.001,
-            num_samples=1117,
-            batch_scaling=batch_scaling,
-            data_parallel=data_parallel,
-            max_steps=max_steps,
-        )
-
-    changes = {f"plan.{name}": value for name, value in asdict(plan(2)).items()}
+    options = {
+        "data_parallel": data_parallel,
+        "batch_scaling": batch_scaling,
+        "max_steps": max_steps,
+    }
+    size = {"epochs": 48, "batch_size": 20, "learning_rate": 0.001, "num_samples": 1117}
+    plans = {num: ScalingPlan.make(num_ranks=num, **size, **options) for num in (1, 2, 4, 8)}
+    changes = {f"plan.{name}": value for name, value in asdict(plans[2]).items()}
     changes["data.num_train"] = 1117
-    changes["parameters.train_steps"] = {"value": max_steps, "origin": "default"}
+    changes["parameters.train_steps"] = {"value": options["max_steps"], "origin": "default"}
     rule = ShapeRule.of([changed(record(), changes)])
-    for num_ranks in (1, 2, 4, 8):
-        planned, found = plan(num_ranks), rule.at(num_ranks)
-        assert (found.epochs, found.steps_per_epoch, found.batch_size) == (
-            planned.epochs_per_rank,
-            planned.steps_per_epoch,
-            planned.batch_size,
-        )
+    for num_ranks, plan in plans.items():
+        found = rule.at(num_ranks)
+        planned = (plan.epochs_per_rank, plan.steps_per_epoch, plan.batch_size)
+        assert (found.epochs, found.steps_per_epoch, found.batch_size) == planned
 
 
 @pytest.mark.parametrize(
@@ -109,15 +96,11 @@ def test_ranks_that_share_a_node_share_its_cores(threads, expected_threads, expe
     assert ShapeRule.of(records, ranks_per_node=2).at(8).num_nodes == 4
 
 
-def test_only_ranks_on_cores_can_be_crowded():
+def test_cores_are_crowded_or_busy_with_other_ranks_and_read_together():
     assert shape_of(4, threads=2, cores_per_node=7).is_crowded
     assert not shape_of(4, threads=2, cores_per_node=8).is_crowded
-    assert not shape_of(64, cores_per_node=None).is_crowded
     on_gpus = ShapeRule.of([record(device="NVIDIA V100")]).at(64)
     assert (on_gpus.num_nodes, on_gpus.is_crowded) == (1, False)
-
-
-def test_the_cores_of_a_node_are_busy_with_other_ranks_and_read_together():
     for num_ranks, threads, expected in ((1, 1, 0), (2, 1, 1), (3, 2, 4), (1, 4, 0)):
         assert shape_of(num_ranks, threads=threads).busy_neighbours == expected
     assert shape_of(8, load_threads=4).readers_on_node == 32

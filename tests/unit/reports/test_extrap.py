@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import math
 from collections import defaultdict
 from importlib.util import find_spec
 
@@ -17,29 +16,22 @@ from candle_p1.reports.exports.extrap import INDEX_NAME, extrap_files
 from candle_p1.reports.frame import Run, read_runs
 from tests.planted_records import REMOVED, changed, plant, planted_record
 
+PATHS = {"total", "total->load", "total->broadcast", "total->train"}
 
-def check(text):
-    """Asserts what Extra-P's page "JSON Lines format" asks for, and what its models need.
 
-    Returns the values by call path, metric and number of processes.
-    """
-    measured = defaultdict(dict)
-    assert text.endswith("\n")
+def measured_in(text):
+    """Returns the values by call path and processes; see Extra-P's page "JSON Lines format"."""
+    found = defaultdict(dict)
     for line in text.splitlines():
         point = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         assert set(point) == {"params", "value", "callpath", "metric"}
-        assert list(point["params"]) == ["processes"]
-        assert isinstance(point["params"]["processes"], int)
-        assert isinstance(point["callpath"], str)
-        assert isinstance(point["metric"], str)
-        assert point["value"]
-        assert all(isinstance(v, float) and math.isfinite(v) for v in point["value"])
-        of_path = measured[point["callpath"], point["metric"]]
-        assert point["params"]["processes"] not in of_path
-        of_path[point["params"]["processes"]] = point["value"]
-    points = [set(of_path) for of_path in measured.values()]
-    assert points.count(points[0]) == len(points)  # every call path at every point
-    return measured
+        assert point["metric"] == "time_s"
+        assert all(isinstance(value, float) for value in point["value"])
+        (num,) = point["params"].values()
+        assert num not in found[point["callpath"]]
+        found[point["callpath"]][num] = point["value"]
+    assert len({tuple(points) for points in found.values()}) == 1  # every path at every point
+    return found
 
 
 def plant_series(directory, counts=(1, 2, 4, 8, 16), **kwargs):
@@ -57,41 +49,32 @@ def test_all_repeats_of_a_strong_series_are_exported(tmp_path):
     plant(tmp_path, "nt3", 2, status="failed")
     files = files_of(tmp_path)
     assert list(files) == ["nt3-strong-all-runs.jsonl", INDEX_NAME]
-    measured = check(files["nt3-strong-all-runs.jsonl"])
-    assert set(measured) == {
-        ("total", "time_s"), ("total->load", "time_s"), ("total->broadcast", "time_s"),
-        ("total->train", "time_s"),
-    }  # fmt: skip
-    load = measured["total->load", "time_s"]
-    assert list(load) == [1, 2, 4, 8, 16]
-    assert sorted(load[4]) == pytest.approx([4.0, 4.1, 4.2])
-    assert measured["total->train", "time_s"][16] == pytest.approx([3.5] * 3)  # 48 / 16 + 0.5
-    assert measured["total->broadcast", "time_s"][1] == [0.5] * 3
+    measured = measured_in(files["nt3-strong-all-runs.jsonl"])
+    assert set(measured) == PATHS
+    assert list(measured["total->load"]) == [1, 2, 4, 8, 16]
+    assert sorted(measured["total->load"][4]) == pytest.approx([4.0, 4.1, 4.2])
+    assert measured["total->train"][16] == pytest.approx([3.5] * 3)  # 48 / 16 + 0.5
+    assert measured["total->broadcast"][1] == [0.5] * 3
 
 
 def test_every_series_has_a_file_that_the_index_explains(tmp_path):
-    for loader in ("original", "parallel"):
-        for scaling in ("strong", "weak"):
-            plant_series(tmp_path, (1, 2), loader=loader, epochs_scaling=scaling)
+    loaders, modes = ("original", "parallel"), ("strong", "weak")
+    for loader, scaling in itertools.product(loaders, modes):
+        plant_series(tmp_path, (1, 2), loader=loader, epochs_scaling=scaling)
     files = files_of(tmp_path)
     index = list(csv.DictReader(io.StringIO(files.pop(INDEX_NAME))))
-    assert sorted(files) == [
-        f"nt3-{mode}-loader-{loader}.jsonl"
-        for mode in ("strong", "weak")
-        for loader in ("original", "parallel")
+    named = [
+        (f"nt3-{mode}-loader-{x}.jsonl", f"loader {x}", "2") for mode in modes for x in loaders
     ]
+    assert sorted((row["file"], row["series"], row["points"]) for row in index) == named
     assert [row["file"] for row in index] == list(files)
-    assert {row["series"] for row in index} == {"loader original", "loader parallel"}
-    assert {row["points"] for row in index} == {"2"}
 
 
 def test_long_names_are_shortened_and_unique(tmp_path):
     for size in ("1" * 40, "2" * 40):
         plant_series(tmp_path, (1, 2), batch_scaling="none", model=f"{'x' * 30} {'y' * 30} {size}")
-    files = files_of(tmp_path)
-    del files[INDEX_NAME]
     stem = f"nt3-strong-model-{'x' * 30}"
-    assert set(files) == {f"{stem}.jsonl", f"{stem}-1.jsonl"}
+    assert set(files_of(tmp_path)) == {f"{stem}.jsonl", f"{stem}-1.jsonl", INDEX_NAME}
 
 
 def test_one_point_and_growing_batches_give_no_file(tmp_path):
@@ -100,15 +83,11 @@ def test_one_point_and_growing_batches_give_no_file(tmp_path):
     assert files_of(tmp_path) == {}
 
 
-def test_a_phase_that_a_point_lacks_is_left_out():
-    records = [
-        changed(planted_record(num_ranks=1), {"phases.broadcast": REMOVED}),
-        planted_record(num_ranks=2),
-    ]
-    files = extrap_files(group([Run(i, record) for i, record in enumerate(records)]))
-    measured = check(files["nt3-strong-all-runs.jsonl"])
-    assert ("total->broadcast", "time_s") not in measured
-    assert ("total->train", "time_s") in measured
+def test_a_phase_that_a_point_lacks_is_left_out(tmp_path):
+    first = changed(planted_record(num_ranks=1), {"phases.broadcast": REMOVED})
+    runs = [Run(tmp_path / "1", first), Run(tmp_path / "2", planted_record(num_ranks=2))]
+    files = extrap_files(group(runs))
+    assert set(measured_in(files["nt3-strong-all-runs.jsonl"])) == PATHS - {"total->broadcast"}
 
 
 @pytest.mark.formats
@@ -123,9 +102,7 @@ def test_extrap_reads_it(tmp_path):
     path.write_text(files_of(tmp_path / "runs")["nt3-strong-all-runs.jsonl"])
     experiment = read_jsonlines_file(str(path))
     assert [parameter.name for parameter in experiment.parameters] == ["processes"]
-    assert {path.name for path in experiment.callpaths} == {
-        "total", "total->load", "total->broadcast", "total->train",
-    }  # fmt: skip
+    assert {path.name for path in experiment.callpaths} == PATHS
     for measurements in experiment.measurements.values():
         assert [float(each.coordinate[0]) for each in measurements] == [1, 2, 4, 8, 16]
         assert all(each.repetitions == 3 for each in measurements)
