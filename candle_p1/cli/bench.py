@@ -1,12 +1,159 @@
-"""candle-p1 bench: measured comparisons, shown beside what the paper published."""
+"""candle-p1 bench: measured comparisons, whose verbs are modules of candle_p1.bench."""
 
 from __future__ import annotations
 
-import click
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from candle_p1.cli.bench_verbs import Verbs
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+import candle_p1.bench
+from candle_p1.cli.base import (
+    BenchmarkCommand,
+    Command,
+    FiniteRange,
+    Group,
+    NumberList,
+    benchmark_argument,
+    complete_benchmark,
+    complete_loaders,
+    file_option,
+    flags_argument,
+    json_option,
+    write_json,
+)
+from candle_p1.cluster.process import Interrupted, signals_interrupt
+from candle_p1.errors import ParameterError
+from candle_p1.training.screen import Screen
+
+if TYPE_CHECKING:
+    from candle_p1.bench.harness import Comparison, OnStart
+
+MODULE, MAX_RANKS = "candle_p1.bench.", 1024
+COMPLETIONS = {"loaders": complete_loaders, "benchmarks": complete_benchmark}
+DATA_OPTIONS = (
+    click.option(
+        "--size",
+        type=click.Choice(["small", "full"]),
+        help="Use synthetic files of this size (default: small).",
+    ),
+    click.option("--data_dir", metavar="DIR", help="Use CANDLE's files in this directory."),
+)
+
+
+class Verbs(Group):
+    """Finds the verbs, which are the modules with a `VERB`; imports one only when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the verbs."""
+        names = (module.name for module in pkgutil.iter_modules(candle_p1.bench.__path__))
+        return list(filter(_is_verb, names))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command of a verb."""
+        if not _is_verb(cmd_name):
+            return None
+        return verb_command(cmd_name, importlib.import_module(MODULE + cmd_name).VERB)
+
+
+def _is_verb(name: str) -> bool:
+    """Returns whether a module is a verb, without importing it."""
+    spec = find_spec(MODULE + name) if name.isidentifier() else None
+    return "\nVERB = " in Path(spec.origin or "").read_text("utf-8") if spec else False
 
 
 @click.group("bench", cls=Verbs)
 def command() -> None:
     """Measure and compare: loaders, reading, steps, messages, checkpoints, start-up, GPUs."""
+
+
+def verb_command(name: str, verb: type[Comparison]) -> click.Command:
+    """Returns the command of a verb, whose options are the fields of its class."""
+    from candle_p1.bench.harness import BenchmarkComparison
+
+    own = [_parameter(each) for each in dataclasses.fields(verb) if "help" in each.metadata]
+    options, kind = [*own, json_option()], Command
+    if issubclass(verb, BenchmarkComparison):
+        options = [benchmark_argument, *DATA_OPTIONS, *options, flags_argument]
+        kind = BenchmarkCommand
+
+    def callback(json_file: Path | None, **given: Any) -> None:
+        if "flags" in given:
+            given["flags"] = _flags(**given)
+            del given["size"], given["data_dir"]
+        _measure(verb(**given), json_file)
+
+    for option in reversed(options):
+        callback = option(callback)
+    return click.command(name, cls=kind, examples=verb.examples, help=verb.__doc__)(callback)
+
+
+def _flags(
+    size: str | None, data_dir: str | None, flags: tuple[str, ...], **rest: Any
+) -> list[str]:
+    """Returns the benchmark's flags, among them those for the data."""
+    if size and data_dir:
+        raise ParameterError("--size and --data_dir select different files: give only one of them")
+    named = {"--size": size, "--data_dir": data_dir}
+    return [*(word for flag, value in named.items() if value for word in (flag, value)), *flags]
+
+
+def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
+    """Returns the option, or the argument, that a field of a verb describes."""
+    more: dict[str, Any] = dict(field.metadata)
+    text, default = more.pop("help"), field.default
+    flag = more.pop("flag") or f"--{field.name}"
+    more["shell_complete"] = COMPLETIONS.get(more.pop("complete", ""))
+    if more.pop("is_file", False):
+        return file_option(flag, field.name, text)
+    if more.pop("is_directory", False):
+        more["type"] = click.Path(exists=True, file_okay=False, writable=True)
+    if more.pop("is_argument", False):
+        return click.argument(field.name, **more)
+    if within := more.pop("within", None):
+        is_real = any(isinstance(each, float) for each in (default, *within))
+        more["type"] = (FiniteRange if is_real else click.IntRange)(*within)
+    if more.pop("is_list", False):
+        more["type"] = NumberList(MAX_RANKS)
+    if choices := more.pop("choices", None):
+        more["type"] = click.Choice(choices)
+    more["is_flag"] = default is False
+    return click.option(flag, field.name, default=default, help=text, **more)
+
+
+def _measure(comparison: Comparison, json_file: Path | None) -> None:
+    """Makes missing data, measures, and shows the report."""
+    screen = Screen()
+    with screen.making_data() as progress:
+        notes = comparison.prepare(progress)
+    for note in notes:
+        screen.say(f"note: {note}")
+    report = _with_progress(comparison.measure)
+    if report is None:  # another rank shows it
+        return
+    for part in comparison.render(report):
+        screen.say(part)
+    write_json(json_file, report)
+    for line in comparison.draw(report):
+        screen.say(line)
+
+
+def _with_progress(measure: Callable[[OnStart], Any]) -> Any:
+    """Returns what a function measures, with a bar of the jobs that it starts."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with signals_interrupt(), Screen().bar(*columns, TimeElapsedColumn()) as bar:
+            task = bar.add_task("", total=None)
+
+            def on_start(done: int, total: int, what: str) -> None:
+                bar.update(task, completed=done, total=total, description=what)
+
+            return measure(on_start)
+    except Interrupted as interrupted:
+        raise click.exceptions.Exit(128 + interrupted.number) from None

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,34 +51,6 @@ def test_no_interval_costs_less_than_the_best_one(cost_s, mtbf_s, restart_s):
         assert best <= min(daly, young) * (1 + 1e-6)
         if cost_s < mtbf_s / 2:
             assert daly <= best * 1.001
-
-
-@given(costs_s, means_s, st.floats(1e-3, 1e3))
-def test_intervals_do_not_depend_on_the_unit_of_time(cost_s, mtbf_s, factor):
-    for interval_s in (young_interval_s, daly_interval_s):
-        scaled = interval_s(factor * cost_s, factor * mtbf_s)
-        assert scaled == pytest.approx(factor * interval_s(cost_s, mtbf_s), rel=1e-9)
-
-
-@given(means_s, restarts_s)
-def test_cheaper_checkpoints_are_advised_more_often_and_cost_less(mtbf_s, restart_s):
-    costs = np.geomspace(mtbf_s * 1e-6, mtbf_s * 0.4, 20).tolist()
-    for interval_s in (young_interval_s, daly_interval_s):
-        intervals = [interval_s(cost_s, mtbf_s) for cost_s in costs]
-        assert intervals == sorted(intervals)
-    ratios = [
-        expected_ratio(daly_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
-        for cost_s in costs
-    ]
-    assert ratios == sorted(ratios)
-
-
-@given(costs_s, means_s)
-def test_dalys_interval_approaches_youngs_where_failures_are_rare(cost_s, mtbf_s):
-    if cost_s < 1e-4 * mtbf_s:
-        assert daly_interval_s(cost_s, mtbf_s) == pytest.approx(
-            young_interval_s(cost_s, mtbf_s), rel=0.01
-        )
 
 
 def test_a_longer_restart_costs_more_but_does_not_change_the_interval():
