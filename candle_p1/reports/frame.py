@@ -36,20 +36,37 @@ GIB = 2**30
 DATA, ENGINE, HOROVOD = "data", "engine", "HOROVOD_"
 """Settings: the data, what averaged the gradients, and how the names of Horovod's own begin."""
 
-FIRST_TIME = "cached (first time)"
-"""Replaces the loader `cached` where it read the file and wrote the cache, or a part of it."""
-
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 """Settings for which the plan has the resolved values."""
 
 POWER_FILE = re.compile(r"power-\d{1,9}\.csv")
-FUSION = "HOROVOD_FUSION_THRESHOLD"
 LIMITS = ("train_steps", "val_steps", "test_steps")
 """Parameters that end an epoch, its validation or the test early, where they are not 0."""
 
 ENGINES_OF_BACKENDS = {"tensorflow": "horovod", "jax": "jax"}
 NOT_ABOUT_COMMUNICATION = ("HOROVOD_STALL", "HOROVOD_TIMELINE", "HOROVOD_LOG")
 STRONG, WEAK, BATCH = "strong", "weak", "batch"
+
+PLACES = {
+    "benchmark": "benchmark",
+    "status": "status",
+    "failure": "failure.reason",
+    "started": "started",
+    "num_ranks": "num_ranks",
+    "num_nodes": "num_nodes",
+    "synthetic": "data.synthetic",
+    "loader": "data.loader",
+    "stopped": "training.stopped",
+    "samples_per_s": "training.samples_per_s",
+    "broadcast_wait_s": "phases.broadcast.parts.wait.max_s",
+    "load_balance": "efficiency.load_balance",
+    "communication_efficiency": "efficiency.communication_efficiency",
+    "parallel_efficiency": "efficiency.parallel_efficiency",
+    "jit_compile": "model.jit_compile",
+    "power_w": "energy.mean_w",
+    "power_hz": "energy.power_hz",
+}
+"""Where in a record the values of columns stand."""
 
 PARTS = (
     "start-up", "data loading", "waiting for the slowest loader", "training", "communication",
@@ -65,11 +82,8 @@ digests."""
 class Hardware(NamedTuple):
     """What numbers were measured on; those of different hardware are never combined.
 
-    Attributes:
-        cpu: The name of the processor.
-        num_cores: The cores of a node, or else those that rank 0 was allowed to run on.
-        memory_gib: The memory that rank 0 was allowed to use, rounded to GiB.
-        devices: The names of the devices that ranks computed on, each once.
+    The cores are those of a node, or else those that rank 0 was allowed to run on; the memory is
+    that which rank 0 was allowed to use, rounded to GiB; each device is named once.
     """
 
     cpu: str
@@ -85,12 +99,8 @@ class Hardware(NamedTuple):
 class PhaseSpan(NamedTuple):
     """A phase, a part of a phase or an epoch, on each rank.
 
-    Attributes:
-        name: Its name.
-        within: The phase that it is a part of; "" where it is none.
-        begin_s: When each rank began it, in seconds from the start of the run, float64, shape
-            (ranks,); NaN where that is unknown.
-        seconds: The time that each rank spent in it, likewise.
+    `within` is the phase that it is a part of, if any. `begin_s`, in seconds from the start of the
+    run, and `seconds` have shape (ranks,), and are NaN where they are unknown.
     """
 
     name: str
@@ -101,12 +111,7 @@ class PhaseSpan(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run: its record, and the row that it is in the table of all runs.
-
-    Attributes:
-        path: The record's file.
-        record: Its content.
-    """
+    """A run: its record, read from a file, and the row that it is in the table of all runs."""
 
     path: Path
     record: RunRecord
@@ -140,7 +145,7 @@ class Run:
 
     def epoch_spans(self) -> Iterator[PhaseSpan]:
         """Yields the training of each epoch; nothing without raw values."""
-        for i, epoch in enumerate(_epochs(self.record)):
+        for i, epoch in enumerate(_at(self.record, "training.epochs") or []):
             place = f"training.epochs.{i}"
             yield from self._span(f"epoch {epoch.epoch}", "train", place, f"{place}.train")
 
@@ -162,7 +167,7 @@ class Run:
     @property
     def history(self) -> dict[str, list[float]]:
         """The loss and the metrics of every epoch, by name; NaN where one is not a number."""
-        of_epochs = [epoch.metrics for epoch in _epochs(self.record)]
+        of_epochs = [epoch.metrics for epoch in _at(self.record, "training.epochs") or []]
         names = dict.fromkeys(name for each in of_epochs for name in each)
         return {
             name: [np.nan if (v := each.get(name)) is None else v for each in of_epochs]
@@ -172,7 +177,7 @@ class Run:
     @property
     def power_files(self) -> list[Path]:
         """The files of power readings beside the record, one for each node that has any."""
-        names = self.record.energy.traces if self.record.energy else []
+        names = _at(self.record, "energy.traces") or []
         return [self.path.parent / name for name in names if POWER_FILE.fullmatch(name)]
 
     @property
@@ -188,12 +193,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs below some directories.
-
-    Attributes:
-        runs: By start.
-        problems: Why a record cannot be read, by its path.
-    """
+    """The runs below some directories, by start, and why records cannot be read, by path."""
 
     runs: tuple[Run, ...]
     problems: Mapping[Path, str]
@@ -230,105 +230,91 @@ def load_frame(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:
-    """Returns the columns of a run, in the order of runs.csv and then those for reports alone.
-
-    Times of phases are those of the slowest rank. The broadcast overhead is the paper's: from the
-    first rank that is ready to broadcast to the end of the broadcast; where communication was not
-    logged, it includes the framework's preparation.
-    """
+    """Returns the columns of a run; those of phases are times on the slowest rank."""
     parameters = {name: each.value for name, each in record.parameters.items()}
-    phases, training = record.phases or {}, record.training
-    machine, plan, stopped = _machine(record), dict(record.plan or {}), _get(training, "stopped")
-    epochs = _epochs(record)
-    epochs_s = [s for epoch in epochs if (s := _epoch_s(epoch)) is not None]
-    first = epochs[0].steps.first if epochs and epochs[0].steps else None
-    perturbed_by = _perturbed_by(record)
-    figures = record.quality or {}
-    deterministic = parameters.get("deterministic")
-    seed = parameters.get("rng_seed")
-    engine, exchange = _engine(record, parameters), _exchange(record)
-    data = _data(record, parameters)
-    share = _communication_share(record)
-    total_s = record.whole.total_s if record.whole else record.total_s
-    parts_s = _parts_s(record, share, total_s or 0.0)
-    sum_s = sum(parts_s.values())
-    facts: dict[str, Any] = {
-        "benchmark": record.benchmark,
-        "status": record.status,
+    phases, plan, merits = record.phases or {}, dict(record.plan or {}), record.quality or {}
+    epochs: list[EpochFacts] = _at(record, "training.epochs") or []
+    ranks, nodes = record.ranks or [], record.num_nodes
+    machine, perturbed_by = _machine(record), _perturbed_by(record)
+    facts = {column: _at(record, place) for column, place in PLACES.items()}
+    facts |= {
         "perturbed_by": perturbed_by,
-        "failure": record.failure.reason if record.failure else None,
-        "started": record.started,
-        "num_ranks": record.num_ranks,
-        "num_nodes": record.num_nodes,
-        "threads": max((rank.threads for rank in record.ranks or ()), default=None),
-        "synthetic": _get(record.data, "synthetic"),
-        "data": data,
-        "hosts": " ".join(sorted({rank.host for rank in record.ranks or ()})) or None,
-        "cpu": _get(machine, "cpu"),
-        "num_cores": _get(machine, "num_cores"),
-        "memory_gib": _get(machine, "memory_gib"),
-        "devices": " ".join(machine.devices) if machine else None,
-        "total_s": total_s,
-        "epoch_s": median(epochs_s) if epochs_s else None,
-        "first_step_s": first.max_s if first else None,
-        "broadcast_overhead_s": _communicated_s(record, phases.get("broadcast")),
-        "broadcast_wait_s": _get(_part(record, "broadcast", "wait"), "max_s"),
-        "broadcast_transfer_s": _communicated_s(record, _part(record, "broadcast", "transfer")),
-        "samples_per_s": _get(training, "samples_per_s"),
-        "communication_share": share,
-        "communication_percent": None if share is None else 100 * share,
-        **{name: _get(record.efficiency, name) for name in EFFICIENCIES},
-        **_energy(record),
-        **{f"phase_{name}_s": phase.max_s for name, phase in phases.items()},
-        **{f"test_{name}": each.value for name, each in figures.items()},
-        **{f"naive_{name}": each.naive for name, each in figures.items()},
-        **{f"training_{name}": v for name, v in (epochs[-1].metrics if epochs else {}).items()},
-        **{f"plan_{name}": value for name, value in plan.items()},
-        **{f"version_{name}": value for name, value in _versions(record).items()},
-        **{f"parameter_{name}": value for name, value in parameters.items()},
         "is_timed": record.status == "ok" and perturbed_by is None,
-        "loader": record.data.loader if record.data else "",
-        "seed": seed if isinstance(seed, int) else None,
-        "engine": engine,
-        "deterministic": deterministic if isinstance(deterministic, bool) else None,
-        "jit_compile": _get(record.model, "jit_compile"),
-        "fusion": _fusion(exchange),
+        "threads": max((rank.threads for rank in ranks), default=None),
+        "ranks_per_node": _exact(record.num_ranks / nodes) if nodes else None,
+        "hosts": " ".join(sorted({rank.host for rank in ranks})) or None,
+        **(machine._asdict() if machine else dict.fromkeys(Hardware._fields)),
+        "devices": " ".join(machine.devices) if machine else None,
         "machine": machine,
-        "stopped": stopped,
-        "epochs_per_rank": len(epochs) if stopped else plan.get("epochs_per_rank"),
-        "ranks_per_node": _exact(record.num_ranks / nodes) if (nodes := record.num_nodes) else None,
         "num_parts": len(record.parts or [record]),
-        "merits": tuple(figures),
+        "seed": _of_type(int, parameters.get("rng_seed")),
+        "deterministic": _of_type(bool, parameters.get("deterministic")),
+        "epochs_per_rank": len(epochs) if facts["stopped"] else plan.get("epochs_per_rank"),
+        "merits": tuple(merits),
         "limits": tuple(
             (name, steps)
             for name in LIMITS
             if isinstance(steps := parameters.get(name), int) and steps > 0
         ),
+        **_times(record, epochs),
+        **_energy(record),
+    }
+    for group, values in {
+        "parameter": parameters,
+        "plan": plan,
+        "version": _versions(record),
+        "training": epochs[-1].metrics if epochs else {},
+        "test": {name: each.value for name, each in merits.items()},
+        "naive": {name: each.naive for name, each in merits.items()},
+    }.items():
+        facts |= {f"{group}_{name}": value for name, value in values.items()}
+    facts |= {f"phase_{name}_s": phase.max_s for name, phase in phases.items()}
+    return facts | _settings(record, parameters, plan)
+
+
+def _at(section: Any, place: str) -> Any:
+    """Returns what stands at a place of a record, such as "training.epochs"; None if nothing."""
+    for name in place.split("."):
+        is_mapping = isinstance(section, Mapping)
+        section = section.get(name) if is_mapping else getattr(section, name, None)
+    return section
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) else None
+
+
+def _exact(value: float) -> float:
+    return int(value) if value.is_integer() else value
+
+
+def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:
+    """Returns total, epochs, broadcast, communication, and parts of the time.
+
+    The broadcast overhead is the paper's: from the first rank that is ready to broadcast to the end
+    of the broadcast; where communication was not logged, it includes the framework's preparation.
+    """
+    epochs_s = [s for epoch in epochs if (s := _epoch_s(epoch)) is not None]
+    share = _communication_share(record)
+    total_s = record.whole.total_s if record.whole else record.total_s
+    parts_s = _parts_s(record, share, total_s or 0.0)
+    sum_s = sum(parts_s.values())
+    return {
+        "total_s": total_s,
+        "epoch_s": median(epochs_s) if epochs_s else None,
+        "first_step_s": next((_at(epoch, "steps.first.max_s") for epoch in epochs), None),
+        "broadcast_overhead_s": _communicated_s(record, "phases.broadcast"),
+        "broadcast_transfer_s": _communicated_s(record, "phases.broadcast.parts.transfer"),
+        "communication_share": share,
+        "communication_percent": None if share is None else 100 * share,
         "parts": parts_s,
         **{f"percent_{part}": 100 * (s / sum_s) for part, s in parts_s.items() if sum_s},
     }
-    settings = _settings(record, parameters, data) | ({ENGINE: engine} if engine else {})
-    return facts | {"mode": _mode(settings), "settings": settings | exchange}
 
 
-EFFICIENCIES = ("load_balance", "communication_efficiency", "parallel_efficiency")
-
-
-def _get(section: Any, name: str) -> Any:
-    return getattr(section, name, None)
-
-
-def _epochs(record: RunRecord) -> list[EpochFacts]:
-    return record.training.epochs if record.training else []
-
-
-def _part(record: RunRecord, phase: str, part: str) -> PhaseTimes | None:
-    times = (record.phases or {}).get(phase)
-    return (times.parts or {}).get(part) if times else None
-
-
-def _communicated_s(record: RunRecord, phase: PhaseTimes | None) -> float | None:
+def _communicated_s(record: RunRecord, place: str) -> float | None:
     """Returns the longest time in collectives or, if it was not logged, in the phase."""
+    phase: PhaseTimes | None = _at(record, place)
     if phase is None or record.num_ranks == 1:
         return None
     return (phase.communication or phase).max_s
@@ -353,7 +339,7 @@ def _communication_share(record: RunRecord) -> float | None:
 
     This includes waiting for slower ranks, and excludes communication that back-propagation hides.
     """
-    train = (record.phases or {}).get("train")
+    train: PhaseTimes | None = _at(record, "phases.train")
     if not train or not train.mean_s:
         return None
     if record.num_ranks == 1:
@@ -365,14 +351,17 @@ def _communication_share(record: RunRecord) -> float | None:
 
 def _parts_s(record: RunRecord, share: float | None, total_s: float) -> dict[str, float]:
     """Returns the known PARTS, in s; they add up to the total."""
-
-    def mean_s(phase: str, part: str | None = None) -> float:
-        times = _part(record, phase, part) if part else (record.phases or {}).get(phase)
-        return times.mean_s if times else 0.0
-
-    train_s, transfer_s = mean_s("train"), mean_s("broadcast", "transfer")
-    parts = {STARTUP: mean_s("startup"), LOADING: mean_s("load")}
-    parts[WAITING] = mean_s("broadcast", "wait")
+    startup_s, load_s, train_s, wait_s, transfer_s = (
+        _at(record, f"phases.{place}.mean_s") or 0.0
+        for place in (
+            "startup",
+            "load",
+            "train",
+            "broadcast.parts.wait",
+            "broadcast.parts.transfer",
+        )
+    )
+    parts = {STARTUP: startup_s, LOADING: load_s, WAITING: wait_s}
     if share is None:
         parts[UNDIVIDED] = train_s + transfer_s
     else:
@@ -416,6 +405,52 @@ def _versions(record: RunRecord) -> dict[str, str]:
     return versions | environment.packages
 
 
+def _settings(
+    record: RunRecord, parameters: Mapping[str, Any], plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings that define a point, besides ranks and machine, and what they imply.
+
+    They are the parameters for learning and speed, DATA, the engine that was used, and Horovod's
+    own about averaging. Omitted are the seed, places, logging, names of data files (DATA stands for
+    these) and what CANDLE Supervisor adds. Where caches are staged does not matter, only whether
+    they are. A run that had to write its cache has a loader of its own. Lists become tuples.
+    """
+    settings = {
+        name: _frozen(value)
+        for name, value in parameters.items()
+        if role_of(name) in (Role.LEARNING, Role.SPEED) and name != ENGINE
+    }
+    epochs, data = settings.get("epochs"), _data(record, parameters)
+    if settings.get("epochs_scaling", "") is None and isinstance(epochs, int) and epochs > 0:
+        level = settings.get("data_parallel", "epoch")
+        settings["epochs_scaling"], _ = share_epochs(epochs, 1, None, level)
+    if "stage_dir" in parameters:
+        settings["staged"] = parameters["stage_dir"] is not None
+    if _at(record, "phases.load.parts.write"):
+        settings["loader"] = "cached (first time)"
+    settings |= {name: plan[name] for name in PLANNED if name in plan}
+    if data:
+        settings[DATA] = data
+        if not _at(record, "data.synthetic"):
+            for name in ("size", "data_seed"):  # meaningless where files are named
+                settings.pop(name, None)
+    mode = STRONG if settings.get("epochs_scaling") in ("strong", "strong_ceil") else WEAK
+    if settings.get("data_parallel", "epoch") != "epoch":
+        mode = STRONG  # ranks share the samples of an epoch
+    if settings.get("batch_scaling", "none") != "none":
+        mode = BATCH
+    engine = _engine(record, parameters)
+    settings |= {ENGINE: engine} if engine else {}
+    settings |= {
+        name: value
+        for name, value in (_at(record, "distributed.settings") or {}).items()
+        if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
+    }
+    threshold = settings.get("HOROVOD_FUSION_THRESHOLD")
+    fusion = "none" if threshold == "0" else threshold and f"up to {threshold} bytes"
+    return {"settings": settings, "data": data, "mode": mode, "engine": engine, "fusion": fusion}
+
+
 def _data(record: RunRecord, parameters: Mapping[str, Any]) -> str | None:
     """Returns a description of the data, in which files have the digests of their values."""
     data = record.data
@@ -445,84 +480,24 @@ def _engine(record: RunRecord, parameters: Mapping[str, Any]) -> str | None:
     return asked if asked in engines else None
 
 
-def _exchange(record: RunRecord) -> dict[str, str]:
-    """Returns those of Horovod's settings that affect how gradients are averaged."""
-    settings = (record.distributed.settings if record.distributed else None) or {}
-    return {
-        name: value
-        for name, value in settings.items()
-        if name.startswith(HOROVOD) and not name.startswith(NOT_ABOUT_COMMUNICATION)
-    }
-
-
-def _fusion(exchange: Mapping[str, str]) -> str | None:
-    """Returns how Horovod fuses tensors, in words."""
-    threshold = exchange.get(FUSION)
-    if threshold is None:
-        return None
-    return "none" if threshold == "0" else f"up to {threshold} bytes ({FUSION})"
-
-
-def _settings(record: RunRecord, parameters: Mapping[str, Any], data: str | None) -> dict[str, Any]:
-    """Returns what defines a point, besides ranks and machine: parameters, and DATA.
-
-    Omitted are the seed, places, logging, names of data files (DATA stands for these) and what
-    CANDLE Supervisor adds. Where caches are staged does not matter, only whether they are. A run
-    that had to write its cache has another loader (FIRST_TIME). Lists become tuples.
-    """
-    settings = {
-        name: _frozen(value)
-        for name, value in parameters.items()
-        if role_of(name) in (Role.LEARNING, Role.SPEED) and name != ENGINE
-    }
-    epochs, plan = settings.get("epochs"), dict(record.plan or {})
-    if settings.get("epochs_scaling", "") is None and isinstance(epochs, int) and epochs > 0:
-        level = settings.get("data_parallel", "epoch")
-        settings["epochs_scaling"], _ = share_epochs(epochs, 1, None, level)
-    if "stage_dir" in parameters:
-        settings["staged"] = parameters["stage_dir"] is not None
-    if _part(record, "load", "write"):
-        settings["loader"] = FIRST_TIME
-    settings |= {name: plan[name] for name in PLANNED if name in plan}
-    if data:
-        settings[DATA] = data
-        if record.data and not record.data.synthetic:
-            for name in ("size", "data_seed"):  # meaningless where files are named
-                settings.pop(name, None)
-    return settings
-
-
-def _mode(settings: Mapping[str, Any]) -> str:
-    """Returns STRONG, WEAK or BATCH.
-
-    At the batch-step level, ranks share the samples of an epoch, which is also strong scaling.
-    """
-    if settings.get("batch_scaling", "none") != "none":
-        return BATCH
-    shared = settings.get("epochs_scaling") in ("strong", "strong_ceil")
-    return STRONG if shared or settings.get("data_parallel", "epoch") != "epoch" else WEAK
-
-
 def _energy(record: RunRecord) -> dict[str, Any]:
     """Returns energy and mean power: over all devices of the job, per GPU and per node."""
     energy, whole = record.energy, record.whole.energy if record.whole else None
-    energy_j = whole.energy_j if whole else _get(energy, "total_j")
-    mean_w, nodes = _get(energy, "mean_w"), record.num_nodes
+    energy_j = whole.energy_j if whole else _at(energy, "total_j")
+    mean_w, nodes = _at(energy, "mean_w"), record.num_nodes
     phases = energy.phases if energy else {}
     return {f"energy_{name}_j": each.energy_j for name, each in phases.items()} | {
         "energy_kind": whole.kind if whole else energy.kind if energy else "absent",
         "energy_j": energy_j,
-        "power_w": mean_w,
-        "power_per_gpu_w": _per_gpu(record, "power", "mean_w"),
-        "energy_per_gpu_j": _per_gpu(record, "energy", "mean_j"),
+        "power_per_gpu_w": _per_gpu(record, "power.mean_w"),
+        "energy_per_gpu_j": _per_gpu(record, "energy.mean_j"),
         "power_per_node_w": mean_w / nodes if mean_w is not None and nodes else None,
         "energy_per_node_j": energy_j / nodes if energy_j is not None and nodes else None,
         "energy_covers": tuple(energy.covers) if energy else (),
-        "power_hz": _get(energy, "power_hz"),
     }
 
 
-def _per_gpu(record: RunRecord, what: str, mean: str) -> float | None:
+def _per_gpu(record: RunRecord, mean: str) -> float | None:
     """Returns a mean over GPUs; None where not all of them were read."""
     devices = record.energy.devices if record.energy else []
     if any(group.domain == "module" for group in devices):
@@ -530,7 +505,7 @@ def _per_gpu(record: RunRecord, what: str, mean: str) -> float | None:
     gpus = [group for group in devices if group.domain == "gpu"]
     # Where a node's own sensor is counted, the GPUs in it are not.
     gpus = [group for group in gpus if group.counted] or gpus
-    means = [None if each.kind == "absent" else _get(_get(each, what), mean) for each in gpus]
+    means = [None if each.kind == "absent" else _at(each, mean) for each in gpus]
     known = [each for each in means if each is not None]
     if not known or len(known) < len(means):
         return None
@@ -558,10 +533,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # an impossible path
         return False
-
-
-def _exact(value: float) -> float:
-    return int(value) if value.is_integer() else value
 
 
 def _frozen(value: Any) -> Any:
