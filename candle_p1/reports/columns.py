@@ -16,13 +16,7 @@ NOT_EVALUATED = "no run evaluated its model (--eval_bool False)"
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column of numbers.
-
-    Attributes:
-        name: Its name in the table of runs.
-        title: Its name in sentences.
-        unit: The unit; "" where it has none.
-    """
+    """A column of numbers, its name in sentences, and its unit, if it has one."""
 
     name: str
     title: str

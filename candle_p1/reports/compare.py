@@ -10,23 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.reports import columns
+from candle_p1.reports import statistics as stat
 from candle_p1.reports.columns import Quantity, covered, energy_kinds, known
 from candle_p1.reports.experiments import JIT, MIN_IN_RATIO, THREADS, by_value, describe, timed
 from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
-from candle_p1.reports.render import LEGEND, Cell, ReportTable
-from candle_p1.reports.statistics import (
-    Estimate,
-    estimate_difference,
-    estimate_median,
-    estimate_ratio,
-)
+from candle_p1.reports.render import LEGEND, ReportTable
 from candle_p1.reports.words import listed
 from candle_p1.text import count
 
@@ -64,12 +58,7 @@ CAVEATS = {
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two sets of runs that are compared.
-
-    Attributes:
-        name: What the user called it.
-        runs: All of its runs, by start.
-    """
+    """One of the two sets of runs that are compared, as the user called it."""
 
     name: str
     runs: tuple[Run, ...]
@@ -86,29 +75,15 @@ class Side:
         unperturbed = timed(finished)
         return unperturbed if len(unperturbed) else finished
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the side as plain values for JSON."""
-        return {
-            "name": self.name,
-            "num_runs": len(self.timed),
-            "num_left_out": len(self.runs) - len(self.timed),
-            "records": [run.place for run in self.timed["run"]],
-        }
-
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity with its values on both sides.
-
-    Attributes:
-        change: B / A, or B - A for a figure of merit; None where it is unknown.
-        is_ratio: Whether `change` is a ratio.
-    """
+    """A quantity, its values on both sides, and B / A or, of a figure of merit, B - A, if known."""
 
     quantity: Quantity
     a: tuple[float, ...]
     b: tuple[float, ...]
-    change: Estimate | None
+    change: stat.Estimate | None
     is_ratio: bool
 
     @property
@@ -121,26 +96,19 @@ class Row:
         return self.change.claim(1 if self.is_ratio else 0, HIGHER, LOWER)
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The row of a table."""
-        sides = (estimate_median(values) if values else None for values in (self.a, self.b))
-        return self.quantity.heading, *sides, self.change, self.verdict
+    def medians(self) -> list[stat.Estimate | None]:
+        """The medians of both sides."""
+        return [stat.estimate_median(v) if v else None for v in (self.a, self.b)]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as plain values for JSON."""
         sides = {
-            name: {"median": median(values) if values else None, "values": values}
-            for name, values in (("a", self.a), ("b", self.b))
+            name: {"median": each.value if each else None, "values": values}
+            for name, each, values in zip("ab", self.medians, (self.a, self.b), strict=True)
         }
         change = asdict(self.change) if self.change else None
-        return (
-            asdict(self.quantity)
-            | sides
-            | {
-                "ratio" if self.is_ratio else "difference": change,
-                "verdict": self.verdict,
-            }
-        )
+        kind = "ratio" if self.is_ratio else "difference"
+        return asdict(self.quantity) | sides | {kind: change, "verdict": self.verdict}
 
 
 class Pairing(NamedTuple):
@@ -161,13 +129,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A comparison of two sets of runs.
-
-    Attributes:
-        pairings: At least one.
-        differences: By kind and name.
-        warnings: What makes the numbers hard to compare.
-    """
+    """A comparison of two sets of runs; the warnings say what makes the numbers hard to compare."""
 
     a: Side
     b: Side
@@ -182,7 +144,11 @@ class RunComparison:
         yield from (f"warning: {warning}" for warning in self.warnings)
         headings = ("quantity", "A", "B", "B / A", "")
         for pairing in self.pairings:
-            yield ReportTable("", pairing.settings, headings, [row.cells for row in pairing.rows])
+            rows = [
+                (row.quantity.heading, *row.medians, row.change, row.verdict)
+                for row in pairing.rows
+            ]
+            yield ReportTable("", pairing.settings, headings, rows)
         yield f"Medians, and B / A, or B - A for quality. {LEGEND}"
         if self.differences:
             yield ReportTable("", "differences", ("kind", "name", "A", "B"), self.differences)
@@ -191,9 +157,16 @@ class RunComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison as plain values for JSON."""
-        return {
-            "a": self.a.to_dict(),
-            "b": self.b.to_dict(),
+        sides = {
+            name: {
+                "name": side.name,
+                "num_runs": len(side.timed),
+                "num_left_out": len(side.runs) - len(side.timed),
+                "records": side.timed["record"].tolist(),
+            }
+            for name, side in (("a", self.a), ("b", self.b))
+        }
+        return sides | {
             "warnings": list(self.warnings),
             "comparisons": [
                 {"settings": pairing.settings, "quantities": [r.to_dict() for r in pairing.rows]}
@@ -300,9 +273,9 @@ def _row(quantity: Quantity, a: pd.DataFrame, b: pd.DataFrame, *, is_ratio: bool
     change = None
     if of_a and of_b:
         if not is_ratio:
-            change = estimate_difference(of_b, of_a)
+            change = stat.estimate_difference(of_b, of_a)
         elif min(*of_a, *of_b) > MIN_IN_RATIO:
-            change = estimate_ratio(of_b, of_a)
+            change = stat.estimate_ratio(of_b, of_a)
     return Row(quantity, of_a, of_b, change, is_ratio)
 
 

@@ -136,7 +136,7 @@ def _settings(experiment: Experiment) -> Iterator[str]:
     found = frozenset(known(experiment.all_runs, "deterministic"))
     if found:
         yield REPEATABLE[found].format(fusion=fusion)
-    apart = compiled_apart(runs)
+    apart = compiled_apart(runs["run"])
     if apart:
         yield (
             f"{apart}: speed-ups, scaling efficiencies and other ratios between them also contain"

@@ -29,9 +29,8 @@ DROP_THRESHOLD = 0.05
 class EpochGroup:
     """Runs that differ only in epochs per rank, ranks, and what does not affect quality.
 
-    Attributes:
-        name: What distinguishes them from other groups; "" where there is only one group.
-        by_epochs: Values of a quantity by epochs per rank, and within that by number of ranks.
+    `name` distinguishes them from other groups, if there are any; `by_epochs` has the values of a
+    quantity by epochs per rank, and within that by number of ranks.
     """
 
     name: str
@@ -47,7 +46,6 @@ class AccuracyDrop:
     """How quality at a number of epochs per rank compares with that at enough of them.
 
     Attributes:
-        epochs: Epochs per rank.
         difference: The value there minus that at enough epochs.
         is_drop: Whether it is worse by DROP_THRESHOLD or more and the 95 % interval excludes 0.
         is_excluded: Whether the 95 % interval rules out that it is worse by so much.

@@ -37,14 +37,7 @@ ENDS = ("low", "high", "confidence", "runs")
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table.
-
-    Attributes:
-        slug: The name of its files, without their endings.
-        headings: Of the columns, with units.
-        rows: Cells, as many as headings; None is unknown.
-        notes: Sentences beneath it.
-    """
+    """A table; its slug is the name of its files, its notes are sentences beneath it."""
 
     slug: str
     title: str
@@ -112,13 +105,7 @@ class ReportTable:
 
 
 class Statement(NamedTuple):
-    """What is said about one thing.
-
-    Attributes:
-        title: What it is about.
-        sentences: What is said; those of the paper begin with "published".
-        link: The anchor of where it comes from; "" for none.
-    """
+    """What is said about one thing; sentences of the paper begin with "published"."""
 
     title: str
     sentences: Sequence[str]
@@ -134,11 +121,7 @@ class Section:
         title: Its heading; "" for none.
         lead: Sentences beneath that.
         notes: What a reader has to know, in a box.
-        statements: What the records show.
-        figures: What is drawn.
         missing: The titles of what is not drawn, with the reasons.
-        tables: The numbers.
-        sections: Its own parts.
         is_folded: Whether only the heading is shown until it is clicked.
     """
 
@@ -162,14 +145,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
-
-    Attributes:
-        title: Its heading.
-        lead: Sentences beneath it.
-        notes: What a reader has to know, in a box.
-        sections: Its parts.
-    """
+    """A page: a heading, sentences beneath it, notes in a box, and sections."""
 
     title: str
     lead: Sequence[str] = ()
@@ -190,15 +166,7 @@ def page_of(
     notes: Sequence[str] = (),
     missing: Sequence[tuple[str, str]] = (),
 ) -> Page:
-    """Returns a page of what a command prints, and of figures.
-
-    Args:
-        title: Its heading.
-        parts: Lines, and tables with titles.
-        figures: What stands between the first lines and the first table.
-        notes: What the reader must know first.
-        missing: The titles of what is not drawn, with the reasons.
-    """
+    """Returns a page of what a command prints, with figures before its first table."""
     lines: list[str] = []
     tables: list[ReportTable] = []
     for part in parts:
@@ -224,12 +192,7 @@ def render_page(page: Page) -> str:
 def write_page(page: Page, directory: Path, exports: Mapping[str, str | bytes]) -> Path:
     """Writes index.html, figures/*.png and *.svg, tables/*.csv and *.md; returns the page's path.
 
-    Files of an earlier page that have other names are kept.
-
-    Args:
-        page: The page.
-        directory: Where to write it.
-        exports: The contents of further files, by their paths within the directory.
+    Exports are further files, by their paths. Files of an earlier page with other names are kept.
 
     Raises:
         ParameterError: The directory cannot be created or written to.

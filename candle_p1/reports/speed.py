@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from operator import mul, neg
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from candle_p1.reports.columns import BROADCAST, LOAD, TOTAL, TRAIN, Quantity, comparable_energy
 from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, Point, Series, describe
-from candle_p1.reports.frame import STRONG, WEAK
+from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
+from candle_p1.reports.render import Cell, Content
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.words import listed
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from candle_p1.reports.render import Cell, Content
 
 BASES = {"loader": (ORIGINAL_LOADER, METHOD_LOADER), "kernels": ("plain",)}
 """The settings of the paper, by name, in its order. A series that has them is the base of every
@@ -39,11 +36,9 @@ SIGNIFICANT, WORSE = "significant", "worse"
 
 @dataclass(frozen=True)
 class Speedup:
-    """How much faster a point is than the base of its series.
+    """How much faster a point is than the base of its series, the one with the fewest ranks.
 
     Attributes:
-        base: The point of the series with the fewest ranks.
-        point: Another point.
         base_s: The median time of the base, in s.
         speedup: T(base) / T(P).
         efficiency: Under strong scaling, the speed-up divided by the ratio of the numbers of ranks;
@@ -60,9 +55,7 @@ class Speedup:
     @property
     def compiled_apart(self) -> str | None:
         """Which of the runs XLA compiled, in words; None where they do not differ in that."""
-        import pandas as pd
-
-        return compiled_apart(pd.concat([self.base.runs, self.point.runs]))
+        return compiled_apart([*self.base.runs["run"], *self.point.runs["run"]])
 
 
 class Pair(NamedTuple):
@@ -88,12 +81,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Improvement:
-    """What a series gains over its base.
+    """What a series gains over its base, 100 (base - other) / base.
 
-    Attributes:
-        num_ranks: The number of ranks; None for all together, by pairs of runs with the same
-            number of ranks and the same seed.
-        percent: 100 (base - other) / base.
+    That is on a number of ranks or, where that is None, over all of them, by pairs of runs with the
+    same number of ranks and the same seed.
     """
 
     num_ranks: int | None
@@ -105,10 +96,11 @@ class Improvement:
         return self.percent.claim(0, higher=SIGNIFICANT, lower=WORSE)
 
 
-def compiled_apart(runs: pd.DataFrame) -> str | None:
+def compiled_apart(runs: Iterable[Run]) -> str | None:
     """Returns which runs XLA compiled and which it did not, in words; None if all are alike."""
-    of_kind = [runs.loc[runs["jit_compile"] == kind, "num_ranks"] for kind in (True, False)]
-    if not all(map(len, of_kind)):
+    runs = list(runs)
+    of_kind = [[r["num_ranks"] for r in runs if r["jit_compile"] is kind] for kind in (True, False)]
+    if not all(of_kind):
         return None
     ranks = [sorted(set(each)) for each in of_kind]
     if set(ranks[0]) & set(ranks[1]):
@@ -135,12 +127,8 @@ def speedups(experiment: Experiment, series: Series, quantity: Quantity) -> list
 
 def pairs(experiment: Experiment) -> list[Pair]:
     """Returns the series to compare."""
-    return [
-        Pair(base, other)
-        for base in experiment.series
-        for other in experiment.series
-        if _is_pair(base, other)
-    ]
+    both = product(experiment.series, repeat=2)
+    return [Pair(base, other) for base, other in both if _is_pair(base, other)]
 
 
 def method_pairs(experiment: Experiment) -> list[Pair]:

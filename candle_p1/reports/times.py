@@ -31,12 +31,9 @@ class FileLoad:
 
     Attributes:
         role: train, test, ….
-        file_mb: The file's size, in MB of 10^6 bytes.
         method: The loader, and other settings that affect loading and vary, in words.
-        loader: The loader alone.
         alike: The settings of ABOUT_FILES that vary, in words.
-        num_ranks: The number of ranks.
-        seconds: The times of the slowest rank, in s.
+        seconds: The times of the slowest rank.
     """
 
     role: str
