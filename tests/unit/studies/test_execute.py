@@ -107,16 +107,9 @@ def test_a_failed_run_is_skipped_and_repeated_only_on_request(plan, capsys):
 def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
     monkeypatch.setattr(execute, "LAUNCH_S", 2 - 60 * 5)
     this = plan(["hang"], repeats=1)
-    assert list(perform(this).values()) == ["failed"]
+    assert [*perform(this).values()] == ["failed"]
     record = read_record(this.runs[0].directory() / "run.json")
     assert record.failure.reason == "ended at the study's time limit of 5 minutes"
-
-
-@pytest.mark.extended
-def test_records_with_other_parameters_are_not_overwritten(plan):
-    perform(plan(repeats=1))
-    with pytest.raises(RecordError, match=r'color .*"red" .*"blue"'):
-        perform(plan(flags=["--color", "blue"], repeats=1))
 
 
 def test_a_study_that_cannot_be_executed_is_refused(plan, tmp_path, monkeypatch):
@@ -208,13 +201,6 @@ def test_a_study_with_a_failed_run_ends_with_code_1_even_if_it_was_moved(
     assert f"planted failed; see {tmp_path}/moved/does-fail-np1-r0/study.log" in "".join(lines)
 
 
-def test_a_run_that_was_submitted_as_a_job_is_left_alone(plan):
-    this = plan(["train"])
-    this.runs[0].directory().mkdir(parents=True)
-    (this.runs[0].directory() / "job.sh").touch()
-    assert list(perform(this).values()) == ["submitted", "ok"]
-
-
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"study": "strong-nt3", "sizes": 1}'])
 def test_a_directory_without_a_study_is_refused(tmp_path, text):
     if text is not None:
@@ -227,6 +213,8 @@ def test_the_list_has_every_study_with_what_it_shows():
     lines = study("list").output.splitlines()
     assert [line.split(":")[0] for line in lines] == list_studies()
     assert any("Figure 10" in line for line in lines if line.startswith("batch-p1b3: "))
+    runs = study("show", "strong-nt3", "--ranks", "4, 1,4").output
+    assert {number for number in range(9) if f"-np{number}-" in runs} == {1, 4}
 
 
 def test_show_and_dry_run_say_the_same_and_start_nothing(plan, tmp_path):
@@ -245,11 +233,3 @@ def test_show_and_dry_run_say_the_same_and_start_nothing(plan, tmp_path):
     assert not this.directory.exists()
     with pytest.raises(RecordError, match=r"mine-small .*study\.json"):
         study("status", *argv[:3])
-
-
-@pytest.mark.parametrize("text", ["", "0", "1,", "1;2", "a", "-1", "9" * 20])
-def test_numbers_of_ranks_are_read_from_text(text):
-    runs = study("show", "strong-nt3", "--ranks", "4, 1,4").output
-    assert {number for number in range(9) if f"-np{number}-" in runs} == {1, 4}
-    result = study("show", "strong-nt3", f"--ranks={text}")
-    assert (result.exit_code, "--ranks" in result.output) == (2, True)
