@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from candle_p1.reports.columns import TOTAL, time_parts
+from candle_p1.reports.experiments import Experiment, Point, Series
 from candle_p1.reports.frame import (
     COMMUNICATING,
     LOADING,
@@ -13,6 +14,7 @@ from candle_p1.reports.frame import (
     TRAINING,
     UNDIVIDED,
     WAITING,
+    Run,
 )
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published_epochs
@@ -21,11 +23,8 @@ from candle_p1.reports.statistics import estimate_ratio
 from candle_p1.reports.words import interval, listed, number, percent
 from candle_p1.text import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from candle_p1.reports.experiments import Experiment, Point, Series
-    from candle_p1.reports.frame import Run
+Claim = tuple[bool, dict[str, str]]
+"""Whether a 95 % interval supports it, and the words of its sentence."""
 
 MAX_NAMES = 6
 SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
@@ -65,7 +64,7 @@ def gained(gain: Improvement) -> str:
     return f"{verb} by {number(change.value)} % ({interval(change, of)}) {where}"
 
 
-def dominating_parts(experiment: Experiment) -> Iterator[tuple[bool, dict[str, str]]]:
+def dominating_parts(experiment: Experiment) -> Iterator[Claim]:
     """Yields what takes the most time, at which scale; series that agree share a sentence.
 
     Raises:
@@ -93,7 +92,7 @@ def dominating_parts(experiment: Experiment) -> Iterator[tuple[bool, dict[str, s
         )
 
 
-def what_to_change(experiment: Experiment) -> Iterator[tuple[bool, dict[str, str]]]:
+def what_to_change(experiment: Experiment) -> Iterator[Claim]:
     """Yields what would shorten the runs on the most ranks."""
     seen: dict[str, list[Series]] = {}
     for series in experiment.series:

@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000")
 """Those of Okabe and Ito, without yellow, which is hard to see on white."""
 
+ORANGE, SKY = COLORS[4:6]
+PHASES = {
+    "startup": ("start-up", "#BBBBBB", ""),
+    "load": ("data loading", VERMILION, "//"),
+    "digest": ("digest", "#F0E442", ""),
+    "preprocess": ("preprocess", GREEN, ""),
+    "build": ("build", SKY, ""),
+    "wait": ("waiting for the slowest loader", ORANGE, ".."),
+    "transfer": ("transfer of the weights", PURPLE, "\\\\"),
+    "train": ("training, including communication", BLUE, ""),
+    "evaluate": ("evaluate", "#332288", "xx"),
+    "report": ("report", "#777777", ""),
+}
+"""The title, colour and hatch of each phase, and of the parts of the broadcast."""
+
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
 PANEL_INCHES = (3.4, 3.0)
@@ -208,6 +223,12 @@ def _draw_reference(axes: Axes, axis: str, value: float, label: str) -> None:
         axes.axhline(value, **look)
         beside |= {"xycoords": ("axes fraction", "data"), "xytext": (0, 3), "ha": "right"}
         axes.annotate(label, (1, value), **beside)
+
+
+def look_of(phase: str, otherwise: str = "#777777") -> dict[str, Any]:
+    """Returns the look of a phase, with another colour where it is not among PHASES."""
+    _, color, hatch = PHASES.get(phase, ("", otherwise, "oo"))
+    return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
 
 
 def draw_bars(

@@ -24,12 +24,9 @@ MIN_VALUES = 6
 
 @dataclass(frozen=True)
 class Estimate:
-    """A quantity estimated from repeated measurements.
+    """A quantity estimated from repeated measurements, with the ends of its interval.
 
     Attributes:
-        value: The estimate.
-        low: The lower end of its interval.
-        high: The upper end.
         confidence: A lower bound of the probability with which such an interval covers the true
             value; below CONFIDENCE where there are too few values, 0 for a single one.
         num: The number of values behind it; for a ratio, of each set.
@@ -63,32 +60,22 @@ class Estimate:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns a 95 % confidence interval of the median, for any distribution.
-
-    It extends from the k-th smallest to the k-th largest value. The median of the distribution lies
-    outside with probability 2 P(B < k), where B is binomial(len(values), 1/2); k is the largest
-    for which this is at most 5 %. See Le Boudec, *Performance Evaluation of Computer and
-    Communication Systems*, 2.2.
-
-    Returns:
-        The ends; None for fewer than MIN_VALUES values.
-    """
+    """Returns a 95 % confidence interval of the median; None for fewer than MIN_VALUES values."""
     found = estimate_median(values)
     return (found.low, found.high) if found.is_confident else None
 
 
 def estimate_median(values: Sequence[float]) -> Estimate:
-    """Returns the median with the interval of `median_interval`, or the range of fewer values.
+    """Returns the median of at least one value, with an interval for any distribution.
 
-    Args:
-        values: At least one value.
+    It extends from the k-th smallest to the k-th largest value. The median of the distribution lies
+    outside with probability 2 P(B < k), where B is binomial(len(values), 1/2); k is the largest
+    for which this is at most 5 %, or 1 for fewer values than MIN_VALUES. See Le Boudec,
+    *Performance Evaluation of Computer and Communication Systems*, 2.2.
     """
-    num = len(values)
-    k, outside = _cut([comb(num, below) for below in range(num // 2 + 1)], 2**num)
-    ordered = sorted(values)
-    return Estimate(
-        statistics.median(ordered), ordered[k - 1], ordered[-k], max(1 - outside, 0.0), (num,)
-    )
+    num, ordered = len(values), sorted(values)
+    outcomes = [comb(num, below) for below in range(num // 2 + 1)]
+    return _estimate(statistics.median(ordered), ordered, outcomes, 2**num, (num,))
 
 
 def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
@@ -100,10 +87,7 @@ def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> 
     Mann-Whitney statistic of two sets of these sizes from one distribution; k is the largest for
     which this is at most 5 %. That takes 4 values against 4, or 3 against 5; 3 against 3 give 90 %.
     See Hollander, Wolfe and Chicken, *Nonparametric Statistical Methods*, 3rd edition, 4.2 and 4.3.
-
-    Args:
-        numerator: At least one value; all are positive.
-        denominator: At least one value; all are positive.
+    All values are positive, and there is at least one in each set.
     """
     num = len(numerator), len(denominator)
     ratios = sorted(x / y for x in numerator for y in denominator)
@@ -122,10 +106,7 @@ def estimate_difference(minuend: Sequence[float], subtrahend: Sequence[float]) -
 
 
 def summarize(seconds: Sequence[float]) -> dict[str, Any]:
-    """Returns median, interval, range and raw values of repeated times, in s.
-
-    The interval, ``ci95_s``, is None for fewer than MIN_VALUES repeats.
-    """
+    """Returns median, interval (see `median_interval`), range and raw values of times, in s."""
     interval = median_interval(seconds)
     return {
         "median_s": statistics.median(seconds),
@@ -138,27 +119,29 @@ def summarize(seconds: Sequence[float]) -> dict[str, Any]:
 
 def _between(ordered: Sequence[float], value: float, num: tuple[int, int]) -> Estimate:
     """Returns the estimate of a shift between two sets from the differences of all pairs."""
-    counts = _mann_whitney_counts(*sorted(num))
-    k, outside = _cut(counts[: (len(ordered) + 1) // 2], comb(sum(num), num[0]))
-    return Estimate(value, ordered[k - 1], ordered[-k], max(1 - outside, 0.0), num)
+    outcomes = _mann_whitney_counts(*sorted(num))[: (len(ordered) + 1) // 2]
+    return _estimate(value, ordered, outcomes, comb(sum(num), num[0]), num)
 
 
-def _cut(counts: Sequence[int], total: int) -> tuple[int, float]:
-    """Returns k, and the probability that the interval from k-th smallest to k-th largest misses.
+def _estimate(
+    value: float,
+    ordered: Sequence[float],
+    outcomes: Sequence[int],
+    total: int,
+    num: tuple[int, ...],
+) -> Estimate:
+    """Returns an estimate with the interval from the k-th smallest to the k-th largest value.
 
-    That probability is 2 P(statistic < k); k is the largest for which it is at most 1 - CONFIDENCE,
-    or 1 where there is none.
-
-    Args:
-        counts: The numbers of outcomes in which the statistic is 0, 1, …, up to the middle.
-        total: The number of all outcomes.
+    It misses with probability 2 P(statistic < k); k is the largest for which that is at most
+    1 - CONFIDENCE, or 1 where there is none. Of `total` outcomes, `outcomes` are the numbers of
+    those in which the statistic is 0, 1, …, up to the middle.
     """
-    k, inside = 1, counts[0]
-    for count in counts[1:]:
+    k, inside = 1, outcomes[0]
+    for count in outcomes[1:]:
         if 2 * (inside + count) > (1 - CONFIDENCE) * total:
             break
         k, inside = k + 1, inside + count
-    return k, 2 * inside / total
+    return Estimate(value, ordered[k - 1], ordered[-k], max(1 - 2 * inside / total, 0.0), num)
 
 
 @cache

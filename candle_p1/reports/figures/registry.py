@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import LOOK, Drawing, to_drawing
 from candle_p1.reports.experiments import describe
-from candle_p1.reports.figures import lines, over_time, time
+from candle_p1.reports.figures import charts, time
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published_figure
 from candle_p1.reports.speed import BASES, method_pairs
@@ -63,7 +63,7 @@ KINDS = (
         "performance",
         "Loading, training and total time",
         f"Times of the slowest rank; training includes validation. {BARS}",
-        lines.performance,
+        charts.performance,
     ),
     FigureKind(
         "parts",
@@ -71,7 +71,7 @@ KINDS = (
         "Medians over runs of the mean over ranks, with the total time in s above each bar."
         " Communication is the time in training in which a rank only communicated, and the transfer"
         " of the weights.",
-        time.time_shares,
+        charts.time_shares,
     ),
     FigureKind(
         "ranks",
@@ -87,7 +87,7 @@ KINDS = (
         "Improvement over the paper's loading",
         "(base - other) / base, in percent, against the loader original and against chunked, the"
         f" paper's method. Bars with caps are 95 % intervals; {WIDEST}",
-        lines.gain,
+        charts.gain,
     ),
     FigureKind(
         "scaling",
@@ -95,19 +95,19 @@ KINDS = (
         "T(base) / T(P), where the base is the smallest number of ranks of each series. Under"
         " strong scaling, scaling efficiency is the speed-up divided by the ratio of the numbers of"
         f" ranks. Bars with caps are 95 % intervals; {WIDEST}",
-        lines.scaling,
+        charts.scaling,
     ),
     FigureKind(
         "quality",
         "Quality against ranks",
         f"Left: training samples in the last epoch, as in the paper. Right: test samples. {BARS}",
-        lines.quality,
+        charts.quality,
     ),
     FigureKind(
         "epochs",
         "Quality against epochs per rank",
         f"Runs that differ only in the loader or in threads are counted together. {BARS}",
-        lines.epochs_per_rank,
+        charts.epochs_per_rank,
         size=None,
     ),
     FigureKind(
@@ -116,13 +116,13 @@ KINDS = (
         "Time per epoch without validation and without the first step of the run; the share of"
         " training in which a rank only communicated; and the load balance and POP"
         f" efficiency of the whole run. {BARS}",
-        lines.communication,
+        charts.communication,
     ),
     FigureKind(
         "loaders",
         "Loading by file and loader",
         f"Times of the slowest rank. {BARS}",
-        lines.loaders,
+        charts.loaders,
         size=None,
     ),
     FigureKind(
@@ -130,26 +130,26 @@ KINDS = (
         "Energy and mean power",
         "Over the whole run, for the parts of the machine that have sensors: means over GPUs, and"
         f" over nodes with the devices of a node added up. {BARS}",
-        lines.energy,
+        charts.energy,
     ),
     FigureKind(
         "power",
         "Power over time",
         "",
-        over_time.power_over_time,
+        time.power_over_time,
         size=MAX_PANELS,
         most=MAX_OVER_TIME,
-        shows=lambda series: over_time.median_runs(series, over_time.has_power),
+        shows=lambda series: time.median_runs(series, time.has_power),
         missing="no run has power readings",
     ),
     FigureKind(
         "timeline",
         "Communication over time",
         "",
-        over_time.timeline_over_time,
+        time.timeline_over_time,
         size=MAX_PANELS,
         most=MAX_OVER_TIME,
-        shows=lambda series: over_time.median_runs(series, over_time.is_traced),
+        shows=lambda series: time.median_runs(series, time.is_traced),
         missing="no run was traced (--timeline)",
     ),
 )

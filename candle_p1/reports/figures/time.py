@@ -1,132 +1,57 @@
-"""Figures of where the time goes, what each rank does when, and those of one run."""
+"""Figures over time: what each rank does when, power, communication; and those of one run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from candle_p1.errors import CandleError, RecordError
+from candle_p1.errors import CandleError, DataError, RecordError
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, curves
 from candle_p1.records.per_rank import PER_RANK_NAME
-from candle_p1.reports.columns import TOTAL, time_parts
+from candle_p1.records.power_file import read_traces
+from candle_p1.records.power_trace import Trace
 from candle_p1.reports.drawing import (
+    CHARACTER_INCHES,
     COLORS,
     LOOK,
+    PHASES,
+    SHADES,
+    TITLE_CHARACTERS,
     Drawing,
-    draw_bars,
     legend_below,
+    look_of,
     new_figure,
     to_drawing,
 )
-from candle_p1.reports.figures.over_time import (
-    SINCE_START,
-    draw_power,
-    is_traced,
-    median_run,
-    read_measured,
-)
-from candle_p1.reports.figures.timeline import read_traced, timeline_figure
-from candle_p1.reports.frame import (
-    COMMUNICATING,
-    LOADING,
-    OTHER,
-    STARTUP,
-    TRAINING,
-    UNDIVIDED,
-    WAITING,
-)
+from candle_p1.reports.experiments import Experiment, Series
+from candle_p1.reports.figures.timeline import read_traced, timeline_caption, timeline_figure
+from candle_p1.reports.frame import PhaseSpan, Run
 from candle_p1.reports.missing import MissingDataError
-from candle_p1.reports.words import number
+from candle_p1.reports.published import published
+from candle_p1.reports.words import listed, number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.experiments import Experiment, Point, Series
-    from candle_p1.reports.frame import PhaseSpan, Run
-
-ORANGE, SKY = COLORS[4:6]
-PHASE_LOOKS = {
-    "startup": ("#BBBBBB", ""),
-    "load": (VERMILION, "//"),
-    "digest": ("#F0E442", ""),
-    "preprocess": (GREEN, ""),
-    "build": (SKY, ""),
-    "wait": (ORANGE, ".."),
-    "transfer": (PURPLE, "\\\\"),
-    "train": (BLUE, ""),
-    "evaluate": ("#332288", "xx"),
-    "report": ("#777777", ""),
-}
-"""The colour and hatch of each phase, and of the parts of the broadcast."""
-
-PART_LOOKS = {
-    STARTUP: PHASE_LOOKS["startup"],
-    LOADING: PHASE_LOOKS["load"],
-    WAITING: PHASE_LOOKS["wait"],
-    TRAINING: PHASE_LOOKS["train"],
-    COMMUNICATING: PHASE_LOOKS["transfer"],
-    UNDIVIDED: (SKY, "xx"),
-    OTHER: PHASE_LOOKS["report"],
-}
-PHASE_TITLES = {
-    "startup": STARTUP,
-    "load": LOADING,
-    "wait": WAITING,
-    "transfer": "transfer of the weights",
-    "train": "training, including communication",
-}
 IN_PARTS = "broadcast"
 """The phase of which the parts are drawn."""
 
-MAX_COLUMNS = 3
-TITLE_WIDTH = 44
-MAX_BARS = 4
-"""With more bars side by side there is no room for percentages."""
-
-MIN_BARS = 3
-"""With fewer, bars are as narrow as with so many."""
-
-LABEL_PERCENT = 10
-"""A smaller part has no room for its percentage."""
-
 MAX_ROWS = 12
 WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 7.4, 0.16, 0.75
+POWER_INCHES = (8.0, 2.5)
+LINES = (BLUE, VERMILION, GREEN, PURPLE)
+MAX_LINES = 2 * len(LINES)
+"""The devices that can be told apart."""
 
+DOMAINS = ("gpu", "module", "node", "cpu", "memory")
+"""In the order in which devices are drawn: the paper's figure shows GPUs."""
 
-def time_shares(_experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws a panel per series, with a bar per number of ranks and its total time above."""
-    columns = 2 if len(series) in (2, 4) else MAX_COLUMNS
-    figure, plots = new_figure(len(series), columns, sharey=True)
-    counts = sorted({point.num_ranks for each in series for point in each.timed})
-    has_room = len(counts) <= MAX_BARS
-    looks = {part: _look(*PART_LOOKS[part]) for part in PART_LOOKS}
-    for axes, each in zip(plots, series, strict=True):
-        points = [each.at(num) for num in counts]
-        totals = [point.estimate(TOTAL) if point else None for point in points]
-        above = [number(total.value) + " s" * has_room if total else "" for total in totals]
-        shares = [_shares(point) if point else {} for point in points]
-        draw_bars(axes, shares, looks, above, LABEL_PERCENT if has_room else None)
-        axes.set_xticks(range(len(counts)), [f"{num:,}" for num in counts])
-        beside = 0.5 + max(0, MIN_BARS - len(counts)) / 2
-        axes.set_xlim(-beside, len(counts) - 1 + beside)
-        axes.set_xlabel("ranks")
-        axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
-    for axes in plots[::columns]:
-        axes.set_ylabel("share of the total time (%)")
-    legend_below(figure, *plots)
-    return figure
-
-
-def _shares(point: Point) -> dict[str, float]:
-    """Returns the medians of the parts over the runs that know them, scaled to a sum of 100."""
-    medians = time_parts(point.runs).median()
-    return {str(part): 100 * value / medians.sum() for part, value in medians.items() if value > 0}
+SINCE_START = "seconds since the start of the run"
 
 
 def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -146,7 +71,7 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
     size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * num_rows)
     figure, plots = new_figure(len(runs), 1, size, sharex=True)
     for axes, (name, run) in zip(plots, runs.items(), strict=True):
-        _draw_ranks(axes, run, lambda phase: PHASE_TITLES.get(phase.name, phase.name))
+        _draw_ranks(axes, run, lambda phase: PHASES.get(phase.name, (phase.name,))[0])
         axes.set_title(f"{name}, {count(run['num_ranks'], 'rank')}", fontsize=9)
     plots[-1].set_xlabel(SINCE_START)
     legend_below(figure, *plots)
@@ -170,7 +95,7 @@ def phases_figure(run: Run) -> Figure:
     figure, plots = new_figure(1 + has_power, 1, size, sharex=True)
     _draw_ranks(plots[0], run, lambda phase: f"{phase.name}, {number(phase.seconds.max())} s")
     if has_power:
-        draw_power(plots[1], read_measured("", run))
+        _draw_power(plots[1], read_measured("", run))
     plots[-1].set(xlabel=SINCE_START, xlim=(0, run["total_s"]))
     legend_below(figure, *plots)
     return figure
@@ -190,14 +115,13 @@ def chosen_ranks(run: Run) -> list[int]:
 def _draw_ranks(axes: Axes, run: Run, title_of: Callable[[PhaseSpan], str]) -> None:
     ranks = chosen_ranks(run)
     phases = [each for each in run.phase_spans() if each.within in ("", IN_PARTS)]
-    whole = {IN_PARTS} if any(each.within for each in phases) else set()
-    others = iter(COLORS * len(phases))
-    for each in phases:
+    has_parts = any(each.within for each in phases)
+    for i, each in enumerate(phases):
         begin_s = each.begin_s[ranks]
         rows = np.flatnonzero(~np.isnan(begin_s))
-        if each.name not in whole and len(rows):
-            look = _look(*(PHASE_LOOKS.get(each.name) or (next(others), "oo")))
-            bars: Any = {"height": 0.9, "label": title_of(each)} | look
+        if len(rows) and not (has_parts and each.name == IN_PARTS):
+            bars = look_of(each.name, COLORS[i % len(COLORS)])
+            bars |= {"height": 0.9, "label": title_of(each)}
             axes.barh(rows, each.seconds[ranks][rows], left=begin_s[rows], **bars)
     axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks], fontsize=7)
     axes.set_ylim(len(ranks) - 0.4, -0.6)
@@ -205,8 +129,143 @@ def _draw_ranks(axes: Axes, run: Run, title_of: Callable[[PhaseSpan], str]) -> N
     axes.grid(visible=False)
 
 
-def _look(color: str, hatch: str) -> dict[str, Any]:
-    return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+def median_run(runs: Iterable[Run]) -> Run:
+    """Returns the run with the median time."""
+    in_order = sorted(runs, key=lambda run: run["total_s"] or 0.0)
+    return in_order[len(in_order) // 2]
+
+
+def has_power(run: Run) -> bool:
+    """Returns whether there are readings of power beside the record of a run that finished."""
+    return run["status"] == "ok" and bool(run.power_files)
+
+
+def is_traced(run: Run) -> bool:
+    """Returns whether Horovod wrote a timeline of a run that finished."""
+    return run["status"] == "ok" and run.record.timeline is not None
+
+
+def median_runs(series: Series, has: Callable[[Run], bool]) -> dict[int, Run]:
+    """Returns by number of ranks the run with the median time of those that have something."""
+    found = {point.num_ranks: list(filter(has, point.all_runs["run"])) for point in series.points}
+    return {num_ranks: median_run(runs) for num_ranks, runs in found.items() if runs}
+
+
+def _read(
+    series: Sequence[Series], has: Callable[[Run], bool], read: Callable[[str, Run], Any]
+) -> tuple[list[Any], str]:
+    """Reads one run of each series, on as many ranks where they can; and says which it cannot."""
+    runs = {each.name: median_runs(each, has) for each in series}
+    common = set.intersection(*map(set, runs.values()))
+    panels, problems = [], []
+    for name, by_ranks in runs.items():
+        try:
+            panels.append(read(name, by_ranks[max(common or by_ranks)]))
+        except (DataError, MissingDataError, RecordError) as error:
+            problems.append(str(error))
+    if not panels:
+        raise MissingDataError("; ".join(problems))
+    return panels, "".join(f" Not drawn: {problem}." for problem in problems)
+
+
+def power_over_time(_experiment: Experiment, series: Sequence[Series]) -> tuple[Figure, str]:
+    """Draws power over time, a panel for each series with the phases of rank 0 behind it.
+
+    All panels have the same axes.
+    """
+    shown, problems = _read(series, has_power, read_measured)
+    figure, plots = new_figure(len(shown), 1, POWER_INCHES, sharex=True, sharey=True)
+    runs = [each.run for each in shown]
+    end_s = max(run["total_s"] or 0.0 for run in runs)
+    for axes, each in zip(plots, shown, strict=True):
+        axes.set_xlim(0, end_s)
+        _shade_phases(axes, each.phases, end_s)
+        _draw_power(axes, each)
+        nodes = f"node {each.node} of {each.run['num_nodes'] or 1:,}"
+        title = f"{each.name}, {count(each.run['num_ranks'], 'rank')}, {nodes}"
+        axes.set_title(fill(title, TITLE_CHARACTERS), fontsize=9, loc="left", pad=26)
+    plots[-1].set_xlabel(SINCE_START)
+    legend_below(figure, *plots)
+    kinds = listed(sorted({run["energy_kind"] for run in runs}))
+    rates = listed([f"{hz:g}" for hz in sorted({run["power_hz"] or 0.0 for run in runs})])
+    others = sum(len(each.traces[MAX_LINES:]) for each in shown)
+    caption = (
+        f"One run of each series: {kinds} power of the devices of one node, read at {rates} Hz,"
+        " with the phases of rank 0 behind it."
+    )
+    if others:
+        caption += f" {count(others, 'further device')} of these nodes are not drawn."
+    return figure, caption + problems
+
+
+def timeline_over_time(experiment: Experiment, series: Sequence[Series]) -> tuple[Figure, str]:
+    """Draws the communication of traced runs over time, one above the other."""
+    runs, problems = _read(series, is_traced, read_traced)
+    loaders = {each.run["loader"] for each in runs}
+    told = map(str, published(experiment, "broadcast_overhead_s", loaders=loaders))
+    caption = timeline_caption(runs) + problems
+    return timeline_figure(runs), caption + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
+
+
+def _shade_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
+    """Draws a band for each phase of rank 0, with its name where there is room."""
+    for i, phase in enumerate(phases):
+        begin_s, seconds = phase.begin_s[0], phase.seconds[0]
+        if np.isnan(begin_s):
+            continue
+        axes.axvspan(begin_s, begin_s + seconds, color=SHADES[i % len(SHADES)], lw=0)
+        lines = phase.name, f"{seconds:.1f} s"
+        width_s = max(map(len, lines)) * CHARACTER_INCHES * end_s / (POWER_INCHES[0] - 1)
+        if seconds > width_s:
+            look: Any = {"ha": "center", "va": "bottom", "fontsize": 7.5}
+            place = axes.get_xaxis_transform()
+            axes.text(begin_s + seconds / 2, 1.01, "\n".join(lines), transform=place, **look)
+
+
+def _draw_power(axes: Axes, measured: MeasuredRun) -> None:
+    """Draws the power of the devices of a node, as many as can be told apart.
+
+    That of an energy counter is the mean until its next reading; a single reading gives none.
+    """
+    for i, trace in enumerate(measured.traces[:MAX_LINES]):
+        watts = trace.values
+        if trace.channel.reading != "power":
+            if len(watts) < 2:
+                continue
+            watts = np.diff(watts) / np.diff(trace.times_s)
+            watts = np.append(watts, watts[-1:])
+        label = f"node {measured.node}: {trace.channel.label}"
+        look: Any = {"color": LINES[i % len(LINES)], "ls": "-" if i < len(LINES) else "--"}
+        axes.step(trace.times_s, watts, where="post", lw=1.2, label=label, **look)
+    simulated = ", simulated" * (measured.run["energy_kind"] == "simulated")
+    axes.set_ylabel(f"power (W){simulated}")
+    axes.set_ylim(bottom=0)
+
+
+class MeasuredRun(NamedTuple):
+    """A run, called `name`, with the readings of a node's devices, and its phases."""
+
+    name: str
+    run: Run
+    traces: Sequence[Trace]
+    phases: Sequence[PhaseSpan]
+
+    @property
+    def node(self) -> int:
+        """The number of the node."""
+        return int(self.run.power_files[0].stem.removeprefix("power-"))
+
+
+def read_measured(name: str, run: Run) -> MeasuredRun:
+    """Reads the power of a run's first node with readings; a job may have thousands of nodes.
+
+    Raises:
+        DataError: The file of readings is missing or damaged.
+        RecordError: The values of the ranks are damaged.
+    """
+    traces = read_traces(run.power_files[0])
+    traces.sort(key=lambda each: DOMAINS.index(each.channel.domain))
+    return MeasuredRun(name, run, traces, [each for each in run.phase_spans() if not each.within])
 
 
 def run_drawings(run: Run) -> Iterator[Drawing | str]:

@@ -15,14 +15,14 @@ from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record
 from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.lines import epochs_per_rank, quality, scaling
-from candle_p1.reports.figures.over_time import MAX_LINES, power_over_time
+from candle_p1.reports.figures.charts import epochs_per_rank, quality, scaling, time_shares
 from candle_p1.reports.figures.registry import KINDS, draw_figures
 from candle_p1.reports.figures.time import (
+    MAX_LINES,
     phases_figure,
     phases_svg,
+    power_over_time,
     ranks_over_time,
-    time_shares,
 )
 from candle_p1.reports.frame import Run, read_runs
 from candle_p1.reports.missing import MissingDataError

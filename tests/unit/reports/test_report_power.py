@@ -11,7 +11,7 @@ import pytest
 from candle_p1.records.spread import Joules, Watts
 from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.lines import energy
+from candle_p1.reports.figures.charts import energy
 from candle_p1.reports.frame import Run
 from candle_p1.reports.sections import TOPICS
 from tests.planted_records import changed, planted_record

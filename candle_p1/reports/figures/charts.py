@@ -1,39 +1,33 @@
-"""Figures of lines: quantities over the number of ranks, or over the epochs per rank."""
+"""Figures of lines and bars: quantities over the number of ranks, or over the epochs per rank.
+
+Each raises MissingDataError where the records lack what it shows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.reports.columns import (
-    COMMUNICATION,
-    ENERGY,
-    EPOCH,
-    GPU_ENERGY,
-    GPU_POWER,
-    LOAD,
-    LOAD_BALANCE,
-    NODE_ENERGY,
-    NODE_POWER,
-    NOT_EVALUATED,
-    PARALLEL_EFFICIENCY,
-    TOTAL,
-    TRAIN,
-    Quantity,
-    comparable_energy,
-    known,
-    labelled,
-    merit,
-    naive,
-    qualities,
+from candle_p1.reports import columns
+from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
+from candle_p1.reports.drawing import (
+    Mark,
+    Panel,
+    draw_bars,
+    legend_below,
+    line_figure,
+    look_of,
+    new_figure,
 )
-from candle_p1.reports.drawing import Mark, Panel, line_figure
-from candle_p1.reports.frame import BATCH, STRONG
+from candle_p1.reports.experiments import Experiment, Point, Series
+from candle_p1.reports.frame import BATCH, PARTS, STRONG
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published_epochs
-from candle_p1.reports.quality import epoch_groups
+from candle_p1.reports.quality import EpochGroup, epoch_groups
 from candle_p1.reports.speed import NO_OTHER_PAIR, improvements, pairs, speedups
 from candle_p1.reports.statistics import Estimate, estimate_median
 from candle_p1.reports.times import file_loads, largest_files
@@ -41,12 +35,23 @@ from candle_p1.reports.words import number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.experiments import Experiment, Series
-    from candle_p1.reports.quality import EpochGroup
+PART_LOOKS = {
+    part: look_of(phase)
+    for part, phase in zip(
+        PARTS, ("startup", "load", "wait", "train", "transfer", "build", "report"), strict=True
+    )
+}
+"""A part of the time looks like the phase that it mainly is."""
+
+MAX_COLUMNS = 3
+TITLE_WIDTH = 44
+MIN_BARS, MAX_BARS = 3, 4
+"""Fewer bars are as narrow as so many; with more there is no room for percentages."""
+
+LABEL_PERCENT = 10
+"""A smaller part has no room for its percentage."""
 
 MAX_LINES = 7
 """With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
@@ -64,8 +69,8 @@ def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
 def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws accuracy or loss on training and test samples, with the naive predictor's."""
     name = _merit(experiment)
-    panels = _panels(series, qualities(name), f"the {name} is not a number in any run")
-    values = known(experiment.runs, naive(name))
+    panels = _panels(series, columns.qualities(name), f"the {name} is not a number in any run")
+    values = columns.known(experiment.runs, columns.naive(name))
     if values:
         panels[-1] = panels[-1]._replace(reference=("y", median(values), "naive predictor"))
     return line_figure(panels, from_zero=False)
@@ -74,7 +79,7 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
 def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure:
     """Draws quality over the epochs per rank, with the number that the paper found necessary."""
     name = _merit(experiment)
-    groups = {each.title: epoch_groups(experiment, each) for each in qualities(name)}
+    groups = {each.title: epoch_groups(experiment, each) for each in columns.qualities(name)}
     # Under strong scaling the epochs per rank follow from the number of ranks.
     together = experiment.mode == STRONG or any(
         len(_epoch_lines(each, together=False)) > MAX_LINES for each in groups.values()
@@ -97,8 +102,15 @@ def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws time per epoch, communication's share of training, and POP's efficiencies."""
     if max(experiment.rank_counts) == 1:
         raise MissingDataError("all runs had one rank, which does not communicate")
-    _panels(series, (COMMUNICATION,), "no run logged its communication (--communication_log)")
-    shown = (EPOCH, COMMUNICATION, LOAD_BALANCE, PARALLEL_EFFICIENCY)
+    _panels(
+        series, (columns.COMMUNICATION,), "no run logged its communication (--communication_log)"
+    )
+    shown = (
+        columns.EPOCH,
+        columns.COMMUNICATION,
+        columns.LOAD_BALANCE,
+        columns.PARALLEL_EFFICIENCY,
+    )
     return line_figure(_panels(series, shown), columns=2)
 
 
@@ -106,8 +118,8 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws energy and mean power, per GPU and per node."""
     _panels(series, (ENERGY,), "energy was not measured in any run")
     measured = [each for each in series if any(point.values(ENERGY) for point in each.timed)]
-    pairs = (GPU_ENERGY, GPU_POWER, NODE_ENERGY, NODE_POWER)
-    shown = [labelled(each, experiment.runs) for each in pairs]
+    shown = (each for pair in columns.POWER_AND_ENERGY for each in reversed(pair))
+    shown = [columns.labelled(each, experiment.runs) for each in shown]
     return line_figure(_panels(measured, shown), columns=2)
 
 
@@ -143,7 +155,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
         raise MissingDataError(NO_OTHER_PAIR)
     bases = list(dict.fromkeys(pair.base_settings for pair in compared))
     panels: list[Panel] = []
-    for quantity in (TOTAL, *(energy for _, energy in comparable_energy(experiment.runs))):
+    for quantity in (TOTAL, *(energy for _, energy in columns.comparable_energy(experiment.runs))):
         for base in bases:
             lines: dict[str, list[Mark]] = {pair.other.name: [] for pair in compared}
             for pair in compared:
@@ -180,10 +192,39 @@ def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
     return line_figure(panels, same_y=True)
 
 
+def time_shares(_experiment: Experiment, series: Sequence[Series]) -> Figure:
+    """Draws a panel per series, with a bar per number of ranks and its total time above."""
+    columns = 2 if len(series) in (2, 4) else MAX_COLUMNS
+    figure, plots = new_figure(len(series), columns, sharey=True)
+    counts = sorted({point.num_ranks for each in series for point in each.timed})
+    has_room = len(counts) <= MAX_BARS
+    for axes, each in zip(plots, series, strict=True):
+        points = [each.at(num) for num in counts]
+        totals = [point.estimate(TOTAL) if point else None for point in points]
+        above = [number(total.value) + " s" * has_room if total else "" for total in totals]
+        shares = [_shares(point) if point else {} for point in points]
+        draw_bars(axes, shares, PART_LOOKS, above, LABEL_PERCENT if has_room else None)
+        axes.set_xticks(range(len(counts)), [f"{num:,}" for num in counts])
+        beside = 0.5 + max(0, MIN_BARS - len(counts)) / 2
+        axes.set_xlim(-beside, len(counts) - 1 + beside)
+        axes.set_xlabel("ranks")
+        axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
+    for axes in plots[::columns]:
+        axes.set_ylabel("share of the total time (%)")
+    legend_below(figure, *plots)
+    return figure
+
+
+def _shares(point: Point) -> dict[str, float]:
+    """Returns the medians of the parts over the runs that know them, scaled to a sum of 100."""
+    medians = columns.time_parts(point.runs).median()
+    return {str(part): 100 * value / medians.sum() for part, value in medians.items() if value > 0}
+
+
 def _merit(experiment: Experiment) -> str:
-    name = merit(experiment.runs)
+    name = columns.merit(experiment.runs)
     if name is None:
-        raise MissingDataError(NOT_EVALUATED)
+        raise MissingDataError(columns.NOT_EVALUATED)
     return name
 
 
