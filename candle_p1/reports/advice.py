@@ -183,10 +183,10 @@ def _about_training(experiment: Experiment, series: Series) -> str:
 
 def _uses_all_cores(run: Run) -> bool:
     """Returns whether a run had one node, computed on CPUs, and had a thread for each core."""
-    ranks, machine = run.record.ranks or (), run["machine"]
-    if machine is None or machine.devices != ("cpu",) or len({rank.host for rank in ranks}) > 1:
+    ranks = run.record.ranks or ()
+    if run["devices"] != "cpu" or len({rank.host for rank in ranks}) > 1:
         return False
-    return bool(sum(rank.threads for rank in ranks) >= machine.num_cores)
+    return bool(sum(rank.threads for rank in ranks) >= run["num_cores"])
 
 
 def _measured_gain(experiment: Experiment, series: Series) -> str:

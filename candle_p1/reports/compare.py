@@ -40,7 +40,7 @@ OF_MACHINE = {
     "ranks": "num_ranks",
     "nodes": "num_nodes",
     "threads of a rank": "threads",
-    **{name: name for name in (JIT, "hosts", "cpu", "num_cores", "memory_gib")},
+    **{name: name for name in (JIT, "hosts", "cpu", "num_cores", "memory_gib", "devices")},
 }
 """The columns that are differences of machines, by what they are called."""
 
@@ -296,10 +296,9 @@ def _differences(a: Side, b: Side) -> list[Difference]:
 
 def _facts(run: Run) -> dict[tuple[str, str], Any]:
     """Returns what may differ between runs, by kind and name."""
-    environment, machine = run.record.environment, run["machine"]
+    environment = run.record.environment
     of_machine = {name: run[column] for name, column in OF_MACHINE.items()}
     of_machine |= {"launcher": run.record.launcher}
-    of_machine |= {"devices": ", ".join(machine.devices)} if machine else {}
     of_machine |= environment.settings if environment else {}
     of_machine |= {k: v for k, v in run["settings"].items() if k.startswith(HOROVOD)}
     found = {("machine", name): v for name, v in of_machine.items() if v is not None}

@@ -20,7 +20,7 @@ from candle_p1.reports.statistics import Estimate, estimate_median
 if TYPE_CHECKING:
     import pandas as pd
 
-    from candle_p1.reports.frame import Hardware, Run
+    from candle_p1.reports.frame import Run
 
 MODES = {
     STRONG: "strong scaling: ranks share the work",
@@ -113,7 +113,7 @@ class Experiment:
     benchmark: str
     mode: str
     limits: tuple[tuple[str, int], ...]
-    machine: Hardware | None
+    machine: str | None
     all_runs: pd.DataFrame
     common: Mapping[str, Any]
     series: tuple[Series, ...]
@@ -213,7 +213,7 @@ def _experiment(
     benchmark: str,
     mode: str,
     limits: tuple[tuple[str, int], ...],
-    machine: Hardware | None,
+    machine: str | None,
 ) -> Experiment:
     runs = list(frame["run"])
     placement = _varied_placement(runs)

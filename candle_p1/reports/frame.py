@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,23 +78,6 @@ STARTUP, LOADING, WAITING, TRAINING, COMMUNICATING, UNDIVIDED, OTHER = PARTS
 does nothing else, and the transfer of the weights; where it was not measured, training and
 communication are one part, UNDIVIDED. The rest is preprocessing, building the model, evaluation and
 digests."""
-
-
-class Hardware(NamedTuple):
-    """What numbers were measured on; those of different hardware are never combined.
-
-    The cores are those of a node, or else those that rank 0 was allowed to run on; the memory is
-    that which rank 0 was allowed to use, rounded to GiB; each device is named once.
-    """
-
-    cpu: str
-    num_cores: int
-    memory_gib: int
-    devices: tuple[str, ...]
-
-    def __str__(self) -> str:
-        gpus = [name for name in self.devices if name != "cpu"]
-        return ", ".join([self.cpu, f"{self.num_cores} cores", f"{self.memory_gib} GiB", *gpus])
 
 
 class PhaseSpan(NamedTuple):
@@ -188,7 +172,9 @@ class Run:
         written = Path(self.record.timeline.file)
         places = (self.path.with_name(written.name), written) if written.name else ()
         both = [place.with_name(place.name + end) for place in places for end in ("", ".gz")]
-        return next(filter(_is_file, both), None)
+        with suppress(OSError):  # of an impossible path
+            return next(filter(Path.is_file, both), None)
+        return None
 
 
 @dataclass(frozen=True)
@@ -235,7 +221,16 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     phases, plan, merits = record.phases or {}, dict(record.plan or {}), record.quality or {}
     epochs: list[EpochFacts] = _at(record, "training.epochs") or []
     ranks, nodes = record.ranks or [], record.num_nodes
-    machine, perturbed_by = _machine(record), _perturbed_by(record)
+    environment, source = record.environment, _at(record, "environment.source")
+    reasons = {
+        "traced by Horovod's timeline": _at(record, "training.traced"),
+        "profiled": _at(record, "training.profiled"),
+        "continued from a checkpoint": record.training and is_continued(record),
+    }
+    perturbed_by = " and ".join(reason for reason, applies in reasons.items() if applies) or None
+    versions = {"python": environment.python, **environment.packages} if environment else {}
+    if source:
+        versions["source"] = source.commit[:12] + " with changes" * source.modified
     facts = {column: _at(record, place) for column, place in PLACES.items()}
     facts |= {
         "perturbed_by": perturbed_by,
@@ -243,9 +238,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "threads": max((rank.threads for rank in ranks), default=None),
         "ranks_per_node": _exact(record.num_ranks / nodes) if nodes else None,
         "hosts": " ".join(sorted({rank.host for rank in ranks})) or None,
-        **(machine._asdict() if machine else dict.fromkeys(Hardware._fields)),
-        "devices": " ".join(machine.devices) if machine else None,
-        "machine": machine,
+        **_hardware(record),
         "num_parts": len(record.parts or [record]),
         "seed": _of_type(int, parameters.get("rng_seed")),
         "deterministic": _of_type(bool, parameters.get("deterministic")),
@@ -262,7 +255,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     for group, values in {
         "parameter": parameters,
         "plan": plan,
-        "version": _versions(record),
+        "version": versions,
         "training": epochs[-1].metrics if epochs else {},
         "test": {name: each.value for name, each in merits.items()},
         "naive": {name: each.naive for name, each in merits.items()},
@@ -270,6 +263,28 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         facts |= {f"{group}_{name}": value for name, value in values.items()}
     facts |= {f"phase_{name}_s": phase.max_s for name, phase in phases.items()}
     return facts | _settings(record, parameters, plan)
+
+
+def _hardware(record: RunRecord) -> dict[str, Any]:
+    """Returns what numbers were measured on; those of different machines are never combined.
+
+    The cores are those of a node, or else those that rank 0 was allowed to run on; the memory is
+    that which rank 0 was allowed to use.
+    """
+    environment = record.environment
+    if not environment or not record.ranks:
+        return dict.fromkeys(("machine", "cpu", "num_cores", "memory_gib", "devices"))
+    num_cores = environment.node_cores or environment.num_cores
+    memory_gib = round(environment.memory_bytes / GIB)
+    devices = sorted({rank.device for rank in record.ranks})
+    parts = [environment.cpu, f"{num_cores} cores", f"{memory_gib} GiB"]
+    return {
+        "machine": ", ".join([*parts, *(name for name in devices if name != "cpu")]),
+        "cpu": environment.cpu,
+        "num_cores": num_cores,
+        "memory_gib": memory_gib,
+        "devices": " ".join(devices),
+    }
 
 
 def _at(section: Any, place: str) -> Any:
@@ -295,7 +310,13 @@ def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:
     of the broadcast; where communication was not logged, it includes the framework's preparation.
     """
     epochs_s = [s for epoch in epochs if (s := _epoch_s(epoch)) is not None]
-    share = _communication_share(record)
+    train: PhaseTimes | None = _at(record, "phases.train")
+    share = None  # of training in which a rank only communicated, or waited for slower ranks
+    if train and train.mean_s and record.num_ranks == 1:
+        share = 0.0
+    elif train and train.mean_s and train.communication:
+        is_known = isinstance(record.efficiency, Efficiency)
+        share = train.communication.mean_s / train.mean_s if is_known else None
     total_s = record.whole.total_s if record.whole else record.total_s
     parts_s = _parts_s(record, share, total_s or 0.0)
     sum_s = sum(parts_s.values())
@@ -334,21 +355,6 @@ def _epoch_s(epoch: EpochFacts) -> float | None:
     return (seconds - steps.first.max_s) * steps.num / (steps.num - 1)
 
 
-def _communication_share(record: RunRecord) -> float | None:
-    """Returns the share of training in which a rank, on average, only communicated.
-
-    This includes waiting for slower ranks, and excludes communication that back-propagation hides.
-    """
-    train: PhaseTimes | None = _at(record, "phases.train")
-    if not train or not train.mean_s:
-        return None
-    if record.num_ranks == 1:
-        return 0.0
-    if not train.communication or not isinstance(record.efficiency, Efficiency):
-        return None
-    return train.communication.mean_s / train.mean_s
-
-
 def _parts_s(record: RunRecord, share: float | None, total_s: float) -> dict[str, float]:
     """Returns the known PARTS, in s; they add up to the total."""
     startup_s, load_s, train_s, wait_s, transfer_s = (
@@ -368,41 +374,6 @@ def _parts_s(record: RunRecord, share: float | None, total_s: float) -> dict[str
         parts[TRAINING] = train_s - share * train_s
         parts[COMMUNICATING] = share * train_s + transfer_s
     return parts | {OTHER: max(0.0, total_s - sum(parts.values()))}
-
-
-def _perturbed_by(record: RunRecord) -> str | None:
-    """Returns why the times of a run must not be compared."""
-    if record.training is None:
-        return None
-    reasons = {
-        "traced by Horovod's timeline": record.training.traced,
-        "profiled": record.training.profiled,
-        "continued from a checkpoint": is_continued(record),
-    }
-    return " and ".join(reason for reason, applies in reasons.items() if applies) or None
-
-
-def _machine(record: RunRecord) -> Hardware | None:
-    environment = record.environment
-    if not environment or not record.ranks:
-        return None
-    return Hardware(
-        environment.cpu,
-        environment.node_cores or environment.num_cores,
-        round(environment.memory_bytes / GIB),
-        tuple(sorted({rank.device for rank in record.ranks})),
-    )
-
-
-def _versions(record: RunRecord) -> dict[str, str]:
-    environment = record.environment
-    if environment is None:
-        return {}
-    versions = {"python": environment.python}
-    if environment.source:
-        modified = " with changes" if environment.source.modified else ""
-        versions["source"] = environment.source.commit[:12] + modified
-    return versions | environment.packages
 
 
 def _settings(
@@ -526,13 +497,6 @@ def _records(directory: Path) -> list[Path]:
         if RECORD_NAME in files
     ]
     return [path.resolve() if path.is_file() else path for path in found]  # links may form a loop
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # an impossible path
-        return False
 
 
 def _frozen(value: Any) -> Any:

@@ -27,7 +27,7 @@ def notes_on_all(runs: Runs) -> Iterator[str]:
     if len(machines) > 1:
         yield (
             f"The runs are from {len(machines)} machines, which are kept apart:"
-            f" {'; '.join(sorted(map(str, machines)))}."
+            f" {'; '.join(sorted(machines))}."
         )
 
 
