@@ -13,7 +13,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,6 +34,7 @@ from candle_p1.reports.statistics import estimate_ratio, summarize
 from candle_p1.text import count
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
 
     from candle_p1.bench.training import Course
@@ -219,7 +220,7 @@ class Checkpoint(harness.BenchmarkComparison):
 
     def report(self, measured: Measured) -> dict[str, Any]:
         results, ours = super().report(measured)["results"], measured.of(OURS)
-        first, plain_s = ours[0][0], [each for v in SAVERS for each in _plain_s(measured.of(v))]
+        first, plain_s = ours[0][0], [s for result in results for s in result["plain_write_s"]]
         waits = {result["variant"]: result["repeats_s"] for result in results}
         ratio = estimate_ratio(waits[OURS], waits[BACKUP])
         step_s = statistics.median(max(map(_step_s, ranks)) for ranks in ours)
@@ -269,38 +270,31 @@ class Checkpoint(harness.BenchmarkComparison):
 
     def result(self, variant: str, measured: Measured) -> Result:
         jobs, sampled = measured.of(variant), measured.of(variant, MEMORY)[0]
-        first = jobs[0][0]
-        waits_s = _slowest(jobs, lambda rank: [save["wait_s"] for save in rank["saves"]])
-        safe_s = _later(_slowest(jobs, lambda rank: [save["safe_s"] for save in rank["saves"]]))
-        plain_s = _plain_s(jobs)
-        relative = [plain / safe for plain, safe in zip(plain_s, safe_s, strict=True)]
-        slowdown = [
-            statistics.fmean(save["beside_s"]) / _step_s(rank)
-            for ranks in jobs
-            for rank in ranks
-            for save in rank["saves"][1:]
-            if save["beside_s"]
-        ]
+        saves, state_bytes = _saves(jobs), jobs[0][0]["state_bytes"]
+        later, firsts = saves[saves["save"] > 0], saves[saves["save"] == 0]
+        slowest = later.groupby(["job", "save"])[["wait_s", "safe_s", "delay_s"]].max()
+        on_first = later[later["rank"] == 0]
+        relative = (on_first["plain_s"].to_numpy() / slowest["safe_s"].to_numpy()).tolist()
+        slowdown = later["slowdown"].dropna()
         memory, before = ([rank[k] for rank in sampled] for k in ("memory", "training_memory"))
         growth = None
         if all(memory) and all(before):
             growth = max(0, peak_of_sum_bytes(memory) - peak_of_sum_bytes(before))
-        beside = [len(save["beside_s"]) for ranks in jobs for save in ranks[0]["saves"][1:]]
         return {
             "variant": variant,
-            **summarize(_later(waits_s)),
-            "first_s": [of_job[0] for of_job in waits_s],
-            "safe": summarize(safe_s),
-            "bytes_per_s": first["state_bytes"] / statistics.median(safe_s),
-            "file_bytes": first["file_bytes"],
-            "plain_write_s": plain_s,
+            **summarize(slowest["wait_s"].tolist()),
+            "first_s": firsts.groupby("job")["wait_s"].max().tolist(),
+            "safe": summarize(slowest["safe_s"].tolist()),
+            "bytes_per_s": state_bytes / float(slowest["safe_s"].median()),
+            "file_bytes": jobs[0][0]["file_bytes"],
+            "plain_write_s": on_first["plain_s"].tolist(),
             "relative_rate": statistics.median(relative),
             **harness.spread_of(relative, "relative_rate"),
-            "delay": summarize(_later(_slowest(jobs, _delays_s))),
-            "num_steps_beside": sum(beside),
-            "step_slowdown": statistics.median(slowdown) if slowdown else None,
+            "delay": summarize(slowest["delay_s"].tolist()),
+            "num_steps_beside": int(on_first["num_beside"].sum()),
+            "step_slowdown": float(slowdown.median()) if len(slowdown) else None,
             "peak_bytes": growth,
-            "peak_copies": None if growth is None else growth / first["state_bytes"],
+            "peak_copies": None if growth is None else growth / state_bytes,
         }
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
@@ -381,26 +375,20 @@ def _step_s(rank: Outcome) -> float:
     return statistics.fmean(seconds for save in rank["saves"] for seconds in save["alone_s"])
 
 
-def _delays_s(rank: Outcome) -> list[float]:
-    """Returns by how much each save delayed training: its wait, and what the steps beside lost."""
-    return [
-        save["wait_s"] + sum(save["beside_s"]) - len(save["beside_s"]) * _step_s(rank)
-        for save in rank["saves"]
-    ]
+def _saves(jobs: Sequence[Sequence[Outcome]]) -> pd.DataFrame:
+    """Returns a row for each save of each rank, whose delay is its wait and what steps lost."""
+    import pandas as pd
 
-
-def _plain_s(jobs: Sequence[Sequence[Outcome]]) -> list[float]:
-    """Returns the time of the plain write before each save, without the first of each job."""
-    return [save["plain_s"] for ranks in jobs for save in ranks[0]["saves"][1:]]
-
-
-def _slowest(
-    jobs: Sequence[Sequence[Outcome]], of: Callable[[Outcome], Sequence[float]]
-) -> list[list[float]]:
-    """Returns, by job, a value of each save on the rank where it is largest."""
-    return [list(map(max, zip(*map(of, ranks), strict=True))) for ranks in jobs]
-
-
-def _later(by_job: Sequence[Sequence[float]]) -> list[float]:
-    """Returns the values of all saves but the first of each job, which creates files."""
-    return [value for of_job in by_job for value in of_job[1:]]
+    rows = []
+    for job, ranks in enumerate(jobs):
+        for rank, outcome in enumerate(ranks):
+            step_s = _step_s(outcome)
+            for index, save in enumerate(outcome["saves"]):
+                beside_s, num_beside = sum(save["beside_s"]), len(save["beside_s"])
+                facts = {
+                    "delay_s": save["wait_s"] + beside_s - num_beside * step_s,
+                    "slowdown": beside_s / num_beside / step_s if num_beside else None,
+                    "num_beside": num_beside,
+                }
+                rows.append({**save, **facts, "job": job, "rank": rank, "save": index})
+    return pd.DataFrame(rows)

@@ -18,13 +18,6 @@ SAMPLES = st.dictionaries(st.floats(0, 100), st.integers(0, 10**12), min_size=1,
 )
 
 
-def test_peaks_at_different_times_do_not_add_up():
-    first = [(0.0, 0), (1.0, 100), (2.0, 10)]
-    second = [(0.5, 0), (2.5, 70), (3.0, 5)]
-    assert peak_of_sum_bytes([first, second]) == 100
-    assert peak_of_sum_bytes([first, [(0.5, 0), (1.5, 70)]]) == 170
-
-
 @given(st.lists(SAMPLES, min_size=1, max_size=4))
 def test_the_peak_of_the_sum_lies_between_the_largest_peak_and_their_sum(samples_of_ranks):
     peaks = [max(num_bytes for _, num_bytes in samples) for samples in samples_of_ranks]

@@ -14,7 +14,6 @@ from candle_p1.bench.step_prediction import (  # noqa: E402
     gemm_s,
     predict,
 )
-from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.convolution_costs import (  # noqa: E402
     FACTORS,
     Convolution,
@@ -112,15 +111,6 @@ def test_what_is_not_counted_is_not_predicted():
     model = model_of(Dense(3), shape=(9,))
     model.compile("adagrad", "mse")
     assert predicted(model, is_fast=False) is None
-
-
-def test_a_prediction_does_not_depend_on_the_kernels_of_this_process():
-    model = model_of(Conv1D(10, 10, activation="relu"), MaxPooling1D(10))
-    found = []
-    for kind in ("fast", "plain"):
-        fast.choose(kind, on_cpu=True)
-        found.append(predicted(model))
-    assert found[0] == found[1]
 
 
 def test_a_prediction_stands_beside_the_measurement():
