@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test bench-scale bench-record bench-overhead bench-conv pins wheel clean same-choice
+.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test bench-scale bench-record bench-overhead bench-conv job-scripts pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -118,6 +118,9 @@ bench-record: setup ## Measure the size of a record of many ranks, and the time 
 
 bench-overhead: setup ## Measure what a run's own measuring costs
 	.venv/bin/python -m tools.overhead $(TOOL_ARGS)
+
+job-scripts: setup ## Write the ready job scripts in jobs/
+	.venv/bin/python -m tools.job_scripts
 
 bench-conv: setup ## Time convolutions by each algorithm, and fit the model of their costs
 	.venv/bin/python -m tools.convolutions $(TOOL_ARGS)

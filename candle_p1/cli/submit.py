@@ -21,25 +21,13 @@ from candle_p1.cli.base import (
     flags_argument,
 )
 from candle_p1.cli.study import OUTPUT
+from candle_p1.cluster import submission
 from candle_p1.cluster.chain import CHAIN_NAME
-from candle_p1.cluster.job import JobOptions, JobRequest, find_image
+from candle_p1.cluster.job import JobOptions, JobRequest, find_image, job_flags
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import Machine, load_machine
-from candle_p1.cluster.ready_scripts import job_flags
 from candle_p1.cluster.schedulers import Scheduler
 from candle_p1.cluster.staging import StagedEnvironment
-from candle_p1.cluster.submission import (
-    CHAIN_FLAGS,
-    check_continues,
-    checkout,
-    release,
-    run_here,
-    script_path,
-    submit,
-    virtual_environment,
-    was_submitted,
-    write_script,
-)
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import INTERVALS
 from candle_p1.parameters.parameter_set import ParameterSet
@@ -248,7 +236,7 @@ def command(
 
 
 def _archive(dry_run: bool) -> str:
-    archive = StagedEnvironment.of(checkout())
+    archive = StagedEnvironment.of(submission.checkout())
     if not dry_run:
         screen = Screen()
         if not archive.path.exists():
@@ -272,14 +260,17 @@ def _one_job(
     wanted = job_flags(benchmark, machine, mode)
     chosen = declaration.parse(flags, model_file)
     if is_chain and not any(chosen.origin(name).is_explicit for name in INTERVALS):
-        wanted |= CHAIN_FLAGS
-    added = _added_flags(wanted, chosen)
+        wanted |= submission.CHAIN_FLAGS
+    if chosen.origin("data_parallel").is_explicit:  # epochs_scaling follows from it
+        wanted.pop("epochs_scaling", None)
+    missing = {name: wanted[name] for name in wanted if not chosen.origin(name).is_explicit}
+    added = [word for name, value in missing.items() for word in (f"--{name}", value)]
     params = declaration.parse([*added, *flags], model_file)
     if is_chain:
-        check_continues(params)
+        submission.check_continues(params)
     share = epochs_of_ranks(params, layout.num_ranks)
     directory, directory_flags = _run_directory(benchmark.name, params)
-    root = checkout()
+    root = submission.checkout()
     job = JobRequest(
         machine=machine,
         layout=layout,
@@ -290,7 +281,7 @@ def _one_job(
         output=str(directory / "job"),
         options=options,
         root=str(root),
-        venv=virtual_environment(root),
+        venv=submission.virtual_environment(root),
         heading=[
             f"{benchmark.title}: {count(layout.num_ranks, 'rank')} on {machine.title}.",
             f"{layout.explain()}; epochs of each rank: {share}.",
@@ -303,7 +294,7 @@ def _one_job(
 def _submit_one(job: JobRequest, directory: Path, num_jobs: int | None, *, dry_run: bool) -> None:
     """Submits a job or a chain; where there is no scheduler, runs it and exits with its code."""
     job.check()
-    text, script = job.script(), script_path(job.machine, directory)
+    text, script = job.script(), submission.script_path(job.machine, directory)
     argv = job.scheduler.submit_command(script)
     if dry_run:
         click.echo(wrap_command(argv, columns(sys.stderr), "$ "), err=True)
@@ -311,24 +302,13 @@ def _submit_one(job: JobRequest, directory: Path, num_jobs: int | None, *, dry_r
             click.echo(_chain_note(job.scheduler, num_jobs), err=True)
         click.echo(text, nl=False)
         return
-    release(directory)  # of a chain that ended before its run began
-    write_script(script, text, num_jobs)
+    submission.release(directory)  # of a chain that ended before its run began
+    submission.write_script(script, text, num_jobs)
     screen = Screen()
     screen.say_command(argv)
     if job.machine.scheduler == "none":
-        raise click.exceptions.Exit(run_here(argv, directory, num_jobs or 1))
-    _say_submitted(screen, submit(job, script, num_jobs=num_jobs), script)
-
-
-def _added_flags(wanted: dict[str, str], params: ParameterSet) -> list[str]:
-    if params.origin("data_parallel").is_explicit:  # epochs_scaling follows from it
-        wanted = {name: wanted[name] for name in wanted if name != "epochs_scaling"}
-    return [
-        word
-        for name, value in wanted.items()
-        if not params.origin(name).is_explicit
-        for word in (f"--{name}", value)
-    ]
+        raise click.exceptions.Exit(submission.run_here(argv, directory, num_jobs or 1))
+    _say_submitted(screen, submission.submit(job, script, num_jobs=num_jobs), script)
 
 
 def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
@@ -336,9 +316,6 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
 
     Jobs without a --run_id are numbered JOB000, JOB001 and so on, so that a run that starts while
     the job waits, and takes the next free number RUN000, does not take the job's directory.
-
-    Raises:
-        ParameterError: The directory already holds a record or a script.
     """
     *numbered, directory = run_directories(name, params, prefix="JOB")
     directory = next((path for path in numbered if not path.exists()), directory)
@@ -346,7 +323,7 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
         flags = ["--output_dir", "."]
     else:
         flags = ["--output_dir", str(directory.parent.parent), "--run_id", directory.name]
-    if (directory / RECORD_NAME).exists() or was_submitted(directory):
+    if (directory / RECORD_NAME).exists() or submission.was_submitted(directory):
         raise ParameterError(
             f"{directory} already belongs to a run: choose another --run_id, --experiment_id or"
             " --output_dir, or submit the script in it again to continue a run that has ended early"
@@ -397,11 +374,10 @@ def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> 
                 click.echo(_chain_note(due[0][1].scheduler, num_jobs), err=True)
             click.echo(arrays[0].text() if arrays else due[0][1].script(), nl=False)
         return
+    for array_id, array in jobs.submit_arrays(arrays) if as_array else ():
+        what = f"array {array_id} of {count(len(array.jobs), 'job')}"
+        screen.say(f"submitted {what if array.is_array else f'job {array_id}'}: {array.script}")
     if as_array:
-        for array_id, array in jobs.submit_arrays(arrays):
-            what = f"array {array_id} of {count(len(array.jobs), 'job')}"
-            what = what if array.is_array else f"job {array_id}"
-            screen.say(f"submitted {what}: {array.script}")
         return
     for ids, script in jobs.submit(due, at_once or 1, under_way):
         _say_submitted(screen, ids, script)

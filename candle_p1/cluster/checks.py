@@ -297,7 +297,7 @@ def check_mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     """Whether all ranks use one MPI library, and Horovod may call it from its thread."""
     if not facts[0].with_mpi or any({"mpi4py", "horovod"} & one.unusable.keys() for one in facts):
         return  # not needed, or reported by the packages
-    library = facts[0].mpi_library or "none"
+    library, is_horovod = facts[0].mpi_library or "none", facts[0].engine == "horovod"
     with_horovod = [one for one in facts if one.engine == "horovod"]
     without = [one for one in with_horovod if not one.horovod.get("mpi")]
     several = [one for one in facts if len(one.mpi_files) > 1]
@@ -305,11 +305,9 @@ def check_mpi(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     if without:
         yield _fault("MPI", library, without, "Horovod was built without MPI", REBUILD_HOROVOD)
     elif several:
-        is_horovod = facts[0].engine == "horovod"
         users = "mpi4py and Horovod use" if is_horovod else "this process has loaded"
         what = f"{users} different MPI libraries, {' and '.join(several[0].mpi_files)}"
-        fix = ONE_MPI + BUILD_WITH_IT if is_horovod else ONE_MPI
-        yield _fault("MPI", library, several, what, fix)
+        yield _fault("MPI", library, several, what, ONE_MPI + BUILD_WITH_IT * is_horovod)
     elif limits:
         yield _fault("MPI", library, [one for one, _ in limits], *limits[0][1])
     else:

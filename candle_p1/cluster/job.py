@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from candle_p1.benchmark import Benchmark
 from candle_p1.cluster.launchers import launch_argv
 from candle_p1.cluster.layout import Layout, fill_in
 from candle_p1.cluster.machine import Machine
@@ -232,6 +233,16 @@ class JobRequest:
             launch_argv=launch,
             run_argv=[self.program, *self.flags],
         )
+
+
+def job_flags(benchmark: Benchmark, machine: Machine, mode: str) -> dict[str, str]:
+    """Returns the flags of a job: data of the published size, and the mode of scaling.
+
+    Jobs of a scheduler use what users of a cluster do, Horovod's fusion of tensors and TensorFlow's
+    fastest kernels; on this machine, runs repeat bit for bit.
+    """
+    at_scale = {} if machine.scheduler == "none" else {"deterministic": "False"}
+    return {"size": "full"} | benchmark.mode_flags(mode) | at_scale
 
 
 def render(template: str, **values: Any) -> str:

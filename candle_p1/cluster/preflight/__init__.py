@@ -36,14 +36,8 @@ from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
 CHECKS: Sequence[checks.Check] = (
-    checks.check_ranks,
-    checks.check_engine,
-    checks.check_packages,
-    checks.check_mpi,
-    checks.check_gpus,
-    checks.check_space,
-    checks.check_files,
-    checks.check_clocks,
+    *(checks.check_ranks, checks.check_engine, checks.check_packages, checks.check_mpi),
+    *(checks.check_gpus, checks.check_space, checks.check_files, checks.check_clocks),
 )
 
 
@@ -109,15 +103,8 @@ class _Amount(click.FloatRange):
 
 def _option(flag: str, name: str, kind: Any, text: str) -> Callable[..., Any]:
     default = getattr(Needs, name)
-    return click.option(
-        flag,
-        name,
-        type=kind,
-        multiple=isinstance(default, tuple),
-        default=default,
-        show_default=bool(default),
-        help=text,
-    )
+    shown: dict[str, Any] = {"show_default": bool(default), "multiple": isinstance(default, tuple)}
+    return click.option(flag, name, type=kind, default=default, help=text, **shown)
 
 
 AMOUNT, PATH = _Amount(min=0), click.Path(path_type=Path)

@@ -72,21 +72,11 @@ def job(tmp_path):
     return JobEnv(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["NODES", "MINUTES", "WARNING_S"])
-@pytest.mark.parametrize("text", ["two", "0", "-1"])
-def test_a_number_that_is_none_ends_the_job(job, name, text):
-    code, _, errors = job.run("job_limit 60 90", *RUN, **{f"CANDLE_P1_{name}": text})
-    assert (code, errors) == (2, f"job: CANDLE_P1_{name}={text}: give a whole number from 1 on\n")
-
-
 def test_the_command_line_that_starts_the_ranks(job):
     code, argv, errors = job.run(*RUN)
     assert code == 0
     assert argv == ["-n", "2", sys.executable, f"{ROOT}/nt3.py", "--epochs", "8"]
     assert errors.startswith(f"job: 1 nodes, 2 ranks: launch -n 2 {sys.executable}")
-
-
-def test_the_exit_code_of_the_launcher_is_the_jobs(job):
     job.command("launch", "exit 7")
     assert job.run(*RUN)[0] == 7
 
@@ -128,11 +118,26 @@ def test_the_nodes_of_the_job_are_counted(job, variables, tmp_path):
     assert argv[:2] == ["-n", "6"]
 
 
-def test_variables_of_the_user_override_defaults(job):
-    lines = ["job_default A one", "job_default B two", *RUN[:2], "env"]
-    _, variables, _ = job.run(*lines, B="mine", KMP_BLOCKTIME="200")
-    assert {"A=one", "B=mine", "KMP_BLOCKTIME=200"} <= set(variables)
-    assert "KMP_AFFINITY=granularity=fine,compact,1,0" in variables
+@pytest.mark.parametrize(
+    ("line", "variables", "expected"),
+    [
+        ("job_default A one", {}, "A=one"),
+        ("job_default A one", {"A": "mine"}, "A=mine"),
+        ("", {"KMP_BLOCKTIME": "200"}, "KMP_BLOCKTIME=200"),
+        ("", {}, "KMP_AFFINITY=granularity=fine,compact,1,0"),
+        ("", {"SLURM_CPUS_PER_TASK": "7"}, "SRUN_CPUS_PER_TASK=7"),
+        ("", {"SLURM_CPUS_PER_TASK": "7", "SRUN_CPUS_PER_TASK": "3"}, "SRUN_CPUS_PER_TASK=3"),
+        ("", {"CANDLE_P1_SETUP": "{}/site.sh"}, "FROM_SITE=yes"),
+        ("job_warning 90", {}, "CANDLE_P1_SAVE_S=45"),
+        ("job_warning 15", {}, "CANDLE_P1_SAVE_S=7"),
+    ],
+)
+def test_the_environment_of_the_ranks(job, tmp_path, line, variables, expected):
+    (tmp_path / "site.sh").write_text("export FROM_SITE=yes\n")
+    variables = {name: value.format(tmp_path) for name, value in variables.items()}
+    _, found, _ = job.run(line, *RUN[:2], "env", **variables)
+    assert expected in found
+    assert any(each.startswith("SRUN_CPUS") for each in found) == ("SRUN_CPUS" in expected)
 
 
 @pytest.mark.parametrize(
@@ -263,15 +268,6 @@ class TestStagedEnvironment:
         assert "env.tar is gone: submit again with --stage_env" in errors
 
 
-def test_srun_gets_the_cpus_of_a_task_that_the_job_requested(job):
-    _, variables, _ = job.run("job_prepare", "env", SLURM_CPUS_PER_TASK="7")
-    assert "SRUN_CPUS_PER_TASK=7" in variables
-    _, variables, _ = job.run("job_prepare", "env", SLURM_CPUS_PER_TASK="7", SRUN_CPUS_PER_TASK="3")
-    assert "SRUN_CPUS_PER_TASK=3" in variables
-    _, variables, _ = job.run("job_prepare", "env")
-    assert not any(line.startswith("SRUN_CPUS") for line in variables)
-
-
 @pytest.mark.parametrize(
     ("here", "variables", "path"),
     [
@@ -294,19 +290,6 @@ def test_the_networks_plug_in_is_found(job, tmp_path, here, variables, path):
     assert ("TCP" in errors) == (path is None)
 
 
-def test_a_plug_in_that_is_not_there_ends_the_job(job):
-    code, _, errors = job.run("job_network_plugin /absent")
-    assert code == 2
-    assert "no directory /absent" in errors
-    assert "CANDLE_P1_NET_PLUGIN" in errors
-
-
-def test_the_setup_file_of_a_site_is_sourced(job, tmp_path):
-    (tmp_path / "site.sh").write_text("export FROM_SITE=yes\n")
-    _, variables, _ = job.run("job_prepare", "env", CANDLE_P1_SETUP=str(tmp_path / "site.sh"))
-    assert "FROM_SITE=yes" in variables
-
-
 @pytest.mark.parametrize(
     ("lines", "variables", "problem"),
     [
@@ -314,6 +297,12 @@ def test_the_setup_file_of_a_site_is_sourced(job, tmp_path):
         (RUN, {"CANDLE_P1_VENV": "/absent"}, "CANDLE_P1_VENV=/absent"),
         (RUN, {"CANDLE_P1_PYTHON": "/bin/false"}, "/bin/false has no candle_p1"),
         (("job_limit 1 60", *RUN), {}, "time limit"),
+        (("job_network_plugin /absent",), {}, "no directory /absent"),
+        *(
+            (("job_limit 60 90", *RUN), {f"CANDLE_P1_{name}": text}, f"CANDLE_P1_{name}={text}: ")
+            for name in ("NODES", "MINUTES", "WARNING_S")
+            for text in ("two", "0", "-1")
+        ),
     ],
 )
 def test_jobs_that_cannot_start_say_why(job, lines, variables, problem):
@@ -322,57 +311,50 @@ def test_jobs_that_cannot_start_say_why(job, lines, variables, problem):
     assert problem in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG])
-def test_a_warning_tells_the_ranks_to_save(job, number):
-    job.command("launch", PRINT_SIGNAL)
-    assert job.interrupt(*RUN, number=number) == (3, "got USR1\n")
+@pytest.mark.parametrize(
+    ("lines", "ranks", "number", "ended"),
+    [
+        ((), PRINT_SIGNAL, signal.SIGUSR1, (3, "got USR1\n")),
+        ((), PRINT_SIGNAL, signal.SIGUSR2, (3, "got USR1\n")),
+        ((), PRINT_SIGNAL, signal.SIGURG, (3, "got USR1\n")),
+        ((), PRINT_SIGNAL, signal.SIGTERM, (4, "got TERM\n")),  # the job is cancelled
+        (("job_warning 2",), DEAF, signal.SIGUSR1, (4, "got TERM\n")),
+    ],
+)
+def test_a_signal_reaches_the_ranks(job, lines, ranks, number, ended):
+    job.command("launch", ranks)
+    assert job.interrupt(*lines, *RUN, number=number) == ended
 
 
-def test_a_cancelled_job_ends_its_ranks_at_once(job):
-    job.command("launch", PRINT_SIGNAL)
-    assert job.interrupt(*RUN, number=signal.SIGTERM) == (4, "got TERM\n")
-
-
-def test_ranks_that_do_not_end_after_a_warning_are_ended(job):
-    job.command("launch", DEAF)
-    assert job.interrupt("job_warning 2", *RUN) == (4, "got TERM\n")
-
-
-@pytest.mark.parametrize(("warning_s", "save_s"), [("90", "45"), ("15", "7")])
-def test_the_ranks_know_how_long_they_may_save(job, warning_s, save_s):
-    _, variables, _ = job.run(f"job_warning {warning_s}", *RUN[:2], "env")
-    assert f"CANDLE_P1_SAVE_S={save_s}" in variables
-
-
-def test_a_signal_is_passed_on_by_scancel_under_srun(job):
-    """srun kills its ranks when it gets a signal itself."""
-    variables = {"SLURM_JOB_ID": "12"}
-    assert signalled_by(job, "srun", "scancel", **variables) == "--signal=USR1 12\n"
-    cancelled = signalled_by(job, "srun", "scancel", number=signal.SIGTERM, **variables)
-    assert cancelled == "--signal=TERM 12\n"
-
-
-def test_a_signal_is_passed_on_by_jskill_under_jsrun(job):
-    assert signalled_by(job, "jsrun", "jskill") == f"-s {int(signal.SIGUSR1)} all\n"
-
-
-def signalled_by(job, launcher, command, **how):
-    """Warns a job; returns the arguments of the command that passes the warning on."""
-    (job.directory / "signal").unlink(missing_ok=True)
+@pytest.mark.parametrize(
+    ("launcher", "command", "number", "arguments"),
+    [
+        ("srun", "scancel", signal.SIGUSR1, "--signal=USR1 12"),  # srun would kill its ranks
+        ("srun", "scancel", signal.SIGTERM, "--signal=TERM 12"),
+        ("jsrun", "jskill", signal.SIGUSR1, f"-s {int(signal.SIGUSR1)} all"),
+    ],
+)
+def test_a_signal_is_passed_on_by_a_command(job, launcher, command, number, arguments):
     wait = 'while [[ ! -s $HOME/signal ]]; do sleep 0.05; done; cat "$HOME/signal"'
     job.command(launcher, f"echo ready; {wait}")
     job.command(command, 'echo "$*" >"$HOME/signal"')
     lines = ["job_prepare", f"job_launcher {launcher}", "job_run nt3.py"]
-    code, output = job.interrupt(*lines, HOME=str(job.directory), **how)
-    assert code == 0
-    return output
+    variables = {"HOME": str(job.directory), "SLURM_JOB_ID": "12"}
+    assert job.interrupt(*lines, number=number, **variables) == (0, f"{arguments}\n")
 
 
 @pytest.mark.parametrize(
-    ("left", "early_s"),
-    [("1:32", 2), ("2:31", 0), ("0:30", 0), ("1-00:01:30", 0), ("INVALID", 0)],
+    ("left", "seconds", "early_s"),
+    [
+        ("1:32", 92, 2),
+        ("2:31", 151, 0),
+        (" 12:09", 729, 0),
+        ("1:00:08", 3608, 0),
+        ("2-01:00:00", 176400, 0),
+        ("INVALID", None, 0),
+    ],
 )
-def test_what_slurm_warns_too_early_waits(job, left, early_s):
+def test_what_slurm_warns_too_early_waits(job, left, seconds, early_s):
     """At most a minute: a warning that comes earlier was not Slurm's."""
     job.command("squeue", f"echo '{left}'")
     job.command("scancel", "true")
@@ -384,14 +366,7 @@ def test_what_slurm_warns_too_early_waits(job, left, early_s):
     code, output, _ = job.run(*lines, SLURM_JOB_ID="12")
     assert code == 0
     assert output == [str(early_s)] * bool(early_s) + ["USR1", "50", "TERM"]
-
-
-@pytest.mark.parametrize(
-    ("left", "seconds"), [("0:05", 5), (" 12:09", 729), ("1:00:08", 3608), ("2-01:00:00", 176400)]
-)
-def test_the_time_that_slurm_leaves(job, left, seconds):
-    job.command("squeue", f"echo '{left}'")
-    assert job.run("job_left_s", SLURM_JOB_ID="12")[1] == [str(seconds)]
+    assert job.run("job_left_s", SLURM_JOB_ID="12")[1] == [str(seconds)] * (seconds is not None)
 
 
 @pytest.mark.extended

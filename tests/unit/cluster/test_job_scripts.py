@@ -16,11 +16,11 @@ from candle_p1.benchmark import SCALING_MODES, find_benchmark, list_benchmarks
 from candle_p1.cluster import launchers
 from candle_p1.cluster.job import JobOptions
 from candle_p1.cluster.machine import load_machine
-from candle_p1.cluster.ready_scripts import paper_job, ready_scripts, write_all
 from candle_p1.cluster.schedulers import find_scheduler
 from candle_p1.cluster.submission import JobArray
 from candle_p1.errors import ParameterError
 from tests.conftest import ROOT
+from tools.job_scripts import paper_job, ready_scripts, write_all
 
 GOLDEN = ROOT / "tests/files/jobs"
 SIZES = {"local": 1, "polaris": 12}
@@ -82,7 +82,7 @@ def test_scripts_of_benchmarks_differ_in_name_and_flags_only(machine_name):
 
 
 def test_the_ready_scripts_are_up_to_date(tmp_path):
-    """To update them: candle_p1.cluster.ready_scripts.write_all(Path("."))."""
+    """To update them: make job-scripts."""
     texts = ready_scripts()
     names = {str(path.relative_to(ROOT)) for path in ROOT.glob("jobs/*/*")}
     write_all(tmp_path)

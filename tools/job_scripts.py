@@ -1,4 +1,7 @@
-"""The ready job scripts in ``jobs/``, which run the benchmarks as the paper did."""
+"""Writes the ready job scripts in ``jobs/``, which run the benchmarks as the paper did.
+
+``make job-scripts``. A test checks that they are up to date.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from candle_p1.benchmark import SCALING_MODES, Benchmark, JobSize, find_benchmark, list_benchmarks
-from candle_p1.cluster.job import JobOptions, JobRequest
+from candle_p1.cluster import machine as machines
+from candle_p1.cluster.job import JobOptions, JobRequest, job_flags
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import Machine, load_machine
 from candle_p1.scaling import share_epochs
 from candle_p1.text import count
 
+MACHINES = Path(machines.__file__).parent / "machines"
 OF_THE_PAPER = ("summit", "theta")
 """The machines that have a script for each benchmark and mode of scaling."""
 EXAMPLES = ("slurm", "pbs")
 """The machines that have one script, of NT3 under strong scaling."""
 USUAL_SIZE = JobSize(24, 120)
 """The size of a ready script on machines that the paper does not cover."""
-
-
-def job_flags(benchmark: Benchmark, machine: Machine, mode: str) -> dict[str, str]:
-    """Returns the flags of a job: data of the published size, and the mode of scaling.
-
-    Jobs of a scheduler use what users of a cluster do, Horovod's fusion of tensors and TensorFlow's
-    fastest kernels; on this machine, runs repeat bit for bit.
-    """
-    at_scale = {} if machine.scheduler == "none" else {"deterministic": "False"}
-    return {"size": "full"} | benchmark.mode_flags(mode) | at_scale
 
 
 def paper_job(
@@ -71,17 +66,17 @@ def ready_scripts() -> dict[str, str]:
     """Returns the texts of the ready scripts, by path in the checkout."""
     benchmarks = [find_benchmark(name) for name in list_benchmarks()]
     wanted = [
-        (machine, mode, benchmark)
-        for machine in OF_THE_PAPER
+        (name, mode, benchmark)
+        for name in OF_THE_PAPER
         for mode in SCALING_MODES
         for benchmark in benchmarks
         if benchmark.paper.sizes
-    ] + [(machine, "strong", find_benchmark("nt3")) for machine in EXAMPLES]
+    ] + [(name, "strong", find_benchmark("nt3")) for name in EXAMPLES]
     scripts = {}
     for name, mode, benchmark in wanted:
-        machine = load_machine(str(Path(__file__).parent / f"machines/{name}.toml"))
+        where = load_machine(str(MACHINES / f"{name}.toml"))
         size = benchmark.paper.sizes.get((name, mode), USUAL_SIZE)
-        job = paper_job(benchmark, machine, mode, *size)
+        job = paper_job(benchmark, where, mode, *size)
         replace(job, options=JobOptions(project="PROJECT")).check()
         scripts[_path(job)] = job.script()
     return scripts
@@ -98,3 +93,7 @@ def write_all(root: Path) -> None:
 
 def _path(job: JobRequest) -> str:
     return f"jobs/{job.machine.name}/{job.name}{job.scheduler.suffix}"
+
+
+if __name__ == "__main__":
+    write_all(Path())
