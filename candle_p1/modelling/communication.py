@@ -49,13 +49,13 @@ class CommunicationFit(BaseModel):
     bandwidth_ci95_bytes_per_s: tuple[Positive | None, Positive | None] | None = None
 
     def __str__(self) -> str:
+        name = f"{self.operation} through {self.transport}" if self.transport else self.operation
         of = f" on {count(self.num_ranks, 'rank')}" if self.num_ranks else ""
-        through = f" through {printable(self.transport)}" if self.transport else ""
         alpha, beta = self.latency_s, self.bandwidth_bytes_per_s or inf
         low_s, high_s = sorted(self.latency_ci95_s or (alpha, alpha))
         low, high = sorted(each or inf for each in self.bandwidth_ci95_bytes_per_s or (beta, beta))
         return (
-            f"{printable(self.operation)}{through}{of}: latency {alpha:.3g} s ({low_s:.3g} to"
+            f"{printable(name)}{of}: latency {alpha:.3g} s ({low_s:.3g} to"
             f" {high_s:.3g}), bandwidth {beta:.3g} bytes/s ({low:.3g} to {high:.3g})"
         )
 

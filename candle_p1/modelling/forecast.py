@@ -19,7 +19,6 @@ from candle_p1.modelling.observations import ShapeRule
 from candle_p1.modelling.samples import (
     PREDICTION_CONFIDENCE,
     Array,
-    Interval,
     TimeSamples,
     interval_of,
 )
@@ -42,9 +41,9 @@ class Changes:
     Attributes:
         file_system: How many times as fast files are read.
         network: How many times as fast ranks communicate.
-        epochs: The epochs: of all ranks together where they share them, else of each.
-        epochs_per_rank: The epochs of each rank, whether they are shared or not.
-        batch_size: The batch size, before it is scaled with the ranks.
+        epochs: Of all ranks together where they share them, else of each.
+        epochs_per_rank: Of each rank, whether they are shared or not.
+        batch_size: Before it is scaled with the ranks.
     """
 
     file_system: float = 1.0
@@ -111,14 +110,18 @@ class Changes:
         """
         if self.file_system == 1 and self.network == 1:
             return samples
-        times = dict(samples.phases_s)
         shares: Any = reading_share
         if shares is None:
             shares = np.random.default_rng(0).random(len(samples.total_s))
-        for phase in times.keys() & {LOAD, WAIT}:  # ranks wait for the loading of others
-            times[phase] = times[phase] * (1 - shares + shares / self.file_system)
-        for phase in times.keys() & {EXPOSED, TRANSFER}:
-            times[phase] = times[phase] / self.network
+        slower = 1 - shares + shares / self.file_system
+        # Ranks wait for the loading of others, too.
+        factors = {
+            LOAD: slower,
+            WAIT: slower,
+            EXPOSED: 1 / self.network,
+            TRANSFER: 1 / self.network,
+        }
+        times = {name: times_s * factors.get(name, 1) for name, times_s in samples.phases_s.items()}
         return replace(samples, phases_s=times)
 
 
@@ -188,30 +191,33 @@ def forecast(
 
 def _point(source: ForecastSource, num_ranks: int, base: ForecastSource | None) -> dict[str, Any]:
     found = source.samples(num_ranks)
-    other = base.samples(num_ranks) if base else None
-    energy_j, other_j = found.energy_j, other.energy_j if other else None
+    energy_j, gain, energy_gain = found.energy_j, None, None
+    if base:
+        other = base.samples(num_ranks)
+        gain = 100 * (1 - found.total_s / other.total_s)
+        if energy_j is not None and other.energy_j is not None:
+            energy_gain = 100 * (1 - energy_j / other.energy_j)
     samples = {
         "time_s": found.total_s,
         "energy_j": energy_j,
         "efficiency": source.efficiency(found) if source.has_ideal else None,
-        "gain_percent": 100 * (1 - found.total_s / other.total_s) if other else None,
-        "energy_gain_percent": None
-        if energy_j is None or other_j is None
-        else 100 * (1 - energy_j / other_j),
+        "gain_percent": gain,
+        "energy_gain_percent": energy_gain,
     }
     phases_s = {
         phase: interval_of(each, source.confidence)["value"]
         for phase, each in found.phases_s.items()
     }
-    whole_s = sum(phases_s.values())
-    return {
-        "ranks": num_ranks,
-        "can_run": source.can_run(num_ranks),
-        "extrapolation": found.extrapolation,
-        "shares": {phase: seconds / whole_s for phase, seconds in phases_s.items()},
-    } | {
+    intervals = {
         name: None if each is None else interval_of(each, source.confidence)
         for name, each in samples.items()
+    }
+    return {
+        "ranks": num_ranks,
+        **intervals,
+        "extrapolation": found.extrapolation,
+        "can_run": source.can_run(num_ranks),
+        "shares": {phase: each / sum(phases_s.values()) for phase, each in phases_s.items()},
     }
 
 
@@ -230,8 +236,9 @@ def best_scale(name: str, source: ForecastSource, ranks: Sequence[int]) -> dict[
     found = [source.samples(each) for each in searched]
     counts = np.array(searched, np.float64)
 
-    def of(samples: Array) -> Interval:  # whose ends are numbers that were searched
-        return interval_of(samples, source.confidence, "inverted_cdf")
+    def of(samples: Array) -> dict[str, int]:  # whose ends are numbers that were searched
+        found = interval_of(samples, source.confidence, "inverted_cdf")
+        return {name: round(found[name]) for name in ("value", "low", "high")}
 
     efficient = least = least_product = None
     if source.has_ideal:

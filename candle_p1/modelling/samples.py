@@ -45,7 +45,7 @@ class TimeSamples:
 
     Attributes:
         num_ranks: P.
-        phases_s: The seconds of each phase, by name, shape (samples,) each.
+        phases_s: The seconds of each phase, shape (samples,) each.
         watts: The power of the job in each phase, likewise; None where it is not known.
         extrapolation: By which factor the number of ranks is outside those that are known.
     """
@@ -66,6 +66,5 @@ class TimeSamples:
         """The energy of the job, shape (samples,); None where no power is known."""
         if self.watts is None:
             return None
-        energies = [self.watts[name] * seconds for name, seconds in self.phases_s.items()]
-        energy_j: Array = np.sum(energies, axis=0)
+        energy_j: Array = np.sum([self.watts[n] * s for n, s in self.phases_s.items()], axis=0)
         return energy_j

@@ -11,7 +11,7 @@ from candle_p1.modelling.laws import JobShape
 from candle_p1.modelling.paper import LoaderTimes, PaperInputs, paper_source
 from candle_p1.reports.experiments import MODES, group
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.model_page import INTERVAL, Row, forecast_row, to_table
+from candle_p1.reports.model_page import INTERVAL, Row, to_table
 from candle_p1.reports.modelled import fitted_words, model_experiment
 from candle_p1.reports.published import (
     METHOD_LOADER,
@@ -38,47 +38,20 @@ def forecast_tables(found: Mapping[str, Any]) -> Iterator[ReportTable]:
     title = found["title"]
     note = INTERVAL if found["confidence"] else SPAN
     if found["as_it_is"]:
-        yield to_table("as-it-is", f"{title}, as it is", _rows(found["as_it_is"]), note)
+        yield to_table("as-it-is", f"{title}, as it is", _noted(found["as_it_is"]), note)
         title = f"{title}, {found['changes']}"
-    yield to_table("forecast", title, _rows(found["points"]), note)
-    names = {
-        "most ranks with a scaling efficiency of 70 %": "efficient_ranks",
-        "ranks of least energy": "least_energy_ranks",
-        "ranks of least energy times time": "least_energy_delay_ranks",
-    }
-    rows = [
-        {"series": each["series"]}
-        | {heading: _whole(each[name]) for heading, name in names.items()}
-        for each in found["best"]
-    ]
+    yield to_table("forecast", title, _noted(found["points"]), note)
     most = max(each["searched"][-1] for each in found["best"])
-    yield to_table("best", f"The best scale, of up to {count(most, 'rank')}", rows)
-    rows = [
-        {
-            "ranks": each["ranks"],
-            "printed (%)": f"{each['printed_percent']:.2f}",
-            "predicted (%)": each["predicted_percent"],
-            "difference (points)": each["predicted_percent"]["value"] - each["printed_percent"],
-            "note": each["note"],
-        }
-        for each in found["checks"]
-    ]
-    if rows:
+    of = f"of up to {count(most, 'rank')}; efficient is a scaling efficiency of 70 %"
+    yield to_table("best", f"The best scale, {of}", found["best"])
+    if found["checks"]:
         title = "The gain in time that the paper prints, and what follows from its other numbers"
+        rows = [c | {"printed_percent": f"{c['printed_percent']:.2f}"} for c in found["checks"]]
         yield to_table("checks", title, rows)
 
 
-def _rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
-    rows = []
-    for point in points:
-        notes = [] if point["can_run"] else [UNEQUAL]
-        notes += ["not measured"] if point["extrapolation"] > 1 else []
-        rows.append(forecast_row(point) | {"note": ", ".join(notes)})
-    return rows
-
-
-def _whole(interval: Mapping[str, float] | None) -> dict[str, int] | None:
-    return {name: int(num) for name, num in interval.items()} if interval else None
+def _noted(points: Sequence[Row]) -> list[Row]:
+    return [each | {"note": "" if each["can_run"] else UNEQUAL} for each in points]
 
 
 def _forecast(
@@ -197,7 +170,10 @@ def forecast_paper(
         checks = gains_to_check(benchmark, mode)
         for each in checks:
             point = forecast(source_of(Changes()), [each["ranks"]], base)[-1]
-            each["predicted_percent"] = point["gain_percent"]
+            predicted = point["gain_percent"]
+            difference = predicted["value"] - each["printed_percent"]
+            each |= {"predicted_percent": predicted, "difference_in_points": difference}
+            each["note"] = each.pop("note")  # the last column
         published = [str(each) for each in _stated(benchmark, mode, "improvement_total_s")]
         title = f"{benchmark.upper()} on {MACHINE}, {MODES[mode]}, from published values"
         more = {"notes": notes, "published": published, "checks": checks}

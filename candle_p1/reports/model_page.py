@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from candle_p1.errors import ModelError
 from candle_p1.modelling.communication import CommunicationFit
-from candle_p1.modelling.fit import BAD_FIT
+from candle_p1.modelling.fit import BAD_FIT, PhaseFit
 from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.laws import PHASES
 from candle_p1.modelling.model import RunModel
@@ -33,7 +32,7 @@ from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
 
 Row = dict[str, Any]
-"""Cells, some of which are intervals, by heading."""
+"""An entry of a list in JSON, and a row of a table: numbers, words and intervals by name."""
 
 INTERVAL = "Low and high are the ends of 90 % prediction intervals for single runs."
 WHOLE_RUN = "whole run"
@@ -202,10 +201,13 @@ def _tables(
     modelled: Sequence[ModelledSeries], times: Sequence[Row], slug: str
 ) -> Iterator[ReportTable]:
     fitted = fitted_words(modelled)
-    pools: dict[int, list[ModelledSeries]] = {}
+    names: dict[int, list[str]] = {}
+    models = {id(each.model): each.model for each in modelled}
     for each in modelled:
-        pools.setdefault(id(each.model), []).append(each)
-    models = {"; ".join(e.name for e in pool): pool[0].model for pool in pools.values()}
+        names.setdefault(id(each.model), []).append(each.name)
+    fits = [
+        ({"series": "; ".join(names[key])}, _as_json(model), model) for key, model in models.items()
+    ]
     title = "Model: measured and predicted total time"
     rows = [row for each in modelled for row in _size_rows(each)]
     yield to_table(f"{slug}-model-sizes", title, rows, INTERVAL, fitted)
@@ -217,26 +219,33 @@ def _tables(
     yield to_table(f"{slug}-what-if", "Model: what if", rows, INTERVAL, note, fitted)
     note = (
         "Low and high are the ends of 95 % intervals, from a bootstrap over runs. A rate without a"
-        " high end may be infinite, that is, its term may take no time."
+        " high end may be infinite, that is, its term may take no time. Of the whole run is a power"
+        " without a phase."
     )
-    rows = [row for name, model in models.items() for row in _parameter_rows(name, model)]
+    rows = [name | each for name, found, _ in fits for each in found["parameters"] if each["value"]]
     yield to_table(f"{slug}-model-parameters", "Model: parameters", rows, note, fitted)
     note = (
-        "Missed is relative to the mean time of the phase, or 0.5 % of the total time if that is"
+        "Errors are relative to the mean time of the phase, or 0.5 % of the total time if that is"
         " longer. All runs of a size are held out at a time where three sizes or more were"
         f" measured, else one run. A fit is bad where these are missed by more than"
         f" {percent(BAD_FIT)}."
     )
-    rows = [row for name, model in models.items() for row in _fit_rows(name, model)]
+    rows = [name | _fit_row(fit) for name, _, model in fits for fit in model.phases]
     title = "Model: how well phases are fitted"
     yield to_table(f"{slug}-model-fits", title, rows, note, fitted)
     if times:
         note = (
-            "The models were not fitted to these runs. Measured is their median. Intervals of"
-            " phases do not add up to that of the whole run."
+            "The models were not fitted to these runs. Measured is their median, and inside are"
+            " those in the interval. Intervals of phases do not add up to that of the whole run."
         )
+        rows = [
+            each
+            | {"runs": len(each["measured_s"])}
+            | {"difference_s": each["predicted_s"]["value"] - median(each["measured_s"])}
+            for each in times
+        ]
         title = "Model: runs that were held out"
-        yield to_table(f"{slug}-model-held-out", title, _held_rows(times), INTERVAL, note)
+        yield to_table(f"{slug}-model-held-out", title, rows, INTERVAL, note)
 
 
 def _size_rows(each: ModelledSeries) -> Iterator[Row]:
@@ -244,15 +253,14 @@ def _size_rows(each: ModelledSeries) -> Iterator[Row]:
         found, runs = each.source().samples(num), each.runs.get(num, ())
         interval = interval_of(found.total_s)
         measured_s = median(run.total_s for run in runs) if runs else None
-        off = 100 * (interval["value"] / measured_s - 1) if measured_s else None
         yield {
             "series": each.name,
             "ranks": num,
-            "measured (s)": measured_s,
+            "measured_s": measured_s,
             "runs": len(runs) or None,
-            "model (s)": interval,
-            "model is off by (%)": off,
-            "extrapolation factor": found.extrapolation,
+            "model_s": interval,
+            "off_percent": 100 * (interval["value"] / measured_s - 1) if measured_s else None,
+            "extrapolation": found.extrapolation,
             "note": "held out" if runs and num not in each.model.rank_counts else "",
         }
 
@@ -269,79 +277,41 @@ def _what_if_rows(each: ModelledSeries) -> Iterator[Row]:
         f"{count(epochs, 'epoch')} per rank": Changes(epochs_per_rank=epochs),
     }.items():
         for point in forecast({each.name: each.source(changes)}, ranks):
-            yield {"series": each.name, "what if": name} | forecast_row(point)
+            yield {"series": each.name, "what_if": name} | point
 
 
-def forecast_row(point: Mapping[str, Any]) -> Row:
-    """Returns the cells of a forecast."""
-    names = {
-        "series": "series",
-        "ranks": "ranks",
-        "time (s)": "time_s",
-        "energy (J)": "energy_j",
-        "scaling efficiency": "efficiency",
-        "extrapolation factor": "extrapolation",
-        "gain (%)": "gain_percent",
-        "energy gain (%)": "energy_gain_percent",
+def _fit_row(fit: PhaseFit) -> Row:
+    rivals = [" and ".join(term.name for term in each) for each in fit.rivals]
+    return {
+        "phase": fit.name,
+        "terms": len(fit.chosen),
+        "held_out_error_percent": fit.held_out and 100 * fit.held_out,
+        "largest_residual_percent": 100 * float(np.abs(fit.residuals).max()),
+        "remark": "bad fit" if fit.is_bad else "",
+        "cannot_be_told_from": "; ".join(rivals),
     }
-    return {heading: point[name] for heading, name in names.items()}
 
 
-def _parameter_rows(name: str, model: RunModel) -> Iterator[Row]:
-    for each in model.parameters:
-        if isfinite(each["value"]):  # else the term takes no time
-            high = each["high"] if isfinite(each["high"]) else None
-            yield {
-                "series": name,
-                "phase": each["phase"] or "power of the whole run",
-                "parameter": each["name"],
-                "value": {"value": each["value"], "low": each["low"], "high": high},
-                "unit": each["unit"],
-                "runs": each["runs"],
-            }
-
-
-def _fit_rows(name: str, model: RunModel) -> Iterator[Row]:
-    for fit in model.phases:
-        remarks = ["bad fit"] if fit.is_bad else []
-        if fit.rivals:
-            names = [" and ".join(term.name for term in each) for each in fit.rivals]
-            remarks.append(f"these runs cannot tell it from: {'; '.join(names)}")
-        yield {
-            "series": name,
-            "phase": fit.name,
-            "terms": len(fit.chosen),
-            "held-out runs missed by (%)": fit.held_out and 100 * fit.held_out,
-            "largest residual (%)": 100 * float(np.abs(fit.residuals).max()),
-            "remark": ", ".join(remarks),
-        }
-
-
-def _held_rows(times: Sequence[Row]) -> list[Row]:
-    return [
-        {
-            "series": each["series"],
-            "ranks": each["ranks"],
-            "phase": each["phase"],
-            "measured (s)": median(each["measured_s"]),
-            "runs": len(each["measured_s"]),
-            "of these, in the interval": each["inside"],
-            "predicted (s)": each["predicted_s"],
-            "predicted less measured (s)": each["predicted_s"]["value"]
-            - median(each["measured_s"]),
-        }
-        for each in times
-    ]
+UNITS = {"_s": " (s)", "_j": " (J)", "_percent": " (%)"}
+ONLY_JSON = ("can_run", "shares", "confidence", "searched")
 
 
 def to_table(slug: str, title: str, rows: Sequence[Row], *notes: str) -> ReportTable:
-    """Returns a table in which each interval has three columns, without empty columns."""
+    """Returns a table of rows of JSON, whose headings are their keys, without empty columns.
+
+    An interval has three columns; of a list, the median is shown.
+    """
     intervals = {name for row in rows for name, cell in row.items() if isinstance(cell, dict)}
-    headings = []
-    for name in rows[0]:
-        headings += [name, f"{name}, low", f"{name}, high"] if name in intervals else [name]
+    headings: list[str] = []
     cells: list[list[Any]] = [[] for _ in rows]
-    for row, flat in zip(rows, cells, strict=True):
-        for name, cell in row.items():
+    for name in [name for name in rows[0] if name not in ONLY_JSON]:
+        end = next((end for end in UNITS if name.endswith(end)), "")
+        heading = name.removesuffix(end).replace("_", " ") + UNITS.get(end, "")
+        ends = ("", ", low", ", high") if name in intervals else ("",)
+        headings += [f"{heading}{each}" for each in ends]
+        for row, flat in zip(rows, cells, strict=True):
+            cell = row[name]
+            if isinstance(cell, list):
+                cell = median(cell)
             flat += (cell.values() if cell else (None,) * 3) if name in intervals else [cell]
     return ReportTable(slug, title, headings, cells, notes).without_empty_columns()
