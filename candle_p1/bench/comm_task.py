@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from candle_p1.bench import transports
+from candle_p1.bench.harness import spread_of
 from candle_p1.bench.task import BenchTask, Outcome
 from candle_p1.bench.transports import (
     ALLREDUCE,
@@ -200,11 +201,7 @@ def memory_for_an_array(comm: Communicator) -> int:
 
 
 def _check(name: str, transport: Transport, operation: str, num_elements: int, call: Call) -> None:
-    """Checks what the first call has transferred; collective.
-
-    Raises:
-        DistributedError: It is wrong on some rank.
-    """
+    """Raises DistributedError if what the first call has transferred is wrong; collective."""
     comm, received = transport.comm, call.received()
     is_wrong = received is not None and not transports.is_expected(
         received,
@@ -226,12 +223,8 @@ def _check(name: str, transport: Transport, operation: str, num_elements: int, c
 class Timer:
     """Times calls in blocks, each after a barrier, until they are precise; collective.
 
-    What the ranks decide follows from numbers that all of them have.
-
-    Args:
-        comm: The ranks.
-        num_messages: What the times are divided by.
-        is_timed: Whether this rank's times count.
+    What the ranks decide follows from numbers that all of them have. Times are divided by the
+    number of messages of a call; not all ranks' may count.
     """
 
     def __init__(self, comm: Communicator, num_messages: int = 1, *, is_timed: bool = True) -> None:
@@ -239,18 +232,12 @@ class Timer:
         self._num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
         self._num_calls = 0
         self._blocks: list[tuple[float, float, float]] = []
-        self._interval: tuple[float, float] | None = None
 
     def time(self, run: Callable[[], Any], seconds: float, block_s: float) -> None:
         """Times at least LEAST_BLOCKS more blocks, after a warm-up; collective.
 
         The first time, the warm-up is a single call and then a whole block, if it has more; they
-        tell how many calls a block should have.
-
-        Args:
-            run: What is called; it must have been called before.
-            seconds: How long to go on at most, apart from the warm-up.
-            block_s: How long a block should take.
+        tell how many calls a block of `block_s` should have. `run` must have been called before.
         """
         if self._num_calls:
             self._block(run)
@@ -264,7 +251,6 @@ class Timer:
         num_blocks, spent_s = 0, 0.0
         while num_blocks < LEAST_BLOCKS or (spent_s < seconds and not self._is_precise):
             self._blocks.append(self._block(run))
-            self._interval = median_interval([mean for _, mean, _ in self._blocks])
             num_blocks += 1
             spent_s += self._blocks[-1][2] * self._num_calls
 
@@ -275,12 +261,11 @@ class Timer:
         """
         scaled = [[each / self._num_messages for each in block] for block in self._blocks]
         least, mean, most = map(list, zip(*scaled, strict=True))
-        interval = self._interval
         return {
             "min_s": median(least),
             "mean_s": median(mean),
             "max_s": median(most),
-            "ci95_s": interval and [end / self._num_messages for end in interval],
+            "ci95_s": spread_of(mean, "s")["ci95_s"],
             "blocks_s": mean,
             "calls_per_block": self._num_calls,
             "stopped_by": "precision" if self._is_precise else "time",
@@ -288,10 +273,11 @@ class Timer:
 
     @property
     def _is_precise(self) -> bool:
-        if self._interval is None:
-            return False
-        middle = median(mean for _, mean, _ in self._blocks)
-        return max(middle - self._interval[0], self._interval[1] - middle) <= PRECISION * middle
+        means = [mean for _, mean, _ in self._blocks]
+        interval, middle = median_interval(means), median(means)
+        return interval is not None and all(
+            abs(end - middle) <= PRECISION * middle for end in interval
+        )
 
     def _block(self, run: Callable[[], Any]) -> tuple[float, float, float]:
         """Returns the least, mean and largest time of a call."""

@@ -51,13 +51,11 @@ Times = list[tuple[float, float]]
 
 
 class Precision(NamedTuple):
-    """How matrix products are computed.
+    """The values of ``--data_type`` and of JAX_DEFAULT_MATMUL_PRECISION.
 
-    Attributes:
-        data_type: The value of ``--data_type``.
-        products: That of JAX_DEFAULT_MATMUL_PRECISION. On GPUs "highest" computes with all bits of
-            float32, and "tensorfloat32" with 10 of its 23 where the device has that (NVIDIA from
-            Ampere on), which is also what JAX does by default. CPUs always use all bits.
+    On GPUs "highest" computes products with all bits of float32, and "tensorfloat32" with 10 of its
+    23 where the device has that (NVIDIA from Ampere on), which is also what JAX does by default.
+    CPUs always use all bits.
     """
 
     data_type: str
@@ -149,13 +147,11 @@ def _products_per_s(size: int, precision: Precision) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTask(DeviceTask):
-    """Trains a benchmark.
+    """Trains a benchmark in one of PRECISIONS, and times blocks of steps for so many seconds.
 
     Attributes:
-        precision: One of PRECISIONS.
         inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays.
         num_steps: The steps of a timed block; fewer if an epoch has fewer.
-        seconds: How long blocks are timed.
         cache_dir: The directory of compiled programs.
     """
 

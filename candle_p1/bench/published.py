@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.bench.harness import plain_table
-from candle_p1.benchmark import find_benchmark
+from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.reports.published import (
     TABLE_1,
@@ -23,11 +24,8 @@ from candle_p1.reports.published import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from rich.table import Table
 
-    from candle_p1.benchmark import Benchmark
     from candle_p1.datasets.synthetic import SyntheticRecipe
     from candle_p1.reports.published import Number
 
@@ -42,14 +40,10 @@ SIZE_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class TrainedRow:
-    """A row of Table 1, beside what is trained here.
+    """A row of Table 1, by a key of TABLE_1, beside what is trained here.
 
-    Attributes:
-        name: A key of TABLE_1.
-        published: The paper's cell.
-        candle: What CANDLE's default model file says; None where it says nothing.
-        here: The default here, with synthetic data of full size; None where it is unknown.
-        note: Why it differs from the paper, or what it stands for; "" where that is clear.
+    `candle` is what CANDLE's default model file says, and `here` the default with synthetic data of
+    full size; None where it is unknown. The note says why it differs from the paper.
     """
 
     name: str
@@ -57,12 +51,6 @@ class TrainedRow:
     candle: Number | None
     here: Number | None
     note: str
-
-    @property
-    def title(self) -> str:
-        """Its name in the table, with the unit."""
-        title, unit = TABLE_1[self.name]
-        return f"{title} ({unit})" if unit == "MB" else title
 
 
 def table_1(benchmark: Benchmark) -> list[TrainedRow]:
@@ -97,12 +85,10 @@ def _trained(benchmark: Benchmark) -> dict[str, Number]:
 
 @cache
 def _full_sizes(recipe: SyntheticRecipe) -> dict[str, int]:
-    """Returns the approximate sizes of the files of full size, in bytes, by name."""
     return {file.name: file.num_bytes_estimate for file in recipe.files("full", DATA_SEED)}
 
 
 def _note(benchmark: Benchmark, name: str, cell: Number, own: Mapping[str, Number]) -> str:
-    """Returns the benchmark's note on a row, or whether it differs from the paper."""
     here = own.get(name)
     if isinstance(here, str) or isinstance(cell, str) or here is None:
         same = here == cell
@@ -115,8 +101,7 @@ def _note(benchmark: Benchmark, name: str, cell: Number, own: Mapping[str, Numbe
 def collect(name: str | None) -> dict[str, Any]:
     """Returns the published values as JSON holds them, and Table 1 beside what is trained here.
 
-    Args:
-        name: The benchmark to select; None for all, and for what is about none in particular.
+    Those of one benchmark, or of all, and of none in particular.
 
     Raises:
         ParameterError: There is no such benchmark, or nothing is published about it.
@@ -152,7 +137,7 @@ def to_csv(report: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
+def render(report: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yields what `collect` returned as lines and tables."""
     values = [Published(**value) for value in report["values"]]
     for benchmark in dict.fromkeys(each.benchmark for each in values):
@@ -160,36 +145,26 @@ def parts(report: Mapping[str, Any]) -> Iterator[str | Table]:
         rows = [TrainedRow(**row) for row in report["table_1"].get(benchmark, ())]
         if rows:
             yield f"{title}: the paper's Table 1, and what is trained by default (--size full)"
-            yield _trained_table(rows)
+            table = plain_table("", "published", "CANDLE", "here")
+            table.add_column("note", overflow="fold")
+            for row in rows:
+                name, unit = TABLE_1[row.name]
+                cells = (row.published, row.candle, row.here)
+                shown = ("-" if cell is None else number_words(cell) for cell in cells)
+                table.add_row(f"{name} (MB)" if unit == "MB" else name, *shown, row.note)
+            yield table
         yield f"{title}: published values"
-        # Table 1 is above.
-        of_benchmark = [each for each in values if each.benchmark == benchmark]
-        yield _values_table(
-            [each for each in of_benchmark if each.section != "Table 1" or not rows]
-        )
+        table = plain_table("machine")
+        for heading in ("value", "place"):
+            table.add_column(heading, overflow="fold")
+        for each in values:
+            if each.benchmark == benchmark and (each.section != "Table 1" or not rows):
+                where = each.where if each.source == "paper" else f"{each.source}, {each.where}"
+                table.add_row(each.machine, each.says, where)
+        yield table
     for source, reference in report["sources"].items():
         if any(each.source == source for each in values):
             yield f"{source}: {reference}"
     yield (
         "nothing is read off figures, and of Tables 2, 5 and 6 there is only what the text repeats"
     )
-
-
-def _trained_table(rows: list[TrainedRow]) -> Table:
-    table = plain_table("", "published", "CANDLE", "here")
-    table.add_column("note", overflow="fold")
-    for row in rows:
-        cells = (row.published, row.candle, row.here)
-        shown = ("-" if cell is None else number_words(cell) for cell in cells)
-        table.add_row(row.title, *shown, row.note)
-    return table
-
-
-def _values_table(values: list[Published]) -> Table:
-    table = plain_table("machine")
-    for heading in ("value", "place"):
-        table.add_column(heading, overflow="fold")
-    for each in values:
-        where = each.where if each.source == "paper" else f"{each.source}, {each.where}"
-        table.add_row(each.machine, each.says, where)
-    return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import count, cycle
@@ -40,6 +39,9 @@ from candle_p1.distributed.node_memory import NodeMemory
 WINDOW_BYTES = 1 << 22
 MAX_WINDOW, MIN_WINDOW = 64, 4
 """Messages of a STREAM that are under way at a time: 64 as in osu_bw, fewer if they are large."""
+ONES = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+MEAN = ONES / np.float32(PRODUCT_SIZE)
+"""What is multiplied with each other: the products are ONES again."""
 PATIENCE_S = 300
 """How long ranks wait for one of them before an operation on shared memory ends with an error."""
 
@@ -180,12 +182,19 @@ def _split(operation: str, values: Floats) -> list[Floats]:
     return np.array_split(values, NUM_TENSORS) if operation == ALLREDUCE_OF_16 else [values]
 
 
-class GraphTransport(Transport):
-    """Calls compiled functions of TensorFlow that have an operation alone."""
+class HorovodTransport(Transport):
+    """Calls compiled functions of TensorFlow that have one of Horovod's operations alone.
+
+    As in a run, or for allreduces with other settings.
+    """
+
+    operations: Sequence[str] = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST, ALLGATHER, REDUCE_SCATTER)
 
     def __init__(self, comm: Communicator, variables: Mapping[str, str]) -> None:
         super().__init__(comm, variables)
         self._names = count()
+        if variables:
+            self.operations = (ALLREDUCE, ALLREDUCE_OF_16)
 
     def start(self) -> dict[str, Any]:
         """Limits TensorFlow to this rank's device, and starts what operates, as a run does."""
@@ -196,16 +205,28 @@ class GraphTransport(Transport):
         self._is_gpu = device.is_gpu
         return {"device": device.name, "threads": device.threads} | self._start(engine)
 
-    @abstractmethod
     def _start(self, engine: HorovodEngine) -> dict[str, Any]:
-        """Starts what operates; returns its settings and the version of its library."""
+        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
 
-    @abstractmethod
+        self._hvd = hvd
+        return {"library": f"Horovod {version('horovod')}, TensorFlow {tf.__version__}", **settings}
+
+    def stop(self) -> None:
+        """Shuts Horovod down: its thread would disturb what is measured next."""
+        self._hvd.shutdown()
+
     def _operate(self, operation: str, tensor: Any, name: str, after: list[Any]) -> Any:
-        """Returns the result of an operation in a graph, under a name that all ranks know.
-
-        `after` holds the result before it, if there is one.
-        """
+        """Returns the result of an operation in a graph, after another result if there is one."""
+        hvd = self._hvd
+        if operation == BROADCAST:
+            return hvd.broadcast(tensor, root_rank=0, name=name)
+        if operation == ALLGATHER:
+            return hvd.allgather(tensor, name=name)
+        if operation == REDUCE_SCATTER:
+            return hvd.reducescatter(tensor, op=hvd.Sum, name=name)
+        return hvd.allreduce(tensor, op=hvd.Average, name=name)
 
     def prepare(self, operation: str, values: Floats) -> Call:
         import tensorflow as tf
@@ -236,8 +257,7 @@ class GraphTransport(Transport):
         import tensorflow as tf
 
         tensor, name = tf.constant(values), f"overlap.{next(self._names)}"
-        shape = (PRODUCT_SIZE, PRODUCT_SIZE)
-        ones, mean = tf.ones(shape), tf.fill(shape, 1 / PRODUCT_SIZE)
+        ones, mean = tf.constant(ONES), tf.constant(MEAN)
 
         def products(num_products: Any) -> Any:
             return tf.while_loop(
@@ -265,7 +285,7 @@ class GraphTransport(Transport):
                 tf.reshape(tensor, [-1])[0].numpy()
 
 
-class SharedMemoryTransport(GraphTransport):
+class SharedMemoryTransport(HorovodTransport):
     """Averages as a run on one node does; an optimizer that updates meanwhile is left out."""
 
     operations: Sequence[str] = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST)
@@ -276,43 +296,13 @@ class SharedMemoryTransport(GraphTransport):
         self._memory = NodeMemory(self.comm, PATIENCE_S)
         return {"library": f"TensorFlow {tf.__version__}", "averaging": SHARED_MEMORY}
 
+    def stop(self) -> None:
+        """Does nothing."""
+
     def _operate(self, operation: str, tensor: Any, name: str, after: list[Any]) -> Any:
         if operation == BROADCAST:
             return self._memory.broadcast(tensor, name, root=0, after=after)
         return self._memory.average(tensor, name, after=after)
-
-
-class HorovodTransport(GraphTransport):
-    """Calls Horovod as a run does, with its settings or, for allreduces, with others."""
-
-    operations: Sequence[str] = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST, ALLGATHER, REDUCE_SCATTER)
-
-    def __init__(self, comm: Communicator, variables: Mapping[str, str]) -> None:
-        super().__init__(comm, variables)
-        if variables:
-            self.operations = (ALLREDUCE, ALLREDUCE_OF_16)
-
-    def _start(self, engine: HorovodEngine) -> dict[str, Any]:
-        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
-        import horovod.tensorflow as hvd
-        import tensorflow as tf
-
-        self._hvd = hvd
-        return {"library": f"Horovod {version('horovod')}, TensorFlow {tf.__version__}", **settings}
-
-    def stop(self) -> None:
-        """Shuts Horovod down: its thread would disturb what is measured next."""
-        self._hvd.shutdown()
-
-    def _operate(self, operation: str, tensor: Any, name: str, after: list[Any]) -> Any:
-        hvd = self._hvd
-        if operation == BROADCAST:
-            return hvd.broadcast(tensor, root_rank=0, name=name)
-        if operation == ALLGATHER:
-            return hvd.allgather(tensor, name=name)
-        if operation == REDUCE_SCATTER:
-            return hvd.reducescatter(tensor, op=hvd.Sum, name=name)
-        return hvd.allreduce(tensor, op=hvd.Average, name=name)
 
 
 class JaxTransport(Transport):
@@ -361,11 +351,8 @@ class JaxTransport(Transport):
         """Returns a program of an allreduce and of products that do not depend on it."""
         import jax
 
-        shape = (PRODUCT_SIZE, PRODUCT_SIZE)
-        ones, mean = np.ones(shape, np.float32), np.full(shape, 1 / PRODUCT_SIZE, np.float32)
-
         def products(num_products: Any) -> Any:
-            return jax.lax.fori_loop(0, num_products, lambda i, x: x @ mean, ones)
+            return jax.lax.fori_loop(0, num_products, lambda i, x: x @ MEAN, ONES)
 
         def both(array: Any, num_products: Any) -> tuple[Any, Any]:
             return jax.lax.pmean(array, AXIS), products(num_products)

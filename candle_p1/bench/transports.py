@@ -54,9 +54,7 @@ class Operation(NamedTuple):
     """An operation between ranks.
 
     Attributes:
-        title: Its name.
         passes: How often a ring passes (n - 1) / n of the array; 0: it goes from rank to rank.
-        explanation: What it is, where the name does not say it.
         is_divided: Whether the array has a part for each rank.
         num_tensors: The tensors that together are the array.
     """
@@ -106,13 +104,9 @@ OPERATIONS = {
 class Call:
     """An operation on an array, ready to be timed; all ranks call it the same number of times.
 
-    Attributes:
-        run: Does it once, and returns when this rank's part is complete.
-        received: Returns what this rank has received; None: nothing.
-        source: The rank whose array is received, where it is that of one rank.
-        num_messages: The number of messages that follow each other in it.
-        is_timed: Whether this rank's times count; between two ranks those of the first one do, as
-            with OSU's benchmarks.
+    `run` does it once, and returns when this rank's part is complete; `received` returns what this
+    rank has received, where it is that of one rank, of `source`. `num_messages` follow each other
+    in it. Between two ranks the times of the first one count, as with OSU's benchmarks.
     """
 
     run: Callable[[], Any]
@@ -125,9 +119,8 @@ class Call:
 class Overlap(NamedTuple):
     """An allreduce beside computing, ready to be timed.
 
-    Attributes:
-        compute: Computes so many products of matrices, one after the other.
-        together: Does the same, and an allreduce that begins before it and may go on meanwhile.
+    `compute` computes so many products of matrices, one after the other; `together` does the same,
+    and an allreduce that begins before it and may go on meanwhile.
     """
 
     compute: Callable[[int], Any]
@@ -135,11 +128,9 @@ class Overlap(NamedTuple):
 
 
 class Transport(ABC):
-    """A library that transfers arrays between ranks. All ranks must call its methods.
+    """A library that transfers arrays between ranks, at least two; all must call its methods.
 
-    Args:
-        comm: The ranks, at least two.
-        variables: Environment variables that it sets before its library starts.
+    It sets environment variables before its library starts.
     """
 
     operations: Sequence[str]
@@ -152,11 +143,7 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self) -> dict[str, Any]:
-        """Starts it; returns its settings and version.
-
-        Raises:
-            CandleError: It cannot be started; the same on every rank.
-        """
+        """Starts it; returns its settings and version, or raises CandleError on every rank."""
 
     def stop(self) -> None:  # noqa: B027
         """Stops it, so that another one is measured alone."""
@@ -173,12 +160,7 @@ class Transport(ABC):
 class TransportKind(NamedTuple):
     """What must be known of a transport before its library is imported.
 
-    Attributes:
-        class_name: The class in candle_p1.bench.transport_libraries.
-        packages: What must be installed.
-        what: What it is.
-        variables: See Transport.
-        on_one_node: Whether all ranks must be on one node.
+    `class_name` is that of a class in candle_p1.bench.transport_libraries.
     """
 
     class_name: str
@@ -233,11 +215,11 @@ def missing_packages(name: str) -> list[str]:
 
 
 def choose_transports(text: str | None, *, one_process: bool = False) -> list[str]:
-    """Returns the transports of a comma-separated list, each once; None: all that are installed.
+    """Returns the transports of a comma-separated list; None: all that are installed.
 
     Raises:
-        ParameterError: There is no such transport, it is not installed, or one process cannot
-            measure all of them.
+        ParameterError: One of them is not known or not installed, or they cannot all be measured in
+            one process where that is wanted.
     """
     if text is None:
         installed = [name for name in TRANSPORTS if not missing_packages(name)]

@@ -25,7 +25,7 @@ def command(benchmark: str | None, as_csv: bool, json_file: Path | None) -> None
     These are the values for BENCHMARK, by default for all of them. The paper's Table 1 is shown
     beside what CANDLE's parameter files say, and what is trained here by default.
     """
-    from candle_p1.bench.published import collect, parts, to_csv
+    from candle_p1.bench.published import collect, render, to_csv
     from candle_p1.training.screen import Screen
 
     report = collect(benchmark)
@@ -33,6 +33,6 @@ def command(benchmark: str | None, as_csv: bool, json_file: Path | None) -> None
         click.echo(to_csv(report), nl=False)
     else:
         screen = Screen()
-        for part in parts(report):
+        for part in render(report):
             screen.say(part)
     write_json(json_file, report)
