@@ -55,7 +55,7 @@ def command(record: Path, full: bool, html: Path | None, picture: Path | None) -
     for part in details(runs[0].record) if full else summary(runs[0].record):
         screen.say(part)
     if not full:
-        screen.say_command(["candle-p1", "show", str(record), "--full"], "the rest: ")
+        screen.say_command(["candle-p1", "show", str(record), "--full"], "more: ")
 
     def page(run: Run) -> str:
         return render_page(run_page(run))

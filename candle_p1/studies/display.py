@@ -41,7 +41,7 @@ def show_plan(plan: Plan, states: Sequence[RunState], screen: Screen) -> None:
     left = remaining([state.run for state in states if state.is_due()], states)
     num_submitted = sum(state.status == "submitted" for state in states)
     submitted = f"; {num_submitted} submitted as jobs" * bool(num_submitted)
-    screen.say(left or f"nothing is left to do here{submitted}")
+    screen.say(left or f"nothing left to do{submitted}")
 
 
 def _argv(run: PlannedRun) -> list[str]:

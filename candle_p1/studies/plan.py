@@ -320,7 +320,7 @@ def _check_distinct(study: Study, runs: Sequence[PlannedRun]) -> None:
         if run.point in names:
             raise ParameterError(
                 f"{study.path}: two points are named {run.point}, because their values differ only"
-                " in characters that names do not contain; make them variants with names"
+                " in characters that names cannot contain; turn them into named variants"
             )
         names.add(run.point)
         what = json.dumps([run.benchmark, run.num_ranks, run.variables, run.settings])

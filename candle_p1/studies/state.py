@@ -125,8 +125,8 @@ def state_of(run: PlannedRun) -> RunState:
         different = differences(run, record) if record else []
         if different and status == "ok":
             raise RecordError(
-                f"{path} belongs to a different run from the study's: {'; '.join(different)}. It is"
-                " not overwritten: choose another directory with -o, or move this one"
+                f"{path} belongs to another run than the study's: {'; '.join(different)}. It is not"
+                " overwritten: choose another directory with -o, or move this one"
             )
         is_gone = not was_submitted(directory) and not pids_of(directory)
         if (status == "running" and is_gone) or (status == "failed" and _lost_its_study(directory)):

@@ -49,7 +49,7 @@ def _check_distinct(values: list[Any]) -> list[Any]:
     if len(values) > MAX_VALUES:
         raise ValueError(f"give at most {MAX_VALUES} values")
     if not values or any(value in values[:i] for i, value in enumerate(values)):
-        raise ValueError("give one or more different values")
+        raise ValueError("give one or more distinct values")
     return values
 
 

@@ -141,8 +141,6 @@ def run(*argv, **options):
         ("run", "BENCHMARK"),
         ("run --epochs 2 nt3", "BENCHMARK, got '--epochs'"),
         ("run nt4", "'nt3'"),
-        ("run ./nt4", "./nt4"),
-        ("run no.such.module", "no.such.module"),
         ("run nt3 --np 0", "--np"),
         ("run nt3 --nq 2", "'--np'"),
         ("run nt3 --epocs 2", "'--epochs'"),
@@ -154,23 +152,17 @@ def run(*argv, **options):
         (f"study show strong-nt3 --repeats {'9' * 400}", "--repeats"),
         (f"study show strong-nt3 --ranks {'9' * 5000}", "--ranks"),
         ("study show strong-nt3 --rank 2", "'--ranks'"),
-        ("study show strong-nt4", "'strong-nt3'"),
         ("study run ~nosuchuser/x.toml", "nosuchuser"),
         (f"study status {'x' * 5000}", "too long"),
-        ("submit nt3 --machine slurm --node 2", "'--nodes'"),
         ("submit nt3 --machine slurn", "'slurm'"),
         ("submit nt3 --machine slurm --study strong-nt4", "'strong-nt3'"),
         ("submit nt3 --dry_run --machine ~nosuchuser/x.toml", "nosuchuser"),
         (f"submit nt3 --machine slurm --time {'9' * 5000}", "--time"),
-        ("bench load nt4", "'nt3'"),
         (f"bench load nt3 --repeats {10**12}", "--repeats"),
-        (f"bench load nt3 --threads {10**12}", "--threads"),
-        (f"bench load nt3 --np {10**12}", "--np"),
         (f"bench load nt3 --load_threads {10**12}", "load_threads"),
         ("bench load nt3 --methods chunkd", "'chunked'"),
         ("bench load nt3 --size small --data_dir .", "--data_dir"),
         ("bench load nt3 --json no/such.json", "--json no/such.json"),
-        ("bench load nt3 -- --epohcs 3", "'--epochs'"),
         ("bench load nt3 -- --loader chunked", "--methods"),
         ("bench read nt3 --independent --cold", "--independent cannot be combined with --cold"),
         ("bench step nt3 --step 2", "'--steps'"),
@@ -178,11 +170,8 @@ def run(*argv, **options):
         ("bench step nt3 --keras2 nowhere", "`make keras2`"),
         ("bench step nt3 --compare_env nowhere/python", "cannot be started"),
         ("bench startup nt3 --epochs 3", "--epochs cannot be set"),
-        ("bench startup nt3 --output_dir .", "--output_dir cannot be set"),
-        (f"bench startup nt3 --rounds {10**12}", "--rounds"),
         (f"bench gpu nt3 --seconds {10**12}", "--seconds"),
         (f"data make nt3 --out x --seed {10**12}", "--seed"),
-        ("data make nt4 --out x", "'nt3'"),
         ("data info p1b", "'p1b"),
         (f"show {'x' * 5000}", "too long"),
         ("show nowhere", "nowhere"),
@@ -223,20 +212,15 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(argv, tmp_path, monkeyp
     assert to_file.stdout == f"{to_stdout.stderr}results: out.json\n"
 
 
-def test_the_help_of_a_benchmark_starts_nothing():
+def test_what_is_no_run_starts_nothing(tmp_path):
     result = invoke("run", "nt3", "--np", 2, "--", "--help")
-    assert result.exit_code == 0
-    assert "--learning_rate" in result.output
+    assert (result.exit_code, "--learning_rate" in result.output) == (0, True)
     assert "mpirun" not in result.output
-
-
-def test_a_file_of_another_format_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"PAR1")
     files = ("--train_data", tmp_path / "x.csv", "--test_data", tmp_path / "x.csv")
     result = invoke("run", "nt3", "--np", 2, *files, "--output_dir", tmp_path / "out")
     assert "x.csv: the file is a Parquet file: convert it with" in str(result.exception)
-    assert result.output == ""
-    assert not (tmp_path / "out").exists()
+    assert (result.output, (tmp_path / "out").exists()) == ("", False)
 
 
 def test_run_shows_the_command_line_it_would_start():
@@ -282,24 +266,16 @@ def test_show_takes_the_only_run_below_a_directory(runs, tmp_path, monkeypatch):
 
 def test_show_lists_runs_where_there_are_several(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = invoke("show").output.splitlines()
-    listed = [line.split() for line in lines if " ok " in line]
-    assert [line[:4] for line in listed] == [
-        ["nt3/EXP000/run000", "nt3", "ok", "2"],
-        ["nt3/EXP000/run001", "nt3", "ok", "2"],
-        ["p1b1/EXP000/run000", "p1b1", "ok", "2"],
-    ]
+    names = ["nt3/EXP000/run000", "nt3/EXP000/run001", "p1b1/EXP000/run000"]
+    listed = [line.split()[:4] for line in invoke("show").output.splitlines() if " ok " in line]
+    assert listed == [[name, name.split("/")[0], "ok", "2"] for name in names]
     assert invoke("show", runs / "nt3/EXP000").output.count(" ok ") == 2
     result = invoke("show", "output", "--html", "run.html")
     assert isinstance(result.exception, ParameterError)
     assert "3 runs" in str(result.exception)
-
-
-def test_show_reads_around_a_damaged_record(runs):
     (runs / "nt3/EXP000/run001/run.json").write_text("{")
     output = invoke("show", runs).output
-    assert "warning: " in output
-    assert output.count(" ok ") == 2
+    assert ("warning: " in output, output.count(" ok ")) == (True, 2)
 
 
 @pytest.mark.extended
