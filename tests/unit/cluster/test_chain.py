@@ -32,13 +32,10 @@ def write(tmp_path):
     return write
 
 
-def test_the_name_of_the_record():
-    assert module.RECORD_NAME == record.RECORD_NAME
-
-
 def test_the_lines_of_a_chain(write):
     chain = write(["begun", "ended 143", "begun", "begun", "ended 0"])
     assert (chain.num_jobs, chain.codes) == (3, (143, None, 0))
+    assert module.RECORD_NAME == record.RECORD_NAME
 
 
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["begun", "ended 2", "jobs 3"])))
@@ -103,11 +100,8 @@ def test_whether_jobs_are_left(write, lines, found, left):
     assert write(lines, found).has_jobs_left == left
 
 
-def test_without_a_chain_no_jobs_are_left(tmp_path):
-    assert not Chain.read(tmp_path).has_jobs_left
-
-
 def test_a_shorter_chain(write, tmp_path):
+    assert not Chain.read(tmp_path).has_jobs_left
     write(["begun", "ended 138"])
     begin_chain(tmp_path, 1)
     assert not Chain.read(tmp_path).has_jobs_left

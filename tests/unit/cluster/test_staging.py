@@ -117,18 +117,15 @@ def test_the_python_of_an_archive_starts_where_it_is_unpacked(archive, tmp_path)
     assert has_source == (ROOT / ".git").exists()
 
 
-def test_one_rank_of_a_node_unpacks_for_all(archive, tmp_path):
-    directory = tmp_path / "env"
-    (tmp_path / "env.lock").mkdir()  # as by another rank
-    done = unpack(archive, directory)
-    assert (done.returncode, directory.exists()) == (0, False)
-
-
-def test_the_nodes_own_copy_of_the_archive_is_removed(archive, tmp_path):
+def test_one_rank_of_a_node_unpacks_for_all_and_removes_its_own_copy(archive, tmp_path):
     copy = tmp_path / "env.tar"
     shutil.copy(archive, copy)
+    (tmp_path / "env.lock").mkdir()  # as by another rank
     assert unpack(copy, tmp_path / "env").returncode == 0
-    assert not copy.exists()
+    assert (copy.exists(), (tmp_path / "env").exists()) == (True, False)
+    (tmp_path / "env.lock").rmdir()
+    assert unpack(copy, tmp_path / "env").returncode == 0
+    assert (copy.exists(), (tmp_path / "env").exists()) == (False, True)
     assert archive.exists()
 
 
@@ -159,14 +156,10 @@ def test_an_environment_is_packed_once(venv, archive):
     assert sorted(archive.parent.glob("*")) == sorted(archive.parent.glob("env-*.tar"))
 
 
-def test_without_a_virtual_environment_there_is_nothing_to_pack(monkeypatch, tmp_path):
+def test_what_cannot_be_packed_or_written(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=r"cannot write .*env\.tar"):
+        StagedEnvironment(tmp_path / "file/env.tar", []).write()
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with pytest.raises(SetupError, match="make setup"):
         StagedEnvironment.of(tmp_path)
-
-
-def test_an_archive_that_cannot_be_written(monkeypatch, tmp_path):
-    archive = StagedEnvironment(tmp_path / "file/env.tar", [])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SetupError, match=r"cannot write .*env\.tar"):
-        archive.write()

@@ -6,13 +6,14 @@ import pytest
 
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed import devices
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.comm import SerialCommunicator, check_ranks
 from candle_p1.distributed.engines.horovod import STALL_VARIABLE, HorovodEngine
 from candle_p1.distributed.gpus import GPUS_VARIABLE, requested_gpus
 from candle_p1.distributed.job_guard import STOPPED_VARIABLE
 from candle_p1.distributed.launch_environment import (
     LAUNCHERS,
     MPI_VARIABLES,
+    LaunchedRank,
     launched_rank,
     launcher_variable,
     read_number,
@@ -244,3 +245,31 @@ def test_a_process_can_be_told_that_it_is_no_rank(environment, monkeypatch):
     with pytest.raises(SetupError, match="CANDLE_P1_SINGLE_PROCESS"):
         on_this_machine(2, ["python"])
     assert on_this_machine(1, ["python"]).command == ["python"]
+
+
+def test_mpi_has_to_know_the_ranks_of_the_launcher():
+    alone = SerialCommunicator()
+    check_ranks(LaunchedRank("none", 0, 1, 0, 1, None, "a"), alone)
+    check_ranks(LaunchedRank("pmix", 0, None, None, None, None, "a"), alone)
+    with pytest.raises(SetupError, match=r"aprun .* rank 3.* 0 of 1"):
+        check_ranks(LaunchedRank("aprun", 3, None, None, None, 64, "a"), alone)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_STEP_ID": "0", "SLURM_PROCID": "{}", "SLURM_NTASKS": "8"},
+        {"HOROVOD_RANK": "{}", "HOROVOD_SIZE": "8"},
+        {"OMPI_COMM_WORLD_RANK": "{}", "OMPI_COMM_WORLD_SIZE": "8"},
+        {"PMI_RANK": "{}", "PMI_SIZE": "8"},
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_mpi_does_not_join_are_refused_but_may_run_alone(environ, rank):
+    environ = {name: value.format(rank) for name, value in environ.items()}
+    seen = ", ".join(f"{name}={value}" for name, value in environ.items() if "STEP" not in name)
+    found = rf" {rank} of 8 \({seen}\), .* 0 of 1: .*--mpi=pmix.*CANDLE_P1_SINGLE_PROCESS=1"
+    with pytest.raises(SetupError, match=found) as raised:
+        check_ranks(launched_rank(environ), SerialCommunicator())
+    assert (raised.value.agreed, raised.value.printed) == (False, rank > 0)
+    check_ranks(launched_rank(environ | {"CANDLE_P1_SINGLE_PROCESS": "1"}), SerialCommunicator())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.distributed import mpi_library
+from candle_p1.distributed import installation, mpi_library
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engines import horovod
 from candle_p1.distributed.mpi_library import MpiLibrary, check_thread_level, mpi_in_use
@@ -87,3 +87,16 @@ def test_enough_or_no_need(mpi):
     SimulatedJob(3).run(check_thread_level)
     mpi.level = 0
     check_thread_level(SerialCommunicator())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH ABI:          18:2:6", "MPICH Version: 5.0.2"),
+        ("Open MPI v5.0.11, package: x, ident: 5.0.11\x00\x00", "Open MPI v5.0.11"),
+    ],
+)
+def test_the_mpi_library_is_described_in_a_line(text, line, monkeypatch):
+    mpi = SimpleNamespace(Get_library_version=lambda: text)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=mpi))
+    assert installation.mpi_library() == line
