@@ -214,16 +214,11 @@ def test_text_of_records_is_only_text(tmp_path, valid):
     for page in pages:
         assert "<script" not in page
         ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    tables = list(out.rglob("*.md"))
+    tables = [table.read_text() for table in out.rglob("*.md")]
     assert len(tables) > 5
-    for table in tables:
-        assert not re.search(r"<script|\]\(|&(?!\w+;)", table.read_text())
-    cells = [
-        cell
-        for table in out.rglob("*.csv")
-        for row in csv.reader(io.StringIO(table.read_text()))
-        for cell in row
-    ]
+    assert not any(re.search(r"<script|\]\(|&(?!\w+;)", table) for table in tables)
+    texts = (table.read_text() for table in out.rglob("*.csv"))
+    cells = [cell for text in texts for row in csv.reader(io.StringIO(text)) for cell in row]
     assert any(plain in cell for cell in cells)
     assert not any(re.match(r"[=+@]|-[^\d]", cell) for cell in cells)
     for words in (["show", path], ["compare", path, tmp_path / "run0"]):
@@ -249,14 +244,13 @@ WRONG = (
 
 
 @pytest.mark.extended
-def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypatch, valid):
-    """Any value at any place: those that pass are all in one report with good records."""
+def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, valid):
+    """Any value at any place: those that pass are in a report with good records, and are drawn."""
     plant_study(tmp_path, 1, (1, 2))
-    monkeypatch.setattr("candle_p1.reports.report.draw_figures", draw_one)
     chosen = random.Random(0)
     places = list(leaves(valid))
     accepted = 0
-    for i in range(600):
+    for i in range(400):
         content = put(valid, chosen.choice(places), chosen.choice(WRONG))
         path = tmp_path / f"changed{i}/run.json"
         path.parent.mkdir()
@@ -266,33 +260,11 @@ def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, monkeypa
             accepted += 1
             list(details(run.record))
             invoke("compare", path, tmp_path / "run000")
+            invoke("show", path, "--html", tmp_path / "run.html")
         for reason in runs.problems.values():
             assert 0 < len(reason) < 500
             shutil.rmtree(path.parent)
-    assert 50 < accepted < 300
-    before = set(tmp_path.parent.rglob("*"))
+    assert 50 < accepted < 250
     result = invoke("report", tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0
     assert f"{4 + accepted} runs" in result.output
-    written = set(tmp_path.parent.rglob("*")) - before
-    assert all(path.is_relative_to(tmp_path / "out") for path in written)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("seed", range(3))
-def test_a_record_with_anything_wrong_is_drawn_or_left_out(tmp_path, valid, seed):
-    """Three of four records are changed, each at a place of its own."""
-    plant_study(tmp_path, 1, (1, 2))
-    chosen = random.Random(seed)
-    places = list(leaves(valid))
-    paths = sorted(tmp_path.glob("*/run.json"))[1:]
-    assert len(paths) == 3
-    for path in paths:
-        while True:
-            path.write_text(json.dumps(put(valid, chosen.choice(places), chosen.choice(WRONG))))
-            if not read_runs([path]).problems:
-                break
-    result = invoke("report", tmp_path, "-o", tmp_path / "out")
-    assert result.exit_code == 0
-    for path in paths:
-        invoke("show", path, "--html", tmp_path / "out/run.html")
