@@ -1,8 +1,8 @@
-"""What the stand-ins of launchers and schedulers share.
+"""What the fakes of launchers and schedulers share.
 
-A stand-in accepts only the options in the command's documentation, checks that the request fits the
+A fake accepts only the options in the command's documentation, checks that the request fits the
 machine, and does the work on this one. $CANDLE_P1_NODE distinguishes the simulated nodes.
-$STAND_IN_MAX_RANKS limits the number of ranks that start; the stand-in then prints a note. A
+$FAKE_MAX_RANKS limits the number of ranks that start; the fake then prints a note. A
 scheduler that gets SIGUSR1 warns its job that the time limit is near.
 """
 
@@ -25,7 +25,7 @@ class Options(argparse.ArgumentParser):
         super().__init__(prog=name, allow_abbrev=False, add_help=False)
 
     def refuse(self, problem):
-        self.exit(255, f"{self.prog} (stand-in): {problem}\n")
+        self.exit(255, f"{self.prog} (fake): {problem}\n")
 
     def error(self, message):
         self.refuse(message)
@@ -61,9 +61,9 @@ def start_ranks(name, num_ranks, per_node, hosts, settings, command):
     These are bash assignments that may use RANK, LOCAL, SIZE and HERE: the rank, the local rank,
     and the numbers of ranks in total and on the node.
     """
-    most = int(os.environ.get("STAND_IN_MAX_RANKS", num_ranks))
+    most = int(os.environ.get("FAKE_MAX_RANKS", num_ranks))
     if most < num_ranks:
-        print(f"{name} (stand-in): starts {most} of {num_ranks} ranks", flush=True)
+        print(f"{name} (fake): starts {most} of {num_ranks} ranks", flush=True)
     # Otherwise mpirun would ask the scheduler for nodes. The ranks get these variables back.
     of_scheduler = {name: os.environ.pop(name) for name in set(os.environ) if _is_schedulers(name)}
     settings += "".join(f" {name}={shlex.quote(value)}" for name, value in of_scheduler.items())
