@@ -194,15 +194,14 @@ class Checkpoint(harness.BenchmarkComparison):
     )
     mtbf_hours: float = option(
         24.0,
-        "The mean time between failures of a job of yours, with all its nodes, for which to advise"
-        " intervals.",
+        "The mean time between failures of a job, with all its nodes, to advise intervals for.",
         "--mtbf",
         metavar="HOURS",
         within=(1e-6, 1e6),
     )
     directory: str = option(
         ".",
-        "Directory whose disk is measured; saves go into temporary directories in it.",
+        "Directory whose disk is measured, in temporary directories.",
         is_directory=True,
     )
 

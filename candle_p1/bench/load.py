@@ -1,13 +1,8 @@
 """Compares the loaders of a benchmark's files, as the paper's Tables 3 and 4 do.
 
-Every measurement is a job of its own: fresh processes, which import what the method needs and then
-meet at a barrier. The jobs of a method are
-
-- one that is not counted, if the method has to prepare something first;
-- one whose memory is sampled, which takes time, so that this job is not timed;
-- one timed job for each repeat.
-
-All jobs must read the same values; otherwise no result is reported.
+The processes of a job import what the method needs, and meet at a barrier. The jobs of a method are
+one that is not counted, if the method has to prepare something first; one whose memory is sampled,
+which takes time, so that it is not timed; and one timed job for each repeat.
 """
 
 from __future__ import annotations
@@ -117,14 +112,12 @@ def timed_load(
 def _bytes_read() -> dict[str, int]:
     """Returns the bytes that this process has read, as the kernel counts them; {} if it does not.
 
-    Bytes read by system calls such as read() count whether or not they come from the page cache.
-    They do not include pages of files that are mapped into memory, as pandas 3.1 does with large
-    files; the bytes from storage include such pages. Counting itself reads some hundred bytes.
+    Bytes read by system calls count whether or not they come from the page cache, but not pages of
+    files that are mapped into memory; the bytes from storage include such pages.
     """
-    process = psutil.Process()
-    if not hasattr(process, "io_counters"):
+    if not hasattr(psutil.Process, "io_counters"):
         return {}
-    counters = process.io_counters()
+    counters = psutil.Process().io_counters()
     return {"bytes_read": counters.read_chars, "storage_bytes_read": counters.read_bytes}
 
 
@@ -165,21 +158,14 @@ class Load(harness.BenchmarkComparison):
     )
 
     methods: str | None = option(
-        None,
-        "The loaders to compare; by default all that are installed.",
-        metavar="NAME,NAME,...",
-        complete="loaders",
+        None, "The loaders (default: all installed).", metavar="NAME,NAME,...", complete="loaders"
     )
     threads: int = option(
-        0,
-        "Threads of each rank, for loaders that use threads; 0 is its share of the cores.",
-        within=(0, 1024),
+        0, "Threads of a rank, if the loader uses some; 0: its share of cores.", within=(0, 1024)
     )
     num_repeats: int = harness.rounds_option(6, "Timed loads of each method", "--repeats")
     file_cache: str = option(
-        "warm",
-        "Read the files once before every load, or drop them from the file cache.",
-        choices=STATES,
+        "warm", "Read the files before every load, or drop them from the cache.", choices=STATES
     )
     picture: Path | None = option(None, "Draw the times into this PNG file.", is_file=True)
 
@@ -197,12 +183,9 @@ class Load(harness.BenchmarkComparison):
             params = job.task.bind(find_benchmark(self.benchmark))
             settings = loading(params, SerialCommunicator(), 1).cache
             sources = {str(path.resolve()) for path in paths}
-            paths += [
-                cache.path
-                for directory in (settings.path, settings.stage_directory)
-                for cache in (list_caches(directory) if directory else ())
-                if cache.source and cache.source["path"] in sources
-            ]
+            for directory in filter(None, (settings.path, settings.stage_directory)):
+                found = list_caches(directory)
+                paths += [each.path for each in found if (each.source or {}).get("path") in sources]
         prepare_files(self.file_cache, paths)
         return super().run(job)
 
@@ -214,25 +197,21 @@ class Load(harness.BenchmarkComparison):
                 name: medians[name] / result["median_s"] for name in BASELINES if name in medians
             }
         digests, file_bytes = measured[0][1][0]["checked"], self.file_bytes()
+        files = {
+            role: {"path": str(path), "file_bytes": file_bytes[role]}
+            | {"values_sha256": digests.get(str(path))}
+            for role, path in self.files.paths.items()
+        }
+        tables = published_tables(find_benchmark(self.benchmark).name)
         return {
-            "files": {
-                role: {
-                    "path": str(path),
-                    "file_bytes": file_bytes[role],
-                    "values_sha256": digests.get(str(path)),
-                }
-                for role, path in self.files.paths.items()
-            },
+            "files": files,
             "results": results,
             "jobs": [
                 {"method": job.variant, "purpose": job.purpose, "repeat": job.round}
                 | {"elapsed_s": harness.elapsed_s(ranks)}
                 for job, ranks in measured
             ],
-            "published": {
-                "source": source(),
-                "tables": published_tables(find_benchmark(self.benchmark).name),
-            },
+            "published": {"source": source(), "tables": tables},
         }
 
     def result(self, variant: str, measured: Measured) -> Result:
@@ -279,7 +258,7 @@ class Load(harness.BenchmarkComparison):
                 " use --size full, or files of that size"
             )
         matrices = f"the matrices of a rank: {megabytes(first['matrix_bytes'])} MB"
-        yield f"memory and bytes read; {matrices}"
+        yield f"memory that loading adds, and bytes read by system calls; {matrices}"
         yield harness.table(
             results,
             {
@@ -296,11 +275,7 @@ class Load(harness.BenchmarkComparison):
             yield "each file, in s"
             yield harness.table(rows, {name: name for name in rows[0]})
         yield from harness.remarks(report)
-        yield "memory is what loading adds, without the file cache, in a job that is not timed"
-        yield (
-            "bytes read are those of system calls; for files mapped into memory, as by cached and"
-            " recent versions of pandas, only the bytes from storage count, with --file_cache cold"
-        )
+        yield "of files mapped into memory, only bytes from storage count, with --file_cache cold"
         if tables:
             yield f"published: {report['published']['source']}"
             for each in tables:

@@ -3,10 +3,7 @@
 A file system that answers slowly is imitated by a source that takes a given time for every block
 more. Then the time of a load is mainly that of its reads, and tells whether ranks read at the same
 time, on a machine with any number of cores. Without a delay and with a cold file cache, the storage
-itself is measured.
-
-Every load is a job of its own. All jobs divide the files into the same blocks, and read the same
-values; otherwise no result is reported.
+itself is measured. All jobs divide the files into the same blocks.
 
 What the machine itself costs, whose ranks have the same memory and caches, is measured by
 independent ranks: each loads its own part of the files, without a message to the others.
@@ -174,23 +171,18 @@ class Read(harness.BenchmarkComparison):
     )
 
     num_ranks: Any = option(
-        "1,4",
-        "The numbers of ranks to compare; each time is divided by that of the first number.",
-        "--np",
-        is_list=True,
+        "1,4", "Numbers of ranks; times are divided by that of the first one.", "--np", is_list=True
     )
     delay_s: float = option(
         0.2, "Extra time that reading each block takes, in s.", "--delay", within=(0, 60)
     )
     num_blocks: int = option(
         16,
-        "Blocks into which the largest file is divided; 0: blocks of the size as in a run.",
+        "Blocks of the largest file; 0: their size is that of a run.",
         "--blocks",
-        within=(0, 100_000),
+        within=(0, 10**5),
     )
-    threads: int = harness.count_option(
-        1, "Threads of each rank, which read a block together.", "--threads"
-    )
+    threads: int = harness.count_option(1, "Threads of a rank, which share a block.", "--threads")
     num_repeats: int = harness.rounds_option(3, "Loads with each number of ranks", "--repeats")
     cold: bool = option(False, "Drop the files from the file cache before a load.")
     independent: bool = option(
@@ -288,10 +280,7 @@ class Read(harness.BenchmarkComparison):
             },
         )
         if alone:
-            yield (
-                "independent: each rank loads its part of the files, without the others and into"
-                " memory of its own; what ranks gain then is all that the machine allows"
-            )
+            yield "independent: each rank loads its part of the files, into memory of its own"
         most = max(results, key=lambda result: result["num_ranks"])
         role = max(most["reading"], key=lambda role: report["files"][role], default=None)
         if role is not None and most["num_ranks"] > 1:

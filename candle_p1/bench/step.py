@@ -201,22 +201,19 @@ class Step(harness.BenchmarkComparison):
 
     baseline: str = option(
         "plain",
-        "Compare with plain Keras (several ranks: with one process, and with ranks that do not"
-        " average gradients), or with nothing.",
+        "Plain Keras (of several ranks: one process, and no averages of gradients), or nothing.",
         choices=["plain", "none"],
     )
     num_steps: int = harness.count_option(5, "Timed steps of a job, after a warm-up.", "--steps")
     num_rounds: int = harness.rounds_option(2, "Jobs of each variant", of=" steps in total")
     compare_env: str | None = option(
         None,
-        "Measure the same in turn in the environment of this interpreter, such as one with JAX"
-        " beside one with TensorFlow.",
+        "Measure in turn in this interpreter's environment, such as JAX beside TensorFlow.",
         metavar="PYTHON",
     )
     keras2: str | None = option(
         None,
-        "Compare with CANDLE's own generation of Keras, too: with tf_keras in this directory, where"
-        " `make keras2` has put it.",
+        "Compare with tf_keras in this directory, too, where `make keras2` has put it.",
         metavar="DIRECTORY",
     )
     by_weight: bool = option(False, "List the differences of each weight between variants.")
