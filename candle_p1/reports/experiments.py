@@ -7,7 +7,7 @@ that differ among its runs. A point of a series is a number of ranks with its re
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,14 +188,8 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     return [_experiment(frame.loc[found[key]], *key) for key in keys]
 
 
-def _placement(run: Run) -> dict[str, float]:
-    """Returns how the ranks were placed on nodes and cores, and compiled, as far as it is known."""
-    names = (THREADS, JIT, RANKS_PER_NODE)
-    return {name: run[name] for name in names if run[name] is not None}
-
-
 def _varied_placement(runs: Iterable[Run]) -> set[str]:
-    """Returns how the placement differs among runs that are otherwise alike.
+    """Returns what of threads, ranks per node and XLA differs among runs that are otherwise alike.
 
     A rank's share of the cores falls with the number of ranks, which does not make a series;
     different numbers of threads on the same number of ranks do. The same holds for ranks per node,
@@ -203,29 +197,21 @@ def _varied_placement(runs: Iterable[Run]) -> set[str]:
     """
     seen: dict[Any, set[float]] = defaultdict(set)
     for run in runs:
-        for name, value in _placement(run).items():
-            seen[name, run["num_ranks"], _key(run["settings"])].add(value)
+        for name in (THREADS, JIT, RANKS_PER_NODE):
+            if run[name] is not None:
+                seen[name, run["num_ranks"], _key(run["settings"])].add(run[name])
     return {name for (name, *_), values in seen.items() if len(values) > 1}
 
 
-def _experiment(
-    frame: pd.DataFrame,
-    benchmark: str,
-    mode: str,
-    limits: tuple[tuple[str, int], ...],
-    machine: str | None,
-) -> Experiment:
+def _experiment(frame: pd.DataFrame, *kind: Any) -> Experiment:
     runs = list(frame["run"])
     placement = _varied_placement(runs)
     settings_of = [
-        run["settings"] | {name: v for name, v in _placement(run).items() if name in placement}
+        run["settings"] | {name: run[name] for name in placement if run[name] is not None}
         for run in runs
     ]
-    values = defaultdict(set)
-    for settings in settings_of:
-        for name, value in settings.items():
-            values[name].add(_hashable(value))
-    varied = {name for name in values if len(values[name]) > 1}
+    values = {(name, _hashable(v)) for settings in settings_of for name, v in settings.items()}
+    varied = {name for name, num in Counter(name for name, _ in values).items() if num > 1}
     common = {n: v for settings in settings_of for n, v in settings.items() if n not in varied}
     own_settings = [{n: v for n, v in settings.items() if n in varied} for settings in settings_of]
     complete = {_key(own): own for own in own_settings if len(own) == len(varied)}
@@ -248,6 +234,7 @@ def _experiment(
         points = tuple(Point(runs["num_ranks"].iloc[0], runs) for runs in by_ranks)
         series.append(Series(named[key], points))
     series.sort(key=_sortable)
+    benchmark, mode, limits, machine = kind
     return Experiment(benchmark, mode, limits, machine, frame, common, tuple(series))
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Sequence
 from math import floor, isfinite
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from candle_p1.reports.statistics import Estimate
+from candle_p1.reports.statistics import Estimate
 
 DIGITS = 3
 MAX_DECIMALS = 4
@@ -24,11 +21,7 @@ FORMULA = re.compile(r"(?![-+]?[\d.][-+.,e\d ]*$)[=+\-@\t\r]")
 def number(value: float, like: float | None = None) -> str:
     """Returns a number with three or four significant digits, for example 12,345, 41.2 or 0.0123.
 
-    Below 0.01 it has two.
-
-    Args:
-        value: The number.
-        like: Another number, whose decimals it gets.
+    Below 0.01 it has two. It gets the decimals of `like`, if that is given.
     """
     if not isfinite(value):
         return "not a number"
@@ -42,12 +35,7 @@ def percent(share: float) -> str:
 
 
 def interval(estimate: Estimate, of: str = "run") -> str:
-    """Returns the interval of an estimate for a sentence, without brackets.
-
-    Args:
-        estimate: The estimate.
-        of: The noun for what it was made from.
-    """
+    """Returns the interval of an estimate for a sentence, with the noun for what it is made of."""
     runs = f"{' against '.join(map(str, estimate.num))} {of}{'s' * (estimate.num != (1,))}"
     if estimate.confidence == 0:
         return f"no interval, {runs}"

@@ -250,7 +250,7 @@ def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, valid):
     chosen = random.Random(0)
     places = list(leaves(valid))
     accepted = 0
-    for i in range(400):
+    for i in range(300):
         content = put(valid, chosen.choice(places), chosen.choice(WRONG))
         path = tmp_path / f"changed{i}/run.json"
         path.parent.mkdir()
@@ -260,11 +260,12 @@ def test_a_record_with_anything_wrong_is_reported_or_left_out(tmp_path, valid):
             accepted += 1
             list(details(run.record))
             invoke("compare", path, tmp_path / "run000")
-            invoke("show", path, "--html", tmp_path / "run.html")
+            if accepted % 20 == 0:
+                invoke("show", path, "--html", tmp_path / "run.html")
         for reason in runs.problems.values():
             assert 0 < len(reason) < 500
             shutil.rmtree(path.parent)
-    assert 50 < accepted < 250
+    assert 50 < accepted < 200
     result = invoke("report", tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0
     assert f"{4 + accepted} runs" in result.output
